@@ -1,0 +1,55 @@
+//! Checksums and key hashes: xxh3-64, bound to where the bytes lie.
+//!
+//! Checksums find damage, not malice: they are not authentication.
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+
+/// The checksum of `bytes` under `seed`.
+#[inline]
+pub(crate) fn xxh3(seed: u64, bytes: &[u8]) -> u64 {
+    xxh3_64_with_seed(bytes, seed)
+}
+
+/// The checksum of `head` followed by `tail` under `seed`, without joining them; equals [`xxh3`] of the joined bytes.
+pub(crate) fn xxh3_two(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
+    let mut state = Xxh3::with_seed(seed);
+    state.update(head);
+    state.update(tail);
+    state.digest()
+}
+
+/// The seed that binds a checksum to a file and an offset in it: bytes that were moved, or belong to another file,
+/// do not verify.
+#[inline]
+pub(crate) fn place_seed(file_id: &[u8; 16], offset: u64) -> u64 {
+    let low = u64::from_le_bytes(file_id[..8].try_into().expect("eight bytes"));
+    let high = u64::from_le_bytes(file_id[8..].try_into().expect("eight bytes"));
+    // An odd multiplier keeps the map from offsets to seeds one-to-one.
+    low ^ high.rotate_left(32) ^ offset.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// The hash of a key for filters and hash indexes, under the seed of the database or the table.
+#[inline]
+pub(crate) fn key_hash(seed: u64, key: &[u8]) -> u64 {
+    xxh3_64_with_seed(key, seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_parts_equal_the_whole() {
+        let bytes: Vec<u8> = (0..600u32).map(|i| i as u8).collect();
+        for cut in [0, 1, 8, 24, 240, 241, 599, 600] {
+            assert_eq!(xxh3_two(7, &bytes[..cut], &bytes[cut..]), xxh3(7, &bytes));
+        }
+    }
+
+    #[test]
+    fn places_differ() {
+        let id = [3; 16];
+        assert_ne!(place_seed(&id, 0), place_seed(&id, 8));
+        assert_ne!(place_seed(&id, 0), place_seed(&[4; 16], 0));
+    }
+}

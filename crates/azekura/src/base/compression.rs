@@ -1,0 +1,100 @@
+//! Codecs: none, LZ4 (`lz4_flex`), zlib (`miniz_oxide`).
+
+use crate::base::error::{Error, Result};
+
+/// How blocks are compressed before they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum CompressionType {
+    /// Stored as they are.
+    None,
+    /// LZ4: fast both ways.
+    #[default]
+    Lz4,
+    /// zlib at a level of 0..=10: smaller, slower.
+    Miniz(u8),
+}
+
+/// The codec byte of a frame, by what reads it back; every zlib level reads alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Codec {
+    None = 0,
+    Lz4 = 1,
+    Zlib = 2,
+}
+
+impl Codec {
+    pub(crate) fn from_byte(byte: u8) -> Result<Codec> {
+        match byte {
+            0 => Ok(Codec::None),
+            1 => Ok(Codec::Lz4),
+            2 => Ok(Codec::Zlib),
+            _ => Err(Error::unsupported(format!("codec {byte} needs a newer version"))),
+        }
+    }
+}
+
+impl CompressionType {
+    /// Fails unless the level is in range.
+    pub(crate) fn check(self) -> Result<()> {
+        match self {
+            CompressionType::Miniz(level) if level > 10 => {
+                Err(Error::invalid(format!("zlib level {level} is out of range 0..=10")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Compresses `raw`, or says `None` where storing it as it is costs no more.
+    ///
+    /// A block must shrink by at least an eighth, because reading it back costs time.
+    pub(crate) fn compress(self, raw: &[u8]) -> Option<(Codec, Vec<u8>)> {
+        let (codec, out) = match self {
+            CompressionType::None => return None,
+            CompressionType::Lz4 => (Codec::Lz4, lz4_flex::block::compress(raw)),
+            CompressionType::Miniz(level) => (Codec::Zlib, miniz_oxide::deflate::compress_to_vec_zlib(raw, level)),
+        };
+        (out.len() <= raw.len() - raw.len() / 8 && out.len() < raw.len()).then_some((codec, out))
+    }
+}
+
+/// Restores exactly `raw_len` bytes; the caller has checked `raw_len` against its limit.
+pub(crate) fn decompress(codec: Codec, stored: &[u8], raw_len: usize) -> Result<Vec<u8>> {
+    let mut raw = Vec::new();
+    raw.try_reserve_exact(raw_len).map_err(|_| Error::corruption("no memory for the declared size of a block"))?;
+    match codec {
+        Codec::None => raw.extend_from_slice(stored),
+        Codec::Lz4 => {
+            raw.resize(raw_len, 0);
+            let n = lz4_flex::block::decompress_into(stored, &mut raw)
+                .map_err(|e| Error::corruption(format!("LZ4 block does not decode: {e}")))?;
+            raw.truncate(n);
+        }
+        Codec::Zlib => {
+            raw = miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(stored, raw_len)
+                .map_err(|e| Error::corruption(format!("zlib block does not decode: {:?}", e.status)))?;
+        }
+    }
+    if raw.len() == raw_len { Ok(raw) } else { Err(Error::corruption("block does not decode to its declared size")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codecs_round_trip_and_refuse_wrong_sizes() {
+        let raw: Vec<u8> = (0..5000u32).flat_map(|i| (i / 7).to_le_bytes()).collect();
+        for kind in [CompressionType::Lz4, CompressionType::Miniz(1), CompressionType::Miniz(6), CompressionType::Miniz(10)] {
+            let (codec, stored) = kind.compress(&raw).expect("repetitive bytes shrink");
+            assert_eq!(decompress(codec, &stored, raw.len()).unwrap(), raw);
+            assert!(decompress(codec, &stored, raw.len() - 1).is_err());
+            assert!(decompress(codec, &stored, raw.len() + 1).is_err());
+            assert!(decompress(codec, &stored[..stored.len() / 2], raw.len()).is_err());
+        }
+        assert_eq!(CompressionType::None.compress(&raw), None);
+        assert_eq!(CompressionType::Lz4.compress(b"abc"), None, "what does not shrink is stored");
+        assert!(CompressionType::Miniz(11).check().is_err());
+    }
+}

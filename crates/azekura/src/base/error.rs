@@ -1,0 +1,184 @@
+//! The one error of the engine: a kind that says what the caller should do, and a sentence that says what happened.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The result of every fallible call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the caller should do about an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The operating system refused or failed an operation: look at the device and the permissions, then try again.
+    Io,
+    /// Bytes on disk are not what was written: restore the named file from a copy.
+    Corruption,
+    /// Another commit came first: read again and retry.
+    Conflict,
+    /// The call itself is wrong (a limit, an option, a name): change it.
+    Invalid,
+    /// Another handle holds the directory: close that one first.
+    Locked,
+    /// An earlier failure of the log or the manifest stopped all writes: reads go on; close, look at the device, open again.
+    Poisoned,
+    /// The database is closed or the partition was deleted: drop the handle.
+    Closed,
+    /// No space is left: free some; writing resumes by itself.
+    OutOfSpace,
+    /// Written by a newer version, or asks for something this build cannot do: upgrade.
+    Unsupported,
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ErrorKind::Io => "I/O error",
+            ErrorKind::Corruption => "corruption",
+            ErrorKind::Conflict => "conflict",
+            ErrorKind::Invalid => "invalid",
+            ErrorKind::Locked => "locked",
+            ErrorKind::Poisoned => "poisoned",
+            ErrorKind::Closed => "closed",
+            ErrorKind::OutOfSpace => "out of space",
+            ErrorKind::Unsupported => "unsupported",
+        })
+    }
+}
+
+/// An error: kind, message, and where known the file and the offset in it.
+///
+/// Cheap to clone, so that every member of a failed group of commits gets the same one. Messages never hold
+/// bytes of keys or values.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    file: Option<PathBuf>,
+    offset: Option<u64>,
+    os: Option<io::ErrorKind>,
+}
+
+impl Error {
+    /// An error of `kind` with a message that is a sentence without its full stop.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error(Arc::new(Inner { kind, message: message.into(), file: None, offset: None, os: None }))
+    }
+
+    /// The bytes are not what was written.
+    pub fn corruption(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Corruption, message)
+    }
+
+    /// The call is wrong.
+    pub fn invalid(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Invalid, message)
+    }
+
+    /// This build cannot do or read that.
+    pub fn unsupported(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Unsupported, message)
+    }
+
+    /// An operating-system error while doing `what` (a verb phrase: "open", "sync"); a full disk becomes
+    /// [`ErrorKind::OutOfSpace`].
+    pub fn io(what: &str, source: &io::Error) -> Error {
+        let kind = match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::OutOfSpace,
+            _ => ErrorKind::Io,
+        };
+        let message = format!("cannot {what}: {source}");
+        Error(Arc::new(Inner { kind, message, file: None, offset: None, os: Some(source.kind()) }))
+    }
+
+    /// Names the file, if none is named yet.
+    #[must_use]
+    pub fn in_file(mut self, file: impl AsRef<Path>) -> Error {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.file.get_or_insert_with(|| file.as_ref().to_path_buf());
+        self
+    }
+
+    /// Names the offset in the file, in bytes, if none is named yet.
+    #[must_use]
+    pub fn at_offset(mut self, offset: u64) -> Error {
+        Arc::make_mut(&mut self.0).offset.get_or_insert(offset);
+        self
+    }
+
+    /// The same error under another kind (a failed sync becomes [`ErrorKind::Poisoned`] for those who come later).
+    #[must_use]
+    pub fn with_kind(mut self, kind: ErrorKind) -> Error {
+        Arc::make_mut(&mut self.0).kind = kind;
+        self
+    }
+
+    /// What to do about it.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// What happened.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The file it happened in.
+    pub fn file(&self) -> Option<&Path> {
+        self.0.file.as_deref()
+    }
+
+    /// The offset in [`file`](Error::file), in bytes.
+    pub fn offset(&self) -> Option<u64> {
+        self.0.offset
+    }
+
+    /// The operating system's own kind, where there was one.
+    pub fn os_kind(&self) -> Option<io::ErrorKind> {
+        self.0.os
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.0.kind, self.0.message)?;
+        match (&self.0.file, self.0.offset) {
+            (Some(file), Some(offset)) => write!(f, " ({} at byte {offset})", file.display()),
+            (Some(file), None) => write!(f, " ({})", file.display()),
+            (None, Some(offset)) => write!(f, " (at byte {offset})"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_kind_message_file_and_offset() {
+        let e = Error::corruption("checksum of block does not match").in_file("/db/7.sst").at_offset(4096);
+        assert_eq!(e.to_string(), "corruption: checksum of block does not match (/db/7.sst at byte 4096)");
+        assert_eq!(e.clone().in_file("/other").file(), Some(Path::new("/db/7.sst")), "the first name stays");
+    }
+
+    #[test]
+    fn full_disk_is_out_of_space() {
+        let e = Error::io("write", &io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!(e.kind(), ErrorKind::OutOfSpace);
+        assert_eq!(Error::io("write", &io::Error::from(io::ErrorKind::PermissionDenied)).kind(), ErrorKind::Io);
+    }
+}

@@ -1,0 +1,72 @@
+//! What the engine tells a listener.
+
+use std::path::PathBuf;
+
+use crate::base::error::Error;
+
+/// Something that happened in the background, told to a [`Listener`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The database was opened.
+    Opened {
+        /// Records of the log that were applied again.
+        replayed_records: u64,
+        /// What the log still held behind the place where it was found damaged.
+        dropped_after_damage: Option<DroppedAfterDamage>,
+        /// Files that no version names and that were removed.
+        orphans_removed: u64,
+    },
+    /// A memtable became tables.
+    Flushed {
+        /// Name of the partition.
+        partition: String,
+        /// Tables written.
+        tables: u64,
+        /// Bytes written.
+        bytes: u64,
+    },
+    /// Tables were merged, or moved a level down without being rewritten.
+    Compacted {
+        /// Name of the partition.
+        partition: String,
+        /// Level of the output.
+        level: u8,
+        /// Bytes read; 0 for a move.
+        bytes_read: u64,
+        /// Bytes written; 0 for a move.
+        bytes_written: u64,
+    },
+    /// Background work failed; it is tried again unless the error poisons.
+    BackgroundError {
+        /// What failed.
+        error: Error,
+    },
+    /// A failure of the log, of the manifest or a panic stopped all writes.
+    Poisoned {
+        /// The first failure.
+        error: Error,
+    },
+    /// The database was closed.
+    Closed,
+}
+
+/// Frames of the log that verify but lie behind damage, above the last known durable position: they were written and
+/// never synced, and are not applied, because what was between is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DroppedAfterDamage {
+    /// The segment that holds the damage.
+    pub file: PathBuf,
+    /// Where the damage starts, in bytes.
+    pub offset: u64,
+    /// Verified frames behind it.
+    pub frames: u64,
+}
+
+/// Hears of [`Event`]s; called from background threads and from `open`, never from the hot paths.
+///
+/// A listener that panics poisons the database. It must not call back into the database.
+pub trait Listener: Send + Sync {
+    /// Called once for each event.
+    fn on_event(&self, event: &Event);
+}

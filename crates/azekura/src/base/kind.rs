@@ -1,0 +1,80 @@
+//! Record kinds and their flag bits, as they stand in the log and in tables.
+
+use crate::base::error::{Error, Result};
+
+/// What a record does to its key.
+///
+/// The byte on disk is the discriminant, with the flag bits [`RecordKind::FLAG_EXPIRY`] and
+/// [`RecordKind::FLAG_WIDE_COLUMN`] above it. Kinds that no code writes yet have their number already; meeting
+/// one is [`Unsupported`](crate::ErrorKind::Unsupported), never skipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// The key has this value.
+    Put = 1,
+    /// The key has no value, whatever is older.
+    Delete = 2,
+    /// Undoes the one older `Put` of the key; only for keys that are never overwritten.
+    SingleDelete = 3,
+}
+
+impl RecordKind {
+    /// Reserved: a range of keys has no value.
+    pub const RESERVED_RANGE_DELETE: u8 = 4;
+    /// Reserved: an operand of a merge operator.
+    pub const RESERVED_MERGE: u8 = 5;
+    /// Reserved: the value stands in a blob file.
+    pub const RESERVED_BLOB_POINTER: u8 = 6;
+    /// Reserved for the log alone: 16 Clear, 17 DropPartition, 18 Ingest, 19 Watermark, 20 Prepare, 21 Commit, 22 Abort.
+    pub const RESERVED_LOG_ONLY: std::ops::RangeInclusive<u8> = 16..=22;
+    /// Reserved flag: the record carries an expiry time (u64).
+    pub const FLAG_EXPIRY: u8 = 0x40;
+    /// Reserved flag: the value is a wide column.
+    pub const FLAG_WIDE_COLUMN: u8 = 0x80;
+
+    /// The byte on disk.
+    pub fn to_byte(self) -> u8 {
+        self as u8
+    }
+
+    /// Reads the byte on disk.
+    ///
+    /// # Errors
+    /// `Unsupported` for reserved kinds and flags, `Corruption` for numbers that no version defines.
+    pub fn from_byte(byte: u8) -> Result<RecordKind> {
+        match byte {
+            1 => Ok(RecordKind::Put),
+            2 => Ok(RecordKind::Delete),
+            3 => Ok(RecordKind::SingleDelete),
+            b if b & (RecordKind::FLAG_EXPIRY | RecordKind::FLAG_WIDE_COLUMN) != 0 => {
+                Err(Error::unsupported(format!("record flags {b:#04x} need a newer version")))
+            }
+            4..=6 | 16..=22 => Err(Error::unsupported(format!("record kind {byte} needs a newer version"))),
+            _ => Err(Error::corruption(format!("record kind {byte} does not exist"))),
+        }
+    }
+
+    /// Whether the key has no value after this record.
+    pub fn is_tombstone(self) -> bool {
+        !matches!(self, RecordKind::Put)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+
+    #[test]
+    fn every_byte_is_a_kind_or_a_typed_error() {
+        for byte in 0..=u8::MAX {
+            match RecordKind::from_byte(byte) {
+                Ok(kind) => assert_eq!(kind.to_byte(), byte),
+                Err(e) => assert!(matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::Corruption)),
+            }
+        }
+        assert_eq!(RecordKind::from_byte(6).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(RecordKind::from_byte(0x41).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(RecordKind::from_byte(0).unwrap_err().kind(), ErrorKind::Corruption);
+    }
+}

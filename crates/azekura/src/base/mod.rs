@@ -1,0 +1,28 @@
+//! Floor 0: the words everything else is written in.
+//!
+//! Plain values and pure functions; nothing here opens a file, starts a thread or reads a clock.
+//!
+//! Invariants:
+//! - every decoder returns [`Error`] of kind [`ErrorKind::Corruption`] on bytes it cannot make sense of, and never panics;
+//! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
+//!
+//! Rooms in reading order: [`error`], [`seqno`], [`kind`], [`key`], [`comparator`], [`coding`], [`checksum`],
+//! [`compression`], [`file_header`], [`edit`], [`event`].
+
+pub(crate) mod checksum;
+pub(crate) mod coding;
+pub(crate) mod comparator;
+pub(crate) mod compression;
+pub(crate) mod edit;
+pub(crate) mod error;
+pub(crate) mod event;
+pub(crate) mod file_header;
+pub(crate) mod key;
+pub(crate) mod kind;
+pub(crate) mod seqno;
+
+pub(crate) use comparator::KeyOrder;
+pub(crate) use error::{Error, ErrorKind, Result};
+pub(crate) use key::{EntryRef, KeyRef};
+pub(crate) use kind::RecordKind;
+pub(crate) use seqno::SeqNo;

@@ -1,0 +1,33 @@
+//! The contract of every cursor, from a block to a merged tree.
+
+use crate::base::{EntryRef, KeyRef, Result};
+
+/// A position among entries in internal order (see [`KeyRef`]); not valid until the first seek.
+///
+/// Stepping off either end makes it not valid; then only a seek brings it back. `next` and `prev` must only be called
+/// on a valid cursor.
+pub(crate) trait Cursor: Send {
+    /// To the first entry.
+    fn seek_to_first(&mut self) -> Result<()>;
+
+    /// To the last entry.
+    fn seek_to_last(&mut self) -> Result<()>;
+
+    /// To the first entry at or behind `target`.
+    fn seek(&mut self, target: KeyRef<'_>) -> Result<()>;
+
+    /// To the last entry strictly before `target`.
+    fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()>;
+
+    /// One entry on.
+    fn next(&mut self) -> Result<()>;
+
+    /// One entry back.
+    fn prev(&mut self) -> Result<()>;
+
+    /// Whether it stands on an entry.
+    fn valid(&self) -> bool;
+
+    /// The entry it stands on; only on a valid cursor.
+    fn entry(&self) -> EntryRef<'_>;
+}

@@ -1,0 +1,98 @@
+//! The contract of a tree: what a partition asks of the engine behind it.
+//!
+//! `db` owns sequence numbers, the log and the manifest; a tree owns where its records lie. Work that takes long is
+//! split in two: the tree *chooses* a [`Task`] from plain values, and *runs* it when told to, so that background
+//! threads and a test that runs one task at a time are the same thing.
+
+use std::sync::Arc;
+
+use crate::base::edit::Edit;
+use crate::base::{EntryRef, Result, SeqNo};
+use crate::cursor::Cursor;
+use crate::mem::slice::Slice;
+
+/// What a tree tells `db` about its state when asked whether writers should be slowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Pressure {
+    /// Bytes held in memory that wait to be flushed (sealed memtables).
+    pub(crate) sealed_bytes: u64,
+    /// Sealed memtables that wait to be flushed.
+    pub(crate) sealed: usize,
+    /// Bytes that compaction should move before reads are back to normal.
+    pub(crate) compaction_debt: u64,
+    /// Runs that a point lookup may have to look into on the youngest level.
+    pub(crate) young_runs: usize,
+}
+
+/// One piece of maintenance that a tree wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// Turn the oldest sealed memtables into tables.
+    Flush,
+    /// Merge or move tables.
+    Compact,
+}
+
+/// What a tree needs from `db` while it runs a task.
+pub(crate) trait Host: Send + Sync {
+    /// Returns once every record up to `seqno` is durable in the log. An edit that makes records permanent may only be
+    /// committed after this, or power loss could keep half of a commit.
+    fn make_log_durable(&self, through: SeqNo) -> Result<()>;
+
+    /// Writes the edits to the manifest as one batch and syncs it.
+    fn commit_edits(&self, edits: &[Edit]) -> Result<()>;
+
+    /// The sequence numbers that snapshots and iterators read at, ascending, ending with the one that new readers get.
+    /// Taken before the output of a task is decided: a version that none of them sees may go.
+    fn read_points(&self) -> Vec<SeqNo>;
+
+    /// Milliseconds since 1970.
+    fn now_ms(&self) -> u64;
+
+    /// Whether the task should stop soon because the database closes or more urgent work waits.
+    fn should_yield(&self) -> bool;
+}
+
+/// What a task did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TaskReport {
+    pub(crate) level: u8,
+    pub(crate) tables: u64,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_written: u64,
+}
+
+/// What stands behind a partition.
+pub(crate) trait Engine: Send + Sync {
+    /// Puts one record into memory. The caller holds the commit order: records arrive with rising sequence numbers, and
+    /// become visible only when `db` publishes them. `hash` is the key's hash under the database's seed.
+    fn apply(&self, entry: EntryRef<'_>) -> Result<()>;
+
+    /// The value of `key` as of `at`.
+    fn get(&self, key: &[u8], at: SeqNo) -> Result<Option<Slice>>;
+
+    /// The length of the value of `key` as of `at`.
+    fn size_of(&self, key: &[u8], at: SeqNo) -> Result<Option<u32>>;
+
+    /// A cursor over all versions of all keys that are in the tree now. It owns what it walks.
+    fn cursor(&self) -> Result<Box<dyn Cursor>>;
+
+    /// Every record up to here survives without the log.
+    fn flushed_through(&self) -> SeqNo;
+
+    /// Makes everything applied so far a candidate for [`Task::Flush`].
+    fn seal(&self);
+
+    /// The most urgent piece of maintenance, if there is any; `forced` also chooses compactions that only
+    /// `major_compact` wants.
+    fn next_task(&self, forced: bool) -> Option<Task>;
+
+    /// Runs one task to its end.
+    fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport>;
+
+    /// How far behind maintenance is.
+    fn pressure(&self) -> Pressure;
+}
+
+/// A tree as the partition holds it.
+pub(crate) type ArcEngine = Arc<dyn Engine>;

@@ -1,0 +1,15 @@
+//! azekura: an embeddable key-value storage engine.
+
+pub(crate) mod base;
+pub(crate) mod cursor;
+pub(crate) mod engine;
+pub(crate) mod mem;
+pub(crate) mod vfs;
+
+pub use base::comparator::Comparator;
+pub use base::error::{Error, ErrorKind, Result};
+pub use mem::slice::Slice;
+/// File systems and environments to build a database on.
+pub mod fs {
+    pub use crate::vfs::fs::*;
+}

@@ -1,0 +1,209 @@
+//! The byte string that reads hand out.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::{Bound, Deref, RangeBounds};
+use std::sync::Arc;
+
+/// An immutable byte string, cheap to clone: up to 22 bytes stand in the value itself, longer ones are shared.
+///
+/// The idea is Fjall's. Sub-slicing shares the same bytes.
+///
+/// ```
+/// use azekura::Slice;
+/// let s = Slice::from("a rather long string that is shared");
+/// let word = s.slice(2..8);
+/// assert_eq!(&*word, b"rather");
+/// assert_eq!(word, Slice::from("rather"));
+/// ```
+#[derive(Clone)]
+pub struct Slice(Repr);
+
+/// The most bytes that need no heap.
+const INLINE_LEN_MAX: usize = 22;
+
+#[derive(Clone)]
+enum Repr {
+    Inline { len: u8, bytes: [u8; INLINE_LEN_MAX] },
+    Shared { bytes: Arc<[u8]>, start: u32, len: u32 },
+}
+
+impl Slice {
+    /// The empty string.
+    pub const fn new() -> Slice {
+        Slice(Repr::Inline { len: 0, bytes: [0; INLINE_LEN_MAX] })
+    }
+
+    /// The bytes of `range`, shared, not copied (short ones are copied into the value).
+    ///
+    /// # Panics
+    /// If the range is out of bounds, as indexing does.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice {
+        let from = match range.start_bound() {
+            Bound::Included(&n) => n,
+            Bound::Excluded(&n) => n + 1,
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&n) => n + 1,
+            Bound::Excluded(&n) => n,
+            Bound::Unbounded => self.len(),
+        };
+        let part = &self[from..to];
+        match &self.0 {
+            Repr::Shared { bytes, start, .. } if part.len() > INLINE_LEN_MAX => {
+                Slice(Repr::Shared { bytes: Arc::clone(bytes), start: start + from as u32, len: part.len() as u32 })
+            }
+            _ => Slice::from(part),
+        }
+    }
+
+    /// A copy of the bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.deref().to_vec()
+    }
+
+    fn inline(value: &[u8]) -> Option<Slice> {
+        let mut bytes = [0; INLINE_LEN_MAX];
+        bytes.get_mut(..value.len())?.copy_from_slice(value);
+        Some(Slice(Repr::Inline { len: value.len() as u8, bytes }))
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            Repr::Shared { bytes, start, len } => &bytes[*start as usize..][..*len as usize],
+        }
+    }
+}
+
+impl From<&[u8]> for Slice {
+    /// Copies; the value must be shorter than 4 GiB, as every value of a database is.
+    fn from(value: &[u8]) -> Slice {
+        assert!(u32::try_from(value.len()).is_ok(), "a slice holds less than 4 GiB");
+        Slice::inline(value)
+            .unwrap_or_else(|| Slice(Repr::Shared { bytes: Arc::from(value), start: 0, len: value.len() as u32 }))
+    }
+}
+
+impl From<Vec<u8>> for Slice {
+    fn from(value: Vec<u8>) -> Slice {
+        Slice::from(value.as_slice())
+    }
+}
+
+impl From<&str> for Slice {
+    fn from(value: &str) -> Slice {
+        Slice::from(value.as_bytes())
+    }
+}
+
+impl From<String> for Slice {
+    fn from(value: String) -> Slice {
+        Slice::from(value.as_bytes())
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for Slice {
+    fn from(value: [u8; N]) -> Slice {
+        Slice::from(value.as_slice())
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Slice {
+    fn from(value: &[u8; N]) -> Slice {
+        Slice::from(value.as_slice())
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<Slice> for bytes::Bytes {
+    fn from(value: Slice) -> bytes::Bytes {
+        bytes::Bytes::from_owner(value)
+    }
+}
+
+impl Default for Slice {
+    fn default() -> Slice {
+        Slice::new()
+    }
+}
+
+impl AsRef<[u8]> for Slice {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Borrow<[u8]> for Slice {
+    fn borrow(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Eq for Slice {}
+
+impl PartialOrd for Slice {
+    fn partial_cmp(&self, other: &Slice) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Slice {
+    fn cmp(&self, other: &Slice) -> std::cmp::Ordering {
+        (**self).cmp(&**other)
+    }
+}
+
+impl Hash for Slice {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl<T: AsRef<[u8]> + ?Sized> PartialEq<T> for Slice {
+    fn eq(&self, other: &T) -> bool {
+        **self == *other.as_ref()
+    }
+}
+
+impl fmt::Debug for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "b\"{}\"", self.escape_ascii())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_round_trips_and_sub_slices() {
+        for len in 0..64usize {
+            let bytes: Vec<u8> = (0..len as u8).collect();
+            let slice = Slice::from(bytes.as_slice());
+            assert_eq!(slice.to_vec(), bytes);
+            for from in 0..=len {
+                for to in from..=len {
+                    let part = slice.slice(from..to);
+                    assert_eq!(&*part, &bytes[from..to]);
+                    assert_eq!(part.slice(..), part);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_sub_slices_share_the_bytes() {
+        let whole = Slice::from(vec![7u8; 100]);
+        let part = whole.slice(10..90).slice(5..=60);
+        assert_eq!(part.as_ptr(), whole[15..].as_ptr());
+    }
+}
