@@ -1,5 +1,6 @@
 //! azekura: an embeddable key-value storage engine.
 
+#![allow(dead_code, unused_imports)]
 pub(crate) mod base;
 pub(crate) mod cursor;
 pub(crate) mod engine;
