@@ -97,6 +97,7 @@ fn planted() -> Vec<(&'static str, String, String)> {
         ("marker", "table/a.rs", concat!("//! to", "do\n")),
         ("world", "table/a.rs", "use rustix::fs::fsync;\n"),
         ("world", "mem/a.rs", "use rustix::fs::fsync;\n"),
+        ("world", "table/a.rs", "fn f() { println!(); }\n"),
         ("absolute-path", "table/a.rs", concat!("const DIR: &str = \"/ho", "me/someone\";\n")),
         ("include-exists", "table/a.rs", "#![doc = include_str!(\"../../docs/format/gone.md\")]\n"),
     ];

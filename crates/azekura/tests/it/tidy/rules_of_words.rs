@@ -113,13 +113,17 @@ pub(super) fn markers(tree: &Tree, _: &Plan<'_>, report: &mut Report) {
     }
 }
 
-/// The engine reaches the world through `vfs` only. `clippy.toml` bans what std offers; this bans the rest.
+/// The engine reaches the world through `vfs` only, and prints nothing. `clippy.toml` bans what std offers; this bans
+/// the rest.
 pub(super) fn world(tree: &Tree, _: &Plan<'_>, report: &mut Report) {
     for (file, source) in tree.engine().filter(|(file, _)| !file.starts_with("vfs/")) {
         let banned = |code: &Source, at: usize, word: &str| match word {
             // `mem` may ask for huge pages.
             "rustix" => !(file.starts_with("mem/") && code.code[at..].starts_with("rustix::mm")),
             "libc" | "tempfile" | "rand" | "getrandom" => code.code[at + word.len()..].starts_with("::"),
+            "print" | "println" | "eprint" | "eprintln" => {
+                code.code[at + word.len()..].starts_with('!') && !code.is_test(at)
+            }
             _ => false,
         };
         for (at, word) in source.words().filter(|(at, word)| banned(source, *at, word)) {
