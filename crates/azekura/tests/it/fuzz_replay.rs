@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use azekura::fs::{Fs, MemFs, OpenMode};
 use azekura::inspect::{Decoder, decode};
-use azekura::{Config, PartitionCreateOptions, PersistMode};
+use azekura::{Config, ErrorKind, PartitionCreateOptions, PersistMode, Result};
 
 /// No input may take longer, in a build without optimisation on a busy machine.
 const INPUT_MAX: Duration = Duration::from_secs(2);
 /// Mutations do not let an input grow beyond this.
 const INPUT_BYTES_MAX: usize = 1 << 20;
 
-type Target = (&'static str, fn(&[u8]));
+type Target = (&'static str, fn(&[u8]) -> Result<()>);
 
 /// Every decoder under the name of its fuzz target and of its folder in the corpus.
 const TARGETS: &[Target] = &[
@@ -33,13 +33,20 @@ const TARGETS: &[Target] = &[
     ("wal_frame", |bytes| decode(Decoder::WalFrame, bytes)),
 ];
 
+/// Inputs named `good-…` decode, those named `bad-…` give an error that says the bytes are to blame, and any other must
+/// only be harmless.
 #[test]
-fn the_corpus_is_harmless() {
+fn the_corpus_is_harmless_and_told_apart() {
     let mut inputs = 0;
     for target in TARGETS {
         for (path, bytes) in corpus(target.0) {
-            run(*target, &bytes, &format!("{}", path.display()));
-            inputs += 1;
+            let outcome = run(*target, &bytes, &path.display().to_string());
+            let name = path.file_name().and_then(|name| name.to_str()).expect("names are UTF-8");
+            match outcome {
+                Err(error) if name.starts_with("good-") => panic!("{} does not decode: {error}", path.display()),
+                Ok(()) if name.starts_with("bad-") => panic!("{} decodes", path.display()),
+                _ => inputs += 1,
+            }
         }
     }
     println!("{inputs} inputs of the corpus, {} decoders", TARGETS.len());
@@ -59,24 +66,28 @@ fn mutated_inputs_are_harmless() {
         let (start, mut inputs) = (Instant::now(), 0u64);
         while inputs < 100 || start.elapsed() < share {
             let input = mutate(&good, &mut dice);
-            run(*target, &input, &format!("AZEKURA_FUZZ_SEED={seed}, input {inputs}"));
+            let _ = run(*target, &input, &format!("AZEKURA_FUZZ_SEED={seed}, input {inputs}"));
             inputs += 1;
         }
         println!("{:<12} {inputs:>9} inputs from {} good ones", target.0, good.len());
     }
 }
 
-/// Decodes; a panic or a long wait keeps the input and fails the test.
-fn run((name, decode): Target, input: &[u8], origin: &str) {
+/// Decodes; a panic, a long wait or an error that does not blame the bytes keeps the input and fails the test.
+fn run((name, decode): Target, input: &[u8], origin: &str) -> Result<()> {
     let start = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| decode(input)));
     let took = start.elapsed();
-    if outcome.is_ok() && took < INPUT_MAX {
-        return;
-    }
+    let what = match outcome {
+        Err(_) => "panicked".to_string(),
+        Ok(_) if took > INPUT_MAX => format!("took {took:?}"),
+        Ok(Err(error)) if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported) => {
+            format!("does not blame the bytes but says {error:?}")
+        }
+        Ok(outcome) => return outcome,
+    };
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}.bin"));
     std::fs::write(&kept, input).expect("the input can be kept");
-    let what = if outcome.is_err() { "panicked".into() } else { format!("took {took:?}") };
     panic!("{name} {what} on {} bytes ({origin}); kept as {}", input.len(), kept.display());
 }
 
