@@ -4,6 +4,7 @@ pub(crate) mod base;
 pub(crate) mod cursor;
 pub(crate) mod engine;
 pub(crate) mod mem;
+pub(crate) mod memtable;
 pub(crate) mod vfs;
 
 pub use base::comparator::Comparator;
