@@ -1,7 +1,7 @@
 //! What a tree can be told.
 
 use crate::base::compression::CompressionType;
-use crate::table::TableOptions;
+use crate::table::{ReadOptions, TableOptions};
 
 /// The settings of one LSM tree; a change applies to what is written from then on.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,11 @@ impl LsmOptions {
     /// The table options for `level`.
     pub(crate) fn table_at(&self, level: u8) -> TableOptions {
         TableOptions { compression: self.compression_at(level), ..self.table.clone() }
+    }
+
+    /// How tables are opened.
+    pub(crate) fn read_options(&self) -> ReadOptions {
+        ReadOptions::default()
     }
 }
 

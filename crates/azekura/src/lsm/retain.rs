@@ -240,7 +240,11 @@ mod tests {
                 runs.splice(from..to, [out]);
                 let left: Versions = runs.concat();
                 for at in points.iter().copied().chain(visible..=2 * len + 1) {
-                    assert_eq!(shown(&left, at), shown(&history, at), "at {at} of {points:?}: {history:?} became {left:?}");
+                    assert_eq!(
+                        shown(&left, at),
+                        shown(&history, at),
+                        "at {at} of {points:?}: {history:?} became {left:?}"
+                    );
                 }
                 if points.len() > 1 && random(&mut rng, 4) == 0 {
                     points.remove(0);

@@ -163,7 +163,10 @@ impl<T: Described> Version<T> {
                 return Err(Error::corruption(format!("table {} ends before it begins", meta.id.0)));
             }
             let Some(list) = levels.get_mut(usize::from(level)) else {
-                return Err(Error::corruption(format!("table {} is on level {level}, which does not exist", meta.id.0)));
+                return Err(Error::corruption(format!(
+                    "table {} is on level {level}, which does not exist",
+                    meta.id.0
+                )));
             };
             list.push(table);
         }
@@ -244,9 +247,12 @@ impl<T: Described> Version<T> {
             levels[0].insert(0, run_of(change.flushed, order));
         }
         let levels: Vec<Level<T>> = levels.into_iter().map(Level::new).collect();
-        debug_assert!(levels.iter().flat_map(|level| &level.runs).all(|run| {
-            run.tables().windows(2).all(|pair| disjoint(&*pair[0], &*pair[1], order))
-        }));
+        debug_assert!(
+            levels
+                .iter()
+                .flat_map(|level| &level.runs)
+                .all(|run| { run.tables().windows(2).all(|pair| disjoint(&*pair[0], &*pair[1], order)) })
+        );
         Version { levels }
     }
 }
@@ -297,12 +303,27 @@ pub(crate) mod tests {
 
     #[test]
     fn finds_the_one_table_also_behind_equal_fences() {
-        let tables =
-            vec![table(1, "a", "c"), table(2, "longprefix-a", "longprefix-c"), table(3, "longprefix-e", "longprefix-g")];
+        let tables = vec![
+            table(1, "a", "c"),
+            table(2, "longprefix-a", "longprefix-c"),
+            table(3, "longprefix-e", "longprefix-g"),
+        ];
         for order in [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(Plain))] {
             let run = Run::new(tables.clone(), &order);
             let find = |key: &str| run.find(key.as_bytes(), &order).map(|table| table.id.0);
-            let keys = ["", "a", "b", "c", "d", "longprefix-b", "longprefix-d", "longprefix-e", "longprefix-g", "longprefix-h", "z"];
+            let keys = [
+                "",
+                "a",
+                "b",
+                "c",
+                "d",
+                "longprefix-b",
+                "longprefix-d",
+                "longprefix-e",
+                "longprefix-g",
+                "longprefix-h",
+                "z",
+            ];
             let found = keys.map(find);
             assert_eq!(found, [None, Some(1), Some(1), Some(1), None, Some(2), None, Some(3), Some(3), None, None]);
             let overlapping = |a: &str, b: &str| run.overlapping(a.as_bytes(), b.as_bytes(), &order);
@@ -360,7 +381,8 @@ pub(crate) mod tests {
     fn changes_touch_only_what_they_name() {
         let order = KeyOrder::bytewise();
         let version = Version::empty().with(Change { flushed: vec![table(1, "a", "f")], ..Change::default() }, &order);
-        let version = version.with(Change { flushed: vec![table(3, "p", "z"), table(2, "a", "k")], ..Change::default() }, &order);
+        let version =
+            version.with(Change { flushed: vec![table(3, "p", "z"), table(2, "a", "k")], ..Change::default() }, &order);
         assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]]);
         let removed = HashSet::from([FileId(1), FileId(2)]);
         let added = vec![(6, table(5, "g", "k")), (6, table(4, "a", "f"))];
@@ -368,10 +390,14 @@ pub(crate) mod tests {
         assert_eq!(ids(&after, 0), [vec![3]]);
         assert_eq!(ids(&after, 6), [vec![4, 5]]);
         assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]], "the old one is as it was");
-        let moved = after.with(Change { removed: HashSet::from([FileId(3)]), added: vec![(6, table(3, "p", "z"))], ..Change::default() }, &order);
+        let moved = after.with(
+            Change { removed: HashSet::from([FileId(3)]), added: vec![(6, table(3, "p", "z"))], ..Change::default() },
+            &order,
+        );
         assert_eq!(ids(&moved, 6), [vec![4, 5, 3]]);
         assert!(moved.level(0).is_empty() && moved.level(0).runs.is_empty());
-        let gone = moved.with(Change { removed: HashSet::from([FileId(3), FileId(4), FileId(5)]), ..Change::default() }, &order);
+        let gone = moved
+            .with(Change { removed: HashSet::from([FileId(3), FileId(4), FileId(5)]), ..Change::default() }, &order);
         assert_eq!(gone.tables().count(), 0);
         assert_eq!(gone.runs().count(), 0);
     }

@@ -5,7 +5,8 @@
 //! and holds few versions twice; as it grows, the base moves up. Data above the base, left from before, is drained.
 
 use crate::lsm::compaction::strategy::{Plan, Reason, View};
-use crate::lsm::version::{BOTTOM, Described, LEVELS};
+use crate::lsm::options::LeveledOptions;
+use crate::lsm::version::{BOTTOM, Described, LEVELS, Version};
 
 /// How many bytes each level may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +16,8 @@ pub(crate) struct Targets {
     pub(crate) bytes: [u64; LEVELS],
 }
 
-pub(crate) fn targets<T: Described>(view: &View<'_, T>) -> Targets {
-    let options = &view.options.compaction;
-    let largest = view.version.levels().skip(1).map(|(_, level)| level.bytes).max().unwrap_or(0);
+pub(crate) fn targets<T: Described>(version: &Version<T>, options: &LeveledOptions) -> Targets {
+    let largest = version.levels().skip(1).map(|(_, level)| level.bytes).max().unwrap_or(0);
     let base_size = options.base_size.max(1);
     let mut targets = Targets { base: BOTTOM, bytes: [0; LEVELS] };
     let mut bytes = largest.max(base_size);
@@ -45,7 +45,7 @@ fn score<T: Described>(view: &View<'_, T>, targets: &Targets, level: u8) -> f64 
 
 /// The compaction of the level that is most over its target, the shallower one if two are equally so.
 pub(crate) fn choose<T: Described>(view: &View<'_, T>) -> Option<Plan> {
-    let targets = targets(view);
+    let targets = targets(view.version, &view.options.compaction);
     let mut best: Option<(u8, f64)> = None;
     for level in 0..BOTTOM {
         let score = score(view, &targets, level);
@@ -70,12 +70,13 @@ fn next_in_turn<T: Described>(view: &View<'_, T>, level: u8) -> usize {
 }
 
 /// Bytes that have to move before every level is within its target.
-pub(crate) fn debt<T: Described>(view: &View<'_, T>) -> u64 {
-    let targets = targets(view);
-    let young = view.level(0);
-    let late = young.runs.len() >= view.options.compaction.l0_trigger as usize;
-    let deeper = view.version.levels().skip(1).filter(|(number, _)| *number < BOTTOM);
-    let excess = deeper.map(|(number, level)| level.bytes.saturating_sub(targets.bytes[usize::from(number)])).sum::<u64>();
+pub(crate) fn debt<T: Described>(version: &Version<T>, options: &LeveledOptions) -> u64 {
+    let targets = targets(version, options);
+    let young = version.level(0);
+    let late = young.runs.len() >= options.l0_trigger as usize;
+    let deeper = version.levels().skip(1).filter(|(number, _)| *number < BOTTOM);
+    let excess =
+        deeper.map(|(number, level)| level.bytes.saturating_sub(targets.bytes[usize::from(number)])).sum::<u64>();
     excess + if late { young.bytes } else { 0 }
 }
 
@@ -88,8 +89,8 @@ mod tests {
     use crate::base::{KeyOrder, SeqNo};
     use crate::lsm::compaction::strategy::{Positions, choose};
     use crate::lsm::options::LsmOptions;
+    use crate::lsm::version::Change;
     use crate::lsm::version::tests::table;
-    use crate::lsm::version::{Change, Version};
 
     /// Level 0 runs oldest first, then (level, table).
     struct Shape {
@@ -137,7 +138,7 @@ mod tests {
     fn the_base_rises_with_the_data() {
         let at = |bytes| {
             let shape = Shape::new(vec![], vec![(6, sized(1, "a", "b", bytes))]);
-            let targets = targets(&shape.view(&KeyOrder::bytewise()));
+            let targets = targets(&shape.version, &shape.options.compaction);
             (targets.base, targets.bytes)
         };
         assert_eq!(at(100), (6, [0, 0, 0, 0, 0, 0, 400]));
@@ -167,7 +168,8 @@ mod tests {
 
     #[test]
     fn disjoint_young_tables_move_together() {
-        let young = vec![vec![table(4, "d", "f")], vec![table(5, "g", "h"), table(6, "i", "k")], vec![table(7, "e", "g")]];
+        let young =
+            vec![vec![table(4, "d", "f")], vec![table(5, "g", "h"), table(6, "i", "k")], vec![table(7, "e", "g")]];
         let shape = Shape::new(young, vec![(6, table(1, "a", "c"))]);
         assert_eq!(shape.choose(false), Some((Reason::YoungRuns, 0, 6, vec![4, 5, 6], vec![], true)));
         let mut other = shape;
@@ -199,7 +201,8 @@ mod tests {
 
     #[test]
     fn a_merge_stays_bounded() {
-        let mut deep: Vec<_> = (0..60u64).map(|i| (5, table(100 + i, &format!("b{i:02}"), &format!("b{i:02}")))).collect();
+        let mut deep: Vec<_> =
+            (0..60u64).map(|i| (5, table(100 + i, &format!("b{i:02}"), &format!("b{i:02}")))).collect();
         deep.push((6, sized(1, "a", "c", 9000)));
         let shape = Shape::new(vec![], deep);
         let (_, _, _, upper, lower, moves) = shape.choose(false).unwrap();
@@ -237,7 +240,8 @@ mod tests {
         let middle = Shape::new(vec![], vec![(5, sized(4, "b", "f", 9)), (6, sized(1, "a", "i", 500))]);
         assert_eq!(middle.choose(false), None);
         assert_eq!(middle.choose(true), Some((Reason::Forced, 5, 6, vec![4], vec![1], false)));
-        let bottom = Shape::new(vec![], vec![(6, buried(1, "a", "c", 1)), (6, buried(2, "d", "e", 1)), (6, table(3, "x", "y"))]);
+        let bottom =
+            Shape::new(vec![], vec![(6, buried(1, "a", "c", 1)), (6, buried(2, "d", "e", 1)), (6, table(3, "x", "y"))]);
         assert_eq!(bottom.choose(true), Some((Reason::Forced, 6, 6, vec![1, 2], vec![], false)));
         assert_eq!(Shape::new(vec![], vec![(6, table(1, "a", "c"))]).choose(true), None);
         assert_eq!(Shape::new(vec![], vec![]).choose(true), None);
@@ -247,6 +251,6 @@ mod tests {
     fn debt_counts_what_is_over() {
         let deep = vec![(5, sized(1, "a", "c", 150)), (6, sized(2, "a", "b", 1000))];
         let shape = Shape::new(vec![vec![table(4, "b", "f")], vec![table(5, "a", "b")]], deep);
-        assert_eq!(debt(&shape.view(&KeyOrder::bytewise())), 50 + 200);
+        assert_eq!(debt(&shape.version, &shape.options.compaction), 50 + 200);
     }
 }

@@ -69,9 +69,11 @@ impl<T: Described> View<'_, T> {
     /// Whether any deeper level has a table that meets the range of `table`.
     fn overlaps_below(&self, level: u8, table: &T) -> bool {
         let meta = table.meta();
-        self.version.levels().skip(usize::from(level) + 1).flat_map(|(_, level)| &level.runs).any(|run| {
-            !run.overlapping(&meta.smallest.0, &meta.largest.0, self.order).is_empty()
-        })
+        self.version
+            .levels()
+            .skip(usize::from(level) + 1)
+            .flat_map(|(_, level)| &level.runs)
+            .any(|run| !run.overlapping(&meta.smallest.0, &meta.largest.0, self.order).is_empty())
     }
 
     /// Whether rewriting `table` where it lies may rid it of tombstones.
@@ -112,7 +114,8 @@ impl<T: Described> View<'_, T> {
         for table in self.level(0).runs.iter().rev().flat_map(|run| run.tables()) {
             let meta = table.meta();
             let below = self.version.run(to);
-            let meets = below.is_some_and(|run| !run.overlapping(&meta.smallest.0, &meta.largest.0, self.order).is_empty())
+            let meets = below
+                .is_some_and(|run| !run.overlapping(&meta.smallest.0, &meta.largest.0, self.order).is_empty())
                 || staying.iter().chain(&movable).any(|older| !self.disjoint(older, table));
             let clean = move_tombstones || meta.tombstones == 0;
             if meets || !clean { staying.push(table) } else { movable.push(table) }
@@ -137,7 +140,15 @@ impl<T: Described> View<'_, T> {
 
     /// Tables of `from`, beginning at `first`, into `to`: as many in a row as can be moved for nothing, at most
     /// `excess` bytes, or else as many as a merge of bounded size takes.
-    pub(crate) fn push_down(&self, reason: Reason, from: u8, to: u8, first: usize, excess: u64, move_tombstones: bool) -> Plan {
+    pub(crate) fn push_down(
+        &self,
+        reason: Reason,
+        from: u8,
+        to: u8,
+        first: usize,
+        excess: u64,
+        move_tombstones: bool,
+    ) -> Plan {
         let run = self.version.run(from).expect("a table to begin at is on the level");
         let tables = run.tables();
         let movable = |table: &Arc<T>| {
@@ -194,7 +205,7 @@ fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     for (number, level) in view.version.levels().filter(|(_, level)| level.tombstones > 0) {
         if number == 0 {
             if level.iter().any(|table| dense(table)) {
-                let base = leveled::targets(view).base;
+                let base = leveled::targets(view.version, &view.options.compaction).base;
                 return Some(view.young(Reason::Tombstones, view.below_young(base), false));
             }
             continue;
