@@ -1,9 +1,11 @@
 //! azekura: an embeddable key-value storage engine.
 
 pub(crate) mod base;
+pub(crate) mod block;
 pub(crate) mod cursor;
 pub(crate) mod engine;
 pub(crate) mod mem;
+
 pub(crate) mod vfs;
 
 pub use base::comparator::Comparator;
