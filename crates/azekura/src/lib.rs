@@ -2,9 +2,11 @@
 
 #![allow(dead_code, unused_imports)]
 pub(crate) mod base;
+pub(crate) mod block;
 pub(crate) mod cursor;
 pub(crate) mod engine;
 pub(crate) mod mem;
+
 pub(crate) mod vfs;
 
 pub use base::comparator::Comparator;
