@@ -17,7 +17,11 @@
 pub(crate) mod compaction;
 pub(crate) mod flush;
 pub(crate) mod handle;
+#[cfg(test)]
+mod harness;
 pub(crate) mod metrics;
+#[cfg(test)]
+mod model;
 pub(crate) mod older;
 pub(crate) mod options;
 pub(crate) mod output;

@@ -15,8 +15,8 @@ use crate::lsm::super_version::SuperVersion;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::{Change, Described};
 
-/// A merge looks up after this many bytes whether it should yield.
-const STEP_BYTES: u64 = 1 << 20;
+/// A merge looks up after this many bytes whether it should yield; tests have less to merge.
+const STEP_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 1 << 20 };
 
 /// What compaction remembers from task to task.
 pub(crate) struct Remembered {
