@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use crate::base::edit::{Edit, FileId, PartitionId, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::BlockCache;
-use crate::cursor::merge::MergeCursor;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::engine::{Engine, Host, ReadPoint, Task, TaskReport, Visible};
 use crate::lsm::{LsmOptions, LsmTree, TreeContext};
@@ -164,6 +163,7 @@ impl World {
     pub(crate) fn new(order: KeyOrder, options: LsmOptions, seed: u64) -> World {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
+        fs.sync_dir(Path::new("/")).unwrap();
         let faults = FaultFs::new(Arc::new(fs.clone()));
         let next_file_id = Arc::new(AtomicU64::new(1));
         let env: Arc<dyn Env> = Arc::new(crate::vfs::env::TestEnv::new(seed));
@@ -250,14 +250,13 @@ impl World {
 
     fn check_walks(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        let everything = || MergeCursor::new(self.order.clone(), vec![self.tree.cursor().unwrap()]);
-        let mut cursor = Ascending::new(everything(), self.order.clone(), SeqNo(at));
+        let mut cursor = Ascending::new(self.tree.cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             up.push((cursor.key().to_vec(), cursor.value().to_vec()));
             cursor.next().unwrap();
         }
-        let mut cursor = Descending::new(everything(), self.order.clone(), SeqNo(at));
+        let mut cursor = Descending::new(self.tree.cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             down.push((cursor.key().to_vec(), cursor.value().to_vec()));
