@@ -5,8 +5,9 @@ pub(crate) mod base;
 pub(crate) mod block;
 pub(crate) mod cursor;
 pub(crate) mod engine;
+pub(crate) mod lsm;
 pub(crate) mod mem;
-
+pub(crate) mod memtable;
 pub(crate) mod vfs;
 
 pub use base::comparator::Comparator;
