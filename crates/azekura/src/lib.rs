@@ -8,11 +8,13 @@ pub(crate) mod engine;
 pub(crate) mod lsm;
 pub(crate) mod mem;
 pub(crate) mod memtable;
+pub(crate) mod table;
 pub(crate) mod vfs;
 
 pub use base::comparator::Comparator;
 pub use base::error::{Error, ErrorKind, Result};
 pub use mem::slice::Slice;
+pub use table::options::FilterPolicy;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.
 ///

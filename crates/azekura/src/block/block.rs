@@ -347,7 +347,11 @@ mod tests {
             for _ in 0..2000 {
                 assert_eq!((cursor.key().user, cursor.value()), (&*entries[at].0, &*entries[at].2));
                 let forward = random.below(2) == 0;
-                if forward { cursor.next().unwrap() } else { cursor.prev().unwrap() }
+                if forward {
+                    cursor.next().unwrap()
+                } else {
+                    cursor.prev().unwrap()
+                }
                 match at.checked_add_signed(if forward { 1 } else { -1 }).filter(|at| *at < entries.len()) {
                     Some(next) => at = next,
                     None => {

@@ -120,7 +120,9 @@ mod tests {
 
     #[test]
     fn holds_every_key_and_few_others() {
-        for (bits, n, limit) in [(10.0f32, 50_000u64, 0.012), (10.0, 3000, 0.015), (5.0, 20_000, 0.12), (16.0, 20_000, 0.0025)] {
+        for (bits, n, limit) in
+            [(10.0f32, 50_000u64, 0.012), (10.0, 3000, 0.015), (5.0, 20_000, 0.12), (16.0, 20_000, 0.0025)]
+        {
             let hash = |i: u64| key_hash(9, &i.to_le_bytes());
             let hashes: Vec<u64> = (0..n).map(hash).collect();
             let filter = FilterBlock::decode(&Body::from(FilterBlock::build(&hashes, bits))).unwrap();

@@ -18,7 +18,14 @@ impl BlockBuilder {
     /// Every `interval`-th entry is a restart point; 0 counts as 1.
     pub(crate) fn new(interval: u8) -> BlockBuilder {
         let interval = u32::from(interval.max(1));
-        BlockBuilder { out: Vec::new(), restarts: Vec::new(), interval, since_restart: 0, count: 0, last_key: Vec::new() }
+        BlockBuilder {
+            out: Vec::new(),
+            restarts: Vec::new(),
+            interval,
+            since_restart: 0,
+            count: 0,
+            last_key: Vec::new(),
+        }
     }
 
     /// Appends an entry; the caller keeps internal order, and gives a value that reaches past 4 GiB a block of its own.

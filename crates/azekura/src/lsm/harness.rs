@@ -128,8 +128,10 @@ pub(crate) struct World {
 
 pub(crate) fn small_options() -> LsmOptions {
     let mut options = LsmOptions::default();
-    options.compaction.table_size = 6 << 10;
-    options.compaction.base_size = 24 << 10;
+    options.table.block_size = 256;
+    options.table.metadata_block_size = 256;
+    options.compaction.table_size = 2 << 10;
+    options.compaction.base_size = 10 << 10;
     options.compaction.level_ratio = 3;
     options.compaction.l0_trigger = 3;
     options
@@ -145,7 +147,7 @@ fn context(
     let fs: Arc<dyn Fs> = Arc::new(fs.clone());
     let dir = PathBuf::from("/db");
     TreeContext {
-        files: Arc::new(TableFiles::new(Arc::clone(&fs), dir.clone(), 16)),
+        files: Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4)),
         cache: Arc::new(BlockCache::new(1 << 20)),
         fs,
         dir,

@@ -39,7 +39,7 @@ impl LsmOptions {
 
     /// How tables are opened.
     pub(crate) fn read_options(&self) -> ReadOptions {
-        ReadOptions::default()
+        ReadOptions::from(&self.table)
     }
 }
 

@@ -2,20 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::base::checksum::key_hash;
-use crate::base::{EntryRef, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
 use crate::engine::ReadPoint;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::version::{Described, Run, Version};
-use crate::mem::slice::Slice;
-use crate::table::{Found, Lookup, TableCursor};
+use crate::table::{Lookup, TableCursor};
 
 impl SuperVersion {
-    /// Gives the value of `key` as of `at` to one of the two functions: memtables are asked first, from the newest, then
-    /// runs, from the newest. The first version found is the newest there is.
+    /// Shows `read` the value of `key` as of `at`, where it lies. Memtables are asked first, from the newest, then runs, from
+    /// the newest: the first version found is the newest there is.
     ///
     /// `self` was taken before `Latest` is resolved here, as it must be.
     pub(crate) fn find<R>(
@@ -23,22 +21,19 @@ impl SuperVersion {
         context: &TreeContext,
         key: &[u8],
         at: ReadPoint,
-        in_memory: impl FnOnce(&[u8]) -> R,
-        in_table: impl FnOnce(Slice) -> R,
+        read: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>> {
         let at = match at {
             ReadPoint::Latest => context.visible.get(),
             ReadPoint::At(seqno) => seqno,
         };
-        let mut scratch = Vec::new();
-        let hash = context.order.hashable(key, &mut scratch).map(|bytes| key_hash(context.hash_seed, bytes));
+        let lookup = Lookup::new(key, at, &context.order, context.hash_seed);
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
-            if let Some(entry) = memtable.get(key, hash, at) {
-                return Ok((!entry.kind.is_tombstone()).then(|| in_memory(entry.value)));
+            if let Some(entry) = memtable.get(key, lookup.hash, at) {
+                return Ok((entry.kind == RecordKind::Put).then(|| read(entry.value)));
             }
         }
-        let found = find_in_tables(&self.version, context, &Lookup { key, hash, at })?;
-        Ok(found.filter(|found| found.kind == RecordKind::Put).map(|found| in_table(found.value)))
+        find_in_tables(&self.version, &context.order, &lookup, read)
     }
 
     /// A cursor over everything; it keeps the tables it walks.
@@ -56,14 +51,24 @@ impl SuperVersion {
     }
 }
 
-fn find_in_tables(version: &Version<TableHandle>, context: &TreeContext, lookup: &Lookup<'_>) -> Result<Option<Found>> {
+fn find_in_tables<R>(
+    version: &Version<TableHandle>,
+    order: &KeyOrder,
+    lookup: &Lookup<'_>,
+    read: impl FnOnce(&[u8]) -> R,
+) -> Result<Option<R>> {
+    let mut read = Some(read); // it is used once, in whichever table has the key
     for run in version.runs() {
-        let Some(table) = run.find(lookup.key, &context.order) else { continue };
+        let Some(table) = run.find(lookup.key, order) else { continue };
         if table.meta().lowest > lookup.at {
             continue;
         }
-        if let Some(found) = table.table()?.get(lookup)? {
-            return Ok(Some(found));
+        let found = table.table()?.find(lookup, |_, kind, value| {
+            let read = read.take().filter(|_| kind == RecordKind::Put);
+            read.map(|read| read(value))
+        })?;
+        if let Some(value) = found {
+            return Ok(value);
         }
     }
     Ok(None)
@@ -75,7 +80,7 @@ pub(crate) struct RunCursor {
     inner: Option<TableCursor>,
     at: usize,
     run: Arc<Run<TableHandle>>,
-    order: crate::base::KeyOrder,
+    order: KeyOrder,
     fill_cache: bool,
 }
 

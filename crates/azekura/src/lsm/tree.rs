@@ -240,10 +240,11 @@ impl Engine for LsmTree {
     fn apply(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut active = lock(&self.writing);
         if let Err(error) = active.insert(entry) {
-            if active.is_empty() {
+            // Perhaps it is full, and an empty one has room.
+            if error.kind() != ErrorKind::Invalid || active.is_empty() {
                 return Err(error);
             }
-            self.seal_active(&mut active); // the arena is full
+            self.seal_active(&mut active);
             active.insert(entry)?;
         }
         if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
@@ -253,13 +254,12 @@ impl Engine for LsmTree {
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        self.current.with(|now| now.find(&self.context, key, at, |value| Slice::from(value), |value| value))
+        self.current.with(|now| now.find(&self.context, key, at, |value| Slice::from(value)))
     }
 
     fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        // Values are at most 4 GiB - 1, so the casts lose nothing.
-        self.current
-            .with(|now| now.find(&self.context, key, at, |value| value.len() as u32, |value| value.len() as u32))
+        // Values are at most 4 GiB - 1, so the cast loses nothing.
+        self.current.with(|now| now.find(&self.context, key, at, |value| value.len() as u32))
     }
 
     fn cursor(&self) -> Result<Box<dyn Cursor>> {
