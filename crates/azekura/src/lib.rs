@@ -36,6 +36,7 @@ pub(crate) mod lsm;
 pub(crate) mod manifest;
 pub(crate) mod mem;
 pub(crate) mod memtable;
+pub(crate) mod record;
 pub(crate) mod table;
 pub(crate) mod vfs;
 pub(crate) mod wal;
