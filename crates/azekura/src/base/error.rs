@@ -22,7 +22,8 @@ pub enum ErrorKind {
     Invalid,
     /// Another handle holds the directory: close that one first.
     Locked,
-    /// An earlier failure of the log or the manifest stopped all writes: reads go on; close, look at the device, open again.
+    /// An earlier failure of the log or the manifest stopped all writes; reads go on: close, look at the device, open
+    /// again.
     Poisoned,
     /// The database is closed or the partition was deleted: drop the handle.
     Closed,

@@ -3,11 +3,12 @@
 //! Plain values and pure functions; nothing here opens a file, starts a thread or reads a clock.
 //!
 //! Invariants:
-//! - every decoder returns [`Error`] of kind [`ErrorKind::Corruption`] on bytes it cannot make sense of, and never panics;
+//! - every decoder returns [`Error`] of kind [`ErrorKind::Corruption`] on bytes it cannot make sense of, and never
+//!   panics;
 //! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
 //!
 //! Rooms in reading order: [`error`], [`seqno`], [`kind`], [`key`], [`comparator`], [`coding`], [`checksum`],
-//! [`compression`], [`file_header`], [`edit`], [`event`].
+//! [`compression`], [`file_header`], [`edit`], [`event`], [`sync`].
 
 pub(crate) mod checksum;
 pub(crate) mod coding;
@@ -20,6 +21,7 @@ pub(crate) mod file_header;
 pub(crate) mod key;
 pub(crate) mod kind;
 pub(crate) mod seqno;
+pub(crate) mod sync;
 
 pub(crate) use comparator::KeyOrder;
 pub(crate) use error::{Error, ErrorKind, Result};
