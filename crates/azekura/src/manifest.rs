@@ -1,11 +1,12 @@
 #![doc = include_str!("../docs/format/manifest.md")]
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::edit::Edit;
 use crate::base::event::DroppedAfterDamage;
 use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::frame::Place;
 use crate::record::poison::Poison;
@@ -162,11 +163,11 @@ impl Manifest {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) mod salvage;
 pub(crate) mod segment;
 pub(crate) mod survey;
 pub(crate) mod sync;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use options::RecoveryMode;
 
