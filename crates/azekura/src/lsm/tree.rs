@@ -93,7 +93,7 @@ impl LsmTree {
             if let Some(problem) = problem {
                 return Err(Error::corruption(problem).in_file(shared.files.path(meta.id)));
             }
-            handles.push((level, TableHandle::new(meta, None, Arc::clone(&shared), read.clone())));
+            handles.push((level, TableHandle::new(meta, None, Arc::clone(&shared), read)));
         }
         let version = Version::restore(handles, &shared.order)?;
         Ok(LsmTree::with_version(shared, options, version, flushed))
