@@ -75,8 +75,7 @@ impl TableHandle {
         }
         let context = &self.context;
         let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
-        let table =
-            Table::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, self.options.clone())?;
+        let table = Table::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, self.options)?;
         Ok(self.table.get_or_init(|| Arc::new(table)))
     }
 

@@ -110,6 +110,8 @@ impl Host for FakeHost {
 }
 
 type Log = Vec<(u64, RecordKind, Vec<u8>, Vec<u8>)>;
+/// By sequence number what the key shows, oldest first.
+type Versions = Vec<(u64, Option<Vec<u8>>)>;
 
 pub(crate) struct World {
     pub(crate) fs: MemFs,
@@ -121,8 +123,7 @@ pub(crate) struct World {
     pub(crate) host: FakeHost,
     pub(crate) tree: LsmTree,
     log: Log,
-    /// By key, its versions, oldest first.
-    versions: Vec<(Vec<u8>, Vec<(u64, Option<Vec<u8>>)>)>,
+    versions: Vec<(Vec<u8>, Versions)>,
     random: u64,
 }
 
