@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::base::compression::CompressionType;
 use crate::base::{KeyOrder, RecordKind, SeqNo};
 use crate::cursor::Cursor;
+use crate::table::options::TableOptions;
+use crate::table::reader::{Lookup, Table};
 use crate::table::tests::{Random, Row, World};
-use crate::table::{Lookup, Table, TableOptions};
 use crate::vfs::Env;
 use crate::vfs::env::SystemEnv;
 
@@ -72,8 +73,10 @@ fn cached_reads() {
     let seek_targets: Vec<[u8; 16]> = (0..200_000).map(|i| key(i * 7 % ENTRIES)).collect();
     for (name, partition, restart_interval, compression) in [
         ("partitioned", true, 16, CompressionType::Lz4),
+        ("partitioned, restart 8", true, 8, CompressionType::Lz4),
+        ("partitioned, restart 4", true, 4, CompressionType::Lz4),
+        ("partitioned, restart 1", true, 1, CompressionType::Lz4),
         ("held", false, 16, CompressionType::Lz4),
-        ("partitioned, restart 4", true, 4, CompressionType::None),
         ("held, restart 1", false, 1, CompressionType::None),
     ] {
         let options = TableOptions {
@@ -113,8 +116,8 @@ fn cached_reads() {
         });
         println!(
             "{name}: write {write:.0}, cold get {cold:.0?}, get {hit:.0?}, absent {miss:.0?}, scan {scan:.0}, \
-             back {back:.0}, seek {seek:.0} ns each; {} MB, {} pinned bytes",
-            world.meta.size >> 20,
+             back {back:.0}, seek {seek:.0} ns each; {} KiB, {} pinned bytes",
+            world.meta.size >> 10,
             table.pinned_bytes()
         );
     }

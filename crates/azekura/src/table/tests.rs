@@ -5,14 +5,20 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::base::checksum::{place_seed, xxh3};
 use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::{EntryRef, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
-use crate::block::BlockCache;
+use crate::block::frame::FRAME_HEADER_LEN;
+use crate::block::{BlockCache, BlockKind};
 use crate::cursor::Cursor;
-use crate::table::options::FilterPolicy;
-use crate::table::{Lookup, ReadOptions, Table, TableFiles, TableOptions, TableWriter};
+use crate::table::files::TableFiles;
+use crate::table::format::FOOTER_LEN;
+use crate::table::options::{FilterPolicy, ReadOptions, TableOptions};
+use crate::table::reader::{Lookup, Table};
+use crate::table::writer::TableWriter;
+use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
 use crate::vfs::mem::MemFs;
 use crate::vfs::{Fs, OpenMode};
 
@@ -119,7 +125,11 @@ impl World {
     }
 
     pub(super) fn open_with(&self, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
-        let files = TableFiles::new(Arc::new(self.fs.clone()), Path::new("/db"), 3);
+        self.open_on(Arc::new(self.fs.clone()), cache, db_seed)
+    }
+
+    fn open_on(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
+        let files = TableFiles::new(fs, Path::new("/db"), 3);
         let cache = Arc::new(BlockCache::new(cache));
         let options = ReadOptions::from(&self.options);
         Table::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
@@ -206,7 +216,11 @@ fn wander(table: &Arc<Table>, rows: &[Row], random: &mut Random) {
     let mut at = 0usize;
     for _ in 0..3 * rows.len() {
         let forward = random.below(5) < 3;
-        if forward { cursor.next().unwrap() } else { cursor.prev().unwrap() }
+        if forward {
+            cursor.next().unwrap()
+        } else {
+            cursor.prev().unwrap()
+        }
         match at.checked_add_signed(if forward { 1 } else { -1 }).filter(|at| *at < rows.len()) {
             Some(next) => at = next,
             None => {
@@ -318,7 +332,12 @@ fn the_longest_keys_and_large_values() {
     let mut long = random.bytes(65_535);
     let mut rows = vec![put(b"", 5, b"of the empty key"), put(&long, 9, &random.bytes(100_000)), put(&long, 8, b"old")];
     long[65_534] ^= 1;
-    rows.extend([put(&long, 9, b"x"), put(b"m", 4, &vec![7; 3 << 20]), put(b"m", 3, b""), put(b"n", 1, &[1; 32 << 10])]);
+    rows.extend([
+        put(&long, 9, b"x"),
+        put(b"m", 4, &vec![7; 3 << 20]),
+        put(b"m", 3, b""),
+        put(b"n", 1, &[1; 32 << 10]),
+    ]);
     rows.push(put(b"o", 1, &[1; (32 << 10) + 1]));
     rows.push(put(b"p", 1, b"small again"));
     let rows = sorted(rows, &order);
@@ -342,14 +361,21 @@ fn one_entry_is_a_table() {
         assert_eq!((world.meta.lowest, world.meta.highest), (rows[0].seqno, rows[0].seqno));
         let table = world.open().unwrap();
         table.verify().unwrap();
-        check(&table, &rows, &[(vec![], SeqNo::MAX), (vec![], SeqNo(0)), (b"k".to_vec(), SeqNo::MAX), (vec![255], SeqNo(1))]);
+        check(
+            &table,
+            &rows,
+            &[(vec![], SeqNo::MAX), (vec![], SeqNo(0)), (b"k".to_vec(), SeqNo::MAX), (vec![255], SeqNo(1))],
+        );
     }
 }
 
 #[test]
 fn entries_out_of_order_are_refused() {
-    for (a, b) in [(put(b"b", 1, b""), put(b"a", 1, b"")), (put(b"a", 1, b""), put(b"a", 2, b"")), (put(b"a", 1, b""), put(b"a", 1, b""))]
-    {
+    for (a, b) in [
+        (put(b"b", 1, b""), put(b"a", 1, b"")),
+        (put(b"a", 1, b""), put(b"a", 2, b"")),
+        (put(b"a", 1, b""), put(b"a", 1, b"")),
+    ] {
         let file = MemFs::new().open(Path::new("/t"), OpenMode::Create).unwrap();
         let order = KeyOrder::bytewise();
         let mut writer = TableWriter::create(file, FILE_ID, TableOptions::default(), order, SEED, 0).unwrap();
@@ -359,7 +385,9 @@ fn entries_out_of_order_are_refused() {
 }
 
 fn some_rows(n: u64) -> Vec<Row> {
-    (0..n).map(|i| put(format!("key {:05}", 2 * i).as_bytes(), 1 + i % 9, format!("value {i}").repeat(3).as_bytes())).collect()
+    (0..n)
+        .map(|i| put(format!("key {:05}", 2 * i).as_bytes(), 1 + i % 9, format!("value {i}").repeat(3).as_bytes()))
+        .collect()
 }
 
 #[test]
@@ -445,9 +473,12 @@ fn a_table_opens_in_two_reads_and_only_in_its_order() {
     let world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
     let other = World { order: KeyOrder::custom(Arc::new(Reversed)), ..world };
     let error = other.open().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(error.message().contains("azekura.bytewise") && error.message().contains("reversed"), "{error}");
     let world = World { order: KeyOrder::bytewise(), ..other };
+    let faults = FaultFs::new(Arc::new(world.fs.clone()));
+    world.open_on(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+    assert_eq!(faults.count(OpKind::Read), 2);
     for change in [
         |meta: &mut TableMeta| meta.entries += 1,
         |meta: &mut TableMeta| meta.size += 1,
@@ -554,6 +585,87 @@ fn a_file_cut_while_it_is_open_gives_errors() {
     assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
     let mut cursor = table.cursor(true);
     assert!(cursor.seek_to_first().is_err() && !cursor.valid());
+}
+
+#[test]
+fn a_filter_that_cannot_be_read_lets_everything_through() {
+    let rows = some_rows(2000);
+    for partition in [true, false] {
+        let options = TableOptions {
+            metadata_block_size: 512,
+            compression: CompressionType::None,
+            partition_index_and_filters: partition,
+            ..TableOptions::default()
+        };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let mut bytes = world.bytes();
+        for (kind, at, len) in frames(&bytes) {
+            if matches!(kind, BlockKind::Filter) {
+                bytes[at + len - 9] ^= 1;
+            }
+        }
+        let table = world.with_bytes(&bytes).open().unwrap();
+        check(&table, &rows, &targets(&rows[..100], &mut Random(6)));
+        assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
+        let faults = FaultFs::new(Arc::new(world.fs.clone()));
+        let table = world.open_on(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+        faults.fail(FaultPlan::new(OpKind::Read, 1, Fault::Error(std::io::ErrorKind::Other)));
+        assert!(get(&table, &rows[7].user, SeqNo::MAX).unwrap().is_some(), "the failing read was the filter's");
+        assert_eq!(faults.struck(), 1);
+    }
+}
+
+/// Kind, offset and length of each frame of a table that is stored without a codec.
+fn frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
+    let (mut frames, mut at) = (Vec::new(), 64);
+    while at < bytes.len() - FOOTER_LEN {
+        assert_eq!(bytes[at + 8], 0, "no codec");
+        let len = FRAME_HEADER_LEN + u32::from_le_bytes(bytes[at + 11..at + 15].try_into().unwrap()) as usize;
+        frames.push((BlockKind::from_byte(bytes[at + 10]).unwrap(), at, len));
+        at += len;
+    }
+    frames
+}
+
+#[test]
+fn blocks_that_verify_and_lie_cause_errors_at_worst() {
+    let rows = some_rows(60);
+    let options = TableOptions {
+        block_size: 256,
+        metadata_block_size: 100,
+        compression: CompressionType::None,
+        ..TableOptions::default()
+    };
+    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let good = world.bytes();
+    let frames = frames(&good);
+    let mut random = Random(2024);
+    for round in 0..4000 {
+        let mut bad = good.clone();
+        let (_, at, len) = frames[round % frames.len()];
+        for _ in 0..1 + random.below(3) {
+            let byte = at + FRAME_HEADER_LEN + random.below((len - FRAME_HEADER_LEN) as u64) as usize;
+            bad[byte] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6) as usize];
+        }
+        let sum = xxh3(place_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
+        bad[at..at + 8].copy_from_slice(&sum.to_le_bytes());
+        let Ok(table) = world.with_bytes(&bad).open() else { continue };
+        let _ = table.verify();
+        for row in rows.iter().step_by(7) {
+            let _ = get(&table, &row.user, SeqNo(5));
+        }
+        let mut cursor = table.cursor(true);
+        for (user, forward) in [(&b"key 00050"[..], true), (b"key 00051", false), (b"", true), (b"z", false)] {
+            let target = KeyRef::first_of(user);
+            let mut moved = if forward { cursor.seek(target) } else { cursor.seek_before(target) };
+            let mut steps = 0;
+            while moved.is_ok() && cursor.valid() {
+                moved = if forward { cursor.next() } else { cursor.prev() };
+                steps += 1;
+                assert!(steps < 10_000);
+            }
+        }
+    }
 }
 
 #[test]
