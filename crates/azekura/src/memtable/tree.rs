@@ -454,4 +454,16 @@ mod tests {
             }
         });
     }
+
+    #[test]
+    fn a_step_through_a_node_that_changed_meanwhile_is_void() {
+        let (arena, mut writer) = Arena::new();
+        let records = Records::new(arena, KeyOrder::bytewise());
+        let inner = Inner::over(0);
+        let version = inner.head().version();
+        assert_eq!(follow(&inner, version, &records, Goal::Last), Some(0));
+        inner.insert(1, (stored(&records, &mut writer, 10), 1), &records);
+        assert_eq!(follow(&inner, version, &records, Goal::Last), None);
+        assert_eq!(follow(&inner, inner.head().version(), &records, Goal::Last), Some(1));
+    }
 }
