@@ -12,7 +12,7 @@ use crate::block::BlockCache;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::engine::{Engine, Host, ReadPoint, Task, TaskReport, Visible};
 use crate::lsm::{LsmOptions, LsmTree, TreeContext};
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 use crate::vfs::fault::FaultFs;
 use crate::vfs::mem::{MemFs, Survival};
 use crate::vfs::{Env, Fs};

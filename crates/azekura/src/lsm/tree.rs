@@ -20,7 +20,7 @@ use crate::lsm::super_version::{Current, SuperVersion};
 use crate::lsm::version::{Described, Version};
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
@@ -102,24 +102,8 @@ impl LsmTree {
     ) -> Result<LsmTree> {
         let shared = Arc::new(context);
         let read = options.read_options();
-<<<<<<< HEAD
         let handle = |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&shared), read));
         let version = Version::restore(tables.into_iter().map(handle).collect(), &shared.order)?;
-=======
-        let mut handles = Vec::with_capacity(tables.len());
-        for (level, meta) in tables {
-            let problem = match listing.get(&meta.id) {
-                Some(&size) if size == meta.size => None,
-                Some(&size) => Some(format!("table has {size} bytes and should have {}", meta.size)),
-                None => Some("table is missing".to_owned()),
-            };
-            if let Some(problem) = problem {
-                return Err(Error::corruption(problem).in_file(shared.files.path(meta.id)));
-            }
-            handles.push((level, TableHandle::new(meta, None, Arc::clone(&shared), read)));
-        }
-        let version = Version::restore(handles, &shared.order)?;
->>>>>>> f264fbd4321beab20eb720e42e814a288475202a
         Ok(LsmTree::with_version(shared, options, version, flushed))
     }
 
