@@ -90,9 +90,7 @@ impl Error {
     /// [`ErrorKind::OutOfSpace`].
     pub fn io(what: &str, source: &io::Error) -> Error {
         let kind = match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                ErrorKind::OutOfSpace
-            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::OutOfSpace,
             _ => ErrorKind::Io,
         };
         let message = format!("cannot {what}: {source}");

@@ -9,7 +9,9 @@ use crate::base::{KeyOrder, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::engine::Visible;
 use crate::lsm::version::Described;
-use crate::table::{ReadOptions, Table, TableFiles};
+use crate::table::files::TableFiles;
+use crate::table::options::ReadOptions;
+use crate::table::reader::Table;
 use crate::vfs::{Env, Fs};
 
 /// What a tree shares with the rest of the database.

@@ -1,0 +1,75 @@
+//! The end of a segment's life: retired when nothing in it is needed, written over or removed when the manifest says so.
+
+use crate::base::edit::Epoch;
+use crate::base::{Result, SeqNo};
+use crate::wal::format::segment_path;
+use crate::wal::log::{Log, SealedSegment, Wal};
+
+/// Spare files that are kept.
+const SPARES_MAX: usize = 2;
+
+impl Wal {
+    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list. The caller makes their
+    /// retirement durable in the manifest and then calls [`Wal::recycle`].
+    ///
+    /// # Errors
+    /// `Poisoned` if a sync was needed and failed; nothing was retired.
+    pub(crate) fn retire(&self, flushed_through: SeqNo) -> Result<Vec<Epoch>> {
+        let mut log = self.log();
+        if log.retirable(flushed_through) > 0 && !log.next_is_anchored(flushed_through) {
+            // Power loss could take the header of the new oldest segment; then nothing would say any more where the log
+            // ends.
+            drop(log);
+            self.sync_alone(true)?;
+            log = self.log();
+        }
+        let count = log.retirable(flushed_through);
+        let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
+        log.retired.extend(&leaving);
+        Ok(leaving.iter().map(|info| info.epoch).collect())
+    }
+
+    /// Frees the files of retired segments: up to two are kept to be written over, the others removed.
+    ///
+    /// # Errors
+    /// The first failure to remove a file; all others are still tried, and what is left over is found at the next open.
+    pub(crate) fn recycle(&self, epochs: &[Epoch]) -> Result<()> {
+        let mut surplus = Vec::new();
+        let mut log = self.log();
+        let (gone, kept) = log.retired.drain(..).partition(|info| epochs.contains(&info.epoch));
+        log.retired = kept;
+        for info in Vec::from_iter::<Vec<_>>(gone) {
+            if log.spares.len() < SPARES_MAX && info.end <= self.segment_size {
+                log.spares.push(info.file);
+            } else {
+                surplus.push(info.file);
+            }
+        }
+        while log.spares.len() > SPARES_MAX {
+            surplus.extend(log.spares.pop());
+        }
+        drop(log);
+        let mut result = Ok(());
+        for file in surplus {
+            result = result.and(self.fs.remove_file(&segment_path(&self.dir, file)));
+        }
+        result
+    }
+}
+
+impl Log {
+    /// How many segments can go: oldest first, and never around one that stays, so that the chain gets no hole.
+    fn retirable(&self, flushed_through: SeqNo) -> usize {
+        let goes = |sealed: &&SealedSegment| sealed.info.last <= flushed_through && sealed.unsynced.is_none();
+        self.sealed.iter().take_while(goes).count()
+    }
+
+    /// Whether the start of the oldest segment that stays is known after power loss too: from its own header, or, for the
+    /// first that was begun, from the end of the log that the manifest notes when the database is opened.
+    fn next_is_anchored(&self, flushed_through: SeqNo) -> bool {
+        match self.sealed.get(self.retirable(flushed_through)) {
+            Some(sealed) => sealed.unsynced.is_none(),
+            None => self.begun == 1 || self.active.as_ref().is_some_and(|active| active.header_synced),
+        }
+    }
+}
