@@ -50,7 +50,7 @@ struct Listing {
 }
 
 /// The number in a name such as `000012.sst`.
-fn file_number(name: &str, suffix: &str) -> Option<FileId> {
+pub(crate) fn file_number(name: &str, suffix: &str) -> Option<FileId> {
     let digits = name.strip_suffix(suffix)?;
     let canonical = digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
     let id = digits.parse().ok().filter(|_| canonical)?;
