@@ -3,15 +3,17 @@
 use azekura::{Database, Partition, Result};
 
 use super::history::{Map, State};
+use super::shape::Shape;
 
-/// Every partition with every pair. Each is read forward, backward and key by key; all must agree.
+/// Every partition with every pair. Each is read forward, backward and key by key; all must agree. The partitions are
+/// opened with the options of `shape`.
 ///
 /// # Errors
 /// Those of reading. Disagreement panics.
-pub(crate) fn read_all(db: &Database) -> Result<State> {
+pub(crate) fn read_all(db: &Database, shape: &Shape) -> Result<State> {
     let mut state = State::new();
     for name in db.list_partitions() {
-        let partition = db.open_partition(&name, Default::default())?;
+        let partition = db.open_partition(&name, shape.partition(&name))?;
         state.insert(name, read_partition(&partition)?);
     }
     Ok(state)

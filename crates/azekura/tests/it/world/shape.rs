@@ -27,12 +27,13 @@ impl Shape {
         Shape { seed }
     }
 
-    /// The database's options: manual work, a virtual clock, random numbers from the seed.
-    pub(crate) fn config(&self, path: &Path, fs: Arc<dyn Fs>) -> Config {
+    /// The database's options: manual work, and a world without chance. A run has one `env` for all its opens, so that
+    /// no random number comes twice.
+    pub(crate) fn config(&self, path: &Path, fs: Arc<dyn Fs>, env: &TestEnv) -> Config {
         let mut dice = Dice::new(self.seed ^ 0xC0F1);
         Config::new(path)
             .fs(fs)
-            .env(Arc::new(TestEnv::new(self.seed)))
+            .env(Arc::new(env.clone()))
             .workers(0)
             .cache_size(dice.pick(&[0, 4 << 10, 64 << 10, 8 << 20]))
             .memory_budget(dice.pick(&[1 << 20, 16 << 20]))
@@ -43,9 +44,10 @@ impl Shape {
             .compression(dice.pick(&CODECS))
     }
 
-    /// The options of the `index`-th partition that the run opens.
-    pub(crate) fn partition(&self, index: u64) -> PartitionCreateOptions {
-        let mut dice = Dice::new(self.seed ^ (index << 32) ^ 0x0A67);
+    /// The options of the partition of that name.
+    pub(crate) fn partition(&self, name: &str) -> PartitionCreateOptions {
+        let salt = name.bytes().fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        let mut dice = Dice::new(self.seed ^ (salt << 20) ^ 0x0A67);
         let mut options = PartitionCreateOptions::default()
             .block_size(dice.pick(&[64, 100, 256, 1000, 4096]))
             .restart_interval(dice.pick(&[1, 2, 3, 16, 255]))
