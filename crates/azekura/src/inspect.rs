@@ -13,9 +13,11 @@ use crate::base::event::DroppedAfterDamage;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::block::Block;
+use crate::block::bloom::FilterBlock;
 use crate::block::cache::BlockCache;
-use crate::block::filter::FilterPiece;
-use crate::block::frame;
+use crate::block::cursor::BlockCursor;
+use crate::block::frame::{Body, FRAME_HEADER_LEN, open_frame};
+use crate::block::kind::BlockKind;
 use crate::db::recovery::{LOCK, MANIFEST, MANIFEST_TMP, file_number, segment_path};
 use crate::db::state::ledger::Ledger;
 use crate::db::state::payload::Records;
@@ -187,7 +189,7 @@ fn verify_tables(
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir.to_path_buf(), 8));
+    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8));
     let cache = Arc::new(BlockCache::new(0));
     for partition in ledger.partitions.values() {
         let order = match partition.meta.comparator.as_str() {
@@ -298,9 +300,9 @@ pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
         Decoder::WalFrame => wal::decode(bytes).map(drop),
         Decoder::Manifest => Ledger::replay(&manifest::decode(bytes)?.edits).map(drop),
         Decoder::Table => decode_table(bytes),
-        Decoder::Block => Block::check(bytes),
-        Decoder::Frame => frame::decode(bytes, &[0; 16], 0).map(drop),
-        Decoder::FilterPiece => FilterPiece::check(bytes),
+        Decoder::Block => decode_block(bytes),
+        Decoder::Frame => decode_frame(bytes),
+        Decoder::FilterPiece => FilterBlock::decode(&Body::from(bytes.to_vec())).map(drop),
         Decoder::FileHeader => decode_header(bytes),
         Decoder::Edits => Edit::decode_batch(bytes).map(drop),
         Decoder::Batch => Records::new(bytes).try_for_each(|record| record.map(drop)),
@@ -320,14 +322,36 @@ fn decode_header(bytes: &[u8]) -> Result<()> {
     Err(error)
 }
 
+/// A block behind its frame, walked in both directions.
+fn decode_block(bytes: &[u8]) -> Result<()> {
+    let mut cursor = BlockCursor::new(Arc::new(Block::decode(Body::from(bytes.to_vec()))?));
+    cursor.seek_to_first()?;
+    while cursor.valid() {
+        cursor.next()?;
+    }
+    cursor.seek_to_last()?;
+    while cursor.valid() {
+        cursor.prev()?;
+    }
+    Ok(())
+}
+
+/// A frame at the beginning of a file without an id, of whichever kind it says it is.
+fn decode_frame(bytes: &[u8]) -> Result<()> {
+    let header = bytes.get(..FRAME_HEADER_LEN).ok_or_else(|| Error::corruption("block is shorter than its header"))?;
+    let kind = BlockKind::from_byte(header[10]).unwrap_or(BlockKind::Data);
+    open_frame(bytes.to_vec(), &[0; 16], 0, kind).map(drop)
+}
+
 /// A whole table, from memory.
 fn decode_table(bytes: &[u8]) -> Result<()> {
     let fs: Arc<dyn Fs> = Arc::new(crate::vfs::mem::MemFs::new());
     let dir = PathBuf::from("/fuzz");
     fs.create_dir_all(&dir)?;
-    let files = Arc::new(TableFiles::new(Arc::clone(&fs), dir, 1));
+    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 1));
     let file = fs.open(&files.path(FileId(1)), OpenMode::Create)?;
     file.write_at(bytes, 0)?;
-    let meta = Table::describe(&files, FileId(1))?;
-    verify_table(&files, &Arc::new(BlockCache::new(0)), &meta, &KeyOrder::bytewise(), 0)
+    let cache = Arc::new(BlockCache::new(0));
+    let meta = Table::describe(&files, &cache, FileId(1))?;
+    verify_table(&files, &cache, &meta, &KeyOrder::bytewise(), 0)
 }

@@ -30,7 +30,7 @@ use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
 use crate::manifest::Manifest;
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::{self, LogCommit, ReplayOptions, ReplayReport, Wal, WalOptions};
 
@@ -168,7 +168,7 @@ impl Loaded {
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
-            files: Arc::new(TableFiles::new(Arc::clone(fs), dir.clone(), config.settings.max_open_files)),
+            files: Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files)),
             cache: Arc::new(BlockCache::new(config.settings.cache_size)),
             hash_seed: ledger.hash_seed,
             next_file: Arc::new(std::sync::atomic::AtomicU64::new(next_file)),

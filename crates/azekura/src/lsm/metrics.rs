@@ -8,6 +8,8 @@ pub(crate) struct LevelMetrics {
     pub(crate) runs: u64,
     pub(crate) tables: u64,
     pub(crate) bytes: u64,
+    /// Keys and values before compression.
+    pub(crate) raw_bytes: u64,
     pub(crate) entries: u64,
     pub(crate) tombstones: u64,
 }
@@ -42,6 +44,13 @@ pub(crate) struct Counters {
     pub(crate) compacted_read: AtomicU64,
     pub(crate) compacted_written: AtomicU64,
     pub(crate) moved_tables: AtomicU64,
+}
+
+impl LsmMetrics {
+    /// Bytes in memtables, sealed ones included.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memtable_bytes + self.sealed_bytes
+    }
 }
 
 impl Counters {

@@ -1,6 +1,7 @@
 //! What a tree can be told.
 
 use crate::base::compression::CompressionType;
+use crate::base::{Error, Result};
 use crate::table::{ReadOptions, TableOptions};
 
 /// The settings of one LSM tree; a change applies to what is written from then on.
@@ -46,14 +47,36 @@ impl LsmOptions {
 /// The settings of leveled compaction: level 0 takes flushes as they come, every deeper level is one sorted run, and
 /// each is allowed `level_ratio` times as many bytes as the one above.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct LeveledOptions {
-    /// Level 0 is merged down when it has this many runs.
-    pub(crate) l0_trigger: u32,
-    /// Tables are cut at this many bytes, at the next user key.
-    pub(crate) table_size: u64,
-    pub(crate) level_ratio: u32,
-    /// The level that level 0 is merged into may hold this many bytes; until there are more, it is the bottom.
-    pub(crate) base_size: u64,
+pub struct LeveledOptions {
+    /// Level 0 is merged down when it has this many runs, 1..=1,000. Default 4.
+    pub l0_trigger: u32,
+    /// Tables are cut at this many bytes, at the next user key; 4 KiB to 16 GiB. Default 64 MiB.
+    pub table_size: u64,
+    /// How many times larger each level may be than the one above, 2..=100. Default 10.
+    pub level_ratio: u32,
+    /// The level that level 0 is merged into may hold this many bytes; until there are more, it is the bottom; 4 KiB to
+    /// 1 TiB. Default 256 MiB.
+    pub base_size: u64,
+}
+
+impl LeveledOptions {
+    /// # Errors
+    /// `Invalid` for options out of their range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let ranges = [
+            ("l0_trigger", u64::from(self.l0_trigger), 1..=1_000),
+            ("table_size", self.table_size, 4 << 10..=16 << 30),
+            ("level_ratio", u64::from(self.level_ratio), 2..=100),
+            ("base_size", self.base_size, 4 << 10..=1 << 40),
+        ];
+        for (name, value, range) in ranges {
+            if !range.contains(&value) {
+                let (low, high) = (range.start(), range.end());
+                return Err(Error::invalid(format!("{name} is {value}, out of its range {low}..={high}")));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Default for LeveledOptions {

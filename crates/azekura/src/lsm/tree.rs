@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::edit::{Edit, FileId, PartitionId, TableMeta};
-use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport};
 use crate::lsm::compaction::leveled;
@@ -20,6 +20,7 @@ use crate::lsm::super_version::{Current, SuperVersion};
 use crate::lsm::version::{Described, Version};
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
+use crate::table::TableFiles;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
@@ -62,40 +63,47 @@ impl Pinned {
     }
 }
 
+/// Checks that `listing`, the files of the directory with their lengths, has every table, whole.
+///
+/// # Errors
+/// `Corruption` naming the file of a table that is missing or has another length.
+pub(crate) fn check_files<'a>(
+    tables: impl Iterator<Item = &'a TableMeta>,
+    listing: &HashMap<FileId, u64>,
+    files: &TableFiles,
+) -> Result<()> {
+    for meta in tables {
+        let problem = match listing.get(&meta.id) {
+            Some(&size) if size == meta.size => continue,
+            Some(&size) => format!("table has {size} bytes, the manifest says {}: restore it from a copy", meta.size),
+            None => "table is missing: restore it from a copy".to_owned(),
+        };
+        return Err(Error::corruption(problem).in_file(files.path(meta.id)));
+    }
+    Ok(())
+}
+
 impl LsmTree {
     /// An empty tree.
     pub(crate) fn new(context: TreeContext, options: LsmOptions) -> LsmTree {
         LsmTree::with_version(context, options, Version::empty(), SeqNo::ZERO)
     }
 
-    /// The tree that the manifest lists: its tables, on their levels, and the last sequence number they cover. Tables are
-    /// opened when they are first used; here it is only checked that `listing`, the files of the directory with their
-    /// lengths, has them.
+    /// The tree that the manifest lists: its tables, on their levels, and the last sequence number they cover. The files
+    /// were checked with [`check_files`]; tables are opened when they are first used.
     ///
     /// # Errors
-    /// `Corruption` if a table is missing, has another length, or cannot lie where the manifest says.
+    /// `Corruption` if a table cannot lie where the manifest says.
     pub(crate) fn restore(
         context: TreeContext,
         options: LsmOptions,
         tables: Vec<(u8, TableMeta)>,
         flushed: SeqNo,
-        listing: &HashMap<FileId, u64>,
     ) -> Result<LsmTree> {
         let shared = Arc::new(context);
         let read = options.read_options();
-        let mut handles = Vec::with_capacity(tables.len());
-        for (level, meta) in tables {
-            let problem = match listing.get(&meta.id) {
-                Some(&size) if size == meta.size => None,
-                Some(&size) => Some(format!("table has {size} bytes and should have {}", meta.size)),
-                None => Some("table is missing".to_owned()),
-            };
-            if let Some(problem) = problem {
-                return Err(Error::corruption(problem).in_file(shared.files.path(meta.id)));
-            }
-            handles.push((level, TableHandle::new(meta, None, Arc::clone(&shared), read.clone())));
-        }
-        let version = Version::restore(handles, &shared.order)?;
+        let handle = |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&shared), read));
+        let version = Version::restore(tables.into_iter().map(handle).collect(), &shared.order)?;
         Ok(LsmTree::with_version(shared, options, version, flushed))
     }
 
@@ -131,6 +139,22 @@ impl LsmTree {
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
         *lock(&self.options) = Arc::new(options);
+    }
+
+    pub(crate) fn order(&self) -> &KeyOrder {
+        &self.context.order
+    }
+
+    /// Whether a memtable waits to be flushed. Asked after every commit: no lock.
+    pub(crate) fn wants_flush(&self) -> bool {
+        self.current.with(|now| !now.sealed.is_empty())
+    }
+
+    /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
+    pub(crate) fn approximate_len(&self) -> u64 {
+        let now = self.current.get();
+        let tables: u64 = now.version.levels().map(|(_, level)| level.entries.saturating_sub(2 * level.tombstones)).sum();
+        tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
     }
 
     /// Keeps the tables of now.
@@ -192,6 +216,7 @@ impl LsmTree {
         let now = self.current.get();
         let levels = now.version.levels().map(|(_, level)| LevelMetrics {
             runs: level.runs.len() as u64,
+            raw_bytes: level.iter().map(|table| table.meta().raw_bytes).sum(),
             tables: level.tables,
             bytes: level.bytes,
             entries: level.entries,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::checksum::key_hash;
-use crate::base::edit::TableMeta;
+use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::frame::{Body, open_frame};
@@ -86,6 +86,29 @@ impl Table {
         let (directory, properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
         let same_seed = properties.hash_seed == db_hash_seed;
         Ok(Table { source, order, index, filter, directory, properties, meta: meta.clone(), same_seed })
+    }
+
+    /// What the manifest would say of a table that only its file is known of.
+    ///
+    /// # Errors
+    /// As [`open`](Table::open).
+    pub(crate) fn describe(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
+        let size = files.file(id)?.length()?;
+        let (files, cache) = (Arc::clone(files), Arc::clone(cache));
+        let mut source = Source { files, cache, id, file_id: [0; 16], size };
+        let properties = Tail::read(&mut source)?.properties()?;
+        Ok(TableMeta {
+            id,
+            size,
+            entries: properties.entries,
+            tombstones: properties.tombstones,
+            lowest: properties.lowest,
+            highest: properties.highest,
+            created_ms: properties.created_ms,
+            raw_bytes: properties.raw_bytes,
+            smallest: properties.smallest,
+            largest: properties.largest,
+        })
     }
 
     /// The newest version of the key that is not newer than asked for; tombstones are found like values.
