@@ -74,9 +74,10 @@ impl Shape {
 }
 
 fn leveled(dice: &mut Dice) -> LeveledOptions {
-    LeveledOptions::default()
-        .l0_trigger(dice.pick(&[1, 2, 4]))
-        .table_size(dice.pick(&[4 << 10, 8 << 10, 64 << 10]))
-        .level_ratio(dice.pick(&[2, 3, 10]))
-        .base_size(dice.pick(&[8 << 10, 32 << 10, 1 << 20]))
+    LeveledOptions {
+        l0_trigger: dice.pick(&[1, 2, 4]),
+        table_size: dice.pick(&[4 << 10, 8 << 10, 64 << 10]),
+        level_ratio: dice.pick(&[2, 3, 10]),
+        base_size: dice.pick(&[8 << 10, 32 << 10, 1 << 20]),
+    }
 }
