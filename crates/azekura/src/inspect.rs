@@ -297,7 +297,7 @@ pub enum Decoder {
 #[doc(hidden)]
 pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
     match decoder {
-        Decoder::WalFrame => wal::decode(bytes).map(drop),
+        Decoder::WalFrame => wal::scan_bytes(bytes).map(drop),
         Decoder::Manifest => Ledger::replay(&manifest::decode(bytes)?.edits).map(drop),
         Decoder::Table => decode_table(bytes),
         Decoder::Block => decode_block(bytes),

@@ -251,12 +251,7 @@ impl Catalog {
         };
         let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, flushed)?;
         for record in lock(&state.pending).drain(..) {
-            tree.apply(EntryRef {
-                user: &record.key,
-                seqno: record.seqno,
-                kind: record.kind,
-                value: &record.value,
-            })?;
+            tree.apply(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
         }
         let built = state.tree.set(Arc::new(tree));
         debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");

@@ -42,8 +42,7 @@ pub struct CacheMetrics {
 impl CacheMetrics {
     fn of(cache: &BlockCache) -> CacheMetrics {
         let stats = cache.stats();
-        let mut metrics =
-            CacheMetrics { capacity: stats.capacity, used: stats.used, ..CacheMetrics::default() };
+        let mut metrics = CacheMetrics { capacity: stats.capacity, used: stats.used, ..CacheMetrics::default() };
         for (kind, stats) in BlockKind::CACHED.iter().zip(&stats.kinds) {
             let sum = match kind {
                 BlockKind::Index | BlockKind::IndexTop => &mut metrics.index,

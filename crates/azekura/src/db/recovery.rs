@@ -194,13 +194,12 @@ impl Loaded {
         };
         let (by_id, next_partition) = (&self.by_id, self.ledger.next_partition);
         let mut records = 0;
-        let report = wal::replay(
-            Arc::clone(&config.fs),
-            &config.path,
-            self.ledger.id,
-            options,
-            &mut |commit: LogCommit<'_>| replay_commit(by_id, next_partition, &commit, &mut records),
-        )?;
+        let report =
+            wal::replay(Arc::clone(&config.fs), &config.path, self.ledger.id, options, &mut |commit: LogCommit<
+                '_,
+            >| {
+                replay_commit(by_id, next_partition, &commit, &mut records)
+            })?;
         self.records = records;
         Ok(report)
     }
@@ -287,9 +286,8 @@ impl Loaded {
             report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
         let tables = self.listing.tables.keys().filter(|id| !named.contains(id));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
-        let paths = tables
-            .map(|id| self.parts.files.path(*id))
-            .chain(segments.map(|id| segment_path(&config.path, *id)));
+        let paths =
+            tables.map(|id| self.parts.files.path(*id)).chain(segments.map(|id| segment_path(&config.path, *id)));
         paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
     }
 

@@ -99,9 +99,8 @@ impl Snapshot {
 
     /// The pairs there were whose keys begin with `prefix`; see [`Partition::prefix`].
     pub fn prefix(&self, partition: &Partition, prefix: impl AsRef<[u8]>) -> Iter {
-        let walk = partition
-            .check_home(&self.handle)
-            .and_then(|()| partition.prefix_walk(prefix.as_ref(), self.pin.clone()));
+        let walk =
+            partition.check_home(&self.handle).and_then(|()| partition.prefix_walk(prefix.as_ref(), self.pin.clone()));
         Iter(Source::new(walk))
     }
 

@@ -323,7 +323,6 @@ impl World {
     pub(crate) fn reopen(&mut self) {
         let (tables, flushed) = replay(&self.host.edits.lock().unwrap());
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
-        let listing = tables_in(&self.fs);
         self.tree = LsmTree::restore(context, self.options.clone(), tables, flushed).unwrap();
         for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {
             self.tree.apply(EntryRef { user, seqno: SeqNo(*seqno), kind: *kind, value }).unwrap();

@@ -10,8 +10,8 @@ use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
 use crate::base::{ErrorKind, KeyOrder, RecordKind, SeqNo};
 use crate::engine::{Engine, ReadPoint, Task};
-use crate::lsm::tree::check_files;
 use crate::lsm::harness::{World, small_options, tables_in};
+use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM;
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};
 

@@ -153,7 +153,8 @@ impl LsmTree {
     /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
     pub(crate) fn approximate_len(&self) -> u64 {
         let now = self.current.get();
-        let tables: u64 = now.version.levels().map(|(_, level)| level.entries.saturating_sub(2 * level.tombstones)).sum();
+        let tables: u64 =
+            now.version.levels().map(|(_, level)| level.entries.saturating_sub(2 * level.tombstones)).sum();
         tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
     }
 
