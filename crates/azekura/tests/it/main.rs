@@ -9,5 +9,6 @@
 mod crash;
 mod fs_contract;
 mod model;
+mod regressions;
 mod tidy;
 mod world;

@@ -76,7 +76,7 @@ impl History {
         state
     }
 
-    /// Which prefix of the history `found` is, if it is one of at least `floor` events.
+    /// Which prefix of the history `found` is, the longest that fits, if it is one of at least `floor` events.
     ///
     /// Contents are compared strictly, over all partitions at once. An empty partition has no content: its creation or
     /// deletion may be ahead of or behind the commits, but not behind `floor`.
@@ -97,7 +97,7 @@ impl History {
             for name in &names {
                 existed.entry(name.clone()).or_default()[usize::from(state.contains_key(name))] = true;
             }
-            if matched.is_none() && full(&state) == found_full {
+            if full(&state) == found_full {
                 matched = Some(count);
             }
         }
@@ -192,9 +192,9 @@ mod tests {
     #[test]
     fn empty_partitions_may_be_early_or_late_but_not_behind_the_floor() {
         let history = history();
-        assert_eq!(history.judge(&State::new(), 0), Ok(0));
+        assert_eq!(history.judge(&State::new(), 0), Ok(2), "the longest that fits");
         let early = State::from([("b".to_owned(), Map::new())]);
-        assert_eq!(history.judge(&early, 0), Ok(0));
+        assert_eq!(history.judge(&early, 0), Ok(2));
         assert!(history.judge(&early, 1).unwrap_err().contains("\"a\" is gone"));
         let stranger = State::from([("c".to_owned(), Map::new())]);
         assert!(history.judge(&stranger, 0).is_err());
