@@ -92,7 +92,7 @@ fn churn(world: &mut World, rounds: usize) {
 
 #[test]
 fn every_moment_that_somebody_looks_at_stays_as_it_was() {
-    for (order, seeds) in orders().into_iter().zip([1..5u64, 100..103]) {
+    for (order, seeds) in orders().into_iter().zip([1..4u64, 100..102]) {
         for seed in seeds {
             let mut world = World::new(order.clone(), small_options(), seed);
             churn(&mut world, 120);
@@ -167,6 +167,32 @@ fn what_does_not_overlap_moves() {
     assert_eq!((metrics.compactions, metrics.compacted_written), (0, 0), "ascending keys are never rewritten");
     assert_eq!(metrics.levels[usize::from(BOTTOM)].runs, 1);
     world.check_files();
+}
+
+#[test]
+fn a_merge_leaves_out_the_tables_between() {
+    let mut options = small_options();
+    options.compaction.base_size = 1 << 20;
+    let mut world = World::new(KeyOrder::bytewise(), options, 5);
+    for part in ["a", "g", "m"] {
+        for i in 0..20 {
+            world.put(&format!("{part}{i:03}"), "value");
+        }
+        world.flush();
+        world.major_compact();
+    }
+    let between = world.tables().into_iter().find(|(_, table)| table.smallest.0.starts_with(b"g")).unwrap();
+    for part in ["a", "m", "a"] {
+        world.put(&format!("{part}007"), "newer");
+        world.flush();
+    }
+    world.settle(false);
+    world.check();
+    assert_eq!(world.tree.metrics().compactions, 1);
+    assert!(world.tables().contains(&between), "no need to touch it");
+    assert!(world.tables().iter().all(|(level, _)| *level == BOTTOM));
+    world.reopen();
+    world.check();
 }
 
 #[test]
@@ -412,7 +438,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);
     assert!(!tables_in(&world.fs).is_empty(), "the cursor still walks them");
     drop(cursor);
-    for _ in 0..1_000_000 {
+    for _ in 0..20_000 {
         if tables_in(&world.fs).is_empty() {
             return;
         }
@@ -423,6 +449,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "what threads do to each other is what is tested")]
 fn readers_never_miss_a_key_while_tasks_run() {
     let mut world = World::new(KeyOrder::bytewise(), small_options(), 3);
     for i in 0..200 {

@@ -28,7 +28,9 @@ pub(super) enum Step {
     Work,
     Checkpoint(u32),
     /// Closes (or drops all handles) and opens again.
-    Reopen { close: bool },
+    Reopen {
+        close: bool,
+    },
     /// The process dies and comes back.
     Kill,
     /// The power fails and comes back; the script goes on with what is left.

@@ -66,12 +66,8 @@ impl fmt::Display for Search {
 
 /// The survivals of one crash point: each mode without chance, and `random` times chance.
 fn survivals(dice: &mut Dice, random: usize) -> Vec<(Survival, u64)> {
-    let mut list = vec![
-        (Survival::Nothing, 0),
-        (Survival::Everything, 0),
-        (Survival::DataOnly, 0),
-        (Survival::MetadataOnly, 0),
-    ];
+    let mut list =
+        vec![(Survival::Nothing, 0), (Survival::Everything, 0), (Survival::DataOnly, 0), (Survival::MetadataOnly, 0)];
     list.extend((0..random).map(|_| (Survival::Random, dice.throw())));
     list
 }

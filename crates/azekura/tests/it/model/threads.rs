@@ -114,7 +114,11 @@ impl Stage {
         let mut dice = Dice::new(77);
         while !self.stop.load(Ordering::SeqCst) {
             let part = &self.parts[dice.index(2)];
-            if dice.one_in(4) { part.major_compact().unwrap() } else { part.flush().unwrap() }
+            if dice.one_in(4) {
+                part.major_compact().unwrap()
+            } else {
+                part.flush().unwrap()
+            }
             thread::yield_now();
         }
     }
@@ -128,10 +132,23 @@ fn run(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
     let stage =
         Stage { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
     thread::scope(|scope| {
-        let readers: Vec<_> = (0..2).map(|salt| scope.spawn({ let stage = &stage; move || stage.read(salt) })).collect();
+        let readers: Vec<_> = (0..2)
+            .map(|salt| {
+                scope.spawn({
+                    let stage = &stage;
+                    move || stage.read(salt)
+                })
+            })
+            .collect();
         let disturber = scope.spawn(|| stage.disturb());
-        let writers: Vec<_> =
-            (0..WRITERS).map(|writer| scope.spawn({ let stage = &stage; move || stage.write(writer, rounds) })).collect();
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                scope.spawn({
+                    let stage = &stage;
+                    move || stage.write(writer, rounds)
+                })
+            })
+            .collect();
         let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
         stage.stop.store(true, Ordering::SeqCst);
         let others: Vec<_> = readers.into_iter().chain([disturber]).map(|thread| thread.join()).collect();

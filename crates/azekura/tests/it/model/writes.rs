@@ -119,9 +119,14 @@ impl Subject {
         self.note_metrics();
         self.moments.clear();
         self.strolls.clear();
-        let books: Vec<_> = std::mem::take(&mut self.halves).into_iter().map(|(name, half)| (name, half.book)).collect();
+        let books: Vec<_> =
+            std::mem::take(&mut self.halves).into_iter().map(|(name, half)| (name, half.book)).collect();
         let db = self.db.take().expect("it is open");
-        if self.dice.one_in(2) { db.close().unwrap() } else { drop(db) }
+        if self.dice.one_in(2) {
+            db.close().unwrap()
+        } else {
+            drop(db)
+        }
         self.come_back(books, true);
     }
 
@@ -132,7 +137,8 @@ impl Subject {
         memory.freeze_after(Some(0));
         self.moments.clear();
         self.strolls.clear();
-        let books: Vec<_> = std::mem::take(&mut self.halves).into_iter().map(|(name, half)| (name, half.book)).collect();
+        let books: Vec<_> =
+            std::mem::take(&mut self.halves).into_iter().map(|(name, half)| (name, half.book)).collect();
         self.db = None;
         memory.crash(Survival::Everything, 0);
         self.come_back(books, false);

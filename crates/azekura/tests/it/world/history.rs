@@ -87,8 +87,11 @@ impl History {
         let found_full = full(found);
         let mut state = self.state(floor);
         let mut existed: BTreeMap<String, [bool; 2]> = BTreeMap::new();
-        let names: Vec<String> =
-            self.events.iter().filter_map(|e| if let Event::Create(name) = e { Some(name.clone()) } else { None }).collect();
+        let names: Vec<String> = self
+            .events
+            .iter()
+            .filter_map(|e| if let Event::Create(name) = e { Some(name.clone()) } else { None })
+            .collect();
         let mut matched = None;
         for count in floor..=self.events.len() {
             if count > floor {
