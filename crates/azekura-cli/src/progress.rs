@@ -40,6 +40,13 @@ impl Progress {
         Progress(bar)
     }
 
+    /// The same bar with `done` behind it already, which does not count for the speed.
+    pub(crate) fn from(self, done: u64) -> Progress {
+        self.0.set_position(done);
+        self.0.reset_eta();
+        self
+    }
+
     pub(crate) fn add(&self, n: u64) {
         self.0.inc(n);
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use azekura::{Database, Metrics, PartitionMetrics};
+use azekura::{Database, DroppedAfterDamage, Metrics, PartitionMetrics};
 use serde_json::{Value, json};
 
 use crate::args::LookArgs;
@@ -105,7 +105,7 @@ fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(String, String)> {
 }
 
 /// "2.4", or a word where nothing was written.
-pub(crate) fn amplification(user_bytes: u64, factor: f64) -> String {
+fn amplification(user_bytes: u64, factor: f64) -> String {
     if user_bytes == 0 { "nothing written since opening".into() } else { format!("{factor:.2}") }
 }
 
@@ -139,14 +139,17 @@ fn metrics_json(m: &Metrics) -> Value {
         "open_snapshots": m.open_snapshots,
         "replayed_records": m.replayed_records,
         "recovery_ns": m.recovery_ns,
-        "dropped_after_damage": m.dropped_after_damage.as_ref().map(|d| {
-            json!({ "file": d.file.to_string_lossy(), "offset": d.offset, "frames": d.frames })
-        }),
+        "dropped_after_damage": m.dropped_after_damage.as_ref().map(dropped_json),
     })
 }
 
+/// What the log held behind damage, as JSON.
+pub(crate) fn dropped_json(dropped: &DroppedAfterDamage) -> Value {
+    json!({ "file": dropped.file.to_string_lossy(), "offset": dropped.offset, "frames": dropped.frames })
+}
+
 /// A partition and its levels as JSON.
-pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
+fn partition_json(partition: &PartitionMetrics) -> Value {
     let levels: Vec<Value> = partition
         .levels
         .iter()

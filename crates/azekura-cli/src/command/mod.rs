@@ -3,7 +3,7 @@
 //! Rooms: `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `look` (stats, levels), `verify`,
 //! `upkeep` (compact, checkpoint), `partitions`.
 
-pub(crate) mod look;
+mod look;
 mod partitions;
 mod point;
 mod range;

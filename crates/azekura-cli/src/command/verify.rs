@@ -8,6 +8,7 @@ use azekura::fs::{DiskFs, Fs, LockMode};
 use azekura::inspect::{self, FileReport, VerifyReport};
 use serde_json::{Value, json};
 
+use crate::command::look;
 use crate::failure::{Answer, Result, engine_error_json};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -16,24 +17,36 @@ use crate::{display, open};
 /// Checks, and tells what is wrong.
 pub(crate) fn verify(path: &Path, output: &mut Output) -> Result<Answer> {
     let report = check_files(path, output.json())?;
-    let wrong: Vec<&FileReport> = report.files.iter().filter(|file| file.problem.is_some()).collect();
+    let problems = problems(&report);
     if output.json() {
         let files: Vec<Value> = report.files.iter().map(file_json).collect();
-        output.line(json!({ "sound": wrong.is_empty(), "files": files }))?;
-        return Ok(Answer::yes_if(wrong.is_empty()));
+        let dropped = report.dropped_after_damage.as_ref().map(look::dropped_json);
+        output.line(json!({ "sound": problems.is_empty(), "files": files, "dropped_after_damage": dropped }))?;
+        return Ok(Answer::yes_if(problems.is_empty()));
     }
     output.line(summary(&report))?;
-    for file in &wrong {
-        output.line(format!("  {}", problem_line(file)))?;
+    for problem in &problems {
+        output.line(format!("  {problem}"))?;
     }
-    output.line(match wrong.len() {
-        0 => "Everything is sound.".into(),
-        n => format!(
-            "{} damaged: restore from a checkpoint or a copy.",
-            if n == 1 { "1 file is".into() } else { format!("{n} files are") }
-        ),
+    output.line(match problems.is_empty() {
+        true => "Everything is sound.",
+        false => "Not sound: restore what is named above from a checkpoint or a copy.",
     })?;
-    Ok(Answer::yes_if(wrong.is_empty()))
+    Ok(Answer::yes_if(problems.is_empty()))
+}
+
+/// Everything that is wrong, a line each.
+pub(crate) fn problems(report: &VerifyReport) -> Vec<String> {
+    let mut lines: Vec<String> = report.files.iter().filter_map(problem_line).collect();
+    if let Some(dropped) = &report.dropped_after_damage {
+        lines.push(format!(
+            "{}: damaged at byte {}; {} behind it were never synced, and opening leaves them out",
+            dropped.file.display(),
+            dropped.offset,
+            display::plural(dropped.frames, "commit frame")
+        ));
+    }
+    lines
 }
 
 /// Reads every file of the database at `path`, which nobody may be writing to.
@@ -58,13 +71,13 @@ fn summary(report: &VerifyReport) -> String {
     )
 }
 
-/// "000007.sst (table, 2.0 MiB): corruption: checksum does not match, at byte 4096".
-pub(crate) fn problem_line(file: &FileReport) -> String {
-    let Some(error) = &file.problem else { return String::new() };
+/// "000007.sst (table, 2.0 MiB): damaged: checksum does not match, at byte 4096".
+fn problem_line(file: &FileReport) -> Option<String> {
+    let error = file.problem.as_ref()?;
     let place = error.offset().map(|offset| format!(", at byte {offset}")).unwrap_or_default();
     let kind = if error.kind() == ErrorKind::Corruption { "damaged".into() } else { error.kind().to_string() };
     let size = display::bytes(file.bytes);
-    format!("{} ({}, {size}): {kind}: {}{place}", file.path.display(), file.kind, error.message())
+    Some(format!("{} ({}, {size}): {kind}: {}{place}", file.path.display(), file.kind, error.message()))
 }
 
 fn file_json(file: &FileReport) -> Value {

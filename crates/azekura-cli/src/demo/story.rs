@@ -83,8 +83,7 @@ impl Story<'_> {
     }
 
     fn write_and_crash(&mut self) -> Result<()> {
-        let enough = if self.fills() { self.plan.bytes.max(5 * self.memtable_bytes) } else { self.plan.bytes };
-        let outcome = self.run_session(Some(enough / 2), self.write_time / 2)?;
+        let outcome = self.run_session(Some(self.bytes_to_write() / 2), self.write_time / 2)?;
         let c = &outcome.counters;
         let detail = format!(
             "process {} after {} ({}) and {}",
@@ -183,11 +182,10 @@ impl Story<'_> {
 
     fn check_files(&mut self) -> Result<()> {
         let report = verify::check_files(&self.db, self.output.json())?;
-        let wrong: Vec<String> =
-            report.files.iter().filter(|f| f.problem.is_some()).map(verify::problem_line).collect();
+        let wrong = verify::problems(&report);
         let size = report.files.iter().map(|file| file.bytes).sum();
         let good = format!("{}, {}", plural(report.files.len() as u64, "file"), bytes(size));
-        let detail = wrong.first().cloned().unwrap_or(good);
+        let detail = if wrong.is_empty() { good } else { wrong.join("; ") };
         self.conclude("every byte of the database passes its checks", wrong.is_empty(), detail)
     }
 
@@ -226,14 +224,18 @@ impl Story<'_> {
             time,
             kill_after,
         };
-        let progress = Progress::bytes(self.output.json(), self.plan.bytes.max(self.ledger.bytes), "Writing");
-        progress.add(self.ledger.bytes);
+        let progress = Progress::bytes(self.output.json(), self.bytes_to_write(), "Writing").from(self.ledger.bytes);
         session.run(&mut self.ledger, &mut self.left_out, &progress)
     }
 
     /// Whether generated versions are needed.
     fn fills(&self) -> bool {
         self.plan.bytes < INPUT_BYTES_ENOUGH
+    }
+
+    /// As far as it can be told before: two levels need four flushes and one more, or a little less.
+    fn bytes_to_write(&self) -> u64 {
+        if self.fills() { self.plan.bytes.max(5 * self.memtable_bytes) } else { self.plan.bytes }
     }
 
     /// Notes a check and shows it at once.
