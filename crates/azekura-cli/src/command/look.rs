@@ -100,6 +100,7 @@ fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(String, String)> {
             ),
         ),
         ("dropped after damage", dropped),
+        ("writing", if m.poisoned { "ended by a failure".into() } else { "possible".into() }),
     ];
     rows.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
@@ -137,6 +138,7 @@ fn metrics_json(m: &Metrics) -> Value {
             "filter": kind(&m.cache.filter),
         },
         "open_snapshots": m.open_snapshots,
+        "poisoned": m.poisoned,
         "replayed_records": m.replayed_records,
         "recovery_ns": m.recovery_ns,
         "dropped_after_damage": m.dropped_after_damage.as_ref().map(dropped_json),

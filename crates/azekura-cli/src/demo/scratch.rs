@@ -1,6 +1,7 @@
 //! A temporary directory that removes itself, on Ctrl-C too.
 
 use std::fs::{self, DirBuilder};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +13,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// From now on Ctrl-C (and a polite kill) only sets a mark, which [`go_on`] sees; the way out then leads through `Drop`.
 pub(crate) fn catch_interrupts() -> Result<()> {
     ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed))
-        .map_err(|e| Failure::Usage(format!("cannot watch for Ctrl-C: {e}")))
+        .map_err(|e| Failure::os("watch for Ctrl-C", "signals", io::Error::other(e)))
 }
 
 /// Called between steps of anything long.

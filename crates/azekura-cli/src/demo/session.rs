@@ -39,7 +39,7 @@ impl Session<'_> {
     pub(crate) fn run(&self, ledger: &mut Ledger, left_out: &mut LeftOut, progress: &Progress) -> Result<Outcome> {
         let mut child = Reaped(self.spawn(ledger.lines())?);
         let mut outcome = Outcome { process: child.0.id(), ..Outcome::default() };
-        let pipe = child.0.stdout.take().ok_or_else(|| Failure::Usage("the writer has no pipe".into()))?;
+        let pipe = child.0.stdout.take().expect("its standard output is a pipe, and nobody took it before");
         let mut pipe = BufReader::new(pipe);
         let failed = |e| Failure::os("hear the writer", "pipe", e);
         let mut finished = false;
