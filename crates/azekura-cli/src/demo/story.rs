@@ -147,12 +147,7 @@ impl Story<'_> {
         }
         self.summary.files = files;
         self.summary.generated = generated;
-        self.conclude("a new writer went on where the dead one stopped", all, detail)?;
-        if self.fills() {
-            let levels = outcome.counters.levels;
-            self.conclude("the tree has two levels", levels >= 2, format!("{levels} hold tables"))?;
-        }
-        Ok(())
+        self.conclude("a new writer went on where the dead one stopped", all, detail)
     }
 
     fn read_everything(&mut self) -> Result<()> {
@@ -173,6 +168,10 @@ impl Story<'_> {
         };
         self.conclude("a range scan gives all paths in order", held, scanned.out_of_order.or(good))?;
         self.summary.read(&db, &partition, scanned.digest);
+        if self.fills() {
+            let levels = self.summary.levels.len();
+            self.conclude("the tree has two levels", levels >= 2, format!("{levels} hold tables"))?;
+        }
 
         let check = snapshot_check::check(&db, &partition, &self.plan, &mut self.ledger, scanned.digest)?;
         self.conclude(check.claim, check.held, check.detail)?;

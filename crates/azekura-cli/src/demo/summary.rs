@@ -33,7 +33,8 @@ pub(crate) struct Summary {
     pub(crate) took: Duration,
     stored: Digest,
     disk_bytes: u64,
-    levels: Vec<LevelMetrics>,
+    /// Those that hold tables.
+    pub(crate) levels: Vec<LevelMetrics>,
     cache: Option<CacheMetrics>,
 }
 
@@ -47,11 +48,16 @@ impl Summary {
     }
 
     fn compression_ratio(&self) -> f64 {
-        let (raw, stored) = self.levels.iter().fold((0, 0), |(raw, stored), l| (raw + l.raw_bytes, stored + l.bytes));
-        raw as f64 / (stored as f64).max(1.0)
+        let raw: u64 = self.levels.iter().map(|level| level.raw_bytes).sum();
+        raw as f64 / (self.table_bytes() as f64).max(1.0)
+    }
+
+    fn table_bytes(&self) -> u64 {
+        self.levels.iter().map(|level| level.bytes).sum()
     }
 
     pub(crate) fn table(&self, left_out: &LeftOut) -> Table {
+        let tables = self.table_bytes();
         let levels = self
             .levels
             .iter()
@@ -63,7 +69,14 @@ impl Summary {
             ("files", format!("{}, {} left out", count(self.files), count(left_out.count))),
             ("generated versions", count(self.generated)),
             ("bytes", bytes(self.stored.bytes)),
-            ("bytes on disk", bytes(self.disk_bytes)),
+            (
+                "bytes on disk",
+                format!(
+                    "{} in tables, {} of log and the like",
+                    bytes(tables),
+                    bytes(self.disk_bytes.saturating_sub(tables))
+                ),
+            ),
             ("compression ratio", format!("{:.2}", self.compression_ratio())),
             ("write amplification", format!("{:.2}", self.counters.write_amplification())),
             ("levels", levels.collect::<Vec<_>>().join("\n")),
@@ -112,6 +125,7 @@ impl Summary {
             "entries": self.stored.entries,
             "bytes": self.stored.bytes,
             "disk_bytes": self.disk_bytes,
+            "table_bytes": self.table_bytes(),
             "compression_ratio": self.compression_ratio(),
             "write_amplification": self.counters.write_amplification(),
             "levels": self.levels.iter().map(level).collect::<Vec<_>>(),
