@@ -124,6 +124,3 @@ pub(crate) trait Engine: Send + Sync {
     /// How far behind maintenance is.
     fn pressure(&self) -> Pressure;
 }
-
-/// A tree as the partition holds it.
-pub(crate) type ArcEngine = Arc<dyn Engine>;

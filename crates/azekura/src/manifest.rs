@@ -1,11 +1,12 @@
 #![doc = include_str!("../docs/format/manifest.md")]
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::edit::Edit;
 use crate::base::event::DroppedAfterDamage;
 use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::frame::Place;
 use crate::record::poison::Poison;
@@ -14,8 +15,10 @@ use crate::record::window::Source;
 use crate::record::writer::{FrameWriter, Record, Sink};
 use crate::vfs::{File, Fs, OpenMode};
 
-const NAME: &str = "MANIFEST";
-const TEMPORARY: &str = "MANIFEST.tmp";
+/// The name of the manifest.
+pub(crate) const NAME: &str = "MANIFEST";
+/// What a manifest is called until it is whole.
+pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
 
 /// The manifest, open for appending. Thread safe.
 ///
@@ -162,11 +165,11 @@ impl Manifest {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 }
 

@@ -13,13 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::base::ledger::Ledger;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::db::recovery::{is_missing, segment_path};
+use crate::db::recovery::is_missing;
 use crate::db::shared::Shared;
-use crate::db::state::ledger::Ledger;
 use crate::manifest::Manifest;
 use crate::vfs::{Fs, OpenMode};
-use crate::wal::SegmentInfo;
+use crate::wal::format::segment_path;
+use crate::wal::options::SegmentInfo;
 
 /// Attempts before giving up on a database that compacts faster than its tables can be linked.
 const ATTEMPTS: usize = 20;

@@ -17,7 +17,6 @@ use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::worker::{self, Duty};
-use crate::engine::Engine;
 
 /// Partition names are 1..=255 bytes of UTF-8; they never become paths.
 const NAME_LEN_MAX: usize = 255;

@@ -12,7 +12,7 @@ use crate::block::BlockCache;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::engine::{Engine, Host, ReadPoint, Task, TaskReport, Visible};
 use crate::lsm::{LsmOptions, LsmTree, TreeContext};
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 use crate::vfs::fault::FaultFs;
 use crate::vfs::mem::{MemFs, Survival};
 use crate::vfs::{Env, Fs};
@@ -110,6 +110,8 @@ impl Host for FakeHost {
 }
 
 type Log = Vec<(u64, RecordKind, Vec<u8>, Vec<u8>)>;
+/// By sequence number what the key shows, oldest first.
+type Versions = Vec<(u64, Option<Vec<u8>>)>;
 
 pub(crate) struct World {
     pub(crate) fs: MemFs,
@@ -121,8 +123,7 @@ pub(crate) struct World {
     pub(crate) host: FakeHost,
     pub(crate) tree: LsmTree,
     log: Log,
-    /// By key, its versions, oldest first.
-    versions: Vec<(Vec<u8>, Vec<(u64, Option<Vec<u8>>)>)>,
+    versions: Vec<(Vec<u8>, Versions)>,
     random: u64,
 }
 

@@ -92,7 +92,7 @@ fn churn(world: &mut World, rounds: usize) {
 
 #[test]
 fn every_moment_that_somebody_looks_at_stays_as_it_was() {
-    for (order, seeds) in orders().into_iter().zip([1..5u64, 100..103]) {
+    for (order, seeds) in orders().into_iter().zip([1..4u64, 100..102]) {
         for seed in seeds {
             let mut world = World::new(order.clone(), small_options(), seed);
             churn(&mut world, 120);
@@ -423,6 +423,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "what threads do to each other is what is tested")]
 fn readers_never_miss_a_key_while_tasks_run() {
     let mut world = World::new(KeyOrder::bytewise(), small_options(), 3);
     for i in 0..200 {

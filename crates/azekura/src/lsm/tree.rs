@@ -20,7 +20,7 @@ use crate::lsm::super_version::{Current, SuperVersion};
 use crate::lsm::version::{Described, Version};
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///

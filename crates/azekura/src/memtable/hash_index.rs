@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn finds_what_was_put_in_at_every_size() {
-        let count = if cfg!(miri) { 1_500 } else { 50_000 };
+        let count = if cfg!(miri) { 900 } else { 50_000 };
         let (index, mut writer) = (HashIndex::new(), HashWriter::default());
         assert_eq!(index.find(hash(0), |_| true), Found::Nothing);
         for n in 0..count {

@@ -106,9 +106,9 @@ impl<'a> RecordReader<'a> {
         self.at
     }
 
-    /// End of the last whole record or watermark, in bytes.
+    /// End of the last whole record or watermark, in bytes, with its padding if that is there.
     pub(crate) fn end(&self) -> u64 {
-        self.end
+        self.end.min(self.window.source_len())
     }
 
     /// The last sequence number read so far.

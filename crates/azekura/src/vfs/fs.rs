@@ -9,6 +9,9 @@ use std::sync::Arc;
 
 use crate::base::{Error, Result};
 
+/// The name of the file that a database's lock is taken on.
+pub(crate) const LOCK: &str = "LOCK";
+
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {

@@ -54,7 +54,7 @@ impl Wal {
         let begun = log.begun;
         while log.sealed.iter().any(|sealed| sealed.unsynced.is_some()) {
             drop(log);
-            self.sync_sealed_segments()?;
+            self.sync_alone(false)?;
             log = self.log();
             if log.begun != begun {
                 return Ok(log);

@@ -3,7 +3,7 @@
 use crate::base::edit::Epoch;
 use crate::base::{Result, SeqNo};
 use crate::wal::format::segment_path;
-use crate::wal::log::Wal;
+use crate::wal::log::{Log, SealedSegment, Wal};
 
 /// Spare files that are kept.
 const SPARES_MAX: usize = 2;
@@ -11,12 +11,19 @@ const SPARES_MAX: usize = 2;
 impl Wal {
     /// Takes the sealed segments that hold nothing above `flushed_through` off the live list. The caller makes their
     /// retirement durable in the manifest and then calls [`Wal::recycle`].
+    ///
+    /// # Errors
+    /// `Poisoned` if a sync was needed and failed; nothing was retired.
     pub(crate) fn retire(&self, flushed_through: SeqNo) -> Result<Vec<Epoch>> {
         let mut log = self.log();
-        // Oldest first, and never around one that stays: the chain must not get a hole.
-        let stays =
-            |sealed: &crate::wal::log::SealedSegment| sealed.info.last > flushed_through || sealed.unsynced.is_some();
-        let count = log.sealed.iter().position(stays).unwrap_or(log.sealed.len());
+        if log.retirable(flushed_through) > 0 && !log.next_is_anchored(flushed_through) {
+            // Power loss could take the header of the new oldest segment; then nothing would say any more where the log
+            // ends.
+            drop(log);
+            self.sync_alone(true)?;
+            log = self.log();
+        }
+        let count = log.retirable(flushed_through);
         let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
         log.retired.extend(&leaving);
         Ok(leaving.iter().map(|info| info.epoch).collect())
@@ -47,5 +54,22 @@ impl Wal {
             result = result.and(self.fs.remove_file(&segment_path(&self.dir, file)));
         }
         result
+    }
+}
+
+impl Log {
+    /// How many segments can go: oldest first, and never around one that stays, so that the chain gets no hole.
+    fn retirable(&self, flushed_through: SeqNo) -> usize {
+        let goes = |sealed: &&SealedSegment| sealed.info.last <= flushed_through && sealed.unsynced.is_none();
+        self.sealed.iter().take_while(goes).count()
+    }
+
+    /// Whether the start of the oldest segment that stays is known after power loss too: from its own header, or, for the
+    /// first that was begun, from the end of the log that the manifest notes when the database is opened.
+    fn next_is_anchored(&self, flushed_through: SeqNo) -> bool {
+        match self.sealed.get(self.retirable(flushed_through)) {
+            Some(sealed) => sealed.unsynced.is_none(),
+            None => self.begun == 1 || self.active.as_ref().is_some_and(|active| active.header_synced),
+        }
     }
 }

@@ -2,17 +2,20 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
 
 use crate::base::edit::Epoch;
+use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
 use crate::wal::log::Wal;
 
 /// The longest that a leader waits for company, in nanoseconds.
 const GATHER_MAX_NS: u64 = 2_000_000;
-/// Less than this is not worth going to sleep for.
+/// Less than this is not worth it.
 const GATHER_MIN_NS: u64 = 20_000;
+/// However slowly the clock goes, a leader looks around for company no more often than this.
+const GATHER_LOOKS: u32 = 4_000;
 /// For so many groups after two threads last met, a leader expects company.
 const SOCIABLE_GROUPS: u32 = 8;
 
@@ -35,8 +38,6 @@ pub(crate) struct SyncState {
     sociable: u32,
     /// Running average of a sync, in nanoseconds.
     average_ns: u64,
-    /// The leader waits for this many.
-    awaited: u32,
 }
 
 impl SyncState {
@@ -50,26 +51,25 @@ impl SyncState {
             groups: [0; 2],
             sociable: 0,
             average_ns: 0,
-            awaited: 0,
         }
     }
 
-    /// How many callers to wait for, and for how long at most; pure.
+    /// How many callers to wait for, and for how many nanoseconds at most; pure.
     ///
     /// Writers that commit in a closed loop otherwise fall into two half groups that take turns, each waiting for the
     /// other's sync.
-    fn company(&self) -> Option<(u32, Duration)> {
+    fn company(&self) -> Option<(u32, u64)> {
         let wanted = self.groups[0] + self.groups[1];
         let patience = (self.average_ns / 4).min(GATHER_MAX_NS);
         let worth_it = self.sociable > 0 && self.joined < wanted && patience >= GATHER_MIN_NS;
-        worth_it.then_some((wanted, Duration::from_nanos(patience)))
+        worth_it.then_some((wanted, patience))
     }
 }
 
 /// Files to sync, in order.
 struct Batch {
     sealed: Vec<(Epoch, Arc<dyn File>)>,
-    active: Option<Arc<dyn File>>,
+    active: Option<(Epoch, Arc<dyn File>)>,
     target: SeqNo,
 }
 
@@ -103,7 +103,7 @@ impl Wal {
     }
 
     fn sync_state(&self) -> MutexGuard<'_, SyncState> {
-        self.sync.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sync)
     }
 
     /// Counts the caller among those whom the next sync serves, unless the running one does.
@@ -116,22 +116,15 @@ impl Wal {
         }
         state.joined += 1;
         state.want_all |= all;
-        if state.awaited > 0 && state.joined >= state.awaited {
-            self.gathered.notify_one();
-        }
     }
 
     /// Syncs everything appended so far, for all who joined.
-    fn lead(&self, mut state: MutexGuard<'_, SyncState>) -> Result<()> {
+    fn lead<'a>(&'a self, mut state: MutexGuard<'a, SyncState>) -> Result<()> {
         let role = LeaderRole { wal: self, done: false };
         if let Some((wanted, patience)) = state.company() {
-            state.awaited = wanted;
-            let (woken, _) = self
-                .gathered
-                .wait_timeout_while(state, patience, |state| state.joined < state.awaited)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.awaited = 0;
+            drop(state);
+            self.gather(wanted, patience);
+            state = self.sync_state();
         }
         let (group, all) = (std::mem::take(&mut state.joined), std::mem::take(&mut state.want_all));
         let batch = self.batch(true);
@@ -155,15 +148,27 @@ impl Wal {
         Ok(())
     }
 
-    /// Syncs sealed segments that are not synced yet, as the only one who syncs; false if there were none.
-    pub(super) fn sync_sealed_segments(&self) -> Result<bool> {
+    /// Lets others run until enough have joined, or the time is over.
+    fn gather(&self, wanted: u32, patience: u64) {
+        let start = self.env.monotonic_ns();
+        for _ in 0..GATHER_LOOKS {
+            thread::yield_now();
+            if self.sync_state().joined >= wanted || self.env.monotonic_ns().saturating_sub(start) >= patience {
+                return;
+            }
+        }
+    }
+
+    /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false if
+    /// there were none.
+    pub(super) fn sync_alone(&self, with_active: bool) -> Result<bool> {
         let mut state = self.sync_state();
         while state.leading {
             state = self.synced.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         self.poison.check()?;
-        let batch = self.batch(false);
-        if batch.sealed.is_empty() {
+        let batch = self.batch(with_active);
+        if batch.sealed.is_empty() && batch.active.is_none() {
             return Ok(false);
         }
         state.leading = true;
@@ -183,7 +188,7 @@ impl Wal {
         };
         let sealed = log.sealed.iter().filter_map(unsynced).collect();
         let target = if with_active { log.last() } else { SeqNo(log.active().first.0 - 1) };
-        let active = with_active.then(|| Arc::clone(&log.active().handle));
+        let active = with_active.then(|| (log.active().epoch, Arc::clone(&log.active().handle)));
         Batch { sealed, active, target }
     }
 
@@ -192,8 +197,8 @@ impl Wal {
     fn run(&self, batch: Batch, all: bool) -> Result<()> {
         let sync_all_files = || {
             self.host.before_sync()?;
-            let files = batch.sealed.iter().map(|(_, file)| file).chain(&batch.active);
-            files.into_iter().try_for_each(|file| if all { file.sync_all() } else { file.sync_data() })
+            let mut files = batch.sealed.iter().chain(&batch.active);
+            files.try_for_each(|(_, file)| if all { file.sync_all() } else { file.sync_data() })
         };
         sync_all_files().map_err(|e| self.poison.set(e))?;
         self.syncs.fetch_add(1, Ordering::Relaxed);
@@ -202,6 +207,9 @@ impl Wal {
             if let Some(sealed) = log.sealed.iter_mut().find(|sealed| sealed.info.epoch == *epoch) {
                 sealed.unsynced = None;
             }
+        }
+        if batch.active.is_some_and(|(epoch, _)| epoch == log.active().epoch) {
+            log.active().header_synced = true;
         }
         drop(log);
         self.durable.fetch_max(batch.target.0, Ordering::AcqRel);
@@ -214,7 +222,7 @@ impl Wal {
     /// # Errors
     /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare could be made, which hurts nobody yet.
     pub(crate) fn sync_sealed(&self) -> Result<bool> {
-        let synced = self.sync_sealed_segments()?;
+        let synced = self.sync_alone(false)?;
         let log = self.log();
         if log.begun < 2 || !log.spares.is_empty() {
             return Ok(synced);

@@ -105,7 +105,7 @@ impl LsmTree {
         let obsolete = [upper, handles(&now, plan.to, &plan.lower)].concat();
         obsolete.iter().for_each(|table| table.doom());
         let read = self.options().read_options();
-        let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read.clone());
+        let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read);
         self.publish_compaction(&inputs, tables.into_iter().map(|meta| (level, handle(meta))).collect());
         Counters::add(&self.counters.compactions, 1);
         Counters::add(&self.counters.compacted_read, bytes_read);
