@@ -25,8 +25,8 @@ pub(crate) struct Plan {
     /// Stands between a path and its version in a key; no path ends with it and a number.
     pub(crate) marker: String,
     pub(crate) left_out: LeftOut,
-    /// Why the rest of the directory was not taken.
-    pub(crate) cut_short: Option<String>,
+    /// Why not everything was taken; empty if it was.
+    pub(crate) cut_short: Vec<String>,
 }
 
 /// What was left out: all counted, the first few named.
@@ -76,7 +76,7 @@ impl Walk<'_> {
             bytes: 0,
             marker: "@v".into(),
             left_out: LeftOut::default(),
-            cut_short: None,
+            cut_short: Vec::new(),
         };
         let progress = Progress::spinner(json, "Looking");
         for entry in WalkDir::new(self.root).sort_by_file_name().into_iter().filter_entry(|e| self.enters(e)) {
@@ -84,7 +84,7 @@ impl Walk<'_> {
             let Some((key, size)) = plan.accept(entry) else { continue };
             if plan.bytes + size > INPUT_BYTES_MAX || Instant::now() > self.until {
                 let why = if Instant::now() > self.until { "time" } else { "size" };
-                plan.cut_short = Some(format!("more files are there; the demo stays within its {why}"));
+                plan.cut_short.push(format!("the directory has more files; the demo stays within its {why}"));
                 break;
             }
             while has_version(&key, &plan.marker) {

@@ -142,8 +142,8 @@ impl Story<'_> {
         );
         let all = files == self.plan.files || outcome.out_of_time;
         if files < self.plan.files {
-            self.plan.cut_short =
-                Some("the time for writing was up before all files were stored; --seconds gives more".into());
+            let why = "the time for writing was up before all files were stored; --seconds gives more";
+            self.plan.cut_short.push(why.into());
         }
         self.summary.files = files;
         self.summary.generated = generated;
@@ -192,13 +192,13 @@ impl Story<'_> {
         self.summary.took = self.started.elapsed();
         let held = self.checks.iter().all(|check| check.held);
         if self.output.json() {
-            let object = self.summary.json(&self.checks, &self.left_out, self.plan.cut_short.as_deref());
+            let object = self.summary.json(&self.checks, &self.left_out, &self.plan.cut_short);
             self.output.line(object)?;
             return Ok(Answer::yes_if(held));
         }
         self.output.line("")?;
         self.output.line(self.summary.table(&self.left_out))?;
-        for note in self.summary.notes(&self.left_out, self.plan.cut_short.as_deref()) {
+        for note in self.summary.notes(&self.left_out, &self.plan.cut_short) {
             self.output.line(note)?;
         }
         if let Some(path) = &args.db {

@@ -92,11 +92,8 @@ impl Summary {
     }
 
     /// Sentences about what was not as asked for, though nothing went wrong.
-    pub(crate) fn notes(&self, left_out: &LeftOut, cut_short: Option<&str>) -> Vec<String> {
-        let mut notes = Vec::new();
-        if let Some(why) = cut_short {
-            notes.push(format!("Note: {why}."));
-        }
+    pub(crate) fn notes(&self, left_out: &LeftOut, cut_short: &[String]) -> Vec<String> {
+        let mut notes: Vec<String> = cut_short.iter().map(|why| format!("Note: {why}.")).collect();
         if left_out.count > 0 {
             notes.push(format!("Left out, {}:", plural(left_out.count, "file")));
             notes.extend(left_out.first.iter().map(|sentence| format!("  {sentence}")));
@@ -109,7 +106,7 @@ impl Summary {
         notes
     }
 
-    pub(crate) fn json(&self, checks: &[Check], left_out: &LeftOut, cut_short: Option<&str>) -> Value {
+    pub(crate) fn json(&self, checks: &[Check], left_out: &LeftOut, cut_short: &[String]) -> Value {
         let level =
             |l: &LevelMetrics| json!({ "level": l.level, "tables": l.tables, "bytes": l.bytes, "entries": l.entries });
         let kind = |k: &KindMetrics| json!({ "hits": k.hits, "misses": k.misses });
