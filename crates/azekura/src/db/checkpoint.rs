@@ -18,6 +18,7 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::recovery::is_missing;
 use crate::db::shared::Shared;
 use crate::manifest::Manifest;
+use crate::vfs::fs::sync_names_above;
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::segment_path;
 use crate::wal::options::SegmentInfo;
@@ -69,10 +70,7 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
         match build(shared, &moment, &tmp) {
             Ok(()) => {
                 shared.fs.rename(&tmp, path)?;
-                return match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                    Some(parent) => shared.fs.sync_dir(parent),
-                    None => shared.fs.sync_dir(Path::new(".")),
-                };
+                return sync_names_above(&*shared.fs, path);
             }
             Err(error) => {
                 drop(shared.fs.remove_dir_all(&tmp));

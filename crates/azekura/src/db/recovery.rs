@@ -30,7 +30,7 @@ use crate::db::worker;
 use crate::engine::Visible;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
 use crate::table::files::{self, TableFiles};
-use crate::vfs::fs::LOCK;
+use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
 use crate::wal::payload::{Records, check_payload};
@@ -128,9 +128,8 @@ fn create(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
         Edit::Database { id, instance, hash_seed: u64::from_le_bytes(seed), created_ms: env.now_ms() },
         Edit::NextIds { file: FileId(1), partition: PartitionId(1), epoch: Epoch(1) },
     ];
-    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs.sync_dir(parent)?;
-    }
+    // Before the manifest: a directory without one is created anew, one that vanished with it is a loss.
+    sync_names_above(&**fs, dir)?;
     Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
 }
 

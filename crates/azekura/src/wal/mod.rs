@@ -22,6 +22,8 @@ pub(crate) mod replay;
 pub(crate) mod retire;
 pub(crate) mod salvage;
 pub(crate) mod segment;
+#[cfg(test)]
+mod speed;
 pub(crate) mod survey;
 pub(crate) mod sync;
 #[cfg(test)]

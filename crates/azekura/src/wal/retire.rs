@@ -73,3 +73,68 @@ impl Log {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::base::SeqNo;
+    use crate::vfs::mem::MemFs;
+    use crate::wal::format::parse_name;
+    use crate::wal::options::RecoveryMode;
+    use crate::wal::testing::{Mini, dir, options, read};
+
+    fn files(mini: &Mini) -> usize {
+        mini.fs.read_dir(dir()).unwrap().iter().filter(|entry| parse_name(&entry.name).is_some()).count()
+    }
+
+    #[test]
+    fn retired_files_are_written_over_or_removed() {
+        let mini = Mini::open(Arc::new(MemFs::new()), options(4096, true), 1).unwrap();
+        for _ in 0..10 {
+            mini.append(1, &[1; 3000]).unwrap();
+        }
+        mini.sync();
+        assert_eq!((mini.wal.segments().len(), files(&mini)), (10, 10));
+        assert_eq!(mini.retire(SeqNo(0)).unwrap(), 0);
+        assert_eq!(mini.retire(SeqNo(4)).unwrap(), 4, "only what is flushed as a whole");
+        assert_eq!((mini.wal.segments()[0].first, files(&mini)), (SeqNo(5), 8), "two spares are kept");
+        assert_eq!(mini.retire(SeqNo(99)).unwrap(), 5, "never the active one");
+        assert_eq!(files(&mini), 3);
+        let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!((commits[0].0, commits.len(), report.spares.len()), (10, 1, 2));
+        for _ in 0..2 {
+            mini.append(1, &[2; 3000]).unwrap();
+        }
+        assert_eq!(files(&mini), 3, "the spares are in use now");
+        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 3, "nothing of their old lives is left");
+    }
+
+    #[test]
+    fn after_seal_everything_can_be_retired() {
+        let mini = Mini::open(Arc::new(MemFs::new()), options(4096, false), 1).unwrap();
+        mini.wal.seal().unwrap();
+        assert_eq!(mini.wal.segments().len(), 1, "nothing to seal");
+        mini.append(3, b"x").unwrap();
+        mini.sync();
+        mini.wal.seal().unwrap();
+        assert_eq!(mini.retire(SeqNo(3)).unwrap(), 1);
+        let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!((commits.len(), report.last), (0, SeqNo(3)));
+        let again = Mini::open(Arc::clone(&mini.fs), options(4096, false), 2).unwrap();
+        assert_eq!(again.append(1, b"y").unwrap().0, 4);
+    }
+
+    #[test]
+    fn a_worker_keeps_a_spare_ready_once_the_log_has_rotated() {
+        let mini = Mini::open(Arc::new(MemFs::new()), options(4096, false), 1).unwrap();
+        mini.append(1, &[1; 3000]).unwrap();
+        assert!(!mini.wal.sync_sealed().unwrap());
+        mini.append(1, &[1; 3000]).unwrap();
+        assert!(mini.wal.sync_sealed().unwrap());
+        assert_eq!((mini.wal.durable(), files(&mini)), (SeqNo(1), 3));
+        assert!(!mini.wal.sync_sealed().unwrap());
+        mini.append(1, &[1; 3000]).unwrap();
+        assert_eq!(files(&mini), 3);
+    }
+}

@@ -259,3 +259,121 @@ impl Drop for LeaderRole<'_> {
         self.wal.synced.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::Mutex;
+
+    use crate::vfs::Env;
+    use crate::vfs::env::SystemEnv;
+    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+    use crate::vfs::mem::MemFs;
+    use crate::wal::options::{LogCommit, RecoveryMode};
+    use crate::wal::testing::{Mini, options, read};
+
+    fn faulty() -> (FaultFs, Mini) {
+        let fs = FaultFs::new(Arc::new(MemFs::new()));
+        let mini = Mini::open(Arc::new(fs.clone()), options(1 << 20, true), 1).unwrap();
+        (fs, mini)
+    }
+
+    #[test]
+    fn nothing_is_synced_twice_and_the_manifest_comes_first() {
+        let (fs, mini) = faulty();
+        mini.append(1, b"a").unwrap();
+        mini.append(1, b"b").unwrap();
+        let syncs = fs.count(OpKind::Sync);
+        mini.wal.sync(SeqNo(1), false).unwrap();
+        assert_eq!(mini.wal.durable(), SeqNo(2), "everything appended is covered");
+        mini.wal.sync(SeqNo(2), false).unwrap();
+        mini.wal.sync(SeqNo(99), false).unwrap();
+        assert_eq!((mini.wal.stats().syncs, mini.host.before_syncs.load(Ordering::Relaxed)), (1, 1));
+        assert_eq!(fs.count(OpKind::Sync), syncs + 2, "manifest and segment");
+        mini.wal.sync(SeqNo(2), true).unwrap();
+        mini.wal.sync(SeqNo(2), true).unwrap();
+        assert_eq!(mini.wal.stats().syncs, 2, "metadata once more");
+    }
+
+    #[test]
+    fn a_failed_sync_poisons_for_ever() {
+        for path in [".wal", "MANIFEST"] {
+            let (fs, mini) = faulty();
+            mini.append(1, b"a").unwrap();
+            let syncs = fs.count(OpKind::Sync);
+            fs.fail(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(path));
+            for _ in 0..3 {
+                assert_eq!(mini.wal.sync(SeqNo(1), false).unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(mini.append(1, b"b").unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(mini.wal.sync_sealed().unwrap_err().kind(), ErrorKind::Poisoned);
+            }
+            assert_eq!((mini.wal.durable(), fs.struck()), (SeqNo(0), 1));
+            let tried = if path == "MANIFEST" { 1 } else { 2 };
+            assert_eq!(fs.count(OpKind::Sync), syncs + tried, "and is not tried again");
+        }
+    }
+
+    /// Runs closed-loop writers; the order of commits is kept by a lock, as the database does.
+    fn writers(mini: &Mini, threads: usize, each: u64) -> Vec<Result<()>> {
+        let env = SystemEnv::new();
+        let (order, results) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
+        let start = |_| {
+            let (wal, order, results) = (Arc::clone(&mini.wal), Arc::clone(&order), Arc::clone(&results));
+            let write = move || {
+                let turn = lock(&order);
+                let first = wal.appended().plus(1);
+                wal.append(&[LogCommit { first, count: 1, payload: &[5; 140] }])?;
+                drop(turn);
+                wal.sync(first, false)?;
+                assert!(wal.durable() >= first);
+                Ok(())
+            };
+            let body = move || {
+                let result = (0..each).try_for_each(|_| write());
+                lock(&results).push(result);
+            };
+            env.spawn("writer", Box::new(body)).unwrap()
+        };
+        let running: Vec<_> = (0..threads).map(start).collect();
+        assert!(running.into_iter().all(|thread| thread.join()));
+        std::mem::take(&mut *lock(&results))
+    }
+
+    #[test]
+    fn eight_writers_share_syncs() {
+        let env = Arc::new(SystemEnv::new());
+        let mini = Mini::open_in(Arc::new(MemFs::new()), options(1 << 20, true), env).unwrap();
+        mini.host.pause_us.store(1000, Ordering::Relaxed);
+        let results = writers(&mini, 8, 40);
+        assert!(results.len() == 8 && results.iter().all(Result::is_ok));
+        let stats = mini.wal.stats();
+        assert_eq!((stats.commits, mini.wal.durable()), (320, SeqNo(320)));
+        assert!(stats.syncs < 160, "{} syncs for 320 commits", stats.syncs);
+        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 320);
+    }
+
+    #[test]
+    fn every_waiter_wakes_when_a_sync_fails() {
+        let (fs, mini) = faulty();
+        fs.fail(FaultPlan::new(OpKind::Sync, 20, Fault::Error(io::ErrorKind::Other)).in_path(".wal").forever());
+        let results = writers(&mini, 8, 1000);
+        assert!(results.len() == 8);
+        assert!(results.iter().all(|result| result.as_ref().unwrap_err().kind() == ErrorKind::Poisoned));
+    }
+
+    #[test]
+    fn company_is_awaited_only_where_threads_meet_and_a_sync_takes_time() {
+        let mut state = SyncState::new(SeqNo::ZERO);
+        (state.groups, state.joined, state.average_ns) = ([4, 4], 3, 1_000_000);
+        assert_eq!(state.company(), None, "one thread alone");
+        state.sociable = 1;
+        assert_eq!(state.company(), Some((8, 250_000)));
+        state.joined = 8;
+        assert_eq!(state.company(), None, "everyone is here");
+        (state.joined, state.average_ns) = (1, 60_000);
+        assert_eq!(state.company(), None, "not worth it");
+        state.average_ns = 1 << 40;
+        assert_eq!(state.company(), Some((8, GATHER_MAX_NS)));
+    }
+}

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::base::edit::{Edit, Epoch, FileId};
 use crate::base::{Result, SeqNo};
 use crate::manifest::Manifest;
 use crate::vfs::dice::Dice;
-use crate::vfs::env::TestEnv;
+use crate::vfs::env::{SystemEnv, TestEnv};
 use crate::vfs::{Env, Fs, OpenMode};
 use crate::wal::{
     LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalHost, WalOptions, format::segment_path, replay,
@@ -30,6 +31,8 @@ pub(crate) struct Host {
     next: AtomicU64,
     live: Mutex<BTreeMap<Epoch, FileId>>,
     pub(crate) before_syncs: AtomicU64,
+    /// How long a sync takes, in microseconds of real time.
+    pub(crate) pause_us: AtomicU64,
 }
 
 impl WalHost for Host {
@@ -46,6 +49,10 @@ impl WalHost for Host {
 
     fn before_sync(&self) -> Result<()> {
         self.before_syncs.fetch_add(1, Ordering::Relaxed);
+        let pause = self.pause_us.load(Ordering::Relaxed);
+        if pause > 0 {
+            SystemEnv::new().sleep(Duration::from_micros(pause));
+        }
         self.manifest.sync()
     }
 }
@@ -112,7 +119,7 @@ pub(crate) fn read_from(
 pub(crate) struct Mini {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) host: Arc<Host>,
-    pub(crate) wal: Wal,
+    pub(crate) wal: Arc<Wal>,
     pub(crate) replayed: Vec<Commit>,
     pub(crate) report: ReplayReport,
 }
@@ -126,6 +133,12 @@ impl Mini {
         Mini::open_as(fs, options, seed, RecoveryMode::Strict, u64::MAX)
     }
 
+    /// Opens in another world than the one of tests.
+    pub(crate) fn open_in(fs: Arc<dyn Fs>, options: WalOptions, env: Arc<dyn Env>) -> Result<Mini> {
+        let (replayed, report) = read(&fs, RecoveryMode::Strict)?;
+        Mini::start(fs, options, env, replayed, report)
+    }
+
     pub(crate) fn open_as(
         fs: Arc<dyn Fs>,
         options: WalOptions,
@@ -134,8 +147,18 @@ impl Mini {
         refuse_at: u64,
     ) -> Result<Mini> {
         let env: Arc<dyn Env> = Arc::new(TestEnv::new(seed));
-        let next = known(&fs)?.next;
         let (replayed, report) = read_from(&fs, mode, SeqNo::ZERO, refuse_at)?;
+        Mini::start(fs, options, env, replayed, report)
+    }
+
+    fn start(
+        fs: Arc<dyn Fs>,
+        options: WalOptions,
+        env: Arc<dyn Env>,
+        replayed: Vec<Commit>,
+        report: ReplayReport,
+    ) -> Result<Mini> {
+        let next = known(&fs)?.next;
         for info in &report.segments {
             fs.open(&segment_path(dir(), info.file), OpenMode::Write)?.sync_data()?;
         }
@@ -151,6 +174,7 @@ impl Mini {
             next: AtomicU64::new(next),
             live: Mutex::new(live),
             before_syncs: AtomicU64::new(0),
+            pause_us: AtomicU64::new(0),
         });
         let wal = Wal::start(
             Arc::clone(&fs),
@@ -162,7 +186,7 @@ impl Mini {
             &report,
             report.last.plus(1),
         )?;
-        Ok(Mini { fs, host, wal, replayed, report })
+        Ok(Mini { fs, host, wal: Arc::new(wal), replayed, report })
     }
 
     /// Appends one commit with what comes next.
