@@ -5,6 +5,7 @@
 //! threads and a test that runs one task at a time are the same thing.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::edit::Edit;
 use crate::base::{EntryRef, Result, SeqNo};
@@ -33,6 +34,32 @@ pub(crate) enum Task {
     Compact,
 }
 
+/// The moment a read sees.
+///
+/// A plain read must take the tree's state **first** and the visible sequence number **after** it: the other way round, a
+/// flush in between may drop the version that the older number still needs. So the tree itself resolves `Latest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadPoint {
+    /// The newest published commit at the time the tree's state was taken.
+    Latest,
+    /// A registered snapshot's sequence number.
+    At(SeqNo),
+}
+
+/// The newest sequence number whose commit every reader may see; moved by `db`, by whole commits, read by the trees.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Visible(Arc<AtomicU64>);
+
+impl Visible {
+    pub(crate) fn get(&self) -> SeqNo {
+        SeqNo(self.0.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn publish(&self, seqno: SeqNo) {
+        self.0.store(seqno.0, Ordering::Release);
+    }
+}
+
 /// What a tree needs from `db` while it runs a task.
 pub(crate) trait Host: Send + Sync {
     /// Returns once every record up to `seqno` is durable in the log. An edit that makes records permanent may only be
@@ -42,8 +69,9 @@ pub(crate) trait Host: Send + Sync {
     /// Writes the edits to the manifest as one batch and syncs it.
     fn commit_edits(&self, edits: &[Edit]) -> Result<()>;
 
-    /// The sequence numbers that snapshots and iterators read at, ascending, ending with the one that new readers get.
-    /// Taken before the output of a task is decided: a version that none of them sees may go.
+    /// The sequence numbers that snapshots read at, ascending, ending with the one that new readers get now. Taken before
+    /// the output of a task is decided. A version may go if it is neither the newest at or below one of these points nor
+    /// above the last of them: readers that come later choose a point at or above the last.
     fn read_points(&self) -> Vec<SeqNo>;
 
     /// Milliseconds since 1970.
@@ -65,20 +93,23 @@ pub(crate) struct TaskReport {
 /// What stands behind a partition.
 pub(crate) trait Engine: Send + Sync {
     /// Puts one record into memory. The caller holds the commit order: records arrive with rising sequence numbers, and
-    /// become visible only when `db` publishes them. `hash` is the key's hash under the database's seed.
+    /// become visible only when `db` publishes them.
     fn apply(&self, entry: EntryRef<'_>) -> Result<()>;
 
     /// The value of `key` as of `at`.
-    fn get(&self, key: &[u8], at: SeqNo) -> Result<Option<Slice>>;
+    fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>>;
 
     /// The length of the value of `key` as of `at`.
-    fn size_of(&self, key: &[u8], at: SeqNo) -> Result<Option<u32>>;
+    fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>>;
 
     /// A cursor over all versions of all keys that are in the tree now. It owns what it walks.
     fn cursor(&self) -> Result<Box<dyn Cursor>>;
 
-    /// Every record up to here survives without the log.
+    /// Every record of this tree up to here was in tables already at the last flush: replay skips those.
     fn flushed_through(&self) -> SeqNo;
+
+    /// The lowest sequence number among the records that only memory (and the log) holds; `None` if there are none.
+    fn first_unflushed(&self) -> Option<SeqNo>;
 
     /// Makes everything applied so far a candidate for [`Task::Flush`].
     fn seal(&self);

@@ -24,8 +24,8 @@ pub(crate) fn xxh3_two(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
 pub(crate) fn place_seed(file_id: &[u8; 16], offset: u64) -> u64 {
     let low = u64::from_le_bytes(file_id[..8].try_into().expect("eight bytes"));
     let high = u64::from_le_bytes(file_id[8..].try_into().expect("eight bytes"));
-    // An odd multiplier keeps the map from offsets to seeds one-to-one.
-    low ^ high.rotate_left(32) ^ offset.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    // Odd multipliers keep the maps from halves and offsets to seeds one-to-one.
+    low ^ high.wrapping_mul(0xC2B2_AE3D_27D4_EB4F) ^ offset.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 /// The hash of a key for filters and hash indexes, under the seed of the database or the table.

@@ -159,7 +159,8 @@ mod tests {
     #[test]
     fn separators_lie_between() {
         let order = KeyOrder::bytewise();
-        let keys: &[&[u8]] = &[b"", b"a", b"abc", b"abd", b"abzzzz", b"b", b"bz", b"c", b"\xff", b"\xff\xff", b"\xff\xffa"];
+        let keys: &[&[u8]] =
+            &[b"", b"a", b"abc", b"abd", b"abzzzz", b"b", b"bz", b"c", b"\xff", b"\xff\xff", b"\xff\xffa"];
         let mut out = Vec::new();
         for (i, a) in keys.iter().enumerate() {
             for b in &keys[i + 1..] {

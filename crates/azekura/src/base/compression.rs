@@ -86,7 +86,9 @@ mod tests {
     #[test]
     fn codecs_round_trip_and_refuse_wrong_sizes() {
         let raw: Vec<u8> = (0..5000u32).flat_map(|i| (i / 7).to_le_bytes()).collect();
-        for kind in [CompressionType::Lz4, CompressionType::Miniz(1), CompressionType::Miniz(6), CompressionType::Miniz(10)] {
+        for kind in
+            [CompressionType::Lz4, CompressionType::Miniz(1), CompressionType::Miniz(6), CompressionType::Miniz(10)]
+        {
             let (codec, stored) = kind.compress(&raw).expect("repetitive bytes shrink");
             assert_eq!(decompress(codec, &stored, raw.len()).unwrap(), raw);
             assert!(decompress(codec, &stored, raw.len() - 1).is_err());

@@ -49,7 +49,7 @@ pub(crate) struct PartitionMeta {
 /// One change of the database's metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Edit {
-    Database { id: [u8; 16], hash_seed: u64, created_ms: u64 },
+    Database { id: [u8; 16], instance: [u8; 16], hash_seed: u64, created_ms: u64 },
     PartitionCreated(PartitionMeta),
     PartitionDropped { partition: PartitionId },
     PartitionSettings { partition: PartitionId, settings: Vec<u8> },
@@ -94,8 +94,9 @@ impl Edit {
 
     fn encode_payload(&self, out: &mut Vec<u8>) {
         match self {
-            Edit::Database { id, hash_seed, created_ms } => {
+            Edit::Database { id, instance, hash_seed, created_ms } => {
                 out.extend_from_slice(id);
+                out.extend_from_slice(instance);
                 out.extend_from_slice(&hash_seed.to_le_bytes());
                 put_varint(out, *created_ms);
             }
@@ -166,7 +167,12 @@ impl Edit {
 
     fn decode_payload(tag: u8, d: &mut Decoder<'_>) -> Result<Option<Edit>> {
         Ok(Some(match tag {
-            1 => Edit::Database { id: d.bytes16()?, hash_seed: d.u64()?, created_ms: d.varint()? },
+            1 => Edit::Database {
+                id: d.bytes16()?,
+                instance: d.bytes16()?,
+                hash_seed: d.u64()?,
+                created_ms: d.varint()?,
+            },
             2 => Edit::PartitionCreated(PartitionMeta {
                 id: partition(d)?,
                 engine: d.u8()?,
@@ -251,7 +257,7 @@ mod tests {
     fn one_of_each() -> Vec<Edit> {
         let (partition, table, epoch) = (PartitionId(3), FileId(900), Epoch(7));
         vec![
-            Edit::Database { id: [5; 16], hash_seed: u64::MAX, created_ms: 1 << 41 },
+            Edit::Database { id: [5; 16], instance: [6; 16], hash_seed: u64::MAX, created_ms: 1 << 41 },
             Edit::PartitionCreated(PartitionMeta {
                 id: partition,
                 engine: 0,

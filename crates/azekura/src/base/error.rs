@@ -22,7 +22,8 @@ pub enum ErrorKind {
     Invalid,
     /// Another handle holds the directory: close that one first.
     Locked,
-    /// An earlier failure of the log or the manifest stopped all writes: reads go on; close, look at the device, open again.
+    /// An earlier failure of the log or the manifest stopped all writes; reads go on: close, look at the device, open
+    /// again.
     Poisoned,
     /// The database is closed or the partition was deleted: drop the handle.
     Closed,
@@ -89,7 +90,9 @@ impl Error {
     /// [`ErrorKind::OutOfSpace`].
     pub fn io(what: &str, source: &io::Error) -> Error {
         let kind = match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::OutOfSpace,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                ErrorKind::OutOfSpace
+            }
             _ => ErrorKind::Io,
         };
         let message = format!("cannot {what}: {source}");

@@ -7,7 +7,7 @@
 //! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
 //!
 //! Rooms in reading order: [`error`], [`seqno`], [`kind`], [`key`], [`comparator`], [`coding`], [`checksum`],
-//! [`compression`], [`file_header`], [`edit`], [`event`].
+//! [`compression`], [`file_header`], [`edit`], [`event`], [`sync`].
 
 pub(crate) mod checksum;
 pub(crate) mod coding;
@@ -20,6 +20,7 @@ pub(crate) mod file_header;
 pub(crate) mod key;
 pub(crate) mod kind;
 pub(crate) mod seqno;
+pub(crate) mod sync;
 
 pub(crate) use comparator::KeyOrder;
 pub(crate) use error::{Error, ErrorKind, Result};

@@ -31,3 +31,37 @@ pub(crate) trait Cursor: Send {
     /// The entry it stands on; only on a valid cursor.
     fn entry(&self) -> EntryRef<'_>;
 }
+
+impl Cursor for Box<dyn Cursor> {
+    fn seek_to_first(&mut self) -> Result<()> {
+        (**self).seek_to_first()
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        (**self).seek_to_last()
+    }
+
+    fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
+        (**self).seek(target)
+    }
+
+    fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+        (**self).seek_before(target)
+    }
+
+    fn next(&mut self) -> Result<()> {
+        (**self).next()
+    }
+
+    fn prev(&mut self) -> Result<()> {
+        (**self).prev()
+    }
+
+    fn valid(&self) -> bool {
+        (**self).valid()
+    }
+
+    fn entry(&self) -> EntryRef<'_> {
+        (**self).entry()
+    }
+}

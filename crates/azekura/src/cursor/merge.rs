@@ -1,1 +1,265 @@
-//! todo
+//! Many cursors as one.
+
+use std::cmp::Ordering;
+
+use crate::base::{EntryRef, KeyOrder, KeyRef, Result, SeqNo};
+use crate::cursor::cursor::Cursor;
+
+/// Merges children in internal order with a binary heap; a step costs one or two comparisons while the same child stays
+/// in front. Entries of equal position (which a tree never holds twice) come from the earlier child first.
+pub(crate) struct MergeCursor {
+    order: KeyOrder,
+    children: Vec<Box<dyn Cursor>>,
+    /// Indexes of valid children; the front one is at 0.
+    heap: Vec<usize>,
+    direction: Direction,
+    /// Scratch for turning round.
+    turn_key: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+impl MergeCursor {
+    pub(crate) fn new(order: KeyOrder, children: Vec<Box<dyn Cursor>>) -> MergeCursor {
+        let heap = Vec::with_capacity(children.len());
+        MergeCursor { order, children, heap, direction: Direction::Forward, turn_key: Vec::new() }
+    }
+
+    /// Whether child `a` comes before child `b` in the current direction.
+    fn before(&self, a: usize, b: usize) -> bool {
+        let (first, second) = (self.children[a].entry(), self.children[b].entry());
+        let by_key = first.key().cmp(&second.key(), &self.order);
+        let ordering = match self.direction {
+            Direction::Forward => by_key.then(a.cmp(&b)),
+            Direction::Backward => by_key.reverse().then(b.cmp(&a)),
+        };
+        ordering == Ordering::Less
+    }
+
+    fn sift_down(&mut self, mut at: usize) {
+        loop {
+            let mut best = at;
+            for child in [2 * at + 1, 2 * at + 2] {
+                if child < self.heap.len() && self.before(self.heap[child], self.heap[best]) {
+                    best = child;
+                }
+            }
+            if best == at {
+                return;
+            }
+            self.heap.swap(at, best);
+            at = best;
+        }
+    }
+
+    /// Moves every child with `step` and builds the heap of those that are valid.
+    fn reset(&mut self, direction: Direction, mut step: impl FnMut(&mut dyn Cursor) -> Result<()>) -> Result<()> {
+        self.heap.clear();
+        self.direction = direction;
+        for child in &mut self.children {
+            step(child.as_mut())?;
+        }
+        self.heap.extend((0..self.children.len()).filter(|&i| self.children[i].valid()));
+        for at in (0..self.heap.len() / 2).rev() {
+            self.sift_down(at);
+        }
+        Ok(())
+    }
+
+    /// Steps the front child in the current direction and restores the heap.
+    fn advance(&mut self) -> Result<()> {
+        let front = self.heap[0];
+        let child = &mut self.children[front];
+        let stepped = match self.direction {
+            Direction::Forward => child.next(),
+            Direction::Backward => child.prev(),
+        };
+        if let Err(error) = stepped {
+            self.heap.clear();
+            return Err(error);
+        }
+        if !self.children[front].valid() {
+            self.heap.swap_remove(0);
+        }
+        self.sift_down(0);
+        Ok(())
+    }
+
+    /// Turns round on the current entry: every other child must move to the other side of it.
+    fn turn(&mut self, direction: Direction) -> Result<()> {
+        let order = self.order.clone();
+        let mut key = std::mem::take(&mut self.turn_key);
+        let entry = self.entry();
+        let seqno = entry.seqno;
+        key.clear();
+        key.extend_from_slice(entry.user);
+        let at = KeyRef::new(&key, seqno);
+        let turned = match direction {
+            Direction::Backward => self.reset(direction, |child| child.seek_before(at)),
+            Direction::Forward => self.reset(direction, |child| {
+                child.seek(at)?;
+                if child.valid() && child.entry().key().cmp(&at, &order).is_eq() {
+                    child.next()?;
+                }
+                Ok(())
+            }),
+        };
+        self.turn_key = key;
+        turned
+    }
+}
+
+impl Cursor for MergeCursor {
+    fn seek_to_first(&mut self) -> Result<()> {
+        self.reset(Direction::Forward, |child| child.seek_to_first())
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        self.reset(Direction::Backward, |child| child.seek_to_last())
+    }
+
+    fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
+        self.reset(Direction::Forward, |child| child.seek(target))
+    }
+
+    fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+        self.reset(Direction::Backward, |child| child.seek_before(target))
+    }
+
+    fn next(&mut self) -> Result<()> {
+        match self.direction {
+            Direction::Forward => self.advance(),
+            Direction::Backward => self.turn(Direction::Forward),
+        }
+    }
+
+    fn prev(&mut self) -> Result<()> {
+        match self.direction {
+            Direction::Backward => self.advance(),
+            Direction::Forward => self.turn(Direction::Backward),
+        }
+    }
+
+    fn valid(&self) -> bool {
+        !self.heap.is_empty()
+    }
+
+    fn entry(&self) -> EntryRef<'_> {
+        self.children[self.heap[0]].entry()
+    }
+}
+
+/// Entries in a vector, sorted when made; the plainest cursor there is, for tests of those above it.
+#[cfg(test)]
+pub(crate) struct VecCursor {
+    pub(crate) entries: Vec<(Vec<u8>, SeqNo, crate::base::RecordKind, Vec<u8>)>,
+    order: KeyOrder,
+    at: Option<usize>,
+}
+
+#[cfg(test)]
+impl VecCursor {
+    pub(crate) fn new(
+        order: KeyOrder,
+        mut entries: Vec<(Vec<u8>, SeqNo, crate::base::RecordKind, Vec<u8>)>,
+    ) -> VecCursor {
+        entries.sort_by(|a, b| KeyRef::new(&a.0, a.1).cmp(&KeyRef::new(&b.0, b.1), &order));
+        VecCursor { entries, order, at: None }
+    }
+
+    fn lower_bound(&self, target: KeyRef<'_>) -> usize {
+        self.entries.partition_point(|e| KeyRef::new(&e.0, e.1).cmp(&target, &self.order) == Ordering::Less)
+    }
+}
+
+#[cfg(test)]
+impl Cursor for VecCursor {
+    fn seek_to_first(&mut self) -> Result<()> {
+        self.at = (!self.entries.is_empty()).then_some(0);
+        Ok(())
+    }
+    fn seek_to_last(&mut self) -> Result<()> {
+        self.at = self.entries.len().checked_sub(1);
+        Ok(())
+    }
+    fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
+        let at = self.lower_bound(target);
+        self.at = (at < self.entries.len()).then_some(at);
+        Ok(())
+    }
+    fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+        self.at = self.lower_bound(target).checked_sub(1);
+        Ok(())
+    }
+    fn next(&mut self) -> Result<()> {
+        self.at = self.at.map(|at| at + 1).filter(|at| *at < self.entries.len());
+        Ok(())
+    }
+    fn prev(&mut self) -> Result<()> {
+        self.at = self.at.and_then(|at| at.checked_sub(1));
+        Ok(())
+    }
+    fn valid(&self) -> bool {
+        self.at.is_some()
+    }
+    fn entry(&self) -> EntryRef<'_> {
+        let (user, seqno, kind, value) = &self.entries[self.at.expect("valid")];
+        EntryRef { user, seqno: *seqno, kind: *kind, value }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::RecordKind;
+
+    /// A small generator, so that the test needs nothing from outside.
+    fn rng(state: &mut u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state
+    }
+
+    #[test]
+    fn random_walks_match_one_sorted_vector() {
+        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        for round in 0..200 {
+            let order = KeyOrder::bytewise();
+            let children = 1 + rng(&mut state) as usize % 5;
+            let mut parts = vec![Vec::new(); children];
+            for seqno in 1..=rng(&mut state) % 40 {
+                let key = vec![b'a' + (rng(&mut state) % 12) as u8];
+                let part = rng(&mut state) as usize % children;
+                parts[part].push((key, SeqNo(seqno), RecordKind::Put, vec![round as u8]));
+            }
+            let mut oracle = VecCursor::new(order.clone(), parts.concat());
+            let boxed = parts.into_iter().map(|p| Box::new(VecCursor::new(order.clone(), p)) as Box<dyn Cursor>);
+            let mut merged = MergeCursor::new(order.clone(), boxed.collect());
+            for _ in 0..100 {
+                let key = [b'a' + (rng(&mut state) % 13) as u8];
+                let target = KeyRef::new(&key, SeqNo(rng(&mut state) % 42));
+                for cursor in [&mut oracle as &mut dyn Cursor, &mut merged] {
+                    let mut steps = state;
+                    match rng(&mut steps) % 10 {
+                        0 => cursor.seek_to_first().unwrap(),
+                        1 => cursor.seek_to_last().unwrap(),
+                        2 => cursor.seek(target).unwrap(),
+                        3 => cursor.seek_before(target).unwrap(),
+                        n if n < 7 && cursor.valid() => cursor.next().unwrap(),
+                        _ if cursor.valid() => cursor.prev().unwrap(),
+                        _ => {}
+                    }
+                }
+                assert_eq!(oracle.valid(), merged.valid());
+                if oracle.valid() {
+                    assert_eq!(oracle.entry(), merged.entry());
+                }
+            }
+        }
+    }
+}

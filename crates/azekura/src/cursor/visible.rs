@@ -1,1 +1,269 @@
-//! todo
+//! From all versions of all keys to what one moment shows: the newest version of each key, without the deleted ones.
+//!
+//! Two types, one for each direction, because a walk meets the versions of a key newest first going forward and oldest
+//! first going back.
+
+use std::ops::Bound;
+
+use crate::base::{KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::cursor::cursor::Cursor;
+
+/// After this many hidden versions of one key in a row, seek over the rest of them.
+const SKIPS_BEFORE_SEEK: usize = 8;
+
+/// Walks up through the keys that are visible at one sequence number.
+pub(crate) struct Ascending<C> {
+    inner: C,
+    order: KeyOrder,
+    at: SeqNo,
+    /// The key whose fate is known: the one it stands on, or the last one found deleted.
+    decided: Option<Vec<u8>>,
+    valid: bool,
+}
+
+impl<C: Cursor> Ascending<C> {
+    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Ascending<C> {
+        Ascending { inner, order, at, decided: None, valid: false }
+    }
+
+    /// To the first visible key within the bound.
+    pub(crate) fn seek(&mut self, start: Bound<&[u8]>) -> Result<()> {
+        self.decided = None;
+        self.valid = false;
+        match start {
+            Bound::Unbounded => self.inner.seek_to_first()?,
+            Bound::Included(key) => self.inner.seek(KeyRef::first_of(key))?,
+            Bound::Excluded(key) => {
+                self.inner.seek(KeyRef::new(key, SeqNo::ZERO))?;
+                self.decided = Some(key.to_vec()); // a record with sequence number 0 may still stand there
+            }
+        }
+        self.settle()
+    }
+
+    /// To the next visible key; only while valid.
+    pub(crate) fn next(&mut self) -> Result<()> {
+        self.valid = false;
+        self.inner.next()?;
+        self.settle()
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        let mut skips = 0;
+        while self.inner.valid() {
+            let entry = self.inner.entry();
+            let known = self.decided.as_ref().is_some_and(|key| self.order.cmp(key, entry.user).is_eq());
+            if !known && entry.seqno <= self.at {
+                let key = self.decided.get_or_insert_default();
+                key.clear();
+                key.extend_from_slice(entry.user);
+                if entry.kind == RecordKind::Put {
+                    self.valid = true;
+                    return Ok(());
+                }
+                skips = 0;
+            }
+            skips += 1;
+            if known && skips > SKIPS_BEFORE_SEEK {
+                let key = self.decided.as_deref().expect("a known key is the decided one");
+                let oldest = KeyRef::new(key, SeqNo::ZERO);
+                skips = 0;
+                if entry.seqno > SeqNo::ZERO {
+                    self.inner.seek(oldest)?;
+                    continue;
+                }
+            }
+            self.inner.next()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn valid(&self) -> bool {
+        self.valid
+    }
+
+    /// Only while valid.
+    pub(crate) fn key(&self) -> &[u8] {
+        self.inner.entry().user
+    }
+
+    /// Only while valid.
+    pub(crate) fn value(&self) -> &[u8] {
+        self.inner.entry().value
+    }
+}
+
+/// Walks down through the keys that are visible at one sequence number.
+pub(crate) struct Descending<C> {
+    inner: C,
+    order: KeyOrder,
+    at: SeqNo,
+    key: Vec<u8>,
+    /// Copied, because the inner cursor has to walk over the newer versions to know which is the newest.
+    value: Vec<u8>,
+    valid: bool,
+}
+
+impl<C: Cursor> Descending<C> {
+    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Descending<C> {
+        Descending { inner, order, at, key: Vec::new(), value: Vec::new(), valid: false }
+    }
+
+    /// To the last visible key within the bound.
+    pub(crate) fn seek(&mut self, end: Bound<&[u8]>) -> Result<()> {
+        self.valid = false;
+        match end {
+            Bound::Unbounded => self.inner.seek_to_last()?,
+            Bound::Excluded(key) => self.inner.seek_before(KeyRef::first_of(key))?,
+            Bound::Included(key) => {
+                self.inner.seek(KeyRef::new(key, SeqNo::ZERO))?;
+                while self.inner.valid() && self.order.cmp(self.inner.entry().user, key).is_eq() {
+                    self.inner.next()?;
+                }
+                if self.inner.valid() {
+                    self.inner.prev()?;
+                } else {
+                    self.inner.seek_to_last()?;
+                }
+            }
+        }
+        self.settle()
+    }
+
+    /// To the visible key before; only while valid.
+    pub(crate) fn prev(&mut self) -> Result<()> {
+        self.settle() // the inner cursor stands on the key before already
+    }
+
+    /// Takes all versions of one key after another until one shows a value.
+    fn settle(&mut self) -> Result<()> {
+        self.valid = false;
+        while self.inner.valid() && !self.valid {
+            let entry = self.inner.entry();
+            self.key.clear();
+            self.key.extend_from_slice(entry.user);
+            while self.inner.valid() {
+                let entry = self.inner.entry();
+                if self.order.cmp(entry.user, &self.key).is_ne() {
+                    break;
+                }
+                if entry.seqno <= self.at {
+                    self.valid = entry.kind == RecordKind::Put;
+                    self.key.clear();
+                    self.key.extend_from_slice(entry.user);
+                    self.value.clear();
+                    self.value.extend_from_slice(entry.value);
+                }
+                self.inner.prev()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn valid(&self) -> bool {
+        self.valid
+    }
+
+    /// Only while valid.
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// Only while valid.
+    pub(crate) fn value(&self) -> &[u8] {
+        &self.value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::cursor::merge::VecCursor;
+
+    type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    /// Every key `a`..`h` with up to 30 versions, some deleted; the model is the state at each sequence number.
+    fn history() -> (Vec<(Vec<u8>, SeqNo, RecordKind, Vec<u8>)>, Vec<Model>) {
+        let (mut entries, mut models) = (Vec::new(), vec![Model::new()]);
+        let mut state = 88172645463325252u64;
+        for seqno in 1..=150u64 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let key = vec![b'a' + (state % 8) as u8];
+            let mut model = models.last().unwrap().clone();
+            let kind = if (state >> 20) % 3 == 0 { RecordKind::Delete } else { RecordKind::Put };
+            let value = if kind == RecordKind::Put { seqno.to_string().into_bytes() } else { Vec::new() };
+            match kind {
+                RecordKind::Put => model.insert(key.clone(), value.clone()),
+                _ => model.remove(&key),
+            };
+            entries.push((key, SeqNo(seqno), kind, value));
+            models.push(model);
+        }
+        (entries, models)
+    }
+
+    #[test]
+    fn every_moment_shows_its_state_in_both_directions_and_from_every_bound() {
+        let (entries, models) = history();
+        let order = KeyOrder::bytewise();
+        for (at, model) in models.iter().enumerate() {
+            let all: Vec<_> = model.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+            for letter in b'`'..=b'i' {
+                let key = [letter];
+                for bound in [Bound::Unbounded, Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
+                    let mut up =
+                        Ascending::new(VecCursor::new(order.clone(), entries.clone()), order.clone(), SeqNo(at as u64));
+                    let mut seen = Vec::new();
+                    up.seek(bound).unwrap();
+                    while up.valid() {
+                        seen.push((up.key().to_vec(), up.value().to_vec()));
+                        up.next().unwrap();
+                    }
+                    let above = |k: &Vec<u8>| match bound {
+                        Bound::Unbounded => true,
+                        Bound::Included(b) => k.as_slice() >= b,
+                        Bound::Excluded(b) => k.as_slice() > b,
+                    };
+                    assert_eq!(seen, all.iter().filter(|(k, _)| above(k)).cloned().collect::<Vec<_>>());
+
+                    let mut down = Descending::new(
+                        VecCursor::new(order.clone(), entries.clone()),
+                        order.clone(),
+                        SeqNo(at as u64),
+                    );
+                    seen.clear();
+                    down.seek(bound).unwrap();
+                    while down.valid() {
+                        seen.push((down.key().to_vec(), down.value().to_vec()));
+                        down.prev().unwrap();
+                    }
+                    let below = |k: &Vec<u8>| match bound {
+                        Bound::Unbounded => true,
+                        Bound::Included(b) => k.as_slice() <= b,
+                        Bound::Excluded(b) => k.as_slice() < b,
+                    };
+                    assert_eq!(seen, all.iter().rev().filter(|(k, _)| below(k)).cloned().collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_excluded_bound_hides_a_record_with_sequence_number_zero() {
+        let order = KeyOrder::bytewise();
+        let entries = vec![
+            (b"a".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![1]),
+            (b"b".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![2]),
+        ];
+        let mut up = Ascending::new(VecCursor::new(order.clone(), entries.clone()), order.clone(), SeqNo(9));
+        up.seek(Bound::Excluded(b"a")).unwrap();
+        assert_eq!(up.key(), b"b");
+        let mut down = Descending::new(VecCursor::new(order.clone(), entries), order, SeqNo(9));
+        down.seek(Bound::Included(b"a")).unwrap();
+        assert_eq!(down.value(), [1]);
+    }
+}

@@ -73,7 +73,10 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// Removes a directory and all below it.
     fn remove_dir_all(&self, path: &Path) -> Result<()>;
 
-    /// A second name for a file; `Unsupported` across file systems, where the caller copies instead.
+    /// A second name for a file, which must not exist yet.
+    ///
+    /// # Errors
+    /// `Unsupported` where there cannot be one (across file systems, for a directory): the caller copies instead.
     fn hard_link(&self, from: &Path, to: &Path) -> Result<()>;
 
     /// Makes the names in a directory durable.
@@ -98,7 +101,7 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Writes all of `bytes` at `offset`, growing the file if needed.
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()>;
 
-    /// Length in bytes. Not named `is_empty`'s sibling on purpose: files here are never asked that.
+    /// Length in bytes.
     fn length(&self) -> Result<u64>;
 
     /// Cuts the file, or grows it with zeros that take no space.
@@ -122,11 +125,16 @@ pub trait File: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Corruption` if the file ends before.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        if self.read_at(buf, offset)? == buf.len() {
-            return Ok(());
-        }
-        Err(Error::corruption(format!("file ends before {} more bytes", buf.len())).at_offset(offset))
+        all_or_corruption(self.read_at(buf, offset)?, buf.len(), offset)
     }
+}
+
+/// What it means that `got` bytes came where `wanted` were asked for.
+pub(crate) fn all_or_corruption(got: usize, wanted: usize, offset: u64) -> Result<()> {
+    if got == wanted {
+        return Ok(());
+    }
+    Err(Error::corruption(format!("the file ends after {got} of {wanted} bytes")).at_offset(offset))
 }
 
 /// A shared mapping of a file, written only through [`Mapping::write_at`]. Bytes stored survive the death of the process

@@ -1,0 +1,124 @@
+//! Several writes that happen together.
+
+use std::sync::Arc;
+
+use crate::base::{Error, RecordKind, Result};
+use crate::db::catalog::PartitionState;
+use crate::db::commit::Commit;
+use crate::db::config::PersistMode;
+use crate::db::handle::Handle;
+use crate::db::partition::Partition;
+use crate::db::state::payload::{Record, check_limits, put_record};
+
+/// Writes, over any partitions of one database, that become visible and durable together or not at all.
+///
+/// Later writes of the same key win. Dropping a batch without [`commit`](Batch::commit) does nothing.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// let (stock, orders) = (db.open_partition("stock", Default::default())?, db.open_partition("orders", Default::default())?);
+/// let mut batch = db.batch();
+/// batch.insert(&stock, "apples", "41");
+/// batch.insert(&orders, "order 1", "one apple");
+/// batch.commit()?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a batch does nothing until it is committed"]
+pub struct Batch {
+    handle: Arc<Handle>,
+    payload: Vec<u8>,
+    count: u32,
+    partitions: Vec<Arc<PartitionState>>,
+    durability: PersistMode,
+    /// The first wrong call; `commit` reports it, and nothing is written.
+    wrong: Option<Error>,
+}
+
+impl Batch {
+    pub(crate) fn new(handle: Arc<Handle>) -> Batch {
+        let durability = handle.shared.settings.durability;
+        Batch { handle, payload: Vec::new(), count: 0, partitions: Vec::new(), durability, wrong: None }
+    }
+
+    /// Sets the value of a key.
+    pub fn insert(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
+        self.push(partition, RecordKind::Put, key.as_ref(), value.as_ref());
+    }
+
+    /// Removes a key.
+    pub fn remove(&mut self, partition: &Partition, key: impl AsRef<[u8]>) {
+        self.push(partition, RecordKind::Delete, key.as_ref(), &[]);
+    }
+
+    /// Removes a key that was inserted exactly once; see [`Partition::remove_weak`].
+    pub fn remove_weak(&mut self, partition: &Partition, key: impl AsRef<[u8]>) {
+        self.push(partition, RecordKind::SingleDelete, key.as_ref(), &[]);
+    }
+
+    fn push(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) {
+        if self.wrong.is_some() {
+            return;
+        }
+        let limit = self.handle.shared.settings.memory_budget / 2;
+        let checked = check_limits(key, value).and_then(|()| partition.check_home(&self.handle)).and_then(|()| {
+            let size = self.payload.len() as u64 + key.len() as u64 + value.len() as u64;
+            match size > limit || self.count == u32::MAX {
+                true => Err(Error::invalid(format!("batch is larger than half the memory budget ({limit} bytes)"))),
+                false => Ok(()),
+            }
+        });
+        if let Err(error) = checked {
+            self.wrong = Some(error);
+            return;
+        }
+        if self.partitions.last().is_none_or(|last| last.id != partition.state.id)
+            && !self.partitions.iter().any(|known| known.id == partition.state.id)
+        {
+            self.partitions.push(Arc::clone(&partition.state));
+        }
+        put_record(&mut self.payload, &Record { kind, partition: partition.state.id, key, value });
+        self.count += 1;
+    }
+
+    /// How far [`commit`](Batch::commit) gets before it returns. Default: the database's.
+    pub fn durability(mut self, mode: PersistMode) -> Batch {
+        self.durability = mode;
+        self
+    }
+
+    /// The number of writes.
+    pub fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Whether there are no writes.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Makes all writes visible at once, as durable as asked for. An empty batch only does what its durability asks for.
+    ///
+    /// # Errors
+    /// `Invalid` for the first write that broke a limit or came from another database; otherwise as
+    /// [`Partition::insert`]. On an error nothing of the batch is visible.
+    pub fn commit(self) -> Result<()> {
+        if let Some(wrong) = self.wrong {
+            return Err(wrong);
+        }
+        let shared = &self.handle.shared;
+        if self.count == 0 {
+            shared.writer()?;
+            return shared.persist(self.durability);
+        }
+        let commit = Commit { payload: &self.payload, count: self.count, partitions: &self.partitions };
+        shared.commit(commit, self.durability)
+    }
+}
+
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batch").field("len", &self.count).field("bytes", &self.payload.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,275 @@
+//! Names and the trees behind them: the one place that builds trees.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+
+use crate::base::comparator::{BYTEWISE_NAME, Comparator};
+use crate::base::compression::CompressionType;
+use crate::base::edit::{FileId, PartitionId, PartitionMeta};
+use crate::base::sync::{lock, read, write};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::block::cache::BlockCache;
+use crate::db::options::PartitionCreateOptions;
+use crate::db::state::ledger::PartitionLedger;
+use crate::engine::{Engine, Visible};
+use crate::lsm::{LsmTree, TreeContext};
+use crate::table::TableFiles;
+use crate::vfs::{Env, Fs};
+
+/// What every tree of a database is built from.
+#[derive(Clone)]
+pub(crate) struct TreeParts {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) env: Arc<dyn Env>,
+    pub(crate) dir: PathBuf,
+    pub(crate) files: Arc<TableFiles>,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) hash_seed: u64,
+    pub(crate) next_file: Arc<AtomicU64>,
+    pub(crate) visible: Visible,
+    pub(crate) codec: CompressionType,
+}
+
+/// A record that waits for its partition to be opened with the comparator only the user has.
+struct Pending {
+    seqno: SeqNo,
+    kind: RecordKind,
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+/// A partition as the database holds it, shared by all its handles.
+pub(crate) struct PartitionState {
+    pub(crate) id: PartitionId,
+    pub(crate) name: Arc<str>,
+    comparator: String,
+    tree: OnceLock<Arc<LsmTree>>,
+    deleted: AtomicBool,
+    /// Records of the log for a partition whose comparator is not here yet; bounded by the log.
+    pending: Mutex<Vec<Pending>>,
+    /// What the manifest said when the database was opened; taken when the tree is built.
+    stored: Mutex<Option<PartitionLedger>>,
+}
+
+impl PartitionState {
+    /// The tree.
+    ///
+    /// # Errors
+    /// `Closed` if the partition was deleted, `Invalid` if its comparator was not given yet.
+    #[inline]
+    pub(crate) fn tree(&self) -> Result<&Arc<LsmTree>> {
+        if self.deleted.load(Ordering::Relaxed) {
+            return Err(self.deleted_error());
+        }
+        self.tree.get().ok_or_else(|| self.wants_comparator())
+    }
+
+    /// The tree, if it has been built, also of a deleted partition.
+    pub(crate) fn tree_if_built(&self) -> Option<&Arc<LsmTree>> {
+        self.tree.get()
+    }
+
+    #[cold]
+    fn deleted_error(&self) -> Error {
+        Error::new(ErrorKind::Closed, format!("partition {:?} was deleted", self.name))
+    }
+
+    #[cold]
+    fn wants_comparator(&self) -> Error {
+        Error::invalid(format!(
+            "partition {:?} was created with the comparator {:?}: open it with open_partition_with_comparator",
+            self.name, self.comparator
+        ))
+    }
+
+    pub(crate) fn mark_deleted(&self) {
+        self.deleted.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Acquire)
+    }
+
+    /// The lowest sequence number that only the log holds.
+    pub(crate) fn first_unflushed(&self) -> Option<SeqNo> {
+        match self.tree.get() {
+            Some(tree) => tree.first_unflushed(),
+            None => lock(&self.pending).first().map(|record| record.seqno),
+        }
+    }
+
+    /// Takes a record of the log again; what the tables have already is skipped.
+    pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<bool> {
+        if let Some(tree) = self.tree.get() {
+            if entry.seqno <= tree.flushed_through() {
+                return Ok(false);
+            }
+            tree.apply(entry)?;
+            return Ok(true);
+        }
+        if lock(&self.stored).as_ref().is_some_and(|stored| entry.seqno <= stored.flushed) {
+            return Ok(false);
+        }
+        lock(&self.pending).push(Pending {
+            seqno: entry.seqno,
+            kind: entry.kind,
+            key: entry.user.to_vec(),
+            value: entry.value.to_vec(),
+        });
+        Ok(true)
+    }
+}
+
+/// All partitions. Thread safe.
+pub(crate) struct Catalog {
+    parts: TreeParts,
+    by_name: RwLock<BTreeMap<Arc<str>, Arc<PartitionState>>>,
+}
+
+impl Catalog {
+    pub(crate) fn new(parts: TreeParts) -> Catalog {
+        Catalog { parts, by_name: RwLock::default() }
+    }
+
+    pub(crate) fn parts(&self) -> &TreeParts {
+        &self.parts
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<PartitionState>> {
+        read(&self.by_name).get(name).cloned()
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        read(&self.by_name).keys().map(|name| name.to_string()).collect()
+    }
+
+    /// All partitions, in the order of their names.
+    pub(crate) fn all(&self) -> Vec<Arc<PartitionState>> {
+        read(&self.by_name).values().cloned().collect()
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        write(&self.by_name).remove(name);
+    }
+
+    /// Takes in a partition of the manifest; one with a user's comparator stays without its tree until that is given.
+    pub(crate) fn restore(&self, stored: PartitionLedger, files: &HashMap<FileId, u64>) -> Result<Arc<PartitionState>> {
+        let meta = stored.meta.clone();
+        if meta.engine != 0 {
+            let message = format!("partition {:?} uses engine {}, which this build does not have", meta.name, meta.engine);
+            return Err(Error::unsupported(message));
+        }
+        for (_, table) in stored.tables.values() {
+            check_table_file(&self.parts, table.id, table.size, files)?;
+        }
+        let bytewise = meta.comparator == BYTEWISE_NAME;
+        let state = self.insert(&meta, Some(stored));
+        if bytewise {
+            let options = PartitionCreateOptions::decode(&meta.settings)?;
+            self.build_tree(&state, KeyOrder::bytewise(), &options)?;
+        }
+        Ok(state)
+    }
+
+    /// Takes in a new partition.
+    pub(crate) fn create(
+        &self,
+        meta: &PartitionMeta,
+        order: KeyOrder,
+        options: &PartitionCreateOptions,
+    ) -> Result<Arc<PartitionState>> {
+        let state = self.insert(meta, None);
+        self.build_tree(&state, order, options)?;
+        Ok(state)
+    }
+
+    fn insert(&self, meta: &PartitionMeta, stored: Option<PartitionLedger>) -> Arc<PartitionState> {
+        let name: Arc<str> = Arc::from(meta.name.as_str());
+        let state = Arc::new(PartitionState {
+            id: meta.id,
+            name: Arc::clone(&name),
+            comparator: meta.comparator.clone(),
+            tree: OnceLock::new(),
+            deleted: AtomicBool::new(false),
+            pending: Mutex::default(),
+            stored: Mutex::new(stored),
+        });
+        write(&self.by_name).insert(name, Arc::clone(&state));
+        state
+    }
+
+    /// Prepares an existing partition for a caller: builds its tree if the comparator comes only now, and takes the
+    /// options for new data.
+    ///
+    /// # Errors
+    /// `Invalid` if the comparator is not the one the partition was created with.
+    pub(crate) fn open(
+        &self,
+        state: &Arc<PartitionState>,
+        comparator: Option<Arc<dyn Comparator>>,
+        options: &PartitionCreateOptions,
+    ) -> Result<()> {
+        let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
+        if order.name() != state.comparator {
+            return Err(Error::invalid(format!(
+                "partition {:?} was created with the comparator {:?} and cannot be opened with {:?}",
+                state.name,
+                state.comparator,
+                order.name()
+            )));
+        }
+        match state.tree.get() {
+            Some(tree) => tree.set_options(options.lsm(self.parts.codec)),
+            None => self.build_tree(state, order, options)?,
+        }
+        Ok(())
+    }
+
+    fn build_tree(&self, state: &PartitionState, order: KeyOrder, options: &PartitionCreateOptions) -> Result<()> {
+        let mut stored = lock(&state.stored);
+        if state.tree.get().is_some() {
+            return Ok(()); // another caller was faster
+        }
+        let parts = &self.parts;
+        let context = TreeContext {
+            fs: Arc::clone(&parts.fs),
+            env: Arc::clone(&parts.env),
+            dir: parts.dir.clone(),
+            files: Arc::clone(&parts.files),
+            cache: Arc::clone(&parts.cache),
+            hash_seed: parts.hash_seed,
+            order,
+            partition: state.id,
+            next_file_id: Arc::clone(&parts.next_file),
+            visible: parts.visible.clone(),
+        };
+        let (tables, flushed) = match stored.take() {
+            Some(ledger) => (ledger.tables.into_values().collect(), ledger.flushed),
+            None => (Vec::new(), SeqNo::ZERO),
+        };
+        let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, flushed)?;
+        for record in lock(&state.pending).drain(..) {
+            tree.apply(EntryRef {
+                user: &record.key,
+                seqno: record.seqno,
+                kind: record.kind,
+                value: &record.value,
+            })?;
+        }
+        let built = state.tree.set(Arc::new(tree));
+        debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");
+        Ok(())
+    }
+}
+
+/// A table that the manifest names must be there, whole.
+fn check_table_file(parts: &TreeParts, id: FileId, size: u64, files: &HashMap<FileId, u64>) -> Result<()> {
+    let problem = match files.get(&id) {
+        Some(found) if *found == size => return Ok(()),
+        Some(found) => format!("table has {found} bytes, the manifest says {size}: restore the file from a copy"),
+        None => "table is missing: restore the file from a copy".to_owned(),
+    };
+    Err(Error::corruption(problem).in_file(parts.files.path(id)))
+}

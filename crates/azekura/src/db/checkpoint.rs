@@ -1,0 +1,139 @@
+//! A copy of the database at one commit, made of hard links.
+//!
+//! The steps:
+//! 1. between two commits: note the ledger, the visible sequence number and how far each log segment is written;
+//! 2. in `path.tmp`: link every table of the ledger (copy across file systems), copy the used part of the log, write a
+//!    manifest that says where the log ends, with a new instance id;
+//! 3. sync all of it, rename to `path`, sync the parent.
+//!
+//! Meanwhile segments are not recycled. A table that a compaction removes between 1 and 2 makes the attempt start
+//! again with a newer ledger.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::db::recovery::{is_missing, segment_path};
+use crate::db::shared::Shared;
+use crate::db::state::ledger::Ledger;
+use crate::manifest::Manifest;
+use crate::vfs::{Fs, OpenMode};
+use crate::wal::SegmentInfo;
+
+/// Attempts before giving up on a database that compacts faster than its tables can be linked.
+const ATTEMPTS: usize = 20;
+/// Bytes copied at a time.
+const COPY_CHUNK: usize = 1 << 20;
+
+/// The moment that is copied.
+struct Moment {
+    ledger: Ledger,
+    visible: SeqNo,
+    segments: Vec<SegmentInfo>,
+}
+
+/// Keeps segments from being recycled.
+struct Hold<'a>(&'a Shared);
+
+impl<'a> Hold<'a> {
+    fn new(shared: &'a Shared) -> Hold<'a> {
+        shared.checkpoints.fetch_add(1, Ordering::AcqRel);
+        Hold(shared)
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.checkpoints.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
+    let writer = shared.writer()?;
+    if shared.fs.exists(path)? {
+        return Err(Error::invalid("a checkpoint needs a path that does not exist yet").in_file(path));
+    }
+    let tmp = temporary(path)?;
+    let _hold = Hold::new(shared);
+    for _ in 0..ATTEMPTS {
+        if shared.fs.exists(&tmp)? {
+            shared.fs.remove_dir_all(&tmp)?; // left over from an attempt that was cut short
+        }
+        let moment = writer.committer.alone(|| Moment {
+            ledger: writer.metadata.ledger(),
+            visible: shared.visible.get(),
+            segments: writer.wal.segments(),
+        });
+        match build(shared, &moment, &tmp) {
+            Ok(()) => {
+                shared.fs.rename(&tmp, path)?;
+                return match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                    Some(parent) => shared.fs.sync_dir(parent),
+                    None => shared.fs.sync_dir(Path::new(".")),
+                };
+            }
+            Err(error) => {
+                drop(shared.fs.remove_dir_all(&tmp));
+                if !is_missing(&error) {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Err(Error::new(ErrorKind::Conflict, "compaction removes tables faster than a checkpoint can link them: try again"))
+}
+
+fn temporary(path: &Path) -> Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| Error::invalid("a checkpoint needs a path with a name").in_file(path))?;
+    let mut name = name.to_os_string();
+    name.push(".tmp");
+    Ok(path.with_file_name(name))
+}
+
+fn build(shared: &Shared, moment: &Moment, tmp: &Path) -> Result<()> {
+    let fs = &*shared.fs;
+    fs.create_dir_all(tmp)?;
+    for partition in moment.ledger.partitions.values() {
+        for (_, table) in partition.tables.values() {
+            let from = shared.catalog.parts().files.path(table.id);
+            let name = from.file_name().ok_or_else(|| Error::invalid("a table has no name"))?;
+            link_or_copy(fs, &from, &tmp.join(name), table.size)?;
+        }
+    }
+    let mut ledger = moment.ledger.clone();
+    ledger.segments.clear();
+    for segment in &moment.segments {
+        copy(fs, &segment_path(&shared.dir, segment.file), &segment_path(tmp, segment.file), segment.end)?;
+        ledger.segments.insert(segment.epoch, segment.file);
+    }
+    if let Some(last) = moment.segments.last() {
+        ledger.log_end = Some((last.epoch, moment.visible));
+    }
+    let mut file_id = [0; 16];
+    shared.env.random(&mut ledger.instance);
+    shared.env.random(&mut file_id);
+    Manifest::create(Arc::clone(&shared.fs), tmp, file_id, &ledger.edits())?;
+    fs.sync_dir(tmp)
+}
+
+fn link_or_copy(fs: &dyn Fs, from: &Path, to: &Path, len: u64) -> Result<()> {
+    match fs.hard_link(from, to) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => copy(fs, from, to, len),
+        other => other,
+    }
+}
+
+/// Copies the first `len` bytes, durably but for the name.
+fn copy(fs: &dyn Fs, from: &Path, to: &Path, len: u64) -> Result<()> {
+    let (source, target) = (fs.open(from, OpenMode::Read)?, fs.open(to, OpenMode::Create)?);
+    let mut buffer = vec![0; COPY_CHUNK.min(usize::try_from(len).unwrap_or(COPY_CHUNK))];
+    let mut at = 0;
+    while at < len {
+        let n = buffer.len().min(usize::try_from(len - at).unwrap_or(usize::MAX));
+        source.read_exact_at(&mut buffer[..n], at).map_err(|error| error.in_file(from))?;
+        target.write_at(&buffer[..n], at)?;
+        at += n as u64;
+    }
+    target.sync_data()
+}

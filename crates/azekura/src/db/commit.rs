@@ -1,0 +1,234 @@
+//! Group commit: one leader at a time writes the log for everybody who waits.
+//!
+//! The steps of a commit:
+//! 1. a thread that finds no leader becomes it; any other queues its commit and waits;
+//! 2. the leader takes every queued commit, gives each its sequence numbers, and appends all to the log in one call;
+//! 3. it applies them to the memtables in order and publishes the last sequence number: only now are they seen;
+//! 4. it wakes its followers and hands the lead to the first of those that queued meanwhile;
+//! 5. whoever asked for more than [`Buffer`](crate::PersistMode::Buffer) waits for the log's sync by itself: syncs are
+//!    shared among all who wait, and nobody who did not ask waits for one.
+//!
+//! Thread safety: `leading` is the lock. Whoever set it may append, apply and publish, and must hand over or clear it,
+//! also when something panics.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crate::base::sync::lock;
+use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
+use crate::db::catalog::PartitionState;
+use crate::db::state::poison::Poison;
+use crate::db::state::payload::Records;
+use crate::engine::{Engine, Visible};
+use crate::wal::{LogCommit, Wal};
+
+/// A commit that is ready to be written.
+#[derive(Clone, Copy)]
+pub(crate) struct Commit<'a> {
+    pub(crate) payload: &'a [u8],
+    /// Records in the payload, at least 1.
+    pub(crate) count: u32,
+    /// Every partition that the payload names.
+    pub(crate) partitions: &'a [Arc<PartitionState>],
+}
+
+/// A queued commit, owned because its thread sleeps.
+struct Waiter {
+    payload: Vec<u8>,
+    count: u32,
+    partitions: Vec<Arc<PartitionState>>,
+    state: Mutex<Turn>,
+    woken: Condvar,
+}
+
+enum Turn {
+    Waiting,
+    Lead,
+    Done(Result<SeqNo>),
+}
+
+#[derive(Default)]
+struct Queue {
+    leading: bool,
+    waiting: VecDeque<Arc<Waiter>>,
+}
+
+/// The path of every write. Thread safe.
+pub(crate) struct Committer {
+    queue: Mutex<Queue>,
+    wal: Arc<Wal>,
+    visible: Visible,
+    poison: Arc<Poison>,
+    commits: AtomicU64,
+    records: AtomicU64,
+}
+
+impl Committer {
+    /// Continues behind what is visible.
+    pub(crate) fn new(wal: Arc<Wal>, visible: Visible, poison: Arc<Poison>) -> Committer {
+        let (commits, records) = (AtomicU64::new(0), AtomicU64::new(0));
+        Committer { queue: Mutex::default(), wal, visible, poison, commits, records }
+    }
+
+    /// Writes, applies and publishes a commit; returns its last sequence number.
+    ///
+    /// # Errors
+    /// Those of the log; `Poisoned` if the log has the commit but memory may not, which ends all writing.
+    pub(crate) fn commit(&self, commit: Commit<'_>) -> Result<SeqNo> {
+        let mut queue = lock(&self.queue);
+        if !queue.leading {
+            queue.leading = true;
+            drop(queue);
+            let _lead = Lead(self);
+            return self.write(&[commit]);
+        }
+        let waiter = Arc::new(Waiter {
+            payload: commit.payload.to_vec(),
+            count: commit.count,
+            partitions: commit.partitions.to_vec(),
+            state: Mutex::new(Turn::Waiting),
+            woken: Condvar::new(),
+        });
+        queue.waiting.push_back(Arc::clone(&waiter));
+        drop(queue);
+        match waiter.wait() {
+            Turn::Done(result) => result,
+            Turn::Lead | Turn::Waiting => self.lead_group(&waiter),
+        }
+    }
+
+    /// Runs `work` while nobody else commits: what it sees is the state between two commits.
+    pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        let mut queue = lock(&self.queue);
+        if queue.leading {
+            let waiter = Arc::new(Waiter {
+                payload: Vec::new(),
+                count: 0,
+                partitions: Vec::new(),
+                state: Mutex::new(Turn::Waiting),
+                woken: Condvar::new(),
+            });
+            queue.waiting.push_back(Arc::clone(&waiter));
+            drop(queue);
+            waiter.wait();
+        } else {
+            queue.leading = true;
+            drop(queue);
+        }
+        let _lead = Lead(self);
+        work()
+    }
+
+    /// The new leader takes everybody who queued behind it along.
+    fn lead_group(&self, own: &Arc<Waiter>) -> Result<SeqNo> {
+        let lead = Lead(self);
+        let mut group = vec![Arc::clone(own)];
+        {
+            let mut queue = lock(&self.queue);
+            while queue.waiting.front().is_some_and(|next| next.count > 0) {
+                group.extend(queue.waiting.pop_front());
+            }
+        }
+        let commits: Vec<Commit<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
+        let result = catch_unwind(AssertUnwindSafe(|| self.write(&commits)))
+            .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))));
+        drop(lead);
+        for follower in &group[1..] {
+            follower.finish(Turn::Done(result.clone()));
+        }
+        result
+    }
+
+    /// Steps 2 and 3, for the leader.
+    fn write(&self, commits: &[Commit<'_>]) -> Result<SeqNo> {
+        self.poison.check()?;
+        let mut next = self.visible.get().plus(1);
+        let first = next;
+        let number = |commit: &Commit<'_>| {
+            let log = LogCommit { first: next, count: commit.count, payload: commit.payload };
+            next = next.plus(u64::from(commit.count));
+            log
+        };
+        match commits {
+            [one] => self.wal.append(&[{ number }(one)])?,
+            many => self.wal.append(&many.iter().map(number).collect::<Vec<_>>())?,
+        }
+        let applied = catch_unwind(AssertUnwindSafe(|| apply_all(commits, first)))
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
+        // The log has these sequence numbers now; going on without them in memory would use them twice.
+        let last = applied.map_err(|error| self.poison.set(error))?;
+        self.visible.publish(last);
+        self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
+        self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
+        Ok(last)
+    }
+
+    /// Commits and records written since the database was opened.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.commits.load(Ordering::Relaxed), self.records.load(Ordering::Relaxed))
+    }
+}
+
+/// Puts the records of all commits into their trees; returns the last sequence number.
+fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<SeqNo> {
+    let mut seqno = first;
+    for commit in commits {
+        let mut at = 0;
+        for record in Records::new(commit.payload) {
+            let record = record?;
+            if commit.partitions[at].id != record.partition {
+                at = commit
+                    .partitions
+                    .iter()
+                    .position(|partition| partition.id == record.partition)
+                    .ok_or_else(|| Error::invalid("a commit names a partition that it did not bring"))?;
+            }
+            let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
+            if let Some(tree) = commit.partitions[at].tree_if_built() {
+                tree.apply(entry)?;
+            }
+            seqno = seqno.plus(1);
+        }
+    }
+    Ok(SeqNo(seqno.0 - 1))
+}
+
+/// The lead, handed over when dropped, also by a panic.
+struct Lead<'a>(&'a Committer);
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"));
+        }
+        let mut queue = lock(&self.0.queue);
+        match queue.waiting.pop_front() {
+            Some(next) => {
+                drop(queue);
+                next.finish(Turn::Lead);
+            }
+            None => queue.leading = false,
+        }
+    }
+}
+
+impl Waiter {
+    fn commit(&self) -> Commit<'_> {
+        Commit { payload: &self.payload, count: self.count, partitions: &self.partitions }
+    }
+
+    fn wait(&self) -> Turn {
+        let mut state = lock(&self.state);
+        while matches!(*state, Turn::Waiting) {
+            state = self.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::replace(&mut *state, Turn::Waiting)
+    }
+
+    fn finish(&self, turn: Turn) {
+        *lock(&self.state) = turn;
+        self.woken.notify_one();
+    }
+}

@@ -1,0 +1,222 @@
+//! How a database is opened.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::base::compression::CompressionType;
+use crate::base::event::Listener;
+use crate::base::{Error, Result};
+use crate::vfs::disk::DiskFs;
+use crate::vfs::env::SystemEnv;
+use crate::vfs::{Env, Fs};
+use crate::wal::RecoveryMode;
+
+/// How far a commit must get before it is acknowledged.
+///
+/// What each survives is told in `DURABILITY.md`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PersistMode {
+    /// Survives the death of the process at any instruction; power loss may take the newest commits, whole and in order.
+    #[default]
+    Buffer,
+    /// Survives power loss: the log's bytes are synced (`fdatasync`).
+    SyncData,
+    /// Survives power loss: the log's bytes and all file metadata are synced (`fsync`).
+    SyncAll,
+}
+
+/// The settings of a database, as plain data.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Settings {
+    pub(crate) cache_size: u64,
+    pub(crate) memory_budget: u64,
+    pub(crate) sync_interval_ms: Option<u64>,
+    pub(crate) durability: PersistMode,
+    pub(crate) workers: usize,
+    pub(crate) compression: CompressionType,
+    pub(crate) max_open_files: usize,
+    pub(crate) log_segment_size: u64,
+    pub(crate) max_log_size: u64,
+    pub(crate) mapped_log: bool,
+    pub(crate) recovery_mode: RecoveryMode,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            cache_size: 64 << 20,
+            memory_budget: 512 << 20,
+            sync_interval_ms: None,
+            durability: PersistMode::Buffer,
+            workers: 2,
+            compression: CompressionType::Lz4,
+            max_open_files: 512,
+            log_segment_size: 64 << 20,
+            max_log_size: 512 << 20,
+            mapped_log: true,
+            recovery_mode: RecoveryMode::Strict,
+        }
+    }
+}
+
+/// Builds a [`Database`](crate::Database): settings, and the components it stands on.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("db");
+/// let db = azekura::Config::new(&path).cache_size(16 << 20).open()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Config {
+    pub(crate) path: PathBuf,
+    pub(crate) settings: Settings,
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) env: Arc<dyn Env>,
+    pub(crate) listener: Option<Arc<dyn Listener>>,
+}
+
+impl Default for Config {
+    /// The database in `.azekura_data` below the current directory.
+    fn default() -> Config {
+        Config::new(".azekura_data")
+    }
+}
+
+impl Config {
+    /// The database in the directory `path`, which is created if it is missing.
+    pub fn new(path: impl AsRef<Path>) -> Config {
+        Config {
+            path: path.as_ref().to_path_buf(),
+            settings: Settings::default(),
+            fs: Arc::new(DiskFs::new()),
+            env: Arc::new(SystemEnv::new()),
+            listener: None,
+        }
+    }
+
+    /// Bytes of blocks that the cache holds at most. Default 64 MiB.
+    #[must_use]
+    pub fn cache_size(mut self, bytes: u64) -> Config {
+        self.settings.cache_size = bytes;
+        self
+    }
+
+    /// Bytes that memtables may hold. Default 512 MiB. A batch larger than half of it is refused.
+    #[must_use]
+    pub fn memory_budget(mut self, bytes: u64) -> Config {
+        self.settings.memory_budget = bytes;
+        self
+    }
+
+    /// Sync the log every so many milliseconds in the background, whatever single commits ask for. Default: never.
+    #[must_use]
+    pub fn sync_interval(mut self, ms: Option<u64>) -> Config {
+        self.settings.sync_interval_ms = ms;
+        self
+    }
+
+    /// How far commits get that do not say it themselves. Default [`PersistMode::Buffer`].
+    #[must_use]
+    pub fn durability(mut self, mode: PersistMode) -> Config {
+        self.settings.durability = mode;
+        self
+    }
+
+    /// Background threads, 0..=64. Default 2. With 0 nothing happens by itself: call
+    /// [`Database::step`](crate::Database::step), which makes a test deterministic.
+    #[must_use]
+    pub fn workers(mut self, n: usize) -> Config {
+        self.settings.workers = n;
+        self
+    }
+
+    /// The codec of partitions that do not choose one. Default [`CompressionType::Lz4`].
+    #[must_use]
+    pub fn compression(mut self, compression: CompressionType) -> Config {
+        self.settings.compression = compression;
+        self
+    }
+
+    /// Table files held open at a time, at least 8. Default 512.
+    #[must_use]
+    pub fn max_open_files(mut self, n: usize) -> Config {
+        self.settings.max_open_files = n;
+        self
+    }
+
+    /// Bytes of one log segment, 64 KiB to 1 GiB. Default 64 MiB.
+    #[must_use]
+    pub fn log_segment_size(mut self, bytes: u64) -> Config {
+        self.settings.log_segment_size = bytes;
+        self
+    }
+
+    /// Bytes of log beyond which the partition that holds it back is flushed. Default 512 MiB.
+    #[must_use]
+    pub fn max_log_size(mut self, bytes: u64) -> Config {
+        self.settings.max_log_size = bytes;
+        self
+    }
+
+    /// Whether the log is written through a mapping where the file system makes that safe. Default true.
+    #[must_use]
+    pub fn mapped_log(mut self, yes: bool) -> Config {
+        self.settings.mapped_log = yes;
+        self
+    }
+
+    /// What recovery does about damage in the log. Default [`RecoveryMode::Strict`].
+    #[must_use]
+    pub fn recovery_mode(mut self, mode: RecoveryMode) -> Config {
+        self.settings.recovery_mode = mode;
+        self
+    }
+
+    /// The file system. Default: the disk.
+    #[must_use]
+    pub fn fs(mut self, fs: Arc<dyn Fs>) -> Config {
+        self.fs = fs;
+        self
+    }
+
+    /// Clock, randomness and threads. Default: the system's.
+    #[must_use]
+    pub fn env(mut self, env: Arc<dyn Env>) -> Config {
+        self.env = env;
+        self
+    }
+
+    /// Who hears of what happens in the background. Default: nobody.
+    #[must_use]
+    pub fn listener(mut self, listener: Arc<dyn Listener>) -> Config {
+        self.listener = Some(listener);
+        self
+    }
+
+    /// Fails if a setting is out of its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let s = &self.settings;
+        let range = |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}"))),
+        };
+        range("workers", s.workers as u64, 0, 64)?;
+        range("log_segment_size", s.log_segment_size, 64 << 10, 1 << 30)?;
+        range("max_open_files", s.max_open_files as u64, 8, 1 << 20)?;
+        range("memory_budget", s.memory_budget, 1 << 20, 1 << 50)?;
+        range("cache_size", s.cache_size, 0, 1 << 50)?;
+        range("max_log_size", s.max_log_size, s.log_segment_size, 1 << 50)?;
+        if let Some(ms) = s.sync_interval_ms {
+            range("sync_interval", ms, 1, 1 << 40)?;
+        }
+        s.compression.check()
+    }
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config").field("path", &self.path).field("settings", &self.settings).finish_non_exhaustive()
+    }
+}

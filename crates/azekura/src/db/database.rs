@@ -1,0 +1,240 @@
+//! The handle of a database.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::comparator::Comparator;
+use crate::base::edit::{Edit, PartitionMeta};
+use crate::base::sync::lock;
+use crate::base::{Error, ErrorKind, KeyOrder, Result};
+use crate::db::batch::Batch;
+use crate::db::checkpoint;
+use crate::db::config::{Config, PersistMode};
+use crate::db::handle::Handle;
+use crate::db::metrics::Metrics;
+use crate::db::options::PartitionCreateOptions;
+use crate::db::partition::Partition;
+use crate::db::recovery;
+use crate::db::snapshot::Snapshot;
+use crate::db::worker::{self, Duty};
+use crate::engine::Engine;
+
+/// Partition names are 1..=255 bytes of UTF-8; they never become paths.
+const NAME_LEN_MAX: usize = 255;
+/// Names of comparators likewise.
+const COMPARATOR_NAME_LEN_MAX: usize = 255;
+
+/// One directory, one log, many [`Partition`]s.
+///
+/// Cheap to clone; thread safe. Dropping the last handle (databases, partitions, snapshots) closes it cleanly.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// let p = db.open_partition("default", Default::default())?;
+/// p.insert("key", "value")?;
+/// db.persist(azekura::PersistMode::SyncData)?; // now it survives power loss, too
+/// db.close()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Database {
+    handle: Arc<Handle>,
+}
+
+impl Config {
+    /// Opens the database, creating it if the directory is missing or empty.
+    ///
+    /// # Errors
+    /// `Locked` if another handle has it open; `Invalid` for a directory that holds something else or a setting out of
+    /// range; `Corruption` for a file that is missing, truncated or damaged; `Unsupported` for a newer format;
+    /// `Io`, `OutOfSpace`. A failed open changes nothing.
+    pub fn open(self) -> Result<Database> {
+        Ok(Database { handle: recovery::open(self)? })
+    }
+
+    /// Opens an existing database for reading, beside other readers: the log is replayed into memory, nothing is
+    /// written, no thread is started. It shows the state at the time of opening.
+    ///
+    /// # Errors
+    /// As [`open`](Config::open); `Locked` beside a writer, `Invalid` if there is no database.
+    pub fn open_read_only(self) -> Result<Database> {
+        Ok(Database { handle: recovery::open_read_only(self)? })
+    }
+}
+
+impl Database {
+    /// The partition of that name, created with `options` if there is none. On an existing one the options apply to
+    /// data written from now on.
+    ///
+    /// Creating is atomic and as durable as the database's default mode says; every later sync of the log covers it.
+    ///
+    /// # Errors
+    /// `Invalid` for a name or an option out of range, or if the partition was created with a comparator; errors of
+    /// writing.
+    pub fn open_partition(&self, name: &str, options: PartitionCreateOptions) -> Result<Partition> {
+        self.open_or_create(name, &options, None)
+    }
+
+    /// The same for a partition whose keys are ordered by `comparator`, which must have the name it was created with.
+    ///
+    /// # Errors
+    /// As [`open_partition`](Database::open_partition); `Invalid`, naming both, for another comparator.
+    pub fn open_partition_with_comparator(
+        &self,
+        name: &str,
+        options: PartitionCreateOptions,
+        comparator: Arc<dyn Comparator>,
+    ) -> Result<Partition> {
+        let len = comparator.name().len();
+        if !(1..=COMPARATOR_NAME_LEN_MAX).contains(&len) {
+            return Err(Error::invalid(format!("comparator name has {len} bytes, 1..=255 are allowed")));
+        }
+        self.open_or_create(name, &options, Some(comparator))
+    }
+
+    fn open_or_create(
+        &self,
+        name: &str,
+        options: &PartitionCreateOptions,
+        comparator: Option<Arc<dyn Comparator>>,
+    ) -> Result<Partition> {
+        if !(1..=NAME_LEN_MAX).contains(&name.len()) {
+            let message = format!("partition name has {} bytes, 1..={NAME_LEN_MAX} are allowed", name.len());
+            return Err(Error::invalid(message));
+        }
+        options.check()?;
+        let shared = &self.handle.shared;
+        let _one_at_a_time = lock(&shared.naming);
+        if let Some(state) = shared.partition(name) {
+            shared.catalog.open(&state, comparator, options)?;
+            return Ok(Partition::new(state, Arc::clone(&self.handle)));
+        }
+        let writer = shared.writer().map_err(|error| match error.kind() {
+            ErrorKind::Invalid => Error::invalid(format!("partition {name:?} does not exist")),
+            _ => error,
+        })?;
+        let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
+        let meta = PartitionMeta {
+            id: writer.metadata.new_partition_id(),
+            engine: 0,
+            name: name.to_owned(),
+            comparator: order.name().to_owned(),
+            settings: options.encode(),
+        };
+        let edits = [Edit::PartitionCreated(meta.clone())];
+        let written = match shared.settings.durability {
+            PersistMode::Buffer => writer.metadata.append(&edits),
+            _ => writer.metadata.commit(&edits),
+        };
+        shared.poison.watch(written)?;
+        let state = shared.catalog.create(&meta, order, options)?;
+        Ok(Partition::new(state, Arc::clone(&self.handle)))
+    }
+
+    /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on; iterators that
+    /// are under way go on.
+    ///
+    /// # Errors
+    /// `Invalid` for a partition of another database, `Closed` if it was deleted already; errors of writing.
+    pub fn delete_partition(&self, partition: Partition) -> Result<()> {
+        partition.check_home(&self.handle)?;
+        let shared = &self.handle.shared;
+        let _one_at_a_time = lock(&shared.naming);
+        let writer = shared.writer()?;
+        let tree = partition.state.tree()?;
+        let edits = [Edit::PartitionDropped { partition: partition.state.id }];
+        // Between two commits, so that no commit is half in a partition that is gone.
+        let written = writer.committer.alone(|| {
+            let written = writer.metadata.append(&edits);
+            if written.is_ok() {
+                partition.state.mark_deleted();
+                shared.catalog.remove(&partition.name);
+            }
+            written
+        });
+        shared.poison.watch(written)?;
+        shared.poison.watch(writer.metadata.sync())?;
+        tree.discard();
+        shared.work.ring();
+        Ok(())
+    }
+
+    /// The names of all partitions, sorted.
+    pub fn list_partitions(&self) -> Vec<String> {
+        self.handle.shared.catalog.names()
+    }
+
+    /// Whether there is a partition of that name.
+    pub fn partition_exists(&self, name: &str) -> bool {
+        self.handle.shared.partition(name).is_some()
+    }
+
+    /// An empty batch.
+    pub fn batch(&self) -> Batch {
+        Batch::new(Arc::clone(&self.handle))
+    }
+
+    /// This moment, across all partitions.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::new(Arc::clone(&self.handle))
+    }
+
+    /// Makes every commit that has returned as durable as `mode` says.
+    ///
+    /// # Errors
+    /// `Poisoned` if the sync fails: writing ends, reading goes on; close, look at the device, open again.
+    pub fn persist(&self, mode: PersistMode) -> Result<()> {
+        self.handle.shared.persist(mode)
+    }
+
+    /// Figures about the database since it was opened.
+    pub fn metrics(&self) -> Metrics {
+        Metrics::of(&self.handle.shared)
+    }
+
+    /// Bytes of all files on disk: tables, log, manifest.
+    pub fn disk_space(&self) -> u64 {
+        let shared = &self.handle.shared;
+        shared.fs.read_dir(&shared.dir).map_or(0, |entries| entries.iter().map(|entry| entry.len).sum())
+    }
+
+    /// Writes a copy of the database as it is between two commits to the new directory `path`; it can be opened at
+    /// once. Tables are shared by hard links where the file system allows, so that it is quick and small.
+    ///
+    /// # Errors
+    /// `Invalid` if `path` exists; errors of writing. A failure leaves nothing at `path`.
+    pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
+        checkpoint::checkpoint(&self.handle.shared, path.as_ref())
+    }
+
+    /// Flushes everything, stops the workers and gives the directory free; other handles return `Closed` from now on.
+    ///
+    /// # Errors
+    /// Those of flushing; the directory is given free all the same, and the log has what was acknowledged.
+    pub fn close(self) -> Result<()> {
+        self.handle.close()
+    }
+
+    /// Does exactly one piece of background work in the calling thread; false if there was none. With
+    /// [`workers(0)`](Config::workers) this is the only way it gets done.
+    ///
+    /// # Errors
+    /// Those of the work, which stays to be done.
+    pub fn step(&self) -> Result<bool> {
+        self.handle.shared.writer()?;
+        worker::step(&self.handle.shared, Duty::All)
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.handle.shared.dir
+    }
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Database").field("path", &self.handle.shared.dir).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,83 @@
+//! What keeps a database open: the last handle closes it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::edit::Edit;
+use crate::base::event::Event;
+use crate::base::sync::lock;
+use crate::base::{Error, ErrorKind, Result};
+use crate::db::shared::Shared;
+use crate::db::worker::{flush_and_wait, retire_log};
+use crate::vfs::env::Thread;
+
+/// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition) and
+/// [`Snapshot`](crate::Snapshot); dropping the last one closes the database as `close` does, with failures told to the
+/// listener.
+pub(crate) struct Handle {
+    pub(crate) shared: Arc<Shared>,
+    threads: Mutex<Vec<Box<dyn Thread>>>,
+    closed: AtomicBool,
+}
+
+impl Handle {
+    pub(crate) fn new(shared: Arc<Shared>, threads: Vec<Box<dyn Thread>>) -> Arc<Handle> {
+        Arc::new(Handle { shared, threads: Mutex::new(threads), closed: AtomicBool::new(false) })
+    }
+
+    /// Stops the workers, flushes everything, leaves nothing to replay, and gives the directory free.
+    ///
+    /// The directory is given free also when an error is returned: what was acknowledged is then in the log.
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let shared = &self.shared;
+        let flushed = if shared.writer.is_some() { self.flush_all() } else { Ok(()) };
+        shared.closing.store(true, Ordering::Release);
+        shared.work.ring();
+        shared.done.ring();
+        for thread in lock(&self.threads).drain(..) {
+            // The last handle may be dropped on a worker (by a listener); it ends by itself when it sees `closing`.
+            if !thread.is_current() && !thread.join() {
+                shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"));
+            }
+        }
+        let finished = flushed.and_then(|()| self.finish_log());
+        shared.tell(&Event::Closed);
+        *lock(&shared.lock) = None;
+        finished
+    }
+
+    fn flush_all(&self) -> Result<()> {
+        let shared = &self.shared;
+        shared.poison.check()?;
+        for partition in shared.catalog.all() {
+            // A partition whose comparator never came keeps its records in the log.
+            if partition.tree_if_built().is_some() && !partition.is_deleted() {
+                flush_and_wait(shared, &partition)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_log(&self) -> Result<()> {
+        let shared = &self.shared;
+        let Some(writer) = &shared.writer else { return Ok(()) };
+        writer.wal.sync(shared.visible.get(), false)?;
+        retire_log(shared)?;
+        let end = writer.wal.segments().last().map(|segment| segment.epoch);
+        if let Some(epoch) = end {
+            writer.metadata.commit(&[Edit::LogEnd { epoch, seqno: shared.visible.get() }])?;
+        }
+        writer.metadata.sync()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            self.shared.tell(&Event::BackgroundError { error });
+        }
+    }
+}

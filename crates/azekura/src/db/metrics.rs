@@ -1,0 +1,213 @@
+//! Figures, as plain structs that print as tables.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::base::event::DroppedAfterDamage;
+use crate::block::cache::CacheMetrics;
+use crate::db::catalog::PartitionState;
+use crate::db::shared::Shared;
+use crate::engine::Engine;
+
+/// Figures about a database since it was opened; bytes and counts unless said.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Partitions that exist now.
+    pub partitions: usize,
+    /// Commits, each with one or more records.
+    pub commits: u64,
+    /// Records.
+    pub records: u64,
+    /// Bytes of commits as callers wrote them: keys, values and a few bytes for each record.
+    pub user_bytes: u64,
+    /// Bytes written to the log.
+    pub log_bytes: u64,
+    /// Times the log was synced.
+    pub log_syncs: u64,
+    /// Bytes of log that are held now.
+    pub log_live_bytes: u64,
+    /// Segments of log that are held now.
+    pub log_segments: usize,
+    /// Flushes.
+    pub flushes: u64,
+    /// Bytes of tables written by flushes.
+    pub flushed_bytes: u64,
+    /// Compactions that rewrote tables.
+    pub compactions: u64,
+    /// Compactions that only moved tables a level down.
+    pub trivial_moves: u64,
+    /// Bytes of tables read by compactions.
+    pub compaction_bytes_read: u64,
+    /// Bytes of tables written by compactions.
+    pub compaction_bytes_written: u64,
+    /// Of the manifest now.
+    pub manifest_bytes: u64,
+    /// Bytes in memtables now, sealed ones included.
+    pub memtable_bytes: u64,
+    /// Nanoseconds that writers were held up.
+    pub stall_ns: u64,
+    /// The block cache.
+    pub cache: CacheMetrics,
+    /// Records of the log applied again when the database was opened.
+    pub replayed_records: u64,
+    /// Nanoseconds that opening took.
+    pub recovery_ns: u64,
+    /// What the log held behind damage when the database was opened.
+    pub dropped_after_damage: Option<DroppedAfterDamage>,
+    /// Snapshots and iterators that exist now.
+    pub open_snapshots: usize,
+    /// Whether writing has ended after a failure.
+    pub poisoned: bool,
+}
+
+impl Metrics {
+    pub(crate) fn of(shared: &Shared) -> Metrics {
+        let counters = &shared.counters;
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let partitions = shared.catalog.all();
+        let mut metrics = Metrics {
+            partitions: partitions.len(),
+            user_bytes: load(&counters.user_bytes),
+            flushes: load(&counters.flushes),
+            flushed_bytes: load(&counters.flushed_bytes),
+            compactions: load(&counters.compactions),
+            trivial_moves: load(&counters.trivial_moves),
+            compaction_bytes_read: load(&counters.compaction_bytes_read),
+            compaction_bytes_written: load(&counters.compaction_bytes_written),
+            stall_ns: load(&counters.stall_ns),
+            cache: shared.catalog.parts().cache.metrics(),
+            replayed_records: shared.recovered.records,
+            recovery_ns: shared.recovered.ns,
+            dropped_after_damage: shared.recovered.dropped.clone(),
+            open_snapshots: shared.read_points.count(),
+            poisoned: shared.poison.is_set(),
+            ..Metrics::default()
+        };
+        for partition in &partitions {
+            metrics.memtable_bytes += partition.tree_if_built().map_or(0, |tree| tree.metrics().memory_bytes());
+        }
+        if let Some(writer) = &shared.writer {
+            (metrics.commits, metrics.records) = writer.committer.counts();
+            let wal = writer.wal.stats();
+            (metrics.log_bytes, metrics.log_syncs) = (wal.bytes, wal.syncs);
+            metrics.log_live_bytes = writer.wal.live_bytes();
+            metrics.log_segments = writer.wal.segments().len();
+            metrics.manifest_bytes = writer.metadata.manifest_bytes();
+        }
+        metrics
+    }
+
+    /// Bytes written to the device for each byte that callers wrote: log, flushes and compactions; 0 before the first.
+    pub fn write_amplification(&self) -> f64 {
+        let written = self.log_bytes + self.flushed_bytes + self.compaction_bytes_written;
+        if self.user_bytes == 0 { 0.0 } else { written as f64 / self.user_bytes as f64 }
+    }
+}
+
+impl fmt::Display for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |what: &str, value: String| writeln!(f, "{what:<26}{value:>18}");
+        row("partitions", self.partitions.to_string())?;
+        row("commits", self.commits.to_string())?;
+        row("records", self.records.to_string())?;
+        row("user bytes", self.user_bytes.to_string())?;
+        row("log bytes", self.log_bytes.to_string())?;
+        row("log syncs", self.log_syncs.to_string())?;
+        row("log held", format!("{} in {}", self.log_live_bytes, self.log_segments))?;
+        row("flushes", self.flushes.to_string())?;
+        row("flushed bytes", self.flushed_bytes.to_string())?;
+        row("compactions", self.compactions.to_string())?;
+        row("trivial moves", self.trivial_moves.to_string())?;
+        row("compaction bytes read", self.compaction_bytes_read.to_string())?;
+        row("compaction bytes written", self.compaction_bytes_written.to_string())?;
+        row("write amplification", format!("{:.2}", self.write_amplification()))?;
+        row("memtable bytes", self.memtable_bytes.to_string())?;
+        row("manifest bytes", self.manifest_bytes.to_string())?;
+        row("writers held up, ms", format!("{:.1}", self.stall_ns as f64 / 1e6))?;
+        row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;
+        for (what, kind) in [("data", &self.cache.data), ("index", &self.cache.index), ("filter", &self.cache.filter)] {
+            row(&format!("cache {what} hits"), format!("{} of {}", kind.hits, kind.hits + kind.misses))?;
+        }
+        row("replayed records", self.replayed_records.to_string())?;
+        row("recovery, ms", format!("{:.1}", self.recovery_ns as f64 / 1e6))?;
+        row("snapshots and iterators", self.open_snapshots.to_string())?;
+        if let Some(dropped) = &self.dropped_after_damage {
+            let message = format!("{} frames of {}", dropped.frames, dropped.file.display());
+            row("dropped after damage", message)?;
+        }
+        row("poisoned", self.poisoned.to_string())
+    }
+}
+
+/// One level of a tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LevelMetrics {
+    /// 0 is the youngest.
+    pub level: u8,
+    /// Sorted runs.
+    pub runs: usize,
+    /// Tables.
+    pub tables: usize,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Bytes of keys and values before compression.
+    pub raw_bytes: u64,
+    /// Entries, tombstones included.
+    pub entries: u64,
+    /// Tombstones.
+    pub tombstones: u64,
+}
+
+/// Figures about one partition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PartitionMetrics {
+    /// Its name.
+    pub name: String,
+    /// Its levels, youngest first, down to the last that holds something.
+    pub levels: Vec<LevelMetrics>,
+    /// Bytes in memtables now, sealed ones included.
+    pub memtable_bytes: u64,
+    /// Memtables that wait for a flush.
+    pub sealed_memtables: usize,
+    /// Bytes of tables on disk.
+    pub disk_bytes: u64,
+    /// Bytes that open tables hold in memory beside the cache.
+    pub pinned_bytes: u64,
+}
+
+impl PartitionMetrics {
+    pub(crate) fn of(state: &Arc<PartitionState>) -> PartitionMetrics {
+        let mut metrics = PartitionMetrics { name: state.name.to_string(), ..PartitionMetrics::default() };
+        let Some(tree) = state.tree_if_built() else { return metrics };
+        let lsm = tree.metrics();
+        metrics.memtable_bytes = lsm.memory_bytes();
+        metrics.sealed_memtables = tree.pressure().sealed;
+        metrics.pinned_bytes = lsm.pinned_bytes;
+        metrics.levels = lsm.levels.iter().map(|level| LevelMetrics {
+            level: level.level,
+            runs: level.runs,
+            tables: level.tables,
+            bytes: level.bytes,
+            raw_bytes: level.raw_bytes,
+            entries: level.entries,
+            tombstones: level.tombstones,
+        }).collect();
+        metrics.disk_bytes = metrics.levels.iter().map(|level| level.bytes).sum();
+        metrics
+    }
+}
+
+impl fmt::Display for PartitionMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "partition {:?}: {} bytes on disk, {} in memory", self.name, self.disk_bytes, self.memtable_bytes)?;
+        writeln!(f, "level  runs  tables         bytes       entries    tombstones")?;
+        for l in &self.levels {
+            writeln!(f, "{:>5} {:>5} {:>7} {:>13} {:>13} {:>13}", l.level, l.runs, l.tables, l.bytes, l.entries, l.tombstones)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,285 @@
+//! How a partition is created.
+
+use crate::base::coding::{Decoder, put_bytes, put_varint};
+use crate::base::compression::CompressionType;
+use crate::base::{Error, Result};
+use crate::lsm::{LeveledOptions, LsmOptions};
+use crate::table::{FilterPolicy, TableOptions};
+
+/// How tables are merged in the background.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum CompactionStrategy {
+    /// Every level below the youngest is one sorted run, each about ten times the one above.
+    Leveled(LeveledOptions),
+}
+
+impl Default for CompactionStrategy {
+    fn default() -> CompactionStrategy {
+        CompactionStrategy::Leveled(LeveledOptions::default())
+    }
+}
+
+/// The settings of a partition. On a partition that exists they apply to data written from now on.
+///
+/// ```
+/// use azekura::{CompressionType, PartitionCreateOptions};
+/// let small_and_slow = PartitionCreateOptions::default().compression(CompressionType::Miniz(9)).block_size(16 << 10);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartitionCreateOptions {
+    pub(crate) table: TableOptions,
+    /// `None`: the database's.
+    pub(crate) compression: Option<CompressionType>,
+    pub(crate) compression_per_level: Vec<CompressionType>,
+    pub(crate) max_memtable_size: u64,
+    pub(crate) strategy: CompactionStrategy,
+}
+
+impl Default for PartitionCreateOptions {
+    fn default() -> PartitionCreateOptions {
+        PartitionCreateOptions {
+            table: TableOptions::default(),
+            compression: None,
+            compression_per_level: Vec::new(),
+            max_memtable_size: 64 << 20,
+            strategy: CompactionStrategy::default(),
+        }
+    }
+}
+
+impl PartitionCreateOptions {
+    /// Bytes of a data block before compression, 64..=1 MiB. Default 4 KiB.
+    #[must_use]
+    pub fn block_size(mut self, bytes: u32) -> Self {
+        self.table.block_size = bytes;
+        self
+    }
+
+    /// The codec on every level. Default: the database's.
+    #[must_use]
+    pub fn compression(mut self, compression: CompressionType) -> Self {
+        self.compression = Some(compression);
+        self
+    }
+
+    /// The codec of each level, youngest first; the last one serves all levels below. Empty: one for all.
+    #[must_use]
+    pub fn compression_per_level(mut self, levels: Vec<CompressionType>) -> Self {
+        self.compression_per_level = levels;
+        self
+    }
+
+    /// Entries between restart points in a data block, 1..=255. Default 16. More is smaller, fewer is faster.
+    #[must_use]
+    pub fn restart_interval(mut self, entries: u8) -> Self {
+        self.table.restart_interval = entries;
+        self
+    }
+
+    /// Whether index and filter of a table are cut into pieces that are loaded on demand.
+    #[must_use]
+    pub fn partition_index_and_filters(mut self, yes: bool) -> Self {
+        self.table.partition_index_and_filters = yes;
+        self
+    }
+
+    /// Bytes of a piece of index or filter, 64..=1 MiB. Default 4 KiB.
+    #[must_use]
+    pub fn metadata_block_size(mut self, bytes: u32) -> Self {
+        self.table.metadata_block_size = bytes;
+        self
+    }
+
+    /// Whether index and filter blocks live in the cache and can be evicted, or are held by the open table.
+    #[must_use]
+    pub fn cache_index_and_filter_blocks(mut self, yes: bool) -> Self {
+        self.table.cache_index_and_filter_blocks = yes;
+        self
+    }
+
+    /// Whether the top level of index and filter stays in memory even when the pieces live in the cache.
+    #[must_use]
+    pub fn pin_top_level(mut self, yes: bool) -> Self {
+        self.table.pin_top_level = yes;
+        self
+    }
+
+    /// The filter of every table. Default: bloom, 10 bits per key.
+    #[must_use]
+    pub fn filter_policy(mut self, policy: FilterPolicy) -> Self {
+        self.table.filter = policy;
+        self
+    }
+
+    /// How tables are merged.
+    #[must_use]
+    pub fn compaction_strategy(mut self, strategy: CompactionStrategy) -> Self {
+        self.strategy = strategy;
+        self
+    }
+
+    /// Bytes at which the memtable is sealed and flushed, 4 KiB to 2 GiB. Default 64 MiB.
+    #[must_use]
+    pub fn max_memtable_size(mut self, bytes: u64) -> Self {
+        self.max_memtable_size = bytes;
+        self
+    }
+
+    /// Fails if an option is out of its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let range = |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}"))),
+        };
+        range("block_size", self.table.block_size.into(), 64, 1 << 20)?;
+        range("metadata_block_size", self.table.metadata_block_size.into(), 64, 1 << 20)?;
+        range("restart_interval", self.table.restart_interval.into(), 1, 255)?;
+        range("max_memtable_size", self.max_memtable_size, 4 << 10, 2 << 30)?;
+        range("compression_per_level", self.compression_per_level.len() as u64, 0, 64)?;
+        if let FilterPolicy::Bloom { bits_per_key } = self.table.filter
+            && !(1.0..=64.0).contains(&bits_per_key)
+        {
+            return Err(Error::invalid(format!("{bits_per_key} filter bits per key are out of the range 1..=64")));
+        }
+        let CompactionStrategy::Leveled(leveled) = &self.strategy;
+        leveled.check()?;
+        self.compression.iter().chain(&self.compression_per_level).try_for_each(|codec| codec.check())
+    }
+
+    /// What the tree is built with.
+    pub(crate) fn lsm(&self, default_codec: CompressionType) -> LsmOptions {
+        let CompactionStrategy::Leveled(leveled) = &self.strategy;
+        let codec = self.compression.unwrap_or(default_codec);
+        LsmOptions {
+            max_memtable_size: self.max_memtable_size,
+            compaction: leveled.clone(),
+            table: TableOptions { compression: codec, ..self.table.clone() },
+            compression_per_level: self.compression_per_level.clone(),
+        }
+    }
+
+    /// The settings as the manifest keeps them, so that a tool that opens the partition without options uses the same.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let CompactionStrategy::Leveled(leveled) = &self.strategy;
+        let flags = u64::from(self.table.partition_index_and_filters)
+            | u64::from(self.table.cache_index_and_filter_blocks) << 1
+            | u64::from(self.table.pin_top_level) << 2;
+        let filter = match self.table.filter {
+            FilterPolicy::None => 0,
+            FilterPolicy::Bloom { bits_per_key } => u64::from(bits_per_key.to_bits()),
+        };
+        let numbers = [
+            (1, u64::from(self.table.block_size)),
+            (2, u64::from(self.table.restart_interval)),
+            (3, u64::from(self.table.metadata_block_size)),
+            (4, flags),
+            (5, filter),
+            (6, self.max_memtable_size),
+            (7, leveled.l0_trigger as u64),
+            (8, leveled.table_size),
+            (9, u64::from(leveled.level_ratio)),
+        ];
+        let mut out = Vec::new();
+        for (field, number) in numbers {
+            put_varint(&mut out, field);
+            let mut value = Vec::new();
+            put_varint(&mut value, number);
+            put_bytes(&mut out, &value);
+        }
+        put_varint(&mut out, 10);
+        put_bytes(&mut out, &self.compression.iter().flat_map(|codec| codec_bytes(*codec)).collect::<Vec<_>>());
+        put_varint(&mut out, 11);
+        let levels: Vec<u8> = self.compression_per_level.iter().flat_map(|codec| codec_bytes(*codec)).collect();
+        put_bytes(&mut out, &levels);
+        out
+    }
+
+    /// Reads stored settings; unknown fields are ignored, values out of range fall back to the default.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<PartitionCreateOptions> {
+        let mut options = PartitionCreateOptions::default();
+        let CompactionStrategy::Leveled(mut leveled) = options.strategy.clone();
+        let mut d = Decoder::new(bytes);
+        while !d.is_empty() {
+            let field = d.varint()?;
+            let value = d.bytes()?;
+            let number = || Decoder::new(value).varint();
+            match field {
+                1 => options.table.block_size = number()? as u32,
+                2 => options.table.restart_interval = number()? as u8,
+                3 => options.table.metadata_block_size = number()? as u32,
+                4 => {
+                    let flags = number()?;
+                    options.table.partition_index_and_filters = flags & 1 != 0;
+                    options.table.cache_index_and_filter_blocks = flags & 2 != 0;
+                    options.table.pin_top_level = flags & 4 != 0;
+                }
+                5 => {
+                    options.table.filter = match number()? as u32 {
+                        0 => FilterPolicy::None,
+                        bits => FilterPolicy::Bloom { bits_per_key: f32::from_bits(bits) },
+                    }
+                }
+                6 => options.max_memtable_size = number()?,
+                7 => leveled.l0_trigger = number()? as usize,
+                8 => leveled.table_size = number()?,
+                9 => leveled.level_ratio = number()? as u32,
+                10 => options.compression = codecs(value)?.first().copied(),
+                11 => options.compression_per_level = codecs(value)?,
+                _ => {}
+            }
+        }
+        options.strategy = CompactionStrategy::Leveled(leveled);
+        Ok(if options.check().is_ok() { options } else { PartitionCreateOptions::default() })
+    }
+}
+
+fn codec_bytes(codec: CompressionType) -> [u8; 2] {
+    match codec {
+        CompressionType::None => [0, 0],
+        CompressionType::Lz4 => [1, 0],
+        CompressionType::Miniz(level) => [2, level],
+    }
+}
+
+fn codecs(bytes: &[u8]) -> Result<Vec<CompressionType>> {
+    let pairs = bytes.chunks(2).map(|pair| match pair {
+        [0, _] => Ok(CompressionType::None),
+        [1, _] => Ok(CompressionType::Lz4),
+        [2, level] => Ok(CompressionType::Miniz(*level)),
+        _ => Err(Error::corruption("stored settings name a codec that does not exist")),
+    });
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_round_trip() {
+        let options = PartitionCreateOptions::default()
+            .block_size(1000)
+            .compression(CompressionType::Miniz(7))
+            .compression_per_level(vec![CompressionType::None, CompressionType::Lz4])
+            .restart_interval(3)
+            .metadata_block_size(512)
+            .filter_policy(FilterPolicy::Bloom { bits_per_key: 12.5 })
+            .max_memtable_size(5000)
+            .partition_index_and_filters(true);
+        assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
+        let none = PartitionCreateOptions::default().filter_policy(FilterPolicy::None);
+        assert_eq!(PartitionCreateOptions::decode(&none.encode()).unwrap(), none);
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let default = PartitionCreateOptions::default;
+        assert!(default().check().is_ok());
+        assert!(default().block_size(63).check().is_err());
+        assert!(default().restart_interval(0).check().is_err());
+        assert!(default().max_memtable_size(1).check().is_err());
+        assert!(default().compression(CompressionType::Miniz(11)).check().is_err());
+        assert!(default().filter_policy(FilterPolicy::Bloom { bits_per_key: f32::NAN }).check().is_err());
+    }
+}

@@ -1,0 +1,283 @@
+//! The handle of one named map.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use crate::base::{Error, ErrorKind, RecordKind, Result};
+use crate::db::catalog::PartitionState;
+use crate::db::commit::Commit;
+use crate::db::handle::Handle;
+use crate::db::iter::{Bounds, Entries, Iter, Keys, Shaped, Values, Walk, own_bounds, prefix_bounds};
+use crate::db::metrics::PartitionMetrics;
+use crate::db::state::payload::{Record, check_limits, put_record};
+use crate::db::state::read_points::ReadPin;
+use crate::db::worker::{compact_and_wait, flush_and_wait};
+use crate::engine::{Engine, ReadPoint};
+use crate::mem::slice::Slice;
+
+/// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
+///
+/// Cheap to clone; thread safe. Reads never wait for writes. Every read sees whole commits only.
+///
+/// ```
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = azekura::Config::new(dir.path().join("db")).open()?;
+/// let fruit = db.open_partition("fruit", Default::default())?;
+/// fruit.insert("apple", "red")?;
+/// fruit.insert("banana", "yellow")?;
+/// assert_eq!(fruit.get("apple")?.as_deref(), Some(&b"red"[..]));
+/// let keys: Vec<_> = fruit.range("b"..).map(|pair| pair.unwrap().0).collect();
+/// assert_eq!(keys, ["banana"]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Partition {
+    /// The name it was opened by.
+    pub name: Arc<str>,
+    pub(crate) state: Arc<PartitionState>,
+    pub(crate) handle: Arc<Handle>,
+}
+
+/// Buffers that grew beyond this are not kept.
+const KEPT_BUFFER_MAX: usize = 1 << 20;
+
+thread_local! {
+    /// Where a single write is put together.
+    static PAYLOAD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Partition {
+    pub(crate) fn new(state: Arc<PartitionState>, handle: Arc<Handle>) -> Partition {
+        Partition { name: Arc::clone(&state.name), state, handle }
+    }
+
+    /// Sets the value of a key.
+    ///
+    /// # Errors
+    /// `Invalid` for a key of more than 65,535 bytes, a value of more than 4 GiB − 1, or more than half the memory
+    /// budget; `OutOfSpace`, `Io`, `Poisoned` from the log; `Closed`.
+    #[doc(alias = "put")]
+    #[doc(alias = "set")]
+    pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.write(RecordKind::Put, key.as_ref(), value.as_ref())
+    }
+
+    /// Removes a key; fine if it has no value.
+    ///
+    /// # Errors
+    /// As [`insert`](Partition::insert).
+    #[doc(alias = "delete")]
+    pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.write(RecordKind::Delete, key.as_ref(), &[])
+    }
+
+    /// Removes a key that was inserted **exactly once** since it was last removed: cheaper for queues, because the two
+    /// records vanish together as soon as they meet. On a key that was overwritten the older value may come back.
+    ///
+    /// # Errors
+    /// As [`insert`](Partition::insert).
+    #[doc(alias = "single_delete")]
+    pub fn remove_weak(&self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.write(RecordKind::SingleDelete, key.as_ref(), &[])
+    }
+
+    fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
+        check_limits(key, value)?;
+        let shared = &self.handle.shared;
+        if value.len() as u64 > shared.settings.memory_budget / 2 {
+            let limit = shared.settings.memory_budget / 2;
+            let message = format!("value has {} bytes, more than half the memory budget ({limit})", value.len());
+            return Err(Error::invalid(message));
+        }
+        // A listener or comparator may write from within a write: then the buffer is taken and a fresh one serves.
+        let mut payload = PAYLOAD.with(|kept| std::mem::take(&mut *kept.borrow_mut()));
+        payload.clear();
+        put_record(&mut payload, &Record { kind, partition: self.state.id, key, value });
+        let partitions = std::slice::from_ref(&self.state);
+        let commit = Commit { payload: &payload, count: 1, partitions };
+        let result = shared.commit(commit, shared.settings.durability);
+        if payload.capacity() <= KEPT_BUFFER_MAX {
+            PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
+        }
+        result
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// `Io` or `Corruption` from a table, `Closed` if the partition was deleted.
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
+        self.get_at(key.as_ref(), ReadPoint::Latest)
+    }
+
+    pub(crate) fn get_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
+        self.state.tree()?.get(key, at)
+    }
+
+    /// Whether a key has a value; the value is not copied.
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get).
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.size_of(key)?.is_some())
+    }
+
+    /// Length of the value of a key in bytes; the value is not copied.
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get).
+    pub fn size_of(&self, key: impl AsRef<[u8]>) -> Result<Option<u32>> {
+        self.size_of_at(key.as_ref(), ReadPoint::Latest)
+    }
+
+    pub(crate) fn size_of_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
+        self.state.tree()?.size_of(key, at)
+    }
+
+    /// The values of many keys as of one moment, in the order of the keys given.
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get); the first one ends the call.
+    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Slice>>> {
+        let pin = self.pin();
+        keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadPoint::At(pin.at()))).collect()
+    }
+
+    /// All pairs, in the order of the keys.
+    pub fn iter(&self) -> Iter {
+        Iter(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+    }
+
+    /// The pairs whose keys lie in a range; a reversed range is empty.
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Iter {
+        Iter(Shaped::new(self.walk(own_bounds(&range), self.pin())))
+    }
+
+    /// The pairs whose keys begin with `prefix`. With a comparator that does not order by bytes the first item is an
+    /// `Invalid` error.
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Iter {
+        Iter(Shaped::new(self.prefix_walk(prefix.as_ref(), self.pin())))
+    }
+
+    /// All keys in order.
+    pub fn keys(&self) -> Keys {
+        Keys(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+    }
+
+    /// All values in the order of their keys.
+    pub fn values(&self) -> Values {
+        Values(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+    }
+
+    /// All entries in the order of the keys.
+    pub fn entries(&self) -> Entries {
+        Entries(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+    }
+
+    pub(crate) fn pin(&self) -> ReadPin {
+        self.handle.shared.read_points.register()
+    }
+
+    pub(crate) fn walk(&self, bounds: Bounds, pin: ReadPin) -> Result<Walk> {
+        Ok(Walk::new(Arc::clone(self.state.tree()?), bounds, pin))
+    }
+
+    pub(crate) fn prefix_walk(&self, prefix: &[u8], pin: ReadPin) -> Result<Walk> {
+        if !self.state.tree()?.order().is_bytewise() {
+            return Err(Error::invalid("prefix() needs the order of the bytes; use range() with this comparator"));
+        }
+        self.walk(prefix_bounds(prefix), pin)
+    }
+
+    /// The first pair.
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get).
+    pub fn first_key_value(&self) -> Result<Option<(Slice, Slice)>> {
+        self.iter().next().transpose()
+    }
+
+    /// The last pair.
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get).
+    pub fn last_key_value(&self) -> Result<Option<(Slice, Slice)>> {
+        self.iter().next_back().transpose()
+    }
+
+    /// Whether there is no key.
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get).
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.first_key_value()?.is_none())
+    }
+
+    /// The number of keys, counted one by one.
+    ///
+    /// # Errors
+    /// As [`get`](Partition::get).
+    pub fn len(&self) -> Result<u64> {
+        count(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())?)
+    }
+
+    /// About how many keys there are, from counters: overwritten and removed ones count until compaction meets them.
+    pub fn approximate_len(&self) -> u64 {
+        self.state.tree_if_built().map_or(0, |tree| tree.approximate_len())
+    }
+
+    /// Writes what is in memory to tables, and waits for it.
+    ///
+    /// # Errors
+    /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`; what is in memory stays there and in the log.
+    pub fn flush(&self) -> Result<()> {
+        self.handle.shared.writer()?;
+        flush_and_wait(&self.handle.shared, &self.state)
+    }
+
+    /// Merges everything into one sorted run at the bottom, and waits for it.
+    ///
+    /// # Errors
+    /// As [`flush`](Partition::flush).
+    pub fn major_compact(&self) -> Result<()> {
+        self.handle.shared.writer()?;
+        compact_and_wait(&self.handle.shared, &self.state)
+    }
+
+    /// Figures about this partition.
+    pub fn metrics(&self) -> PartitionMetrics {
+        PartitionMetrics::of(&self.state)
+    }
+
+    /// Bytes of its tables on disk.
+    pub fn disk_space(&self) -> u64 {
+        self.metrics().disk_bytes
+    }
+
+    /// Fails unless the partition belongs to the database of `handle`.
+    pub(crate) fn check_home(&self, handle: &Arc<Handle>) -> Result<()> {
+        if Arc::ptr_eq(&self.handle, handle) {
+            return Ok(());
+        }
+        let message = format!("partition {:?} belongs to another database", self.name);
+        Err(Error::new(ErrorKind::Invalid, message))
+    }
+}
+
+/// Counts what a walk shows.
+pub(crate) fn count(mut walk: Walk) -> Result<u64> {
+    let mut n = 0;
+    while walk.advance()? {
+        n += 1;
+    }
+    Ok(n)
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Partition").field("name", &self.name).field("id", &self.state.id.0).finish_non_exhaustive()
+    }
+}

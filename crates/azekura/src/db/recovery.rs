@@ -1,0 +1,357 @@
+//! Opening: from the bytes in a directory to a running database.
+//!
+//! The steps:
+//! 1. look at the directory without changing it, take the lock;
+//! 2. no manifest and nothing else: create the database, atomically, by renaming its first manifest into place;
+//! 3. read the manifest into a ledger, check that every table it names is there and whole;
+//! 4. read the log: every commit that is not in tables goes into memtables; the whole log is validated before anything
+//!    is written, so that a failed open changes nothing;
+//! 5. sync what was replayed (it may be in the page cache only), write the manifest anew with the end of the log,
+//!    begin a fresh segment, remove files that nothing names, start the workers.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
+use crate::base::event::Event;
+use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
+use crate::block::cache::BlockCache;
+use crate::db::catalog::{Catalog, TreeParts};
+use crate::db::commit::Committer;
+use crate::db::config::Config;
+use crate::db::handle::Handle;
+use crate::db::shared::{Parts, Recovered, Shared, Writer};
+use crate::db::state::ledger::Ledger;
+use crate::db::state::metadata::Metadata;
+use crate::db::state::payload::{Records, check_payload};
+use crate::db::state::poison::Poison;
+use crate::db::worker;
+use crate::engine::Visible;
+use crate::manifest::Manifest;
+use crate::table::TableFiles;
+use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
+use crate::wal::{self, LogCommit, ReplayOptions, ReplayReport, Wal, WalOptions};
+
+/// Names of the files that are not numbered.
+pub(crate) const LOCK: &str = "LOCK";
+pub(crate) const MANIFEST: &str = "MANIFEST";
+pub(crate) const MANIFEST_TMP: &str = "MANIFEST.tmp";
+
+/// What a look at the directory shows.
+struct Listing {
+    has_manifest: bool,
+    /// Tables and log segments by number, with their lengths.
+    tables: HashMap<FileId, u64>,
+    segments: HashMap<FileId, u64>,
+    /// A name that no database has.
+    foreign: Option<String>,
+}
+
+/// The number in a name such as `000012.sst`.
+fn file_number(name: &str, suffix: &str) -> Option<FileId> {
+    let digits = name.strip_suffix(suffix)?;
+    let canonical = digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
+    let id = digits.parse().ok().filter(|_| canonical)?;
+    (format!("{id:06}") == digits).then_some(FileId(id))
+}
+
+fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
+    let mut listing = Listing { has_manifest: false, tables: HashMap::new(), segments: HashMap::new(), foreign: None };
+    if !fs.exists(dir)? {
+        return Ok(listing);
+    }
+    for entry in fs.read_dir(dir)? {
+        if let Some(id) = file_number(&entry.name, ".sst") {
+            listing.tables.insert(id, entry.len);
+        } else if let Some(id) = file_number(&entry.name, ".wal") {
+            listing.segments.insert(id, entry.len);
+        } else if entry.name == MANIFEST {
+            listing.has_manifest = true;
+        } else if entry.name != LOCK && entry.name != MANIFEST_TMP {
+            listing.foreign.get_or_insert(entry.name);
+        }
+    }
+    Ok(listing)
+}
+
+/// Fails for a directory that holds something else, or a database without its manifest.
+fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
+    if listing.has_manifest {
+        return Ok(());
+    }
+    if !listing.tables.is_empty() || !listing.segments.is_empty() {
+        let message = "the manifest is missing, but tables or log segments are here: restore it from a copy";
+        return Err(Error::corruption(message).in_file(dir.join(MANIFEST)));
+    }
+    match &listing.foreign {
+        Some(name) => {
+            let message = format!("the directory is no azekura database: it holds {name:?}; choose an empty one");
+            Err(Error::invalid(message).in_file(dir))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Opens for reading and writing.
+pub(crate) fn open(config: Config) -> Result<Arc<Handle>> {
+    config.check()?;
+    let start = config.env.monotonic_ns();
+    let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
+    check_listing(&dir, &list(&*fs, &dir)?)?;
+    fs.create_dir_all(&dir)?;
+    let lock = fs.lock(&dir.join(LOCK), LockMode::Exclusive)?;
+    let listing = list(&*fs, &dir)?;
+    check_listing(&dir, &listing)?;
+    if !listing.has_manifest {
+        create(&*config.env, &fs, &dir)?;
+    }
+    let mut state = Loaded::read(&config, listing)?;
+    let report = state.replay(&config)?;
+    state.finish(config, report, lock, start)
+}
+
+/// Opens for reading only, beside other readers: replays into memory and writes nothing.
+pub(crate) fn open_read_only(config: Config) -> Result<Arc<Handle>> {
+    config.check()?;
+    let start = config.env.monotonic_ns();
+    let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
+    let listing = list(&*fs, &dir)?;
+    if !listing.has_manifest {
+        check_listing(&dir, &listing)?;
+        return Err(Error::invalid("there is no database here").in_file(dir));
+    }
+    let lock = fs.lock(&dir.join(LOCK), LockMode::Shared)?;
+    let mut state = Loaded::read(&config, list(&*fs, &dir)?)?;
+    let report = state.replay(&config)?;
+    state.finish_read_only(config, &report, lock, start)
+}
+
+/// Writes the first manifest; until it has its name there is no database.
+fn create(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
+    let (mut id, mut instance, mut file_id, mut seed) = ([0; 16], [0; 16], [0; 16], [0; 8]);
+    for bytes in [&mut id, &mut instance, &mut file_id] {
+        env.random(bytes);
+    }
+    env.random(&mut seed);
+    let edits = [
+        Edit::Database { id, instance, hash_seed: u64::from_le_bytes(seed), created_ms: env.now_ms() },
+        Edit::NextIds { file: FileId(1), partition: PartitionId(1), epoch: Epoch(1) },
+    ];
+    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs.sync_dir(parent)?;
+    }
+    Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
+}
+
+/// A database whose bytes were read, and nothing written yet.
+struct Loaded {
+    ledger: Ledger,
+    listing: Listing,
+    catalog: Catalog,
+    parts: TreeParts,
+    by_id: HashMap<PartitionId, Arc<crate::db::catalog::PartitionState>>,
+    records: u64,
+}
+
+impl Loaded {
+    fn read(config: &Config, listing: Listing) -> Result<Loaded> {
+        let (fs, dir) = (&config.fs, &config.path);
+        let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
+        let ledger = Ledger::replay(&edits).map_err(|e| e.in_file(dir.join(MANIFEST)))?;
+        let mut next_file = ledger.next_file;
+        for id in listing.tables.keys().chain(listing.segments.keys()) {
+            next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
+        }
+        let parts = TreeParts {
+            fs: Arc::clone(fs),
+            env: Arc::clone(&config.env),
+            dir: dir.clone(),
+            files: Arc::new(TableFiles::new(Arc::clone(fs), dir.clone(), config.settings.max_open_files)),
+            cache: Arc::new(BlockCache::new(config.settings.cache_size)),
+            hash_seed: ledger.hash_seed,
+            next_file: Arc::new(std::sync::atomic::AtomicU64::new(next_file)),
+            visible: Visible::default(),
+            codec: config.settings.compression,
+        };
+        let catalog = Catalog::new(parts.clone());
+        let mut by_id = HashMap::new();
+        for (id, stored) in &ledger.partitions {
+            by_id.insert(*id, catalog.restore(stored.clone(), &listing.tables)?);
+        }
+        Ok(Loaded { ledger, listing, catalog, parts, by_id, records: 0 })
+    }
+
+    /// Reads the log into the trees. Writes nothing to disk.
+    fn replay(&mut self, config: &Config) -> Result<ReplayReport> {
+        let flushed = self.ledger.partitions.values().map(|p| p.flushed).min();
+        let options = ReplayOptions {
+            mode: config.settings.recovery_mode,
+            live: self.ledger.segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
+            log_end: self.ledger.log_end,
+            from: flushed.unwrap_or(SeqNo::ZERO),
+        };
+        let (by_id, next_partition) = (&self.by_id, self.ledger.next_partition);
+        let mut records = 0;
+        let report = wal::replay(
+            Arc::clone(&config.fs),
+            &config.path,
+            self.ledger.id,
+            options,
+            &mut |commit: LogCommit<'_>| replay_commit(by_id, next_partition, &commit, &mut records),
+        )?;
+        self.records = records;
+        Ok(report)
+    }
+
+    /// Highest sequence number over the log and the tables.
+    fn last_seqno(&self, report: &ReplayReport) -> SeqNo {
+        let tables = self.ledger.partitions.values().flat_map(|p| p.tables.values());
+        let highest = tables.map(|(_, table)| table.highest).max().unwrap_or_default();
+        let flushed = self.ledger.partitions.values().map(|p| p.flushed).max().unwrap_or_default();
+        let ended = self.ledger.log_end.map_or(SeqNo::ZERO, |(_, seqno)| seqno);
+        report.last.max(highest).max(flushed).max(ended)
+    }
+
+    fn finish_read_only(
+        self,
+        config: Config,
+        report: &ReplayReport,
+        lock: Box<dyn FileLock>,
+        start: u64,
+    ) -> Result<Arc<Handle>> {
+        self.parts.visible.publish(self.last_seqno(report));
+        let shared = self.into_shared(config, None, report, lock, start, None);
+        Ok(Handle::new(Arc::new(shared), Vec::new()))
+    }
+
+    fn finish(
+        mut self,
+        config: Config,
+        report: ReplayReport,
+        lock: Box<dyn FileLock>,
+        start: u64,
+    ) -> Result<Arc<Handle>> {
+        let (fs, dir) = (&config.fs, &config.path);
+        let last = self.last_seqno(&report);
+        for segment in &report.segments {
+            fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
+        }
+        self.ledger.next_file = self.parts.next_file.load(std::sync::atomic::Ordering::Relaxed);
+        self.ledger.next_epoch = self.ledger.next_epoch.max(report.last_epoch.0 + 1);
+        self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
+        self.ledger.log_end = Some((report.last_epoch, last));
+        let mut file_id = [0; 16];
+        config.env.random(&mut file_id);
+        let manifest = Manifest::create(Arc::clone(fs), dir, file_id, &self.ledger.edits())?;
+        let metadata = Arc::new(Metadata::new(
+            manifest,
+            self.ledger.clone(),
+            Arc::clone(&self.parts.next_file),
+            Arc::clone(&config.env),
+        ));
+        let orphans = self.remove_orphans(&config, &report);
+        let options = WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log };
+        let wal = Wal::start(
+            Arc::clone(fs),
+            dir,
+            Arc::clone(&config.env),
+            self.ledger.id,
+            options,
+            metadata.clone(),
+            &report,
+            last.plus(1),
+        )?;
+        self.parts.visible.publish(last);
+        let poison = Arc::new(Poison::new(config.listener.clone()));
+        let wal = Arc::new(wal);
+        let committer = Committer::new(Arc::clone(&wal), self.parts.visible.clone(), Arc::clone(&poison));
+        let writer = Writer { metadata, wal, committer };
+        let shared = Arc::new(self.into_shared(config, Some(writer), &report, lock, start, Some(poison)));
+        let threads = worker::start(&shared)?;
+        shared.tell(&Event::Opened {
+            replayed_records: shared.recovered.records,
+            dropped_after_damage: shared.recovered.dropped.clone(),
+            orphans_removed: orphans,
+        });
+        shared.refresh_pressure();
+        Ok(Handle::new(shared, threads))
+    }
+
+    /// Removes tables and segments that neither the ledger nor the log's pool names. A failure is not fatal: they are
+    /// found again by the next open.
+    fn remove_orphans(&self, config: &Config, report: &ReplayReport) -> u64 {
+        let named: HashSet<FileId> = self.ledger.partitions.values().flat_map(|p| p.tables.keys().copied()).collect();
+        let kept: HashSet<FileId> =
+            report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
+        let tables = self.listing.tables.keys().filter(|id| !named.contains(id));
+        let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
+        let paths = tables
+            .map(|id| self.parts.files.path(*id))
+            .chain(segments.map(|id| segment_path(&config.path, *id)));
+        paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
+    }
+
+    fn into_shared(
+        self,
+        config: Config,
+        writer: Option<Writer>,
+        report: &ReplayReport,
+        lock: Box<dyn FileLock>,
+        start: u64,
+        poison: Option<Arc<Poison>>,
+    ) -> Shared {
+        let ns = config.env.monotonic_ns() - start;
+        Shared::new(Parts {
+            fs: config.fs,
+            env: config.env,
+            dir: config.path,
+            settings: config.settings,
+            visible: self.parts.visible.clone(),
+            catalog: self.catalog,
+            writer,
+            poison: poison.unwrap_or_else(|| Arc::new(Poison::new(config.listener))),
+            recovered: Recovered { records: self.records, ns, dropped: report.dropped_after_damage.clone() },
+            lock: Some(lock),
+        })
+    }
+}
+
+/// The path of a log segment.
+pub(crate) fn segment_path(dir: &Path, id: FileId) -> std::path::PathBuf {
+    dir.join(format!("{:06}.wal", id.0))
+}
+
+/// Puts one commit of the log back into the trees. The payload is checked whole before any of it is applied.
+///
+/// Returns false where the log must end: a commit names a partition whose creation did not survive, so neither was
+/// ever synced.
+fn replay_commit(
+    by_id: &HashMap<PartitionId, Arc<crate::db::catalog::PartitionState>>,
+    next_partition: u64,
+    commit: &LogCommit<'_>,
+    applied: &mut u64,
+) -> Result<bool> {
+    check_payload(commit.payload, commit.count)?;
+    for record in Records::new(commit.payload) {
+        if record?.partition.0 >= next_partition {
+            return Ok(false);
+        }
+    }
+    let mut seqno = commit.first;
+    for record in Records::new(commit.payload) {
+        let record = record?;
+        if let Some(partition) = by_id.get(&record.partition) {
+            let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
+            *applied += u64::from(partition.replay(entry)?);
+        }
+        seqno = seqno.plus(1);
+    }
+    Ok(true)
+}
+
+/// Whether an error says that a file is not there.
+pub(crate) fn is_missing(error: &Error) -> bool {
+    error.kind() == ErrorKind::Io && error.os_kind() == Some(io::ErrorKind::NotFound)
+}

@@ -1,0 +1,295 @@
+//! What all handles of a database share.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::base::edit::Edit;
+use crate::base::event::{DroppedAfterDamage, Event};
+use crate::base::sync::lock;
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::db::catalog::{Catalog, PartitionState};
+use crate::db::commit::{Commit, Committer};
+use crate::db::config::{PersistMode, Settings};
+use crate::db::state::metadata::Metadata;
+use crate::db::state::poison::Poison;
+use crate::db::state::read_points::ReadPoints;
+use crate::db::state::throttle::{Limits, delay_ns_per_kib, must_wait};
+use crate::engine::{Engine, Host, Pressure, Visible};
+use crate::vfs::{Env, FileLock, Fs};
+use crate::wal::Wal;
+
+/// The half of a database that only one with the right to write has.
+pub(crate) struct Writer {
+    pub(crate) metadata: Arc<Metadata>,
+    pub(crate) wal: Arc<Wal>,
+    pub(crate) committer: Committer,
+}
+
+/// What recovery found, for metrics.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recovered {
+    pub(crate) records: u64,
+    pub(crate) ns: u64,
+    pub(crate) dropped: Option<DroppedAfterDamage>,
+}
+
+/// Counters since the database was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) user_bytes: AtomicU64,
+    pub(crate) flushes: AtomicU64,
+    pub(crate) flushed_bytes: AtomicU64,
+    pub(crate) compactions: AtomicU64,
+    pub(crate) trivial_moves: AtomicU64,
+    pub(crate) compaction_bytes_read: AtomicU64,
+    pub(crate) compaction_bytes_written: AtomicU64,
+    pub(crate) stall_ns: AtomicU64,
+}
+
+/// Wakes workers, and those who wait for workers.
+#[derive(Default)]
+pub(crate) struct Bell {
+    rings: Mutex<u64>,
+    heard: Condvar,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        *lock(&self.rings) += 1;
+        self.heard.notify_all();
+    }
+
+    /// Rings so far; take it before looking at the state that a ring announces.
+    pub(crate) fn count(&self) -> u64 {
+        *lock(&self.rings)
+    }
+
+    /// Waits for a ring after `seen`, at most for `ms`.
+    pub(crate) fn wait(&self, seen: u64, ms: u64) {
+        let rings = lock(&self.rings);
+        let timeout = std::time::Duration::from_millis(ms);
+        drop(self.heard.wait_timeout_while(rings, timeout, |rings| *rings == seen));
+    }
+}
+
+/// The heart of a database: everything that outlives any single handle. Thread safe.
+pub(crate) struct Shared {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) env: Arc<dyn Env>,
+    pub(crate) dir: PathBuf,
+    pub(crate) settings: Settings,
+    pub(crate) catalog: Catalog,
+    pub(crate) visible: Visible,
+    pub(crate) read_points: Arc<ReadPoints>,
+    /// `None` when opened read-only.
+    pub(crate) writer: Option<Writer>,
+    pub(crate) poison: Arc<Poison>,
+    pub(crate) counters: Counters,
+    pub(crate) recovered: Recovered,
+    /// Work may have appeared.
+    pub(crate) work: Bell,
+    /// A task has ended.
+    pub(crate) done: Bell,
+    pub(crate) closing: AtomicBool,
+    /// Creating and deleting partitions, one at a time.
+    pub(crate) naming: Mutex<()>,
+    /// While above zero, log segments are not recycled: a checkpoint is copying them.
+    pub(crate) checkpoints: AtomicUsize,
+    /// Flushes that wait; with a single worker a compaction gives way to them.
+    pub(crate) flush_waiting: AtomicBool,
+    delay_ns_per_kib: AtomicU64,
+    delay_owed_ns: AtomicU64,
+    must_wait: AtomicBool,
+    /// The last failure of a flush, until one succeeds.
+    pub(crate) flush_error: Mutex<Option<Error>>,
+    pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
+}
+
+/// What [`Shared`] is made from.
+pub(crate) struct Parts {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) env: Arc<dyn Env>,
+    pub(crate) dir: PathBuf,
+    pub(crate) settings: Settings,
+    pub(crate) catalog: Catalog,
+    pub(crate) visible: Visible,
+    pub(crate) writer: Option<Writer>,
+    pub(crate) poison: Arc<Poison>,
+    pub(crate) recovered: Recovered,
+    pub(crate) lock: Option<Box<dyn FileLock>>,
+}
+
+/// Sleeps shorter than this are saved up.
+const SLEEP_MIN_NS: u64 = 200_000;
+/// No single write is held up longer than this by pacing.
+const SLEEP_MAX_NS: u64 = 100_000_000;
+
+impl Shared {
+    pub(crate) fn new(parts: Parts) -> Shared {
+        Shared {
+            read_points: ReadPoints::new(parts.visible.clone()),
+            fs: parts.fs,
+            env: parts.env,
+            dir: parts.dir,
+            settings: parts.settings,
+            catalog: parts.catalog,
+            visible: parts.visible,
+            writer: parts.writer,
+            poison: parts.poison,
+            counters: Counters::default(),
+            recovered: parts.recovered,
+            work: Bell::default(),
+            done: Bell::default(),
+            closing: AtomicBool::new(false),
+            naming: Mutex::new(()),
+            checkpoints: AtomicUsize::new(0),
+            flush_waiting: AtomicBool::new(false),
+            delay_ns_per_kib: AtomicU64::new(0),
+            delay_owed_ns: AtomicU64::new(0),
+            must_wait: AtomicBool::new(false),
+            flush_error: Mutex::new(None),
+            lock: Mutex::new(parts.lock),
+        }
+    }
+
+    /// The writing half.
+    ///
+    /// # Errors
+    /// `Closed` after close, `Invalid` if opened read-only, `Poisoned`.
+    pub(crate) fn writer(&self) -> Result<&Writer> {
+        self.poison.check()?;
+        if self.closing.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Closed, "the database is closed"));
+        }
+        self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+    }
+
+    /// Writes a commit and returns when it is as durable as `mode` asks.
+    pub(crate) fn commit(&self, commit: Commit<'_>, mode: PersistMode) -> Result<()> {
+        let writer = self.writer()?;
+        if commit.payload.len() as u64 > self.settings.memory_budget / 2 {
+            let (size, limit) = (commit.payload.len(), self.settings.memory_budget / 2);
+            return Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")));
+        }
+        for partition in commit.partitions {
+            partition.tree()?;
+        }
+        self.pace(commit.payload.len() as u64)?;
+        let last = self.poison.watch(writer.committer.commit(commit))?;
+        self.counters.user_bytes.fetch_add(commit.payload.len() as u64, Ordering::Relaxed);
+        if mode != PersistMode::Buffer {
+            self.poison.watch(writer.wal.sync(last, mode == PersistMode::SyncAll))?;
+        }
+        if commit.partitions.iter().any(|p| p.tree_if_built().is_some_and(|tree| tree.wants_flush())) {
+            self.refresh_pressure();
+            self.work.ring();
+        }
+        Ok(())
+    }
+
+    /// Makes every commit that is visible now durable.
+    pub(crate) fn persist(&self, mode: PersistMode) -> Result<()> {
+        let writer = self.writer()?;
+        if mode == PersistMode::Buffer {
+            return Ok(());
+        }
+        self.poison.watch(writer.wal.sync(self.visible.get(), mode == PersistMode::SyncAll))?;
+        self.poison.watch(writer.metadata.sync())
+    }
+
+    /// Holds the writer up in proportion to the debt, or until a flush makes room.
+    fn pace(&self, bytes: u64) -> Result<()> {
+        let rate = self.delay_ns_per_kib.load(Ordering::Relaxed);
+        if rate > 0 {
+            let mine = rate * (bytes + 64) / 1024;
+            let owed = self.delay_owed_ns.fetch_add(mine, Ordering::Relaxed) + mine;
+            if owed >= SLEEP_MIN_NS {
+                self.delay_owed_ns.fetch_sub(owed, Ordering::Relaxed);
+                let sleep = owed.min(SLEEP_MAX_NS);
+                self.env.sleep(std::time::Duration::from_nanos(sleep));
+                self.counters.stall_ns.fetch_add(sleep, Ordering::Relaxed);
+            }
+        }
+        if self.must_wait.load(Ordering::Relaxed) && self.settings.workers > 0 {
+            self.wait_for_room()?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn wait_for_room(&self) -> Result<()> {
+        let start = self.env.monotonic_ns();
+        loop {
+            let seen = self.done.count();
+            self.refresh_pressure();
+            if !self.must_wait.load(Ordering::Relaxed) {
+                break;
+            }
+            self.writer()?;
+            if let Some(error) = lock(&self.flush_error).clone() {
+                return Err(error);
+            }
+            self.work.ring();
+            self.done.wait(seen, 100);
+        }
+        self.counters.stall_ns.fetch_add(self.env.monotonic_ns() - start, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Looks at all trees and sets how much writers are slowed.
+    pub(crate) fn refresh_pressure(&self) {
+        let limits = Limits { memory_wait: self.settings.memory_budget, ..Limits::default() };
+        let mut worst = Pressure::default();
+        for partition in self.catalog.all() {
+            let Some(tree) = partition.tree_if_built() else { continue };
+            let pressure = tree.pressure();
+            worst.sealed_bytes += pressure.sealed_bytes;
+            worst.sealed = worst.sealed.max(pressure.sealed);
+            worst.young_runs = worst.young_runs.max(pressure.young_runs);
+            worst.compaction_debt = worst.compaction_debt.max(pressure.compaction_debt);
+        }
+        self.delay_ns_per_kib.store(delay_ns_per_kib(&worst, &limits), Ordering::Relaxed);
+        self.must_wait.store(must_wait(&worst, &limits), Ordering::Relaxed);
+    }
+
+    /// Tells the listener.
+    pub(crate) fn tell(&self, event: &Event) {
+        self.poison.tell(event);
+    }
+
+    /// The partition of a handle, if it still exists.
+    pub(crate) fn partition(&self, name: &str) -> Option<Arc<PartitionState>> {
+        self.catalog.get(name)
+    }
+
+    fn host_writer(&self) -> Result<&Writer> {
+        self.poison.check()?;
+        self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+    }
+}
+
+impl Host for Shared {
+    fn make_log_durable(&self, through: SeqNo) -> Result<()> {
+        let wal = &self.host_writer()?.wal;
+        self.poison.watch(wal.sync(through, false))
+    }
+
+    fn commit_edits(&self, edits: &[Edit]) -> Result<()> {
+        let metadata = &self.host_writer()?.metadata;
+        self.poison.watch(metadata.commit(edits))
+    }
+
+    fn read_points(&self) -> Vec<SeqNo> {
+        self.read_points.list()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.env.now_ms()
+    }
+
+    fn should_yield(&self) -> bool {
+        let flush_first = self.settings.workers == 1 && self.flush_waiting.load(Ordering::Relaxed);
+        flush_first || self.closing.load(Ordering::Relaxed)
+    }
+}

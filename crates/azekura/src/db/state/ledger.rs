@@ -1,0 +1,250 @@
+//! What all edits of the manifest add up to.
+//!
+//! The ledger is a pure value: replaying the manifest builds it, every batch of edits changes it, and writing the
+//! manifest anew writes it out. It knows files and names only; the trees know what is in them.
+
+use std::collections::BTreeMap;
+
+use crate::base::edit::{Edit, Epoch, FileId, PartitionId, PartitionMeta, TableMeta};
+use crate::base::{Error, Result, SeqNo};
+
+/// A partition as the manifest knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartitionLedger {
+    pub(crate) meta: PartitionMeta,
+    pub(crate) tables: BTreeMap<FileId, (u8, TableMeta)>,
+    pub(crate) flushed: SeqNo,
+}
+
+/// The database as the manifest knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ledger {
+    pub(crate) id: [u8; 16],
+    pub(crate) instance: [u8; 16],
+    pub(crate) hash_seed: u64,
+    pub(crate) created_ms: u64,
+    pub(crate) partitions: BTreeMap<PartitionId, PartitionLedger>,
+    pub(crate) segments: BTreeMap<Epoch, FileId>,
+    pub(crate) log_end: Option<(Epoch, SeqNo)>,
+    /// Numbers below these were used.
+    pub(crate) next_file: u64,
+    pub(crate) next_partition: u64,
+    pub(crate) next_epoch: u32,
+}
+
+impl Ledger {
+    /// Adds up the batches of a manifest.
+    ///
+    /// # Errors
+    /// `Corruption` if the edits contradict each other or the first is not the database's own.
+    pub(crate) fn replay(edits: &[Edit]) -> Result<Ledger> {
+        if !matches!(edits.first(), Some(Edit::Database { .. })) {
+            return Err(Error::corruption("the manifest does not begin with the database's own entry"));
+        }
+        let mut ledger = Ledger::default();
+        for edit in edits {
+            ledger.apply(edit)?;
+        }
+        Ok(ledger)
+    }
+
+    /// Fails if the edit contradicts what is known; then nothing has changed.
+    pub(crate) fn check(&self, edit: &Edit) -> Result<()> {
+        let known = |partition: &PartitionId| {
+            self.partitions.get(partition).ok_or_else(|| {
+                Error::corruption(format!("the manifest speaks of partition {}, which does not exist", partition.0))
+            })
+        };
+        let has_table = |partition: &PartitionId, table: &FileId| match known(partition)?.tables.contains_key(table) {
+            true => Ok(()),
+            false => Err(Error::corruption(format!("the manifest speaks of table {}, which it never added", table.0))),
+        };
+        match edit {
+            Edit::Database { .. }
+            | Edit::SegmentAdded { .. }
+            | Edit::SegmentRetired { .. }
+            | Edit::LogEnd { .. }
+            | Edit::NextIds { .. } => Ok(()),
+            Edit::PartitionCreated(meta) => match self.partitions.get(&meta.id) {
+                Some(_) => Err(Error::corruption(format!("the manifest creates partition {} twice", meta.id.0))),
+                None => Ok(()),
+            },
+            Edit::PartitionDropped { partition }
+            | Edit::PartitionSettings { partition, .. }
+            | Edit::Flushed { partition, .. } => known(partition).map(drop),
+            Edit::TableAdded { partition, level, table } => {
+                if *level >= 64 {
+                    return Err(Error::corruption(format!("table {} stands on level {level}", table.id.0)));
+                }
+                match known(partition)?.tables.contains_key(&table.id) {
+                    true => Err(Error::corruption(format!("the manifest adds table {} twice", table.id.0))),
+                    false => Ok(()),
+                }
+            }
+            Edit::TableRemoved { partition, table } | Edit::TableMoved { partition, table, .. } => {
+                has_table(partition, table)
+            }
+        }
+    }
+
+    /// Takes the edit in.
+    pub(crate) fn apply(&mut self, edit: &Edit) -> Result<()> {
+        self.check(edit)?;
+        match edit {
+            Edit::Database { id, instance, hash_seed, created_ms } => {
+                (self.id, self.instance, self.hash_seed, self.created_ms) = (*id, *instance, *hash_seed, *created_ms);
+            }
+            Edit::PartitionCreated(meta) => {
+                self.next_partition = self.next_partition.max(meta.id.0 + 1);
+                let fresh = PartitionLedger { meta: meta.clone(), tables: BTreeMap::new(), flushed: SeqNo::ZERO };
+                self.partitions.insert(meta.id, fresh);
+            }
+            Edit::PartitionDropped { partition } => {
+                self.partitions.remove(partition);
+            }
+            Edit::PartitionSettings { partition, settings } => {
+                self.partition(*partition)?.meta.settings.clone_from(settings);
+            }
+            Edit::TableAdded { partition, level, table } => {
+                self.next_file = self.next_file.max(table.id.0 + 1);
+                self.partition(*partition)?.tables.insert(table.id, (*level, table.clone()));
+            }
+            Edit::TableRemoved { partition, table } => {
+                self.partition(*partition)?.tables.remove(table);
+            }
+            Edit::TableMoved { partition, table, level } => {
+                if let Some((at, _)) = self.partition(*partition)?.tables.get_mut(table) {
+                    *at = *level;
+                }
+            }
+            Edit::Flushed { partition, through } => {
+                let flushed = &mut self.partition(*partition)?.flushed;
+                *flushed = (*flushed).max(*through);
+            }
+            Edit::SegmentAdded { epoch, file } => {
+                self.next_file = self.next_file.max(file.0 + 1);
+                self.next_epoch = self.next_epoch.max(epoch.0 + 1);
+                self.segments.insert(*epoch, *file);
+            }
+            Edit::SegmentRetired { epoch } => {
+                self.segments.remove(epoch);
+            }
+            Edit::LogEnd { epoch, seqno } => self.log_end = Some((*epoch, *seqno)),
+            Edit::NextIds { file, partition, epoch } => {
+                self.next_file = self.next_file.max(file.0);
+                self.next_partition = self.next_partition.max(partition.0);
+                self.next_epoch = self.next_epoch.max(epoch.0);
+            }
+        }
+        Ok(())
+    }
+
+    fn partition(&mut self, id: PartitionId) -> Result<&mut PartitionLedger> {
+        self.partitions.get_mut(&id).ok_or_else(|| Error::corruption("edit of a partition that does not exist"))
+    }
+
+    /// The shortest list of edits that adds up to this ledger.
+    pub(crate) fn edits(&self) -> Vec<Edit> {
+        let mut edits = vec![
+            Edit::Database {
+                id: self.id,
+                instance: self.instance,
+                hash_seed: self.hash_seed,
+                created_ms: self.created_ms,
+            },
+            Edit::NextIds {
+                file: FileId(self.next_file),
+                partition: PartitionId(self.next_partition),
+                epoch: Epoch(self.next_epoch),
+            },
+        ];
+        for (id, partition) in &self.partitions {
+            edits.push(Edit::PartitionCreated(partition.meta.clone()));
+            edits.push(Edit::Flushed { partition: *id, through: partition.flushed });
+            for (level, table) in partition.tables.values() {
+                edits.push(Edit::TableAdded { partition: *id, level: *level, table: table.clone() });
+            }
+        }
+        edits.extend(self.segments.iter().map(|(epoch, file)| Edit::SegmentAdded { epoch: *epoch, file: *file }));
+        edits.extend(self.log_end.map(|(epoch, seqno)| Edit::LogEnd { epoch, seqno }));
+        edits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+
+    fn partition(id: u64) -> Edit {
+        Edit::PartitionCreated(PartitionMeta {
+            id: PartitionId(id),
+            engine: 0,
+            name: format!("p{id}"),
+            comparator: "c".into(),
+            settings: vec![1],
+        })
+    }
+
+    fn table(partition: u64, id: u64, level: u8) -> Edit {
+        let table = TableMeta {
+            id: FileId(id),
+            size: 9,
+            entries: 1,
+            tombstones: 0,
+            lowest: SeqNo(1),
+            highest: SeqNo(1),
+            created_ms: 0,
+            raw_bytes: 2,
+            smallest: (b"a".to_vec(), SeqNo(1)),
+            largest: (b"a".to_vec(), SeqNo(1)),
+        };
+        Edit::TableAdded { partition: PartitionId(partition), level, table }
+    }
+
+    #[test]
+    fn a_ledger_written_out_adds_up_to_itself() {
+        let edits = [
+            Edit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 },
+            partition(1),
+            partition(2),
+            table(1, 7, 0),
+            table(1, 8, 0),
+            table(2, 9, 1),
+            Edit::TableMoved { partition: PartitionId(1), table: FileId(8), level: 3 },
+            Edit::TableRemoved { partition: PartitionId(1), table: FileId(7) },
+            Edit::Flushed { partition: PartitionId(1), through: SeqNo(50) },
+            Edit::Flushed { partition: PartitionId(1), through: SeqNo(40) },
+            Edit::SegmentAdded { epoch: Epoch(1), file: FileId(20) },
+            Edit::SegmentAdded { epoch: Epoch(2), file: FileId(21) },
+            Edit::SegmentRetired { epoch: Epoch(1) },
+            Edit::LogEnd { epoch: Epoch(1), seqno: SeqNo(12) },
+            Edit::PartitionDropped { partition: PartitionId(2) },
+        ];
+        let ledger = Ledger::replay(&edits).unwrap();
+        assert_eq!((ledger.next_file, ledger.next_partition, ledger.next_epoch), (22, 3, 3));
+        assert_eq!(ledger.partitions[&PartitionId(1)].flushed, SeqNo(50), "flushed never goes back");
+        assert_eq!(ledger.partitions[&PartitionId(1)].tables[&FileId(8)].0, 3);
+        assert_eq!(Ledger::replay(&ledger.edits()).unwrap(), ledger);
+    }
+
+    #[test]
+    fn contradictions_are_corruption_and_change_nothing() {
+        let database = Edit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 };
+        assert_eq!(Ledger::replay(&[partition(1)]).unwrap_err().kind(), ErrorKind::Corruption);
+        let mut ledger = Ledger::replay(&[database, partition(1), table(1, 7, 0)]).unwrap();
+        let before = ledger.clone();
+        for bad in [
+            partition(1),
+            table(1, 7, 1),
+            table(2, 8, 1),
+            table(1, 9, 64),
+            Edit::TableRemoved { partition: PartitionId(1), table: FileId(8) },
+            Edit::TableMoved { partition: PartitionId(3), table: FileId(7), level: 1 },
+            Edit::PartitionDropped { partition: PartitionId(3) },
+        ] {
+            assert_eq!(ledger.apply(&bad).unwrap_err().kind(), ErrorKind::Corruption);
+            assert_eq!(ledger, before);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The ledger and the manifest that keeps it, as one.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
+use crate::base::sync::lock;
+use crate::base::{Error, ErrorKind, Result};
+use crate::db::state::ledger::Ledger;
+use crate::manifest::Manifest;
+use crate::vfs::Env;
+use crate::wal::WalHost;
+
+/// The manifest is written anew when it has grown to this many times what it was when last written, and beyond
+/// [`REWRITE_MIN_BYTES`].
+const REWRITE_GROWTH: u64 = 4;
+const REWRITE_MIN_BYTES: u64 = 1 << 20;
+
+/// All metadata that survives. Thread safe; edits take effect in the order in which the manifest has them.
+pub(crate) struct Metadata {
+    manifest: Manifest,
+    ledger: Mutex<Ledger>,
+    next_file: Arc<AtomicU64>,
+    next_partition: AtomicU64,
+    next_epoch: AtomicU32,
+    rewritten_bytes: AtomicU64,
+    env: Arc<dyn Env>,
+}
+
+impl Metadata {
+    /// Starts from a manifest that holds exactly `ledger`; the trees take fresh file numbers from `next_file` too.
+    pub(crate) fn new(manifest: Manifest, ledger: Ledger, next_file: Arc<AtomicU64>, env: Arc<dyn Env>) -> Metadata {
+        Metadata {
+            rewritten_bytes: AtomicU64::new(manifest.size()),
+            next_file,
+            next_partition: AtomicU64::new(ledger.next_partition),
+            next_epoch: AtomicU32::new(ledger.next_epoch),
+            manifest,
+            ledger: Mutex::new(ledger),
+            env,
+        }
+    }
+
+    pub(crate) fn new_partition_id(&self) -> PartitionId {
+        PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Writes a batch of edits to the operating system; a later sync of the manifest or of the log makes it durable.
+    ///
+    /// # Errors
+    /// `Closed` if an edit speaks of a partition that was dropped meanwhile; then nothing is written.
+    pub(crate) fn append(&self, edits: &[Edit]) -> Result<()> {
+        let mut ledger = lock(&self.ledger);
+        for edit in edits {
+            if let Some(partition) = partition_of(edit)
+                && !ledger.partitions.contains_key(&partition)
+            {
+                return Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", partition.0)));
+            }
+            ledger.check(edit)?;
+        }
+        self.manifest.append(edits)?;
+        edits.iter().try_for_each(|edit| ledger.apply(edit))
+    }
+
+    /// Writes a batch of edits durably.
+    pub(crate) fn commit(&self, edits: &[Edit]) -> Result<()> {
+        self.append(edits)?;
+        self.manifest.sync()
+    }
+
+    /// Makes every edit so far durable.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.manifest.sync()
+    }
+
+    /// A copy of the ledger as it is now.
+    pub(crate) fn ledger(&self) -> Ledger {
+        let mut copy = lock(&self.ledger).clone();
+        self.raise_numbers(&mut copy);
+        copy
+    }
+
+    /// Numbers may be in use (a table being written) that no edit names yet.
+    fn raise_numbers(&self, ledger: &mut Ledger) {
+        ledger.next_file = self.next_file.load(Ordering::Relaxed).max(ledger.next_file);
+        ledger.next_partition = self.next_partition.load(Ordering::Relaxed).max(ledger.next_partition);
+        ledger.next_epoch = self.next_epoch.load(Ordering::Relaxed).max(ledger.next_epoch);
+    }
+
+    /// Writes the manifest anew if it has grown much beyond what it holds.
+    pub(crate) fn rewrite_if_grown(&self) -> Result<bool> {
+        let limit = (self.rewritten_bytes.load(Ordering::Relaxed) * REWRITE_GROWTH).max(REWRITE_MIN_BYTES);
+        if self.manifest.size() < limit {
+            return Ok(false);
+        }
+        let mut file_id = [0; 16];
+        self.env.random(&mut file_id);
+        let mut ledger = lock(&self.ledger);
+        self.raise_numbers(&mut ledger);
+        self.manifest.rewrite(file_id, &ledger.edits())?;
+        self.rewritten_bytes.store(self.manifest.size(), Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Of the manifest, in bytes.
+    pub(crate) fn manifest_bytes(&self) -> u64 {
+        self.manifest.size()
+    }
+}
+
+impl WalHost for Metadata {
+    fn new_segment(&self) -> Result<(Epoch, FileId)> {
+        let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
+        if epoch == u32::MAX {
+            return Err(Error::new(ErrorKind::Unsupported, "the database has used up its log epochs"));
+        }
+        Ok((Epoch(epoch), FileId(self.next_file.fetch_add(1, Ordering::Relaxed))))
+    }
+
+    fn segment_added(&self, epoch: Epoch, file: FileId) -> Result<()> {
+        self.append(&[Edit::SegmentAdded { epoch, file }])
+    }
+
+    fn before_sync(&self) -> Result<()> {
+        self.sync()
+    }
+}
+
+/// The partition that must still exist for the edit to make sense.
+fn partition_of(edit: &Edit) -> Option<PartitionId> {
+    match edit {
+        Edit::PartitionDropped { partition }
+        | Edit::PartitionSettings { partition, .. }
+        | Edit::TableAdded { partition, .. }
+        | Edit::TableRemoved { partition, .. }
+        | Edit::TableMoved { partition, .. }
+        | Edit::Flushed { partition, .. } => Some(*partition),
+        _ => None,
+    }
+}

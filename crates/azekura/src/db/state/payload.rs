@@ -1,0 +1,120 @@
+#![doc = include_str!("../../../docs/format/commit.md")]
+
+use crate::base::coding::{Decoder, put_bytes, put_varint};
+use crate::base::edit::PartitionId;
+use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
+use crate::base::{Error, RecordKind, Result};
+
+/// One record of a commit, borrowed from the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record<'a> {
+    pub(crate) kind: RecordKind,
+    pub(crate) partition: PartitionId,
+    pub(crate) key: &'a [u8],
+    pub(crate) value: &'a [u8],
+}
+
+/// Fails for keys and values beyond the limits, before anything is written anywhere.
+pub(crate) fn check_limits(key: &[u8], value: &[u8]) -> Result<()> {
+    if key.len() > KEY_LEN_MAX {
+        return Err(Error::invalid(format!("key has {} bytes, at most {KEY_LEN_MAX} are allowed", key.len())));
+    }
+    if value.len() as u64 > VALUE_LEN_MAX {
+        return Err(Error::invalid(format!("value has {} bytes, at most {VALUE_LEN_MAX} are allowed", value.len())));
+    }
+    Ok(())
+}
+
+/// Appends a record.
+pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record<'_>) {
+    out.push(record.kind.to_byte());
+    put_varint(out, record.partition.0);
+    put_bytes(out, record.key);
+    if record.kind == RecordKind::Put {
+        put_bytes(out, record.value);
+    }
+}
+
+/// Reads the records of a payload; ends after the first error.
+pub(crate) struct Records<'a> {
+    rest: Decoder<'a>,
+}
+
+impl<'a> Records<'a> {
+    pub(crate) fn new(payload: &'a [u8]) -> Records<'a> {
+        Records { rest: Decoder::new(payload) }
+    }
+
+    fn read(&mut self) -> Result<Record<'a>> {
+        let kind = RecordKind::from_byte(self.rest.u8()?)?;
+        let partition = PartitionId(self.rest.varint()?);
+        let key = self.rest.bytes()?;
+        let value = if kind == RecordKind::Put { self.rest.bytes()? } else { &[] };
+        if key.len() > KEY_LEN_MAX {
+            return Err(Error::corruption("key in the log is longer than any key may be"));
+        }
+        Ok(Record { kind, partition, key, value })
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>>;
+
+    fn next(&mut self) -> Option<Result<Record<'a>>> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let record = self.read();
+        if record.is_err() {
+            self.rest = Decoder::new(&[]);
+        }
+        Some(record)
+    }
+}
+
+/// Checks that a payload holds exactly `count` well-formed records.
+pub(crate) fn check_payload(payload: &[u8], count: u32) -> Result<()> {
+    let mut found = 0u64;
+    for record in Records::new(payload) {
+        record?;
+        found += 1;
+    }
+    if found == u64::from(count) {
+        return Ok(());
+    }
+    Err(Error::corruption(format!("commit says it has {count} records and has {found}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_round_trip_and_cuts_are_found() {
+        let records = [
+            Record { kind: RecordKind::Put, partition: PartitionId(0), key: b"", value: b"" },
+            Record { kind: RecordKind::Delete, partition: PartitionId(300), key: b"k", value: b"" },
+            Record { kind: RecordKind::Put, partition: PartitionId(1), key: &[7; 300], value: &[8; 1000] },
+            Record { kind: RecordKind::SingleDelete, partition: PartitionId(1), key: b"x", value: b"" },
+        ];
+        let mut payload = Vec::new();
+        let mut ends = vec![0];
+        for record in &records {
+            put_record(&mut payload, record);
+            ends.push(payload.len());
+        }
+        let back: Vec<_> = Records::new(&payload).collect::<Result<_>>().unwrap();
+        assert_eq!(back, records);
+        check_payload(&payload, 4).unwrap();
+        assert!(check_payload(&payload, 3).is_err());
+        for cut in (0..payload.len()).filter(|cut| !ends.contains(cut)) {
+            assert!(Records::new(&payload[..cut]).any(|r| r.is_err()));
+        }
+    }
+
+    #[test]
+    fn limits() {
+        check_limits(&[0; KEY_LEN_MAX], b"").unwrap();
+        assert!(check_limits(&[0; KEY_LEN_MAX + 1], b"").is_err());
+    }
+}

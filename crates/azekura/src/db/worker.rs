@@ -1,0 +1,260 @@
+//! Background work: what is most urgent, and the threads that do it.
+//!
+//! Order of urgency: flushes (the most memory first), then compactions (the most young runs, then the most debt), then
+//! the log (retire segments, flush the partition that holds the log back, periodic sync). [`step`] does exactly one
+//! piece; a worker is a thread that calls it for ever, and a test calls it by hand.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::base::edit::Edit;
+use crate::base::event::Event;
+use crate::base::sync::lock;
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::db::catalog::PartitionState;
+use crate::db::shared::Shared;
+use crate::engine::{Engine, Pressure, Task};
+use crate::vfs::env::Thread;
+
+/// A task that a tree wants done, with what decides its turn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Wish {
+    task: Task,
+    pressure: Pressure,
+}
+
+/// Which wish comes first: pure.
+fn most_urgent(wishes: &[Wish]) -> Option<usize> {
+    let rank = |wish: &Wish| match wish.task {
+        Task::Flush => (1, wish.pressure.sealed_bytes, 0),
+        Task::Compact => (0, wish.pressure.young_runs as u64, wish.pressure.compaction_debt),
+    };
+    (0..wishes.len()).max_by_key(|&i| rank(&wishes[i]))
+}
+
+/// What a caller of [`step`] is willing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    All,
+    /// Leaves compactions to others, so that a flush never waits behind one.
+    FlushesOnly,
+}
+
+/// Does one piece of background work; false if there was none.
+///
+/// # Errors
+/// Those of the work; it stays to be done.
+pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
+    shared.poison.check()?;
+    let mut wishes = Vec::new();
+    let mut partitions = Vec::new();
+    for partition in shared.catalog.all() {
+        let Some(tree) = partition.tree_if_built() else { continue };
+        let Some(task) = tree.next_task(false) else { continue };
+        if task == Task::Compact && duty == Duty::FlushesOnly {
+            continue;
+        }
+        wishes.push(Wish { task, pressure: tree.pressure() });
+        partitions.push(Arc::clone(&partition));
+    }
+    let flushes = wishes.iter().filter(|wish| wish.task == Task::Flush).count();
+    shared.flush_waiting.store(flushes > 0, Ordering::Relaxed);
+    if let Some(first) = most_urgent(&wishes) {
+        run_task(shared, &partitions[first], wishes[first].task, false)?;
+        return Ok(true);
+    }
+    tend_log(shared)
+}
+
+/// Runs one task of a tree and accounts for it.
+pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
+    let Some(tree) = partition.tree_if_built() else { return Ok(()) };
+    let result = catch_unwind(AssertUnwindSafe(|| tree.run(task, forced, shared)))
+        .unwrap_or_else(|_| Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))));
+    if task == Task::Flush {
+        *lock(&shared.flush_error) = result.as_ref().err().cloned();
+    }
+    shared.refresh_pressure();
+    shared.done.ring();
+    let report = match result {
+        Err(error) if partition.is_deleted() && error.kind() == ErrorKind::Closed => return Ok(()),
+        other => other?,
+    };
+    let (name, counters) = (partition.name.to_string(), &shared.counters);
+    match task {
+        Task::Flush => {
+            counters.flushes.fetch_add(1, Ordering::Relaxed);
+            counters.flushed_bytes.fetch_add(report.bytes_written, Ordering::Relaxed);
+            shared.tell(&Event::Flushed { partition: name, tables: report.tables, bytes: report.bytes_written });
+            retire_log(shared)?;
+        }
+        Task::Compact => {
+            let moved = report.bytes_read == 0 && report.bytes_written == 0;
+            let counter = if moved { &counters.trivial_moves } else { &counters.compactions };
+            counter.fetch_add(1, Ordering::Relaxed);
+            counters.compaction_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
+            counters.compaction_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
+            shared.tell(&Event::Compacted {
+                partition: name,
+                level: report.level,
+                bytes_read: report.bytes_read,
+                bytes_written: report.bytes_written,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Gives back log segments that no tree needs any more.
+pub(crate) fn retire_log(shared: &Shared) -> Result<()> {
+    let Some(writer) = &shared.writer else { return Ok(()) };
+    if shared.checkpoints.load(Ordering::Acquire) > 0 {
+        return Ok(());
+    }
+    // Records above this may be between the log and their memtable: take it before asking the trees.
+    let visible = shared.visible.get();
+    let mut through = visible;
+    for partition in shared.catalog.all() {
+        if let Some(first) = partition.first_unflushed() {
+            through = through.min(SeqNo(first.0.saturating_sub(1)));
+        }
+    }
+    let epochs = writer.wal.retire(through)?;
+    if epochs.is_empty() {
+        return Ok(());
+    }
+    let edits: Vec<Edit> = epochs.iter().map(|epoch| Edit::SegmentRetired { epoch: *epoch }).collect();
+    shared.poison.watch(writer.metadata.commit(&edits))?;
+    writer.wal.recycle(&epochs)
+}
+
+/// Work on the log and the manifest that nothing else triggers.
+fn tend_log(shared: &Shared) -> Result<bool> {
+    let Some(writer) = &shared.writer else { return Ok(false) };
+    if shared.poison.watch(writer.wal.sync_sealed())? {
+        return Ok(true);
+    }
+    if shared.poison.watch(writer.metadata.rewrite_if_grown())? {
+        return Ok(true);
+    }
+    if writer.wal.live_bytes() > shared.settings.max_log_size {
+        let oldest = shared.catalog.all().into_iter().filter_map(|p| p.first_unflushed().map(|first| (first, p)));
+        if let Some((_, partition)) = oldest.min_by_key(|(first, _)| *first)
+            && let Some(tree) = partition.tree_if_built()
+            && tree.pressure().sealed == 0
+        {
+            tree.seal();
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Starts the background threads.
+pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<Box<dyn Thread>>> {
+    let mut threads = Vec::new();
+    for i in 0..shared.settings.workers {
+        let duty = if i > 0 && i + 1 == shared.settings.workers { Duty::FlushesOnly } else { Duty::All };
+        let worker = Arc::clone(shared);
+        let name = format!("azekura-{i}");
+        match shared.env.spawn(&name, Box::new(move || run(&worker, duty, i == 0))) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                shared.closing.store(true, Ordering::Release);
+                shared.work.ring();
+                threads.into_iter().for_each(|thread| drop(thread.join()));
+                return Err(error);
+            }
+        }
+    }
+    Ok(threads)
+}
+
+/// The life of a worker. The first one also keeps the sync interval.
+fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
+    let interval_ns = shared.settings.sync_interval_ms.filter(|_| keeps_interval).map(|ms| ms * 1_000_000);
+    let mut synced_at = shared.env.monotonic_ns();
+    let mut failures = 0u32;
+    while !shared.closing.load(Ordering::Acquire) {
+        let seen = shared.work.count();
+        if let Some(interval) = interval_ns
+            && shared.env.monotonic_ns().saturating_sub(synced_at) >= interval
+        {
+            synced_at = shared.env.monotonic_ns();
+            if let Err(error) = sync_all_visible(shared) {
+                shared.tell(&Event::BackgroundError { error });
+            }
+        }
+        match catch_unwind(AssertUnwindSafe(|| step(shared, duty))) {
+            Ok(Ok(true)) => failures = 0,
+            Ok(Ok(false)) => shared.work.wait(seen, interval_ns.map_or(1_000, |ns| (ns / 1_000_000).clamp(1, 1_000))),
+            Ok(Err(error)) => {
+                if error.kind() != ErrorKind::Poisoned {
+                    shared.tell(&Event::BackgroundError { error });
+                }
+                failures += 1;
+                shared.done.ring();
+                // Try again, ever more patiently; space may come back.
+                shared.work.wait(shared.work.count(), 50 << failures.min(6));
+            }
+            Err(_) => drop(shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"))),
+        }
+    }
+}
+
+fn sync_all_visible(shared: &Shared) -> Result<()> {
+    let Some(writer) = &shared.writer else { return Ok(()) };
+    shared.poison.check()?;
+    shared.poison.watch(writer.wal.sync(shared.visible.get(), false))
+}
+
+/// Flushes everything that `partition` holds in memory now, and waits for it.
+pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
+    let target = shared.visible.get();
+    let tree = partition.tree()?;
+    tree.seal();
+    loop {
+        let seen = shared.done.count();
+        if tree.first_unflushed().is_none_or(|first| first > target) {
+            return Ok(());
+        }
+        shared.poison.check()?;
+        match tree.next_task(false) {
+            Some(Task::Flush) => run_task(shared, partition, Task::Flush, false)?,
+            _ => shared.done.wait(seen, 20), // a worker is at it
+        }
+    }
+}
+
+/// Merges a partition into one run at the bottom, and waits for it.
+pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
+    flush_and_wait(shared, partition)?;
+    let tree = partition.tree()?;
+    loop {
+        shared.writer()?;
+        let seen = shared.done.count();
+        match tree.next_task(true) {
+            Some(task) => run_task(shared, partition, task, true)?,
+            None if tree.is_busy() => shared.done.wait(seen, 20),
+            None => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flushes_come_first_and_the_worst_tree_of_each_kind() {
+        let wish = |task, sealed_bytes, young_runs, compaction_debt| Wish {
+            task,
+            pressure: Pressure { sealed_bytes, sealed: 1, compaction_debt, young_runs },
+        };
+        let compact = wish(Task::Compact, 0, 9, 1);
+        assert_eq!(most_urgent(&[]), None);
+        assert_eq!(most_urgent(&[compact, wish(Task::Flush, 1, 0, 0), wish(Task::Flush, 5, 0, 0)]), Some(2));
+        assert_eq!(most_urgent(&[wish(Task::Compact, 0, 9, 0), compact, wish(Task::Compact, 0, 3, 99)]), Some(1));
+    }
+}

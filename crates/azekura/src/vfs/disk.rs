@@ -1,0 +1,341 @@
+//! The file system of the machine, through std and rustix.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File as StdFile, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::base::{Error, ErrorKind, Result};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, all_or_corruption};
+use crate::vfs::mmap::DiskMapping;
+
+const EXT4_MAGIC: u64 = 0xEF53;
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const XFS_MAGIC: u64 = 0x5846_5342;
+
+/// Files are for their owner only.
+const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+const DIR_MODE: u32 = 0o700;
+
+/// Unit in which a file system without `fallocate` is filled with zeros.
+const FILL_STEP: usize = 64 * 1024;
+
+/// The file system of the machine.
+///
+/// Files are made with mode 0600, directories with 0700. Symbolic links in the place of a file, and anything that is not
+/// a regular file, are refused. Locks are `flock` locks: they die with their owner.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiskFs;
+
+impl DiskFs {
+    /// The file system of the machine.
+    pub fn new() -> DiskFs {
+        DiskFs
+    }
+}
+
+fn failed(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
+    Error::io(what, &error.into()).in_file(path)
+}
+
+/// Opens a regular file. Never follows a symbolic link in the last place, never waits for the other end of a pipe.
+fn open_regular(path: &Path, flags: OFlags) -> io::Result<StdFile> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = StdFile::from(retry_on_intr(|| rustix::fs::open(path, flags, FILE_MODE))?);
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() {
+        Ok(file)
+    } else if kind.is_dir() {
+        Err(io::ErrorKind::IsADirectory.into())
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+    }
+}
+
+/// The directory as the system wants it named: the parent of a relative name is the empty path.
+fn or_here(path: &Path) -> &Path {
+    if path.as_os_str().is_empty() { Path::new(".") } else { path }
+}
+
+/// Whether files in `dir` can never share blocks, asked with two unnamed files that are gone when they are closed.
+fn cannot_reflink(dir: &Path) -> bool {
+    let unnamed = || rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, FILE_MODE);
+    let (Ok(from), Ok(to)) = (unnamed(), unnamed()) else { return false };
+    rustix::fs::ioctl_ficlone(&to, &from) == Err(Errno::OPNOTSUPP)
+}
+
+impl Fs for DiskFs {
+    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        let (flags, what) = match mode {
+            OpenMode::Read => (OFlags::RDONLY, "open"),
+            OpenMode::Write => (OFlags::RDWR, "open"),
+            OpenMode::Create => (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create"),
+        };
+        let file = open_regular(path, flags).map_err(|e| failed(what, path, e))?;
+        Ok(Arc::new(DiskFile { file, path: path.to_path_buf() }))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> Result<()> {
+        let done = DirBuilder::new().recursive(true).mode(DIR_MODE).create(or_here(path));
+        done.map_err(|e| failed("create the directory", path, e))
+    }
+
+    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
+        let listed = || -> io::Result<Vec<DirEntry>> {
+            let mut entries = Vec::new();
+            for entry in fs::read_dir(or_here(path))? {
+                let entry = entry?;
+                let metadata = match entry.metadata() {
+                    Ok(metadata) => metadata,
+                    // Removed since the directory was read.
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                    Err(e) => return Err(e),
+                };
+                let is_file = metadata.is_file();
+                let len = if is_file { metadata.len() } else { 0 };
+                entries.push(DirEntry { name: entry.file_name().to_string_lossy().into_owned(), len, is_file });
+            }
+            Ok(entries)
+        };
+        listed().map_err(|e| failed("list the directory", path, e))
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        match fs::symlink_metadata(or_here(path)) {
+            Ok(_) => Ok(true),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+            Err(e) => Err(failed("look for", path, e)),
+        }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        fs::rename(from, to).map_err(|e| failed(&format!("rename to {}", to.display()), from, e))
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<()> {
+        fs::remove_file(path).map_err(|e| failed("remove", path, e))
+    }
+
+    fn remove_dir_all(&self, path: &Path) -> Result<()> {
+        fs::remove_dir_all(path).map_err(|e| failed("remove the directory", path, e))
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
+        fs::hard_link(from, to).map_err(|e| {
+            let errno = Errno::from_io_error(&e);
+            let error = failed(&format!("link as {}", to.display()), from, e);
+            // Across file systems, without hard links at all, or with too many: the caller's copy does the same.
+            match errno {
+                Some(Errno::XDEV | Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
+                    error.with_kind(ErrorKind::Unsupported)
+                }
+                _ => error,
+            }
+        })
+    }
+
+    fn sync_dir(&self, path: &Path) -> Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let synced = retry_on_intr(|| rustix::fs::open(or_here(path), flags, Mode::empty()))
+            .and_then(|dir| retry_on_intr(|| rustix::fs::fsync(&dir)));
+        synced.map_err(|e| failed("sync the directory", path, e))
+    }
+
+    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        // A shared lock is taken through a read-only handle, so that it works on a read-only file system.
+        let access = if mode == LockMode::Shared { OFlags::RDONLY } else { OFlags::RDWR };
+        let file = open_regular(path, access | OFlags::CREATE).map_err(|e| failed("open the lock file", path, e))?;
+        let locked = match mode {
+            LockMode::Shared => file.try_lock_shared(),
+            LockMode::Exclusive => file.try_lock(),
+        };
+        match locked {
+            Ok(()) => Ok(Box::new(DiskLock { _file: file })),
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path))
+            }
+            Err(TryLockError::Error(e)) => Err(failed("lock", path, e)),
+        }
+    }
+
+    fn overwrites_in_place(&self, dir: &Path) -> bool {
+        let dir = or_here(dir);
+        match retry_on_intr(|| rustix::fs::statfs(dir)).map(|stat| stat.f_type as u64 & 0xFFFF_FFFF) {
+            Ok(EXT4_MAGIC | TMPFS_MAGIC) => true,
+            Ok(XFS_MAGIC) => cannot_reflink(dir),
+            _ => false,
+        }
+    }
+}
+
+struct DiskFile {
+    file: StdFile,
+    path: PathBuf,
+}
+
+impl DiskFile {
+    /// For file systems that cannot reserve space: zeros are written behind the end. Holes before it stay holes.
+    fn fill(&self, len: u64) -> io::Result<()> {
+        let zeros = vec![0; FILL_STEP];
+        let mut end = self.file.metadata()?.len();
+        while end < len {
+            let step = (len - end).min(FILL_STEP as u64);
+            self.file.write_all_at(&zeros[..step as usize], end)?;
+            end += step;
+        }
+        Ok(())
+    }
+}
+
+impl File for DiskFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        if offset > i64::MAX as u64 {
+            return Ok(0);
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(failed("read", &self.path, e).at_offset(offset + done as u64)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let got = self.read_at(buf, offset)?;
+        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
+        let written =
+            if fits { self.file.write_all_at(bytes, offset) } else { Err(io::ErrorKind::FileTooLarge.into()) };
+        written.map_err(|e| failed("write", &self.path, e).at_offset(offset))
+    }
+
+    fn length(&self) -> Result<u64> {
+        self.file.metadata().map(|m| m.len()).map_err(|e| failed("ask for the length", &self.path, e))
+    }
+
+    fn set_length(&self, len: u64) -> Result<()> {
+        self.file.set_len(len).map_err(|e| failed("set the length", &self.path, e))
+    }
+
+    fn allocate(&self, len: u64) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let done = match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len)) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill(len),
+            done => done.map_err(io::Error::from),
+        };
+        done.map_err(|e| failed("allocate", &self.path, e))
+    }
+
+    fn sync_data(&self) -> Result<()> {
+        self.file.sync_data().map_err(|e| failed("sync", &self.path, e))
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.file.sync_all().map_err(|e| failed("sync", &self.path, e))
+    }
+
+    fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
+        Ok(Some(Box::new(DiskMapping::new(&self.file, len, &self.path)?)))
+    }
+}
+
+impl fmt::Debug for DiskFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DiskFile").field(&self.path).finish()
+    }
+}
+
+/// Closing the file releases the lock; so does the end of the process.
+#[derive(Debug)]
+struct DiskLock {
+    _file: StdFile,
+}
+
+impl FileLock for DiskLock {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn modes_are_for_the_owner_only() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a/b");
+        DiskFs.create_dir_all(&dir).unwrap();
+        DiskFs.open(&dir.join("f"), OpenMode::Create).unwrap();
+        let _lock = DiskFs.lock(&dir.join("LOCK"), LockMode::Exclusive).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir), mode(&root.path().join("a"))), (0o700, 0o700));
+        assert_eq!((mode(&dir.join("f")), mode(&dir.join("LOCK"))), (0o600, 0o600));
+    }
+
+    #[test]
+    fn links_pipes_and_directories_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        DiskFs.open(&at("real"), OpenMode::Create).unwrap();
+        std::os::unix::fs::symlink(at("real"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("nowhere"), at("dangling")).unwrap();
+        std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, FILE_MODE, 0).unwrap();
+        for name in ["link", "dangling", "socket", "pipe", "."] {
+            for mode in [OpenMode::Read, OpenMode::Write, OpenMode::Create] {
+                assert_eq!(DiskFs.open(&at(name), mode).unwrap_err().kind(), ErrorKind::Io, "{name} {mode:?}");
+            }
+            assert_eq!(DiskFs.lock(&at(name), LockMode::Shared).unwrap_err().kind(), ErrorKind::Io, "{name}");
+        }
+        assert!(!DiskFs.exists(&at("nowhere")).unwrap(), "a dangling link was followed");
+        let others = DiskFs.read_dir(root.path()).unwrap().into_iter().filter(|entry| !entry.is_file).count();
+        assert_eq!(others, 4);
+    }
+
+    #[test]
+    fn filling_gives_what_allocating_gives() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("f");
+        let file = DiskFile { file: open_regular(&path, OFlags::RDWR | OFlags::CREATE).unwrap(), path };
+        file.write_at(b"kept", 0).unwrap();
+        file.fill(FILL_STEP as u64 + 7).unwrap();
+        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7);
+        file.fill(10).unwrap();
+        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7, "never cuts");
+        let mut buf = [1; 6];
+        file.read_exact_at(&mut buf, 0).unwrap();
+        assert_eq!(&buf, b"kept\0\0");
+    }
+
+    #[test]
+    fn huge_offsets_are_past_the_end_or_too_large() {
+        let root = tempfile::tempdir().unwrap();
+        let file = DiskFs.open(&root.path().join("f"), OpenMode::Create).unwrap();
+        assert_eq!(file.read_at(&mut [0; 4], u64::MAX).unwrap(), 0);
+        assert_eq!(file.read_at(&mut [0; 4], i64::MAX as u64 - 1).unwrap_or(0), 0);
+        assert_eq!(file.write_at(b"x", i64::MAX as u64).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(file.write_at(b"x", u64::MAX).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    }
+
+    #[test]
+    fn knows_where_overwriting_is_safe() {
+        if Path::new("/dev/shm").is_dir() {
+            let shm = rustix::fs::statfs("/dev/shm").unwrap().f_type as u64;
+            assert_eq!(DiskFs.overwrites_in_place(Path::new("/dev/shm")), shm == TMPFS_MAGIC);
+        }
+        assert!(!DiskFs.overwrites_in_place(Path::new("/proc")));
+        assert!(!DiskFs.overwrites_in_place(Path::new("/no/such/directory")));
+    }
+}

@@ -1,0 +1,545 @@
+//! A file system that fails where it is told to.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::base::{Error, Result};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, all_or_corruption};
+
+/// A kind of operation that [`FaultFs`] counts and can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OpKind {
+    /// Any of the others.
+    Any,
+    /// [`Fs::open`] of a file that exists.
+    Open,
+    /// [`Fs::open`] with [`OpenMode::Create`].
+    Create,
+    /// [`Fs::create_dir_all`].
+    CreateDir,
+    /// [`Fs::read_dir`].
+    ReadDir,
+    /// [`Fs::exists`].
+    Exists,
+    /// [`Fs::rename`].
+    Rename,
+    /// [`Fs::remove_file`].
+    RemoveFile,
+    /// [`Fs::remove_dir_all`].
+    RemoveDir,
+    /// [`Fs::hard_link`].
+    HardLink,
+    /// [`Fs::sync_dir`].
+    SyncDir,
+    /// [`Fs::lock`].
+    Lock,
+    /// [`File::read_at`].
+    Read,
+    /// [`File::write_at`]. Stores through a mapping cannot fail and are not counted.
+    Write,
+    /// [`File::length`].
+    Length,
+    /// [`File::set_length`].
+    SetLength,
+    /// [`File::allocate`].
+    Allocate,
+    /// [`File::sync_data`] and [`File::sync_all`].
+    Sync,
+    /// [`File::map`].
+    Map,
+    /// [`Mapping::populate`].
+    Populate,
+}
+
+const KINDS: usize = OpKind::Populate as usize + 1;
+
+/// What happens to an operation instead of what was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// It fails with this error and does nothing.
+    Error(io::ErrorKind),
+    /// It does the first half. A read then looks as if the file ended there; a write, an allocation and a populate fail
+    /// after it. Other operations fail and do nothing.
+    Short,
+    /// A sync, of a file or of a directory, does nothing and reports success. Other operations are done.
+    LyingSync,
+}
+
+/// How often a [`FaultPlan`] strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Times {
+    /// At the `nth` operation only.
+    Once,
+    /// At the `nth` operation and every later one.
+    Forever,
+}
+
+/// Which operations fail, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// The kind of operation.
+    pub op: OpKind,
+    /// The first of them that is struck, counted from 1 = the next one after [`FaultFs::fail`]; 0 means the same as 1.
+    pub nth: u64,
+    /// How often.
+    pub times: Times,
+    /// What happens.
+    pub what: Fault,
+    /// Only operations on paths that contain this are counted and struck. For a rename or a link, either path.
+    pub path_contains: Option<String>,
+}
+
+impl FaultPlan {
+    /// The `nth` operation of that kind from now on, once, on any path.
+    pub fn new(op: OpKind, nth: u64, what: Fault) -> FaultPlan {
+        FaultPlan { op, nth, times: Times::Once, what, path_contains: None }
+    }
+
+    /// The same, and every later one too.
+    #[must_use]
+    pub fn forever(mut self) -> FaultPlan {
+        self.times = Times::Forever;
+        self
+    }
+
+    /// The same, only for paths that contain `part`.
+    #[must_use]
+    pub fn in_path(mut self, part: impl Into<String>) -> FaultPlan {
+        self.path_contains = Some(part.into());
+        self
+    }
+}
+
+/// A file system around another one that fails where its [`FaultPlan`]s say. A clone is the same file system.
+///
+/// ```
+/// use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode};
+/// use std::{io, path::Path, sync::Arc};
+///
+/// # fn main() -> azekura::Result<()> {
+/// let fs = FaultFs::new(Arc::new(MemFs::new()));
+/// fs.fail(FaultPlan::new(OpKind::Write, 2, Fault::Error(io::ErrorKind::StorageFull)).in_path("log"));
+///
+/// let file = fs.open(Path::new("/log"), OpenMode::Create)?;
+/// file.write_at(b"first", 0)?;
+/// let error = file.write_at(b"second", 5).unwrap_err();
+/// assert_eq!(error.kind(), azekura::ErrorKind::OutOfSpace);
+/// file.write_at(b"third", 5)?;
+/// assert_eq!((fs.count(OpKind::Write), fs.struck()), (3, 1));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct FaultFs {
+    inner: Arc<dyn Fs>,
+    board: Arc<Mutex<Board>>,
+}
+
+/// Plans and counts, shared by the file system and all that was opened through it.
+#[derive(Debug, Default)]
+struct Board {
+    counts: [u64; KINDS],
+    struck: u64,
+    plans: Vec<Armed>,
+}
+
+#[derive(Debug)]
+struct Armed {
+    plan: FaultPlan,
+    seen: u64,
+}
+
+impl Board {
+    /// Counts an operation on `paths`; the fault that strikes it. All plans count it, the oldest one that is due strikes.
+    fn note(&mut self, op: OpKind, paths: &[&Path]) -> Option<Fault> {
+        self.counts[op as usize] += 1;
+        self.counts[OpKind::Any as usize] += 1;
+        let mut fault = None;
+        for armed in &mut self.plans {
+            let plan = &armed.plan;
+            let kind = plan.op == op || plan.op == OpKind::Any;
+            let part = plan.path_contains.as_deref().unwrap_or("");
+            if kind && paths.iter().any(|path| path.to_string_lossy().contains(part)) {
+                armed.seen += 1;
+                let first = plan.nth.max(1);
+                let due = armed.seen == first || (armed.seen > first && plan.times == Times::Forever);
+                fault = fault.or(due.then_some(plan.what));
+            }
+        }
+        self.struck += u64::from(fault.is_some());
+        fault
+    }
+}
+
+fn enter(board: &Mutex<Board>) -> MutexGuard<'_, Board> {
+    board.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn injected(kind: io::ErrorKind, path: &Path) -> Error {
+    Error::io("go on: a fault was injected", &kind.into()).in_file(path)
+}
+
+/// What remains to be done of an operation that nothing can cut short, or the error it ends with.
+fn whole_or_error(fault: Option<Fault>, path: &Path) -> Result<()> {
+    match fault {
+        None | Some(Fault::LyingSync) => Ok(()),
+        Some(Fault::Short) => Err(injected(io::ErrorKind::Other, path)),
+        Some(Fault::Error(kind)) => Err(injected(kind, path)),
+    }
+}
+
+impl FaultFs {
+    /// Around `inner`, without a fault.
+    pub fn new(inner: Arc<dyn Fs>) -> FaultFs {
+        FaultFs { inner, board: Arc::default() }
+    }
+
+    /// Adds a fault to come, also for files that are open already.
+    pub fn fail(&self, plan: FaultPlan) {
+        enter(&self.board).plans.push(Armed { plan, seen: 0 });
+    }
+
+    /// Takes all plans back: the device is in order again.
+    pub fn repair(&self) {
+        enter(&self.board).plans.clear();
+    }
+
+    /// Operations of that kind so far, struck ones included.
+    pub fn count(&self, op: OpKind) -> u64 {
+        enter(&self.board).counts[op as usize]
+    }
+
+    /// Operations that a fault struck so far.
+    pub fn struck(&self) -> u64 {
+        enter(&self.board).struck
+    }
+
+    fn pass(&self, op: OpKind, path: &Path) -> Result<()> {
+        whole_or_error(enter(&self.board).note(op, &[path]), path)
+    }
+
+    fn pass_two(&self, op: OpKind, from: &Path, to: &Path) -> Result<()> {
+        whole_or_error(enter(&self.board).note(op, &[from, to]), from)
+    }
+}
+
+impl fmt::Debug for FaultFs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultFs").field("inner", &self.inner).field("struck", &self.struck()).finish_non_exhaustive()
+    }
+}
+
+impl Fs for FaultFs {
+    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        self.pass(if mode == OpenMode::Create { OpKind::Create } else { OpKind::Open }, path)?;
+        let inner = self.inner.open(path, mode)?;
+        Ok(Arc::new(FaultFile { inner, path: path.to_path_buf(), board: Arc::clone(&self.board) }))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> Result<()> {
+        self.pass(OpKind::CreateDir, path)?;
+        self.inner.create_dir_all(path)
+    }
+
+    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
+        self.pass(OpKind::ReadDir, path)?;
+        self.inner.read_dir(path)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.pass(OpKind::Exists, path)?;
+        self.inner.exists(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.pass_two(OpKind::Rename, from, to)?;
+        self.inner.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<()> {
+        self.pass(OpKind::RemoveFile, path)?;
+        self.inner.remove_file(path)
+    }
+
+    fn remove_dir_all(&self, path: &Path) -> Result<()> {
+        self.pass(OpKind::RemoveDir, path)?;
+        self.inner.remove_dir_all(path)
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
+        self.pass_two(OpKind::HardLink, from, to)?;
+        self.inner.hard_link(from, to)
+    }
+
+    fn sync_dir(&self, path: &Path) -> Result<()> {
+        let fault = enter(&self.board).note(OpKind::SyncDir, &[path]);
+        whole_or_error(fault, path)?;
+        if fault.is_some() { Ok(()) } else { self.inner.sync_dir(path) }
+    }
+
+    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        self.pass(OpKind::Lock, path)?;
+        self.inner.lock(path, mode)
+    }
+
+    fn overwrites_in_place(&self, dir: &Path) -> bool {
+        self.inner.overwrites_in_place(dir)
+    }
+}
+
+#[derive(Debug)]
+struct FaultFile {
+    inner: Arc<dyn File>,
+    path: PathBuf,
+    board: Arc<Mutex<Board>>,
+}
+
+impl FaultFile {
+    fn note(&self, op: OpKind) -> Option<Fault> {
+        enter(&self.board).note(op, &[&self.path])
+    }
+
+    fn pass(&self, op: OpKind) -> Result<()> {
+        whole_or_error(self.note(op), &self.path)
+    }
+
+    fn sync(&self, done: impl FnOnce() -> Result<()>) -> Result<()> {
+        let fault = self.note(OpKind::Sync);
+        whole_or_error(fault, &self.path)?;
+        if fault.is_some() { Ok(()) } else { done() }
+    }
+}
+
+impl File for FaultFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        match self.note(OpKind::Read) {
+            Some(Fault::Short) => {
+                let half = buf.len() / 2;
+                self.inner.read_at(&mut buf[..half], offset)
+            }
+            fault => {
+                whole_or_error(fault, &self.path)?;
+                self.inner.read_at(buf, offset)
+            }
+        }
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let got = self.read_at(buf, offset)?;
+        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        match self.note(OpKind::Write) {
+            Some(Fault::Short) => {
+                self.inner.write_at(&bytes[..bytes.len() / 2], offset)?;
+                Err(injected(io::ErrorKind::WriteZero, &self.path))
+            }
+            fault => {
+                whole_or_error(fault, &self.path)?;
+                self.inner.write_at(bytes, offset)
+            }
+        }
+    }
+
+    fn length(&self) -> Result<u64> {
+        self.pass(OpKind::Length)?;
+        self.inner.length()
+    }
+
+    fn set_length(&self, len: u64) -> Result<()> {
+        self.pass(OpKind::SetLength)?;
+        self.inner.set_length(len)
+    }
+
+    fn allocate(&self, len: u64) -> Result<()> {
+        match self.note(OpKind::Allocate) {
+            Some(Fault::Short) => {
+                let now = self.inner.length()?;
+                self.inner.allocate(now + len.saturating_sub(now) / 2)?;
+                Err(injected(io::ErrorKind::StorageFull, &self.path))
+            }
+            fault => {
+                whole_or_error(fault, &self.path)?;
+                self.inner.allocate(len)
+            }
+        }
+    }
+
+    fn sync_data(&self) -> Result<()> {
+        self.sync(|| self.inner.sync_data())
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.sync(|| self.inner.sync_all())
+    }
+
+    fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
+        self.pass(OpKind::Map)?;
+        let (path, board) = (self.path.clone(), Arc::clone(&self.board));
+        Ok(self.inner.map(len)?.map(|inner| Box::new(FaultMapping { inner, path, board }) as Box<dyn Mapping>))
+    }
+}
+
+#[derive(Debug)]
+struct FaultMapping {
+    inner: Box<dyn Mapping>,
+    path: PathBuf,
+    board: Arc<Mutex<Board>>,
+}
+
+impl Mapping for FaultMapping {
+    fn write_at(&self, bytes: &[u8], offset: u64) {
+        self.inner.write_at(bytes, offset);
+    }
+
+    fn populate(&self, offset: u64, len: u64) -> Result<()> {
+        match enter(&self.board).note(OpKind::Populate, &[&self.path]) {
+            Some(Fault::Short) => {
+                self.inner.populate(offset, len / 2)?;
+                Err(injected(io::ErrorKind::Other, &self.path))
+            }
+            fault => {
+                whole_or_error(fault, &self.path)?;
+                self.inner.populate(offset, len)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+    use crate::vfs::mem::{MemFs, Survival};
+
+    fn faulty() -> (MemFs, FaultFs, Arc<dyn File>) {
+        let inner = MemFs::new();
+        let fs = FaultFs::new(Arc::new(inner.clone()));
+        let file = fs.open(Path::new("/f"), OpenMode::Create).unwrap();
+        fs.sync_dir(Path::new("/")).unwrap();
+        (inner, fs, file)
+    }
+
+    fn error(kind: io::ErrorKind) -> Fault {
+        Fault::Error(kind)
+    }
+
+    #[test]
+    fn strikes_the_nth_once_or_for_ever() {
+        let (_, fs, file) = faulty();
+        fs.fail(FaultPlan::new(OpKind::Write, 3, error(io::ErrorKind::StorageFull)));
+        let outcome = |file: &Arc<dyn File>| (0..5).map(|_| file.write_at(b"x", 0).is_ok()).collect::<Vec<_>>();
+        assert_eq!(outcome(&file), [true, true, false, true, true]);
+        fs.fail(FaultPlan::new(OpKind::Write, 4, error(io::ErrorKind::StorageFull)).forever());
+        assert_eq!(outcome(&file), [true, true, true, false, false]);
+        let e = file.write_at(b"x", 0).unwrap_err();
+        assert_eq!((e.kind(), e.os_kind()), (ErrorKind::OutOfSpace, Some(io::ErrorKind::StorageFull)));
+        assert_eq!((e.file(), fs.struck(), fs.count(OpKind::Write)), (Some(Path::new("/f")), 4, 11));
+        fs.repair();
+        assert!(outcome(&file).iter().all(|ok| *ok));
+    }
+
+    #[test]
+    fn only_paths_that_contain_the_part_are_counted_and_struck() {
+        let (_, fs, file) = faulty();
+        fs.fail(FaultPlan::new(OpKind::Any, 1, error(io::ErrorKind::Other)).in_path("wal").forever());
+        file.write_at(b"x", 0).unwrap();
+        assert!(fs.open(Path::new("/1.wal"), OpenMode::Create).is_err());
+        assert!(fs.rename(Path::new("/f"), Path::new("/2.wal")).is_err(), "either path of a rename counts");
+        assert!(fs.exists(Path::new("/f")).unwrap());
+    }
+
+    #[test]
+    fn short_does_the_first_half() {
+        let (_, fs, file) = faulty();
+        file.write_at(b"12345678", 0).unwrap();
+        let next = |op| fs.fail(FaultPlan::new(op, 1, Fault::Short));
+        next(OpKind::Write);
+        assert_eq!(file.write_at(b"abcd", 0).unwrap_err().kind(), ErrorKind::Io);
+        let mut buf = [0; 8];
+        next(OpKind::Read);
+        assert_eq!(file.read_at(&mut buf, 0).unwrap(), 4);
+        assert_eq!(&buf, b"ab34\0\0\0\0");
+        next(OpKind::Read);
+        assert_eq!(file.read_exact_at(&mut buf, 0).unwrap_err().kind(), ErrorKind::Corruption);
+        next(OpKind::Allocate);
+        assert_eq!(file.allocate(108).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(file.length().unwrap(), 58);
+        next(OpKind::Sync);
+        assert!(file.sync_all().is_err());
+    }
+
+    #[test]
+    fn a_lying_sync_says_yes_and_loses() {
+        let (inner, fs, file) = faulty();
+        file.write_at(b"synced", 0).unwrap();
+        file.sync_data().unwrap();
+        fs.fail(FaultPlan::new(OpKind::Sync, 1, Fault::LyingSync));
+        fs.fail(FaultPlan::new(OpKind::SyncDir, 1, Fault::LyingSync));
+        file.write_at(b"lied to", 0).unwrap();
+        file.sync_data().unwrap();
+        fs.rename(Path::new("/f"), Path::new("/g")).unwrap();
+        fs.sync_dir(Path::new("/")).unwrap();
+        assert_eq!(fs.struck(), 2);
+        inner.crash(Survival::Nothing, 0);
+        assert_eq!(fs.open(Path::new("/f"), OpenMode::Read).unwrap().length().unwrap(), 6);
+    }
+
+    #[test]
+    fn populate_fails_where_told() {
+        let (_, fs, file) = faulty();
+        file.allocate(1 << 16).unwrap();
+        let mapping = file.map(1 << 16).unwrap().unwrap();
+        fs.fail(FaultPlan::new(OpKind::Populate, 2, error(io::ErrorKind::StorageFull)));
+        mapping.populate(0, 4096).unwrap();
+        assert_eq!(mapping.populate(4096, 4096).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        mapping.write_at(b"here", 0);
+        let mut buf = [0; 4];
+        file.read_exact_at(&mut buf, 0).unwrap();
+        assert_eq!(&buf, b"here");
+    }
+
+    #[test]
+    fn every_kind_of_operation_can_be_struck_and_is_counted() {
+        let (_, fs, file) = faulty();
+        file.allocate(8192).unwrap();
+        let mapping = file.map(8192).unwrap().unwrap();
+        let (f, g) = (Path::new("/f"), Path::new("/g"));
+        type Run<'a> = Box<dyn Fn() -> Result<()> + 'a>;
+        let all: Vec<(OpKind, Run<'_>)> = vec![
+            (OpKind::Open, Box::new(|| fs.open(f, OpenMode::Read).map(|_| ()))),
+            (OpKind::Create, Box::new(|| fs.open(g, OpenMode::Create).map(|_| ()))),
+            (OpKind::CreateDir, Box::new(|| fs.create_dir_all(Path::new("/d")))),
+            (OpKind::ReadDir, Box::new(|| fs.read_dir(Path::new("/")).map(|_| ()))),
+            (OpKind::Exists, Box::new(|| fs.exists(f).map(|_| ()))),
+            (OpKind::Rename, Box::new(|| fs.rename(g, Path::new("/h")))),
+            (OpKind::RemoveFile, Box::new(|| fs.remove_file(Path::new("/h")))),
+            (OpKind::RemoveDir, Box::new(|| fs.remove_dir_all(Path::new("/d")))),
+            (OpKind::HardLink, Box::new(|| fs.hard_link(f, Path::new("/l")))),
+            (OpKind::SyncDir, Box::new(|| fs.sync_dir(Path::new("/")))),
+            (OpKind::Lock, Box::new(|| fs.lock(f, LockMode::Shared).map(|_| ()))),
+            (OpKind::Read, Box::new(|| file.read_at(&mut [0], 0).map(|_| ()))),
+            (OpKind::Write, Box::new(|| file.write_at(b"x", 0))),
+            (OpKind::Length, Box::new(|| file.length().map(|_| ()))),
+            (OpKind::SetLength, Box::new(|| file.set_length(8192))),
+            (OpKind::Allocate, Box::new(|| file.allocate(8192))),
+            (OpKind::Sync, Box::new(|| file.sync_data())),
+            (OpKind::Sync, Box::new(|| file.sync_all())),
+            (OpKind::Map, Box::new(|| file.map(8192).map(|_| ()))),
+            (OpKind::Populate, Box::new(|| mapping.populate(0, 4096))),
+        ];
+        for (op, run) in &all {
+            let (ops, any) = (fs.count(*op), fs.count(OpKind::Any));
+            fs.fail(FaultPlan::new(*op, 0, error(io::ErrorKind::PermissionDenied)));
+            assert_eq!(run().unwrap_err().os_kind(), Some(io::ErrorKind::PermissionDenied), "{op:?}");
+            run().unwrap_or_else(|e| panic!("{op:?} did nothing wrong: {e}"));
+            assert_eq!((fs.count(*op), fs.count(OpKind::Any)), (ops + 2, any + 2), "{op:?}");
+        }
+        assert_eq!(all.iter().map(|(op, _)| *op as usize).collect::<std::collections::BTreeSet<_>>().len(), KINDS - 1);
+    }
+}

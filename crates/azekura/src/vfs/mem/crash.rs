@@ -1,0 +1,253 @@
+//! What a power failure leaves: the synced state and a chosen part of the pending changes.
+//!
+//! Where a real system can lose less (a journal keeps the order of names, a page is written back as a whole), this model
+//! loses more: what holds here holds there.
+
+use std::collections::BTreeMap;
+
+use crate::vfs::dice::Dice;
+use crate::vfs::mem::content::{PAGE, pieces};
+use crate::vfs::mem::inode::{DirNode, FileNode, FileOp, Ino, Inode};
+
+/// What is left of unsynced changes after [`MemFs::crash`](crate::fs::MemFs::crash). What was synced always stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Survival {
+    /// Nothing: exactly what was synced.
+    Nothing,
+    /// Everything, as when only the process dies.
+    Everything,
+    /// A part that the seed chooses. Each write stays whole, is lost, or loses any of its 4 KiB pages or 512-byte sectors;
+    /// a store through a mapping may also end at any byte. Lengths and directory entries stay or not, one by one and apart
+    /// from the bytes. The two halves of a file's rename are two entries; those of a directory's rename stay together.
+    Random,
+    /// All bytes within the synced length of files, but no new length and no new, changed or removed name.
+    DataOnly,
+    /// All lengths and names, but no bytes: new files have their length and are full of zeros.
+    MetadataOnly,
+}
+
+/// A sector is written as a whole or not at all, in bytes.
+const SECTOR: usize = 512;
+
+/// The state of one file or directory after the power failure.
+pub(crate) fn survivor(inode: &Inode, ino: Ino, survival: Survival, seed: u64) -> Inode {
+    let mut dice = Dice::new(seed, ino);
+    match inode {
+        Inode::File(file) => Inode::File(surviving_file(file, survival, &mut dice)),
+        Inode::Dir(dir) => {
+            let names = surviving_names(dir, survival, seed, &mut dice);
+            Inode::Dir(DirNode { live: names.clone(), synced: names, pending: Vec::new() })
+        }
+    }
+}
+
+/// Which of a number of things survive. Plain coins would hardly ever lose one of a hundred or keep a clean head of them,
+/// and those are the cases in which bugs hide.
+enum Pattern {
+    None,
+    All,
+    First(usize),
+    Last(usize),
+    Only(usize),
+    AllBut(usize),
+    Coins(usize),
+}
+
+impl Pattern {
+    fn draw(dice: &mut Dice, count: usize) -> Pattern {
+        match dice.below(8) {
+            0 => Pattern::None,
+            1 => Pattern::All,
+            2 => Pattern::First(dice.below(count + 1)),
+            3 => Pattern::Last(dice.below(count + 1)),
+            4 => Pattern::Only(dice.below(count)),
+            5 => Pattern::AllBut(dice.below(count)),
+            _ => Pattern::Coins(1 + dice.below(7)),
+        }
+    }
+
+    fn keeps(&self, index: usize, count: usize, dice: &mut Dice) -> bool {
+        match *self {
+            Pattern::None => false,
+            Pattern::All => true,
+            Pattern::First(n) => index < n,
+            Pattern::Last(n) => index + n >= count,
+            Pattern::Only(n) => index == n,
+            Pattern::AllBut(n) => index != n,
+            Pattern::Coins(hits) => dice.eighths(hits),
+        }
+    }
+}
+
+fn surviving_file(file: &FileNode, survival: Survival, dice: &mut Dice) -> FileNode {
+    if survival == Survival::Everything {
+        return FileNode::settled(file.live.clone());
+    }
+    let mut content = file.synced.clone();
+    let count = file.pending.len();
+    let pattern = Pattern::draw(dice, count);
+    for (index, op) in file.pending.iter().enumerate() {
+        let kept = match survival {
+            Survival::Nothing | Survival::Everything => false,
+            Survival::Random => pattern.keeps(index, count, dice),
+            Survival::DataOnly => matches!(op, FileOp::Store { .. }),
+            Survival::MetadataOnly => matches!(op, FileOp::Length(_)),
+        };
+        match op {
+            FileOp::Length(len) if kept => content.discard_from(*len),
+            FileOp::Store { offset, bytes, mapped, .. } if kept => {
+                let torn = survival == Survival::Random;
+                store_part(bytes, *offset, *mapped, torn, dice, |bytes, offset| content.store(bytes, offset));
+            }
+            _ => {}
+        }
+    }
+    let len = match survival {
+        Survival::Nothing | Survival::DataOnly => file.synced.length(),
+        Survival::Everything | Survival::MetadataOnly => file.live.length(),
+        Survival::Random => surviving_length(file, dice),
+    };
+    content.discard_from(len);
+    content.set_length(len);
+    FileNode::settled(content)
+}
+
+/// Hands to `store` what survives of one store that was not lost altogether.
+fn store_part(bytes: &[u8], offset: u64, mapped: bool, torn: bool, dice: &mut Dice, mut store: impl FnMut(&[u8], u64)) {
+    let unit = match if torn { dice.below(if mapped { 5 } else { 4 }) } else { 0 } {
+        2 => PAGE,
+        3 => SECTOR,
+        4 => return store(&bytes[..dice.below(bytes.len())], offset),
+        _ => return store(bytes, offset),
+    };
+    let mut count = 0;
+    pieces(offset, bytes.len(), unit as u64, |_, _| count += 1);
+    let pattern = Pattern::draw(dice, count);
+    let mut index = 0;
+    pieces(offset, bytes.len(), unit as u64, |at, range| {
+        if pattern.keeps(index, count, dice) {
+            store(&bytes[range], at);
+        }
+        index += 1;
+    });
+}
+
+/// The synced length, the last one, or any between.
+fn surviving_length(file: &FileNode, dice: &mut Dice) -> u64 {
+    let choices = match dice.below(3) {
+        0 => 0,
+        1 => file.pending.len(),
+        _ => dice.below(file.pending.len() + 1),
+    };
+    match choices.checked_sub(1).map(|last| &file.pending[last]) {
+        None => file.synced.length(),
+        Some(FileOp::Length(len) | FileOp::Store { len, .. }) => *len,
+    }
+}
+
+fn surviving_names(dir: &DirNode, survival: Survival, seed: u64, dice: &mut Dice) -> BTreeMap<String, Ino> {
+    let mut names = dir.synced.clone();
+    let count = dir.pending.len();
+    let pattern = Pattern::draw(dice, count);
+    for (index, op) in dir.pending.iter().enumerate() {
+        let kept = match (survival, op.group) {
+            (Survival::Everything | Survival::MetadataOnly, _) => true,
+            (Survival::Nothing | Survival::DataOnly, _) => op.sure,
+            // Both halves ask the same dice.
+            (Survival::Random, Some(group)) => op.sure || Dice::new(seed, !group).eighths(4),
+            (Survival::Random, None) => pattern.keeps(index, count, dice),
+        };
+        if kept {
+            op.apply(&mut names);
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn crashed(file: &FileNode, survival: Survival, seed: u64) -> Vec<u8> {
+        let Inode::File(after) = survivor(&Inode::File(file.clone()), 5, survival, seed) else { panic!("a file") };
+        assert!(after.pending.is_empty());
+        let mut bytes = vec![0; after.live.length() as usize];
+        after.live.read(&mut bytes, 0);
+        bytes
+    }
+
+    #[test]
+    fn every_subset_of_a_few_things_is_drawn() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..400 {
+            let mut dice = Dice::new(seed, 0);
+            let pattern = Pattern::draw(&mut dice, 3);
+            seen.insert([0, 1, 2].map(|index| pattern.keeps(index, 3, &mut dice)));
+        }
+        assert_eq!(seen.len(), 8);
+    }
+
+    #[test]
+    fn modes_without_chance_leave_what_they_say() {
+        let mut file = FileNode::default();
+        file.store(b"old old", 0, false);
+        file.sync();
+        file.store(b"NEW", 4, false);
+        file.store(b"grown", 7, false);
+        for seed in 0..20 {
+            assert_eq!(crashed(&file, Survival::Nothing, seed), b"old old");
+            assert_eq!(crashed(&file, Survival::Everything, seed), b"old NEWgrown");
+            assert_eq!(crashed(&file, Survival::DataOnly, seed), b"old NEW");
+            assert_eq!(crashed(&file, Survival::MetadataOnly, seed), b"old old\0\0\0\0\0");
+        }
+    }
+
+    #[test]
+    fn lengths_and_bytes_survive_apart() {
+        let mut file = FileNode::default();
+        file.store(b"ab", 0, false);
+        let seen: BTreeSet<_> = (0..300).map(|seed| crashed(&file, Survival::Random, seed)).collect();
+        assert_eq!(seen, BTreeSet::from([b"".to_vec(), b"\0\0".to_vec(), b"ab".to_vec()]));
+    }
+
+    #[test]
+    fn a_cut_may_be_undone_and_leaves_zeros_if_only_its_length_is() {
+        let mut file = FileNode::default();
+        file.store(b"abcd", 0, false);
+        file.sync();
+        file.set_length(2);
+        let seen: BTreeSet<_> = (0..300).map(|seed| crashed(&file, Survival::Random, seed)).collect();
+        assert_eq!(seen, BTreeSet::from([b"ab".to_vec(), b"ab\0\0".to_vec(), b"abcd".to_vec()]));
+    }
+
+    #[test]
+    fn writes_tear_at_sectors_and_mapped_stores_at_bytes() {
+        let torn_at = |mapped| {
+            let mut file = FileNode::default();
+            file.set_length(3 * PAGE as u64);
+            file.sync();
+            file.store(&[1; 2 * PAGE], 100, mapped);
+            let mut borders = BTreeSet::new();
+            for seed in 0..600 {
+                let bytes = crashed(&file, Survival::Random, seed);
+                borders.extend((101..bytes.len()).filter(|i| bytes[*i] != bytes[i - 1]));
+            }
+            borders.remove(&(100 + 2 * PAGE));
+            borders
+        };
+        let written = torn_at(false);
+        assert!(written.iter().all(|at| at % SECTOR == 0) && written.contains(&PAGE), "{written:?}");
+        assert_eq!(written.len(), 2 * PAGE / SECTOR, "not at every sector");
+        assert!(torn_at(true).iter().any(|at| at % SECTOR != 0));
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_crash() {
+        let mut file = FileNode::default();
+        (0..50).for_each(|i| file.store(&[i as u8; 300], i * 250, i % 2 == 0));
+        for seed in 0..50 {
+            assert_eq!(crashed(&file, Survival::Random, seed), crashed(&file, Survival::Random, seed));
+        }
+    }
+}

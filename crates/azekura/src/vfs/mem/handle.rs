@@ -1,0 +1,336 @@
+//! What a program holds of the file system in memory: open files, mappings, locks. All die with the power.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::base::{Error, Result};
+use crate::vfs::fs::{File, FileLock, Mapping, all_or_corruption};
+use crate::vfs::mem::content::{MAX_LEN, PAGE};
+use crate::vfs::mem::inode::Ino;
+use crate::vfs::mem::tree::Tree;
+
+/// The tree, shared by all handles.
+pub(crate) type SharedTree = Arc<Mutex<Tree>>;
+
+/// The tree for one operation. A panic elsewhere leaves it whole: nothing in it panics between two changes.
+pub(crate) fn enter(tree: &SharedTree) -> MutexGuard<'_, Tree> {
+    tree.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps an inode alive, for the life in which it was opened.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    tree: SharedTree,
+    ino: Ino,
+    life: u64,
+    path: PathBuf,
+}
+
+impl Handle {
+    /// `entered` is the tree behind `tree`.
+    pub(crate) fn new(tree: &SharedTree, entered: &mut Tree, ino: Ino, path: &Path) -> Handle {
+        entered.opened(ino);
+        Handle { tree: Arc::clone(tree), ino, life: entered.life(), path: path.to_path_buf() }
+    }
+
+    /// The tree, if this handle still means something in it and the power is on.
+    fn enter(&self) -> io::Result<MutexGuard<'_, Tree>> {
+        let tree = enter(&self.tree);
+        if tree.life() != self.life {
+            return Err(io::Error::other("the simulated machine lost power since this was opened"));
+        }
+        tree.check()?;
+        Ok(tree)
+    }
+
+    fn failed(&self, what: &str, error: io::Error) -> Error {
+        Error::io(what, &error).in_file(&self.path)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut tree = enter(&self.tree);
+        if tree.life() == self.life {
+            tree.closed(self.ino);
+        }
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct MemFile {
+    handle: Arc<Handle>,
+    writable: bool,
+}
+
+impl MemFile {
+    pub(crate) fn new(handle: Handle, writable: bool) -> MemFile {
+        MemFile { handle: Arc::new(handle), writable }
+    }
+
+    /// The tree for a change that makes the file end at `end` at the furthest.
+    fn change(&self, end: Option<u64>) -> io::Result<MutexGuard<'_, Tree>> {
+        let mut tree = self.handle.enter()?;
+        if !self.writable {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        if end.is_none_or(|end| end > MAX_LEN) {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        tree.step()?;
+        Ok(tree)
+    }
+
+    fn sync(&self) -> Result<()> {
+        let done = self.handle.enter().and_then(|mut tree| {
+            tree.step()?;
+            tree.file_mut(self.handle.ino)?.sync();
+            Ok(())
+        });
+        done.map_err(|e| self.handle.failed("sync", e))
+    }
+}
+
+impl File for MemFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let done = self.handle.enter().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.read(buf, offset)));
+        done.map_err(|e| self.handle.failed("read", e).at_offset(offset))
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let got = self.read_at(buf, offset)?;
+        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.handle.path))
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let done = self.change(offset.checked_add(bytes.len() as u64)).and_then(|mut tree| {
+            tree.file_mut(self.handle.ino)?.store(bytes, offset, false);
+            Ok(())
+        });
+        done.map_err(|e| self.handle.failed("write", e).at_offset(offset))
+    }
+
+    fn length(&self) -> Result<u64> {
+        let done = self.handle.enter().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.length()));
+        done.map_err(|e| self.handle.failed("ask for the length", e))
+    }
+
+    fn set_length(&self, len: u64) -> Result<()> {
+        let done = self.change(Some(len)).and_then(|mut tree| {
+            tree.file_mut(self.handle.ino)?.set_length(len);
+            Ok(())
+        });
+        done.map_err(|e| self.handle.failed("set the length", e))
+    }
+
+    fn allocate(&self, len: u64) -> Result<()> {
+        let done = self.change(Some(len)).and_then(|mut tree| {
+            let file = tree.file_mut(self.handle.ino)?;
+            file.set_length(len.max(file.live.length()));
+            Ok(())
+        });
+        done.map_err(|e| self.handle.failed("allocate", e))
+    }
+
+    fn sync_data(&self) -> Result<()> {
+        self.sync()
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.sync()
+    }
+
+    fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
+        let maps = self.handle.enter().map(|tree| tree.maps).map_err(|e| self.handle.failed("map", e))?;
+        if !maps {
+            return Ok(None);
+        }
+        if !(1..=MAX_LEN).contains(&len) {
+            return Err(Error::invalid("a mapping has 1 byte or more and fits into memory").in_file(&self.handle.path));
+        }
+        if !self.writable {
+            return Err(self.handle.failed("map", io::ErrorKind::PermissionDenied.into()));
+        }
+        let resident = Mutex::new(Vec::new());
+        Ok(Some(Box::new(MemMapping { handle: Arc::clone(&self.handle), len, resident })))
+    }
+}
+
+/// A mapping. Stricter than a real one: a store into a range that was not populated panics, because on disk it could
+/// raise a signal.
+struct MemMapping {
+    handle: Arc<Handle>,
+    len: u64,
+    /// One bit for each populated page.
+    resident: Mutex<Vec<u64>>,
+}
+
+impl MemMapping {
+    fn inside(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+
+    /// The pages of a range that is not empty.
+    fn pages(offset: u64, len: u64) -> std::ops::RangeInclusive<usize> {
+        (offset / PAGE as u64) as usize..=((offset + len - 1) / PAGE as u64) as usize
+    }
+
+    fn is_resident(&self, offset: u64, len: u64) -> bool {
+        let resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::pages(offset, len).all(|page| resident.get(page / 64).is_some_and(|word| word >> (page % 64) & 1 == 1))
+    }
+}
+
+impl Mapping for MemMapping {
+    fn write_at(&self, bytes: &[u8], offset: u64) {
+        let len = bytes.len() as u64;
+        assert!(self.inside(offset, len), "a store lies inside its mapping");
+        if len == 0 {
+            return;
+        }
+        assert!(self.is_resident(offset, len), "a store lies where the mapping was populated");
+        // A machine without power stores nothing, and nobody is left to be told.
+        let Ok(mut tree) = self.handle.enter() else { return };
+        let length = tree.file(self.handle.ino).map_or(0, |file| file.live.length());
+        let past_the_end = offset + len > length;
+        if !past_the_end && tree.step().is_ok() {
+            let file = tree.file_mut(self.handle.ino).expect("only files are mapped");
+            file.store(bytes, offset, true);
+        }
+        drop(tree);
+        assert!(!past_the_end, "a store lies inside its file");
+    }
+
+    fn populate(&self, offset: u64, len: u64) -> Result<()> {
+        if !self.inside(offset, len) {
+            let error = Error::invalid("the range lies outside the mapping");
+            return Err(error.in_file(&self.handle.path).at_offset(offset));
+        }
+        let length = self.handle.enter().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.length()));
+        let length = length.map_err(|e| self.handle.failed("populate", e).at_offset(offset))?;
+        if len == 0 {
+            return Ok(());
+        }
+        if offset + len > length.next_multiple_of(PAGE as u64) {
+            let error = io::Error::other("the range lies behind the end of the file");
+            return Err(self.handle.failed("populate", error).at_offset(offset));
+        }
+        let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        for page in Self::pages(offset, len) {
+            if resident.len() <= page / 64 {
+                resident.resize(page / 64 + 1, 0);
+            }
+            resident[page / 64] |= 1 << (page % 64);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for MemMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemMapping").field("path", &self.handle.path).field("len", &self.len).finish()
+    }
+}
+
+/// A lock on a file.
+#[derive(Debug)]
+pub(crate) struct MemLock(pub(crate) Handle);
+
+impl FileLock for MemLock {}
+
+impl Drop for MemLock {
+    fn drop(&mut self) {
+        let mut tree = enter(&self.0.tree);
+        if tree.life() == self.0.life {
+            tree.unlock(self.0.ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::base::ErrorKind;
+    use crate::vfs::fs::{File, Fs, Mapping, OpenMode};
+    use crate::vfs::mem::content::MAX_LEN;
+    use crate::vfs::mem::{MemFs, Survival};
+    use std::path::Path;
+    use std::sync::Arc;
+
+    fn mapped(len: u64) -> (MemFs, Arc<dyn File>, Box<dyn Mapping>) {
+        let fs = MemFs::new();
+        let file = fs.open(Path::new("/f"), OpenMode::Create).unwrap();
+        file.allocate(len).unwrap();
+        let mapping = file.map(100_000).unwrap().unwrap();
+        (fs, file, mapping)
+    }
+
+    #[test]
+    #[should_panic(expected = "was populated")]
+    fn a_store_must_be_populated() {
+        let (_fs, _file, mapping) = mapped(100_000);
+        mapping.populate(0, 4096).unwrap();
+        mapping.write_at(&[1; 2], 4095);
+    }
+
+    #[test]
+    #[should_panic(expected = "inside its file")]
+    fn a_store_behind_the_end_of_the_file_panics() {
+        let (_fs, _file, mapping) = mapped(5000);
+        mapping.populate(4096, 4096).unwrap();
+        mapping.write_at(b"x", 5000);
+    }
+
+    #[test]
+    #[should_panic(expected = "inside its mapping")]
+    fn a_store_outside_panics() {
+        mapped(200_000).2.write_at(b"x", 100_000);
+    }
+
+    #[test]
+    fn populating_outside_is_an_error() {
+        let (_fs, _file, mapping) = mapped(5000);
+        assert_eq!(mapping.populate(0, 8193).unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(mapping.populate(99_999, 2).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(mapping.populate(u64::MAX, 2).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn stores_are_seen_counted_and_synced_by_the_file() {
+        let (fs, file, mapping) = mapped(100_000);
+        fs.sync_dir(Path::new("/")).unwrap();
+        mapping.populate(0, 100_000).unwrap();
+        let ops = fs.op_count();
+        mapping.write_at(b"kept", 10);
+        file.sync_data().unwrap();
+        mapping.write_at(b"lost", 20);
+        assert_eq!(fs.op_count(), ops + 3);
+        fs.crash(Survival::Nothing, 0);
+        mapping.write_at(b"dead", 30);
+        assert!(mapping.populate(0, 1).is_err());
+        let mut buf = [0; 40];
+        fs.open(Path::new("/f"), OpenMode::Read).unwrap().read_exact_at(&mut buf, 0).unwrap();
+        assert_eq!((&buf[10..14], &buf[20..24], &buf[30..34]), (&b"kept"[..], &[0; 4][..], &[0; 4][..]));
+    }
+
+    #[test]
+    fn absurd_lengths_are_out_of_space() {
+        let (fs, file, _mapping) = mapped(1);
+        for error in [
+            file.write_at(b"x", u64::MAX).unwrap_err(),
+            file.write_at(b"x", MAX_LEN).unwrap_err(),
+            file.set_length(MAX_LEN + 1).unwrap_err(),
+            file.allocate(u64::MAX).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::OutOfSpace);
+        }
+        assert_eq!(file.length().unwrap(), 1);
+        drop(fs);
+        assert_eq!(file.length().unwrap(), 1, "an open file keeps its file system");
+    }
+}

@@ -1,0 +1,281 @@
+//! The face of the file system in memory.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use crate::base::{Error, ErrorKind, Result};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
+use crate::vfs::mem::crash::Survival;
+use crate::vfs::mem::handle::{Handle, MemFile, MemLock, SharedTree, enter};
+use crate::vfs::mem::tree::Tree;
+
+/// A file system in memory that can lose power. A clone is the same file system; [`fork`](MemFs::fork) makes another one.
+///
+/// It starts with an empty root directory. Relative paths start there too.
+///
+/// ```
+/// use azekura::fs::{Fs, MemFs, OpenMode, Survival};
+/// use std::path::Path;
+///
+/// # fn main() -> azekura::Result<()> {
+/// let fs = MemFs::new();
+/// let file = fs.open(Path::new("/log"), OpenMode::Create)?;
+/// file.write_at(b"kept", 0)?;
+/// file.sync_data()?; // the bytes are durable
+/// fs.sync_dir(Path::new("/"))?; // and so is the name
+/// file.write_at(b" lost", 4)?;
+///
+/// fs.crash(Survival::Nothing, 0);
+/// assert!(file.length().is_err(), "handles of before are dead");
+/// assert_eq!(fs.open(Path::new("/log"), OpenMode::Read)?.length()?, 4);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MemFs {
+    tree: SharedTree,
+}
+
+impl MemFs {
+    /// An empty file system.
+    pub fn new() -> MemFs {
+        MemFs { tree: Arc::new(Mutex::new(Tree::new())) }
+    }
+
+    /// Fails the power and turns it on again: what was synced stays, and of the rest what `survival` and `seed` say. Every
+    /// open file, mapping and lock is dead from then on; a freeze ends.
+    ///
+    /// The same operations, `survival` and `seed` leave the same state.
+    pub fn crash(&self, survival: Survival, seed: u64) {
+        enter(&self.tree).crash(survival, seed);
+    }
+
+    /// Another file system in the same state, unsynced changes included, that nobody has opened: so one state can be
+    /// crashed in many ways. Costs by the number of files, not by their bytes.
+    #[must_use]
+    pub fn fork(&self) -> MemFs {
+        MemFs { tree: Arc::new(Mutex::new(enter(&self.tree).fork())) }
+    }
+
+    /// Operations so far that changed something or made it durable, stores through mappings included.
+    pub fn op_count(&self) -> u64 {
+        enter(&self.tree).op_count()
+    }
+
+    /// After `ops` more such operations every operation fails and changes nothing, as if the machine stood still just
+    /// before it lost power; `None` takes that back.
+    pub fn freeze_after(&self, ops: Option<u64>) {
+        enter(&self.tree).freeze_after(ops);
+    }
+
+    /// Whether the operations granted by [`freeze_after`](MemFs::freeze_after) are used up.
+    pub fn is_frozen(&self) -> bool {
+        enter(&self.tree).is_frozen()
+    }
+
+    /// Whether mappings are offered; they are unless this says otherwise. Without them
+    /// [`overwrites_in_place`](Fs::overwrites_in_place) is false.
+    pub fn offer_mappings(&self, offered: bool) {
+        enter(&self.tree).maps = offered;
+    }
+
+    /// Runs an operation on the tree while the power is on.
+    fn run<T>(&self, what: &str, path: &Path, body: impl FnOnce(&mut Tree) -> io::Result<T>) -> Result<T> {
+        let mut tree = enter(&self.tree);
+        let done = tree.check().and_then(|()| body(&mut tree));
+        done.map_err(|e| Error::io(what, &e).in_file(path))
+    }
+}
+
+impl Default for MemFs {
+    fn default() -> MemFs {
+        MemFs::new()
+    }
+}
+
+impl fmt::Debug for MemFs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemFs").field("ops", &self.op_count()).finish_non_exhaustive()
+    }
+}
+
+impl Fs for MemFs {
+    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        let what = if mode == OpenMode::Create { "create" } else { "open" };
+        self.run(what, path, |tree| {
+            let ino = if mode == OpenMode::Create { tree.create(path)? } else { tree.find(path)? };
+            tree.file(ino)?;
+            let handle = Handle::new(&self.tree, tree, ino, path);
+            Ok(Arc::new(MemFile::new(handle, mode != OpenMode::Read)) as Arc<dyn File>)
+        })
+    }
+
+    fn create_dir_all(&self, path: &Path) -> Result<()> {
+        self.run("create the directory", path, |tree| tree.create_dir_all(path))
+    }
+
+    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
+        self.run("list the directory", path, |tree| tree.list(path))
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.run("look for", path, |tree| Ok(tree.find(path).is_ok()))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.run(&format!("rename to {}", to.display()), from, |tree| tree.rename(from, to))
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<()> {
+        self.run("remove", path, |tree| tree.remove_file(path))
+    }
+
+    fn remove_dir_all(&self, path: &Path) -> Result<()> {
+        self.run("remove the directory", path, |tree| tree.remove_dir_all(path))
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
+        let linked = self.run(&format!("link as {}", to.display()), from, |tree| tree.hard_link(from, to));
+        linked.map_err(|e| match e.os_kind() {
+            Some(io::ErrorKind::PermissionDenied) => e.with_kind(ErrorKind::Unsupported),
+            _ => e,
+        })
+    }
+
+    fn sync_dir(&self, path: &Path) -> Result<()> {
+        self.run("sync the directory", path, |tree| tree.sync_dir(path))
+    }
+
+    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        let taken = self.run("lock", path, |tree| {
+            let ino = match tree.find(path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => tree.create(path)?,
+                found => found?,
+            };
+            tree.file(ino)?;
+            Ok(tree.lock(ino, mode).then(|| Handle::new(&self.tree, tree, ino, path)))
+        })?;
+        match taken {
+            Some(handle) => Ok(Box::new(MemLock(handle))),
+            None => Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path)),
+        }
+    }
+
+    fn overwrites_in_place(&self, _dir: &Path) -> bool {
+        enter(&self.tree).maps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const FILE: &str = "/f";
+
+    fn read(fs: &MemFs, path: &str) -> Result<Vec<u8>> {
+        let file = fs.open(Path::new(path), OpenMode::Read)?;
+        let mut bytes = vec![0; file.length()? as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    }
+
+    fn durable_file(fs: &MemFs) -> Arc<dyn File> {
+        let file = fs.open(Path::new(FILE), OpenMode::Create).unwrap();
+        fs.sync_dir(Path::new("/")).unwrap();
+        file
+    }
+
+    #[test]
+    fn frozen_means_nothing_works_and_nothing_changes() {
+        let fs = MemFs::new();
+        let file = durable_file(&fs);
+        fs.freeze_after(Some(2));
+        file.write_at(b"1", 0).unwrap();
+        assert!(!fs.is_frozen() && file.length().is_ok());
+        file.write_at(b"2", 1).unwrap();
+        assert!(fs.is_frozen());
+        let ops = fs.op_count();
+        let errors = [
+            file.write_at(b"3", 2).unwrap_err(),
+            file.sync_data().unwrap_err(),
+            file.length().unwrap_err(),
+            file.read_at(&mut [0], 0).unwrap_err(),
+            fs.exists(Path::new(FILE)).unwrap_err(),
+            fs.remove_file(Path::new(FILE)).unwrap_err(),
+            fs.lock(Path::new("/LOCK"), LockMode::Shared).map(|_| ()).unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.kind() == ErrorKind::Io && error.file().is_some()));
+        assert_eq!(fs.op_count(), ops);
+        assert_eq!(fs.fork().exists(Path::new(FILE)).unwrap_err().kind(), ErrorKind::Io, "a fork is as frozen");
+        fs.crash(Survival::Everything, 0);
+        assert_eq!(read(&fs, FILE).unwrap(), b"12");
+    }
+
+    #[test]
+    fn a_freeze_can_be_taken_back() {
+        let fs = MemFs::new();
+        let file = durable_file(&fs);
+        fs.freeze_after(Some(0));
+        assert!(file.write_at(b"x", 0).is_err());
+        fs.freeze_after(None);
+        file.write_at(b"x", 0).unwrap();
+    }
+
+    #[test]
+    fn a_fork_goes_its_own_way() {
+        let fs = MemFs::new();
+        let file = durable_file(&fs);
+        file.write_at(b"both", 0).unwrap();
+        let _lock = fs.lock(Path::new("/LOCK"), LockMode::Exclusive).unwrap();
+        let fork = fs.fork();
+        fork.lock(Path::new("/LOCK"), LockMode::Exclusive).expect("nobody holds the fork's lock");
+        file.write_at(b"mine", 0).unwrap();
+        assert_eq!((read(&fs, FILE).unwrap(), read(&fork, FILE).unwrap()), (b"mine".to_vec(), b"both".to_vec()));
+        fork.crash(Survival::Nothing, 0);
+        assert_eq!(read(&fork, FILE).unwrap(), b"");
+        file.sync_data().expect("the fork's crash left this alone");
+    }
+
+    #[test]
+    fn locks_die_with_the_power_and_old_ones_free_nothing() {
+        let fs = MemFs::new();
+        let path = Path::new("/LOCK");
+        let old = fs.lock(path, LockMode::Exclusive).unwrap();
+        fs.crash(Survival::Everything, 0);
+        let new = fs.lock(path, LockMode::Exclusive).unwrap();
+        drop(old);
+        assert_eq!(fs.lock(path, LockMode::Shared).map(|_| ()).unwrap_err().kind(), ErrorKind::Locked);
+        drop(new);
+        fs.lock(path, LockMode::Shared).unwrap();
+    }
+
+    #[test]
+    fn without_mappings_everything_says_so() {
+        let fs = MemFs::new();
+        let file = durable_file(&fs);
+        assert!(fs.overwrites_in_place(Path::new("/")) && file.map(1).unwrap().is_some());
+        fs.offer_mappings(false);
+        assert!(!fs.overwrites_in_place(Path::new("/")) && file.map(1).unwrap().is_none());
+    }
+
+    #[test]
+    fn small_writes_forks_and_crashes_of_a_large_file_do_not_cost_by_its_length() {
+        let fs = MemFs::new();
+        let file = durable_file(&fs);
+        let page = vec![7; 1 << 20];
+        (0..64).for_each(|mib| file.write_at(&page, mib << 20).unwrap());
+        file.sync_data().unwrap();
+        let start = Instant::now();
+        for i in 0..2_000u64 {
+            file.write_at(&[i as u8; 100], i * 30_000).unwrap();
+            file.sync_data().unwrap();
+            file.write_at(&[i as u8; 100], i * 30_000 + 100).unwrap();
+            fs.fork().crash(Survival::Random, i);
+        }
+        // Copying 64 MiB only once a round would take 20 s or more.
+        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,469 @@
+//! Names and what they point at, the count of operations, and the power switch. All errors are the operating system's
+//! kinds; [`MemFs`](crate::vfs::mem::MemFs) adds the path.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use crate::vfs::fs::{DirEntry, LockMode};
+use crate::vfs::mem::crash::{Survival, survivor};
+use crate::vfs::mem::inode::{DirNode, FileNode, Ino, Inode};
+
+const ROOT: Ino = 1;
+
+/// Who holds the lock on a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Held {
+    Alone,
+    Shared(u32),
+}
+
+/// The whole file system.
+#[derive(Clone, Debug)]
+pub(crate) struct Tree {
+    inodes: BTreeMap<Ino, Arc<Inode>>,
+    next_ino: Ino,
+    next_group: u64,
+    /// Open handles of each file: they keep it alive without a name.
+    handles: BTreeMap<Ino, u32>,
+    locks: BTreeMap<Ino, Held>,
+    /// A name was removed since the last sweep.
+    garbage: bool,
+    ops: u64,
+    freeze_at: Option<u64>,
+    /// How often the power failed: handles of an earlier life are dead.
+    life: u64,
+    pub(crate) maps: bool,
+}
+
+impl Tree {
+    pub(crate) fn new() -> Tree {
+        Tree {
+            inodes: BTreeMap::from([(ROOT, Arc::new(Inode::Dir(DirNode::default())))]),
+            next_ino: ROOT + 1,
+            next_group: 0,
+            handles: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            garbage: false,
+            ops: 0,
+            freeze_at: None,
+            life: 0,
+            maps: true,
+        }
+    }
+
+    /// A copy that nobody has opened yet. Shares all bytes.
+    pub(crate) fn fork(&self) -> Tree {
+        let mut copy = self.clone();
+        copy.handles.clear();
+        copy.locks.clear();
+        copy.garbage = true;
+        copy
+    }
+
+    pub(crate) fn crash(&mut self, survival: Survival, seed: u64) {
+        for (ino, inode) in &mut self.inodes {
+            let dirty = match &**inode {
+                Inode::File(file) => !file.pending.is_empty(),
+                Inode::Dir(dir) => !dir.pending.is_empty(),
+            };
+            if dirty {
+                *inode = Arc::new(survivor(inode, *ino, survival, seed));
+            }
+        }
+        self.handles.clear();
+        self.locks.clear();
+        self.freeze_at = None;
+        self.life += 1;
+        self.garbage = true;
+        self.sweep();
+    }
+
+    pub(crate) fn life(&self) -> u64 {
+        self.life
+    }
+
+    pub(crate) fn op_count(&self) -> u64 {
+        self.ops
+    }
+
+    pub(crate) fn freeze_after(&mut self, ops: Option<u64>) {
+        self.freeze_at = ops.map(|ops| self.ops.saturating_add(ops));
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.freeze_at.is_some_and(|at| self.ops >= at)
+    }
+
+    /// Fails if the power is off.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        if self.is_frozen() { Err(io::Error::other("the simulated machine stands still")) } else { Ok(()) }
+    }
+
+    /// Counts an operation that changes something, or fails if the power is off.
+    pub(crate) fn step(&mut self) -> io::Result<()> {
+        self.check()?;
+        self.ops += 1;
+        Ok(())
+    }
+
+    fn inode(&self, ino: Ino) -> &Inode {
+        self.inodes.get(&ino).expect("a name or a handle keeps its inode")
+    }
+
+    pub(crate) fn file(&self, ino: Ino) -> io::Result<&FileNode> {
+        match self.inode(ino) {
+            Inode::File(file) => Ok(file),
+            Inode::Dir(_) => Err(io::ErrorKind::IsADirectory.into()),
+        }
+    }
+
+    pub(crate) fn file_mut(&mut self, ino: Ino) -> io::Result<&mut FileNode> {
+        match Arc::make_mut(self.inodes.get_mut(&ino).expect("a name or a handle keeps its inode")) {
+            Inode::File(file) => Ok(file),
+            Inode::Dir(_) => Err(io::ErrorKind::IsADirectory.into()),
+        }
+    }
+
+    fn dir(&self, ino: Ino) -> io::Result<&DirNode> {
+        match self.inode(ino) {
+            Inode::Dir(dir) => Ok(dir),
+            Inode::File(_) => Err(io::ErrorKind::NotADirectory.into()),
+        }
+    }
+
+    fn dir_mut(&mut self, ino: Ino) -> io::Result<&mut DirNode> {
+        match Arc::make_mut(self.inodes.get_mut(&ino).expect("a name or a handle keeps its inode")) {
+            Inode::Dir(dir) => Ok(dir),
+            Inode::File(_) => Err(io::ErrorKind::NotADirectory.into()),
+        }
+    }
+
+    /// What `path` names.
+    pub(crate) fn find(&self, path: &Path) -> io::Result<Ino> {
+        self.follow(&names(path))
+    }
+
+    fn follow(&self, names: &[String]) -> io::Result<Ino> {
+        let mut at = ROOT;
+        for name in names {
+            at = self.child(at, name)?.ok_or(io::ErrorKind::NotFound)?;
+        }
+        Ok(at)
+    }
+
+    fn child(&self, dir: Ino, name: &str) -> io::Result<Option<Ino>> {
+        Ok(self.dir(dir)?.live.get(name).copied())
+    }
+
+    /// The directory that holds the last name of `path`, that name, and what it points at.
+    fn place(&self, path: &Path) -> io::Result<(Ino, String, Option<Ino>)> {
+        let mut names = names(path);
+        let last = names.pop().ok_or(io::ErrorKind::InvalidInput)?;
+        let dir = self.follow(&names)?;
+        let target = self.child(dir, &last)?;
+        Ok((dir, last, target))
+    }
+
+    fn add(&mut self, inode: Inode) -> Ino {
+        let ino = self.next_ino;
+        self.next_ino += 1;
+        self.inodes.insert(ino, Arc::new(inode));
+        ino
+    }
+
+    /// Makes an empty file under a new name.
+    pub(crate) fn create(&mut self, path: &Path) -> io::Result<Ino> {
+        let (dir, name, target) = self.place(path)?;
+        if target.is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        self.step()?;
+        let ino = self.add(Inode::File(FileNode::default()));
+        self.dir_mut(dir)?.set(&name, Some(ino), None);
+        Ok(ino)
+    }
+
+    pub(crate) fn create_dir_all(&mut self, path: &Path) -> io::Result<()> {
+        let mut at = ROOT;
+        for name in names(path) {
+            at = match self.child(at, &name)? {
+                Some(ino) => ino,
+                None => {
+                    self.step()?;
+                    let ino = self.add(Inode::Dir(DirNode::default()));
+                    self.dir_mut(at)?.set(&name, Some(ino), None);
+                    ino
+                }
+            };
+        }
+        self.dir(at).map(|_| ()).map_err(|_| io::ErrorKind::AlreadyExists.into())
+    }
+
+    pub(crate) fn list(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        let entry = |(name, ino): (&String, &Ino)| {
+            let file = self.file(*ino).ok();
+            DirEntry { name: name.clone(), len: file.map_or(0, |f| f.live.length()), is_file: file.is_some() }
+        };
+        Ok(self.dir(self.find(path)?)?.live.iter().map(entry).collect())
+    }
+
+    pub(crate) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from_dir, from_name, moved) = self.place(from)?;
+        let (to_dir, to_name, replaced) = self.place(to)?;
+        let moved = moved.ok_or(io::ErrorKind::NotFound)?;
+        if replaced == Some(moved) {
+            return Ok(());
+        }
+        let is_dir = self.dir(moved).is_ok();
+        if is_dir && self.below(moved).contains(&to_dir) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        match replaced.map(|ino| self.dir(ino)) {
+            Some(Ok(_)) if !is_dir => return Err(io::ErrorKind::IsADirectory.into()),
+            Some(Ok(dir)) if !dir.live.is_empty() => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
+            Some(Err(_)) if is_dir => return Err(io::ErrorKind::NotADirectory.into()),
+            _ => {}
+        }
+        self.step()?;
+        self.next_group += 1;
+        let group = is_dir.then_some(self.next_group);
+        self.dir_mut(to_dir)?.set(&to_name, Some(moved), group);
+        self.dir_mut(from_dir)?.set(&from_name, None, group);
+        self.garbage = true;
+        Ok(())
+    }
+
+    pub(crate) fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+        let (dir, name, target) = self.place(path)?;
+        self.file(target.ok_or(io::ErrorKind::NotFound)?)?;
+        self.step()?;
+        self.garbage = true;
+        self.dir_mut(dir)?.set(&name, None, None);
+        Ok(())
+    }
+
+    /// Removes what is below name by name, the directory itself last: each is an operation, and the power may go after it.
+    pub(crate) fn remove_dir_all(&mut self, path: &Path) -> io::Result<()> {
+        let (parent, name, target) = self.place(path)?;
+        let top = target.ok_or(io::ErrorKind::NotFound)?;
+        self.dir(top)?;
+        self.garbage = true;
+        for ino in self.below(top) {
+            let names = self.dir(ino).map_or(Vec::new(), |dir| dir.live.keys().cloned().collect());
+            for name in names {
+                self.step()?;
+                self.dir_mut(ino)?.set(&name, None, None);
+            }
+        }
+        self.step()?;
+        self.dir_mut(parent)?.set(&name, None, None);
+        Ok(())
+    }
+
+    pub(crate) fn hard_link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let ino = self.find(from)?;
+        // Linux refuses links to directories with EPERM.
+        self.file(ino).map_err(|_| io::ErrorKind::PermissionDenied)?;
+        let (dir, name, target) = self.place(to)?;
+        if target.is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        self.step()?;
+        self.dir_mut(dir)?.set(&name, Some(ino), None);
+        Ok(())
+    }
+
+    pub(crate) fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
+        let ino = self.find(path)?;
+        self.dir(ino)?;
+        self.step()?;
+        let groups = self.dir_mut(ino)?.sync();
+        if !groups.is_empty() {
+            for inode in
+                self.inodes.values_mut().filter(|inode| matches!(&***inode, Inode::Dir(d) if !d.pending.is_empty()))
+            {
+                if let Inode::Dir(dir) = Arc::make_mut(inode) {
+                    dir.pending.iter_mut().for_each(|op| op.sure |= op.group.is_some_and(|g| groups.contains(&g)));
+                }
+            }
+        }
+        self.sweep();
+        Ok(())
+    }
+
+    /// Takes the lock on a file if its holders allow it.
+    pub(crate) fn lock(&mut self, ino: Ino, mode: LockMode) -> bool {
+        match (self.locks.get_mut(&ino), mode) {
+            (None, LockMode::Exclusive) => _ = self.locks.insert(ino, Held::Alone),
+            (None, LockMode::Shared) => _ = self.locks.insert(ino, Held::Shared(1)),
+            (Some(Held::Shared(holders)), LockMode::Shared) => *holders += 1,
+            (Some(_), _) => return false,
+        }
+        true
+    }
+
+    pub(crate) fn unlock(&mut self, ino: Ino) {
+        match self.locks.get_mut(&ino) {
+            Some(Held::Shared(holders)) if *holders > 1 => *holders -= 1,
+            _ => _ = self.locks.remove(&ino),
+        }
+    }
+
+    pub(crate) fn opened(&mut self, ino: Ino) {
+        *self.handles.entry(ino).or_insert(0) += 1;
+    }
+
+    pub(crate) fn closed(&mut self, ino: Ino) {
+        if let Some(count) = self.handles.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.handles.remove(&ino);
+            }
+        }
+    }
+
+    /// `top` and all that live names reach below it.
+    fn below(&self, top: Ino) -> BTreeSet<Ino> {
+        self.reach(vec![top], |dir, found| found.extend(dir.live.values()))
+    }
+
+    fn reach(&self, mut open: Vec<Ino>, each: impl Fn(&DirNode, &mut Vec<Ino>)) -> BTreeSet<Ino> {
+        let mut seen = BTreeSet::new();
+        while let Some(ino) = open.pop() {
+            if seen.insert(ino)
+                && let Some(Inode::Dir(dir)) = self.inodes.get(&ino).map(|inode| &**inode)
+            {
+                each(dir, &mut open);
+            }
+        }
+        seen
+    }
+
+    /// Forgets what no name, live or possible after a crash, and no handle reaches.
+    fn sweep(&mut self) {
+        if !std::mem::take(&mut self.garbage) {
+            return;
+        }
+        let possible = |dir: &DirNode, found: &mut Vec<Ino>| {
+            found.extend(dir.live.values());
+            found.extend(dir.synced.values());
+            found.extend(dir.pending.iter().filter_map(|op| op.target));
+        };
+        let named = self.reach(vec![ROOT], possible);
+        // What lives by a handle only is looked at again.
+        self.garbage = self.handles.keys().any(|ino| !named.contains(ino));
+        let handles = &self.handles;
+        self.inodes.retain(|ino, _| named.contains(ino) || handles.contains_key(ino));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn inode_count(&self) -> usize {
+        self.inodes.len()
+    }
+}
+
+/// The names along a path from the root; there is no working directory, so relative paths start at the root too.
+fn names(path: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => names.push(name.to_string_lossy().into_owned()),
+            Component::ParentDir => _ = names.pop(),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(name: &str) -> &Path {
+        Path::new(name)
+    }
+
+    fn kind<T: std::fmt::Debug>(result: io::Result<T>) -> io::ErrorKind {
+        result.unwrap_err().kind()
+    }
+
+    #[test]
+    fn paths_are_cleaned_and_start_at_the_root() {
+        assert_eq!(names(path("/a/./b//../c")), ["a", "c"]);
+        assert_eq!(names(path("a/c")), ["a", "c"]);
+        assert!(names(path("")).is_empty() && names(path("../..")).is_empty());
+    }
+
+    #[test]
+    fn refuses_what_a_system_refuses() {
+        let mut tree = Tree::new();
+        tree.create_dir_all(path("/d/e")).unwrap();
+        tree.create(path("/f")).unwrap();
+        let ops = tree.op_count();
+        assert_eq!(kind(tree.create(path("/f"))), io::ErrorKind::AlreadyExists);
+        assert_eq!(kind(tree.create(path("/none/f"))), io::ErrorKind::NotFound);
+        assert_eq!(kind(tree.create(path("/f/g"))), io::ErrorKind::NotADirectory);
+        assert_eq!(kind(tree.create(path("/"))), io::ErrorKind::InvalidInput);
+        assert_eq!(kind(tree.create_dir_all(path("/f"))), io::ErrorKind::AlreadyExists);
+        assert_eq!(kind(tree.rename(path("/d"), path("/d/e/d"))), io::ErrorKind::InvalidInput);
+        assert_eq!(kind(tree.rename(path("/f"), path("/d"))), io::ErrorKind::IsADirectory);
+        assert_eq!(kind(tree.rename(path("/d"), path("/f"))), io::ErrorKind::NotADirectory);
+        tree.create_dir_all(path("/x")).unwrap();
+        assert_eq!(kind(tree.rename(path("/x"), path("/d"))), io::ErrorKind::DirectoryNotEmpty);
+        assert_eq!(kind(tree.hard_link(path("/d"), path("/d2"))), io::ErrorKind::PermissionDenied);
+        assert_eq!(kind(tree.remove_dir_all(path("/f"))), io::ErrorKind::NotADirectory);
+        assert_eq!(tree.op_count(), ops + 1, "a refused operation was counted");
+        tree.rename(path("/x"), path("/d/e")).unwrap();
+        tree.rename(path("/f"), path("/f")).unwrap();
+        assert_eq!(tree.list(path("/")).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn what_nothing_reaches_is_forgotten() {
+        let mut tree = Tree::new();
+        tree.create_dir_all(path("/d")).unwrap();
+        let ino = tree.create(path("/d/f")).unwrap();
+        tree.opened(ino);
+        tree.sync_dir(path("/d")).unwrap();
+        tree.sync_dir(path("/")).unwrap();
+        tree.remove_dir_all(path("/d")).unwrap();
+        tree.sync_dir(path("/")).unwrap();
+        assert_eq!(tree.inode_count(), 2, "the root, and the file by its handle");
+        tree.closed(ino);
+        tree.sync_dir(path("/")).unwrap();
+        assert_eq!(tree.inode_count(), 1);
+    }
+
+    #[test]
+    fn a_removal_that_is_not_synced_keeps_what_it_removed() {
+        let mut tree = Tree::new();
+        tree.create(path("/f")).unwrap();
+        tree.sync_dir(path("/")).unwrap();
+        tree.remove_file(path("/f")).unwrap();
+        tree.create_dir_all(path("/d")).unwrap();
+        tree.sync_dir(path("/d")).unwrap();
+        assert_eq!(tree.inode_count(), 3);
+        tree.crash(Survival::Nothing, 0);
+        assert_eq!(tree.list(path("/")).unwrap()[0].name, "f");
+    }
+
+    #[test]
+    fn half_of_a_directorys_rename_makes_the_other_half_sure() {
+        for seed in 0..50 {
+            let mut tree = Tree::new();
+            tree.create_dir_all(path("/a/moved")).unwrap();
+            tree.create_dir_all(path("/b")).unwrap();
+            tree.sync_dir(path("/")).unwrap();
+            tree.sync_dir(path("/a")).unwrap();
+            tree.rename(path("/a/moved"), path("/b/moved")).unwrap();
+            let mut synced = tree.fork();
+            synced.sync_dir(path("/b")).unwrap();
+            synced.crash(Survival::Nothing, seed);
+            assert!(synced.find(path("/b/moved")).is_ok() && synced.find(path("/a/moved")).is_err());
+            tree.crash(Survival::Random, seed);
+            assert_ne!(tree.find(path("/b/moved")).is_ok(), tree.find(path("/a/moved")).is_ok(), "seed {seed}");
+        }
+    }
+}

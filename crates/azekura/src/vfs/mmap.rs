@@ -1,0 +1,178 @@
+//! A shared mapping of a file on disk: the only unsafe code of this folder.
+//!
+//! The mapping is never read and never handed out as a reference: bytes go in through `write_at`, and come back through
+//! `File::read_at`, which is coherent with it (one page cache). So no Rust reference ever points at memory that another
+//! process could change. What stays the caller's duty is that the file is not cut shorter than a range that is being
+//! stored into: that raises SIGBUS, which ends the process but corrupts nothing.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::base::{Error, Result};
+use crate::vfs::fs::Mapping;
+
+/// The first `len` bytes of a file, mapped shared.
+pub(crate) struct DiskMapping {
+    base: NonNull<u8>,
+    len: usize,
+    path: PathBuf,
+    /// Held while storing, so that two threads never store into the same bytes at once.
+    storing: Mutex<()>,
+}
+
+// SAFETY: the mapping belongs to this value alone until it is dropped, and memory mappings are not bound to a thread.
+unsafe impl Send for DiskMapping {}
+// SAFETY: the only access to the memory through `&self` is `write_at`, which holds `storing`; `populate` changes no byte.
+unsafe impl Sync for DiskMapping {}
+
+impl DiskMapping {
+    /// Maps the first `len` bytes of `file`, which must be open for reading and writing. `path` is for error messages.
+    pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<DiskMapping> {
+        let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
+        let len =
+            len.ok_or_else(|| Error::invalid("a mapping has 1 byte or more and fits into memory").in_file(path))?;
+        // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is touched.
+        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
+        let base = base.map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns the null page without MAP_FIXED");
+        Ok(DiskMapping { base, len, path: path.to_path_buf(), storing: Mutex::new(()) })
+    }
+
+    /// `offset` and `len` as a range inside the mapping, or nothing.
+    fn inside(&self, offset: u64, len: u64) -> Option<(usize, usize)> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.len as u64)?;
+        Some((offset as usize, (end - offset) as usize))
+    }
+}
+
+impl Mapping for DiskMapping {
+    fn write_at(&self, bytes: &[u8], offset: u64) {
+        let (start, len) = self.inside(offset, bytes.len() as u64).expect("a store lies inside its mapping");
+        let _one_at_a_time = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: `inside` has checked that `start..start + len` lies in the mapping, which lives as long as `self`; the
+        // source is a live slice, and cannot overlap, because no reference into the mapping is ever given out; the lock
+        // keeps other stores through this mapping away.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(start), len) };
+    }
+
+    fn populate(&self, offset: u64, len: u64) -> Result<()> {
+        let outside = || Error::invalid("the range lies outside the mapping").in_file(&self.path).at_offset(offset);
+        let (start, len) = self.inside(offset, len).ok_or_else(outside)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let page_start = start - start % rustix::param::page_size();
+        // SAFETY: the range lies in the mapping (its start moved down to a page of it), and MADV_POPULATE_WRITE changes no
+        // byte: it makes pages resident and writable, or returns an error.
+        let done = retry_on_intr(|| unsafe {
+            let at = self.base.as_ptr().add(page_start).cast::<c_void>();
+            madvise(at, start + len - page_start, Advice::LinuxPopulateWrite)
+        });
+        done.map_err(|e| {
+            let error = match e {
+                Errno::INVAL => Error::unsupported("this kernel cannot populate a mapping"),
+                e => Error::io("populate", &io::Error::from(e)),
+            };
+            error.in_file(&self.path).at_offset(offset)
+        })
+    }
+}
+
+impl Drop for DiskMapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of a mapping that `new` made and nobody else unmaps; nothing points into it.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+        debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
+    }
+}
+
+impl fmt::Debug for DiskMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskMapping").field("path", &self.path).field("len", &self.len).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+    use std::os::unix::fs::FileExt;
+
+    const LEN: u64 = 64 * 1024;
+
+    fn mapped() -> (File, DiskMapping) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(LEN).unwrap();
+        let mapping = DiskMapping::new(&file, LEN, Path::new("map")).unwrap();
+        (file, mapping)
+    }
+
+    #[test]
+    fn stores_are_read_back_through_the_file() {
+        let (file, mapping) = mapped();
+        mapping.populate(5000, 10).unwrap();
+        mapping.write_at(b"0123456789", 5000);
+        mapping.write_at(b"end", LEN - 3);
+        let mut buf = [0; 10];
+        file.read_exact_at(&mut buf, 5000).unwrap();
+        assert_eq!(&buf, b"0123456789");
+        file.read_exact_at(&mut buf[..3], LEN - 3).unwrap();
+        assert_eq!(&buf[..3], b"end");
+    }
+
+    #[test]
+    fn concurrent_stores_to_the_same_bytes_leave_one_of_them_whole() {
+        let (file, mapping) = mapped();
+        mapping.populate(0, LEN).unwrap();
+        std::thread::scope(|scope| {
+            for byte in 1..=4u8 {
+                let mapping = &mapping;
+                scope.spawn(move || (0..200).for_each(|_| mapping.write_at(&[byte; 9000], 100)));
+            }
+        });
+        let mut buf = [0; 9000];
+        file.read_exact_at(&mut buf, 100).unwrap();
+        assert!(buf[0] > 0 && buf.iter().all(|b| *b == buf[0]), "a mix of two stores");
+    }
+
+    #[test]
+    #[should_panic(expected = "inside its mapping")]
+    fn a_store_outside_panics() {
+        mapped().1.write_at(b"xx", LEN - 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "inside its mapping")]
+    fn an_offset_that_overflows_panics() {
+        mapped().1.write_at(b"xx", u64::MAX);
+    }
+
+    #[test]
+    fn ranges_outside_are_errors() {
+        let (file, mapping) = mapped();
+        assert_eq!(mapping.populate(LEN - 1, 2).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(mapping.populate(u64::MAX, 2).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(DiskMapping::new(&file, 0, Path::new("map")).unwrap_err().kind(), ErrorKind::Invalid);
+        assert!(DiskMapping::new(&file, u64::MAX, Path::new("map")).is_err());
+    }
+
+    #[test]
+    fn populating_past_the_end_of_the_file_is_an_error_and_not_a_signal() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let mapping = DiskMapping::new(&file, LEN, Path::new("map")).unwrap();
+        mapping.populate(0, 4096).unwrap();
+        let error = mapping.populate(0, LEN).unwrap_err();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Io, Some(Path::new("map"))));
+    }
+}

@@ -1,0 +1,203 @@
+//! Any bytes give a value or a typed error: the committed corpus is replayed, and good inputs of every decoder are
+//! mutated for a while. The same decoders are the targets of `fuzz/`.
+//!
+//! - `AZEKURA_FUZZ_SECONDS`: how long to mutate, over all decoders; 2 by default.
+//! - `AZEKURA_FUZZ_SEED`: which mutations; 1 by default. A failure names its seed and keeps its input.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use azekura::fs::{Fs, MemFs, OpenMode};
+use azekura::inspect::{Decoder, decode};
+use azekura::{Config, ErrorKind, PartitionCreateOptions, PersistMode, Result};
+
+/// No input may take longer, in a build without optimisation on a busy machine.
+const INPUT_MAX: Duration = Duration::from_secs(2);
+/// Mutations do not let an input grow beyond this.
+const INPUT_BYTES_MAX: usize = 1 << 20;
+
+type Target = (&'static str, fn(&[u8]) -> Result<()>);
+
+/// Every decoder under the name of its fuzz target and of its folder in the corpus.
+const TARGETS: &[Target] = &[
+    ("batch", |bytes| decode(Decoder::Batch, bytes)),
+    ("block", |bytes| decode(Decoder::Block, bytes)),
+    ("edits", |bytes| decode(Decoder::Edits, bytes)),
+    ("file_header", |bytes| decode(Decoder::FileHeader, bytes)),
+    ("filter_piece", |bytes| decode(Decoder::FilterPiece, bytes)),
+    ("frame", |bytes| decode(Decoder::Frame, bytes)),
+    ("manifest", |bytes| decode(Decoder::Manifest, bytes)),
+    ("table", |bytes| decode(Decoder::Table, bytes)),
+    ("wal_frame", |bytes| decode(Decoder::WalFrame, bytes)),
+];
+
+/// Inputs named `good-…` decode, those named `bad-…` give an error that says the bytes are to blame, and any other must
+/// only be harmless.
+#[test]
+fn the_corpus_is_harmless_and_told_apart() {
+    let mut inputs = 0;
+    for target in TARGETS {
+        for (path, bytes) in corpus(target.0) {
+            let outcome = run(*target, &bytes, &path.display().to_string());
+            let name = path.file_name().and_then(|name| name.to_str()).expect("names are UTF-8");
+            match outcome {
+                Err(error) if name.starts_with("good-") => panic!("{} does not decode: {error}", path.display()),
+                Ok(()) if name.starts_with("bad-") => panic!("{} decodes", path.display()),
+                _ => inputs += 1,
+            }
+        }
+    }
+    println!("{inputs} inputs of the corpus, {} decoders", TARGETS.len());
+}
+
+#[test]
+fn mutated_inputs_are_harmless() {
+    let seconds = number("AZEKURA_FUZZ_SECONDS", 2);
+    let seed = number("AZEKURA_FUZZ_SEED", 1);
+    let share = Duration::from_millis(seconds * 1000 / TARGETS.len() as u64);
+    let database = files_of_a_database();
+    for (i, target) in TARGETS.iter().enumerate() {
+        let mut good: Vec<Vec<u8>> = corpus(target.0).into_iter().map(|(_, bytes)| bytes).collect();
+        good.extend(database.iter().filter(|(name, _)| *name == target.0).map(|(_, bytes)| bytes.clone()));
+        assert!(!good.is_empty(), "no input to mutate for {}", target.0);
+        let mut dice = Dice::new(seed ^ ((i as u64) << 32));
+        let (start, mut inputs) = (Instant::now(), 0u64);
+        while inputs < 100 || start.elapsed() < share {
+            let input = mutate(&good, &mut dice);
+            let _ = run(*target, &input, &format!("AZEKURA_FUZZ_SEED={seed}, input {inputs}"));
+            inputs += 1;
+        }
+        println!("{:<12} {inputs:>9} inputs from {} good ones", target.0, good.len());
+    }
+}
+
+/// Decodes; a panic, a long wait or an error that does not blame the bytes keeps the input and fails the test.
+fn run((name, decode): Target, input: &[u8], origin: &str) -> Result<()> {
+    let start = Instant::now();
+    let outcome = catch_unwind(AssertUnwindSafe(|| decode(input)));
+    let took = start.elapsed();
+    let what = match outcome {
+        Err(_) => "panicked".to_string(),
+        Ok(_) if took > INPUT_MAX => format!("took {took:?}"),
+        Ok(Err(error)) if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported) => {
+            format!("does not blame the bytes but says {error:?}")
+        }
+        Ok(outcome) => return outcome,
+    };
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}.bin"));
+    std::fs::write(&kept, input).expect("the input can be kept");
+    panic!("{name} {what} on {} bytes ({origin}); kept as {}", input.len(), kept.display());
+}
+
+/// Inputs under `testdata/corpus/NAME`, by name.
+fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/corpus").join(name);
+    let Ok(entries) = std::fs::read_dir(&folder) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.map(|e| e.expect("the corpus can be read").path()).collect();
+    paths.sort();
+    let read = |path: PathBuf| {
+        let bytes = std::fs::read(&path).expect("the corpus can be read");
+        (path, bytes)
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// The files of a small database with two tables, by the target that reads their kind.
+fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
+    let fs = MemFs::new();
+    let dir = Path::new("/db");
+    let config = Config::new(dir).fs(Arc::new(fs.clone()));
+    let database = config.open().expect("a fresh database opens");
+    let partition = database.open_partition("p", PartitionCreateOptions::default()).expect("a partition is made");
+    for round in 0..2u32 {
+        for i in 0..300u32 {
+            partition.insert(format!("key{:05}", i * 7), [round as u8; 40]).expect("inserts");
+        }
+        partition.remove("key00007").expect("removes");
+        partition.flush().expect("flushes");
+    }
+    database.persist(PersistMode::SyncAll).expect("syncs");
+    let mut files = Vec::new();
+    for entry in fs.read_dir(dir).expect("the directory can be listed") {
+        let target = match entry.name.rsplit('.').next() {
+            Some("sst") => "table",
+            Some("MANIFEST") => "manifest",
+            _ => continue,
+        };
+        let file = fs.open(&dir.join(&entry.name), OpenMode::Read).expect("the file opens");
+        let mut bytes = vec![0; entry.len as usize];
+        file.read_exact_at(&mut bytes, 0).expect("the file can be read");
+        files.push((target, bytes));
+    }
+    for wanted in ["table", "manifest"] {
+        assert!(files.iter().any(|(target, _)| *target == wanted), "the database has a {wanted}");
+    }
+    files
+}
+
+/// One good input, changed in a few places.
+fn mutate(good: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
+    const NUMBERS: &[u64] = &[0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 40, u64::MAX];
+    let mut input = good[dice.below(good.len())].clone();
+    for _ in 0..=dice.below(4) {
+        let at = dice.below(input.len() + 1);
+        let room = input.len() - at;
+        let len = dice.below(room.min(64) + 1);
+        match dice.below(9) {
+            0 if room > 0 => input[at] ^= 1 << dice.below(8),
+            1 if room > 0 => input[at] = dice.next() as u8,
+            2 => input.truncate(at),
+            3 => drop(input.drain(at..at + len)),
+            4 => {
+                let copy = input[at..at + len].to_vec();
+                input.splice(at..at, copy);
+            }
+            5 => {
+                let number = NUMBERS[dice.below(NUMBERS.len())].to_le_bytes();
+                let width = [1, 2, 4, 8][dice.below(4)].min(room);
+                input[at..at + width].copy_from_slice(&number[..width]);
+            }
+            // The longest varint, and one that promises more than there is.
+            6 => drop(input.splice(at..at + len.min(1), [0xff, 0xff, 0xff, 0xff, 0x0f])),
+            7 => {
+                let other = &good[dice.below(good.len())];
+                let from = dice.below(other.len() + 1);
+                input.truncate(at);
+                input.extend_from_slice(&other[from..]);
+            }
+            _ => input.extend((0..len).map(|_| dice.next() as u8)),
+        }
+        input.truncate(INPUT_BYTES_MAX);
+    }
+    input
+}
+
+/// xorshift64*: the same seed, the same inputs.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32
+    }
+
+    /// Of 0..n; `n` is not 0.
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")),
+        Err(_) => default,
+    }
+}

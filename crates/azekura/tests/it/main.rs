@@ -1,0 +1,10 @@
+//! The integration tests of azekura, in one binary.
+//!
+//! Tests look at the world from outside: they may read files, clocks and the environment themselves.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the bans of clippy.toml are for the engine; a test that judges it stands outside of it"
+)]
+
+mod fs_contract;
+mod tidy;
