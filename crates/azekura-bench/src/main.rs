@@ -24,8 +24,10 @@ use report::{summary, table};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Duration;
+use task::opening::SMALL_RECORDS;
 use task::rounds;
 use task::task::{Job, Task};
+use workload::Shape;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
@@ -50,16 +52,16 @@ fn child(task: &str) -> Result<()> {
     Ok(())
 }
 
-fn begin(common: &Common) -> Result<(Scratch, Conditions, Duration)> {
+fn begin(common: &Common, shape: &Shape) -> Result<(Scratch, Conditions, Duration)> {
     let scratch = Scratch::create(&common.dir, common.keep)?;
     let each = Duration::try_from_secs_f64(common.device_seconds)?;
-    let conditions = Conditions::begin(scratch.path(), each)?;
+    let conditions = Conditions::begin(scratch.path(), shape, each)?;
     Ok((scratch, conditions, each))
 }
 
 fn compare(run: &Run) -> Result<()> {
     let comparison = run.comparison()?;
-    let (scratch, mut conditions, each) = begin(&run.common)?;
+    let (scratch, mut conditions, each) = begin(&run.common, &comparison.plan.shape)?;
     let measurements = comparison.run(&scratch)?;
     conditions.finish(scratch.path(), each)?;
     let summaries = summary::summarise(&measurements);
@@ -78,7 +80,7 @@ fn compare(run: &Run) -> Result<()> {
 
 fn time_opening(open: &Open) -> Result<()> {
     open.engines.check()?;
-    let (scratch, conditions, each) = begin(&open.common)?;
+    let (scratch, conditions, each) = begin(&open.common, &SMALL_RECORDS)?;
     let options = open.engines.options(open.table_size, Some(open.table_size));
     let (first, then) = (Job::BuildTables(open.tables), Job::OpenTables);
     let answers = rounds::opening(&scratch, &open.engines, &options, (&first, &then), false)?;
@@ -87,7 +89,7 @@ fn time_opening(open: &Open) -> Result<()> {
 
 fn time_partitions(partitions: &Partitions) -> Result<()> {
     partitions.engines.check()?;
-    let (scratch, conditions, each) = begin(&partitions.common)?;
+    let (scratch, conditions, each) = begin(&partitions.common, &SMALL_RECORDS)?;
     let options = partitions.engines.options(bytes::Bytes(64 << 20), None);
     let (first, then) = (Job::CreatePartitions(partitions.count), Job::OpenPartitions(partitions.count));
     let answers = rounds::opening(&scratch, &partitions.engines, &options, (&first, &then), true)?;
@@ -119,7 +121,7 @@ fn show_openings(
 }
 
 fn show_device(common: &Common) -> Result<()> {
-    let (_scratch, conditions, _) = begin(common)?;
+    let (_scratch, conditions, _) = begin(common, &SMALL_RECORDS)?;
     if common.json {
         println!("{}", json!(conditions));
     } else {

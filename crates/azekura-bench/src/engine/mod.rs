@@ -5,13 +5,15 @@
 //! the feature that brings it.
 //!
 //! Rooms: [`engine`] the trait; [`options`] what every engine is told; [`registry`] names to engines; then one file per
-//! engine: [`azekura`], `fjall`.
+//! engine: [`azekura`], `fjall`, and for tests of the harness `memory`.
 
 pub(crate) mod azekura;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
 #[cfg(feature = "fjall")]
 pub(crate) mod fjall;
+#[cfg(test)]
+pub(crate) mod memory;
 pub(crate) mod options;
 pub(crate) mod registry;
 

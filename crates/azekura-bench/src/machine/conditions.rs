@@ -2,6 +2,8 @@
 
 use crate::failure::Result;
 use crate::machine::device::{self, DeviceLimits};
+use crate::machine::harness::{self, HarnessCost};
+use crate::workload::Shape;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
@@ -17,6 +19,8 @@ pub(crate) struct Conditions {
     pub(crate) device_before: DeviceLimits,
     /// Device limits behind the last: how far the machine drifted.
     pub(crate) device_after: DeviceLimits,
+    /// What the harness costs per operation on records of this size.
+    pub(crate) harness: HarnessCost,
     /// Processors.
     pub(crate) cpus: usize,
     /// Their model.
@@ -31,7 +35,7 @@ pub(crate) struct Conditions {
 
 impl Conditions {
     /// Measures before the run; what comes after it is filled in by [`Conditions::finish`].
-    pub(crate) fn begin(dir: &Path, each: Duration) -> Result<Conditions> {
+    pub(crate) fn begin(dir: &Path, shape: &Shape, each: Duration) -> Result<Conditions> {
         let device = device::measure(dir, each)?;
         let cpuinfo = read("/proc/cpuinfo");
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
@@ -43,6 +47,7 @@ impl Conditions {
             load_average_after: load_average(),
             device_before: device,
             device_after: device,
+            harness: harness::measure(shape),
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get()),
             cpu_model: model.trim_start_matches([' ', '\t', ':']).to_owned(),
             memory_bytes: kilobytes * 1024,

@@ -142,11 +142,11 @@ pub(crate) mod tests {
     use crate::workload::keys::KeyOrder;
     use crate::workload::{Shape, Workload};
 
-    pub(crate) fn sample(engine: &str, round: u32, seconds: f64) -> Measurement {
-        let shape = Shape { n: 100, key_size: 16, value_size: 84, order: KeyOrder::Scrambled };
+    /// A small measurement, not run.
+    pub(crate) fn sample_task(engine: &str, round: u32) -> (Task, Plan) {
         let plan = Plan {
             workload: Workload::FillRandom,
-            shape,
+            shape: Shape { n: 100, key_size: 16, value_size: 84, order: KeyOrder::Scrambled },
             ops: 100,
             seconds: None,
             threads: 1,
@@ -164,7 +164,11 @@ pub(crate) mod tests {
             compression: Compression::None,
             workers: 1,
         };
-        let task = Task { engine: engine.into(), dir: "d".into(), options, job: Job::Measure(plan.clone()) };
+        (Task { engine: engine.into(), dir: "d".into(), options, job: Job::Measure(plan.clone()) }, plan)
+    }
+
+    pub(crate) fn sample(engine: &str, round: u32, seconds: f64) -> Measurement {
+        let (task, plan) = sample_task(engine, round);
         let progress = Progress::default();
         let mut meter = Meter::start(&progress, 100, None);
         for _ in 0..100 {

@@ -71,7 +71,7 @@ pub(crate) fn conditions(conditions: &Conditions) -> String {
     let c = conditions;
     let load = |load: [f64; 3]| load.map(|one| format!("{one:.2}")).join(" ");
     format!(
-        "{} x {}, {:.1} GiB, Linux {}, {}; load average {} before, {} after\ndevice before: {}\ndevice after:  {}\n",
+        "{} x {}, {:.1} GiB, Linux {}, {}; load average {} before, {} after\nharness: {:.0} ns per put, {:.0} ns per get\ndevice before: {}\ndevice after:  {}\n",
         c.cpus,
         c.cpu_model,
         c.memory_bytes as f64 / f64::from(1 << 30),
@@ -79,6 +79,8 @@ pub(crate) fn conditions(conditions: &Conditions) -> String {
         c.file_system,
         load(c.load_average_before),
         load(c.load_average_after),
+        c.harness.put_ns,
+        c.harness.get_ns,
         device(&c.device_before),
         device(&c.device_after),
     )

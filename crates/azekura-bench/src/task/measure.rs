@@ -191,3 +191,79 @@ fn verify(engine: &dyn Engine, plan: &Plan, generations: &Generations, ops: u64)
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{run, share, verify};
+    use crate::engine::Engine;
+    use crate::engine::memory::{Lie, Memory};
+    use crate::failure::Result;
+    use crate::machine::meter::{Meter, Progress};
+    use crate::report::measurement::tests::sample_task;
+    use crate::task::task::Plan;
+    use crate::workload::Workload;
+    use crate::workload::fill::FIRST_GENERATION;
+    use crate::workload::generations::Generations;
+    use clap::ValueEnum;
+    use std::sync::Arc;
+
+    const N: u64 = 3000;
+
+    /// Loads (if need be), runs and verifies a workload on an engine with a lie; gives operations and insertions.
+    fn try_out(workload: Workload, lie: Lie, threads: u64) -> Result<(u64, u64)> {
+        let (task, mut plan) = sample_task("memory", 1);
+        plan = Plan { workload, threads, ops: 4000, ..plan };
+        plan.shape.n = N;
+        plan.shape.order = workload.key_order();
+        let engine = Memory::new(lie);
+        let none = Arc::new(Generations::new(0, 0));
+        if workload.loads() {
+            let progress = Progress::default();
+            let mut meter = Meter::start(&progress, N, None);
+            let mut fill = Workload::FillRandom.share(share(&plan.shape, &none, 0, 1, 1, 0));
+            while !meter.over() {
+                fill.step(&engine, &mut meter)?;
+            }
+        } else {
+            plan.ops = N;
+        }
+        let generations = Arc::new(Generations::new(N, FIRST_GENERATION as u32));
+        let outcome = run(&engine as &dyn Engine, &task, &plan, &generations)?;
+        if workload.writes() {
+            verify(&engine, &plan, &generations, outcome.tally.ops)?;
+        }
+        Ok((outcome.tally.ops, outcome.tally.inserted))
+    }
+
+    #[test]
+    fn every_workload_passes_on_a_right_engine() {
+        for &workload in Workload::value_variants() {
+            for threads in [1, 3] {
+                let (ops, inserted) =
+                    try_out(workload, Lie::None, threads).unwrap_or_else(|e| panic!("{workload:?}: {e}"));
+                assert_eq!(ops, if workload.loads() { 4000 } else { N }, "{workload:?}");
+                let inserts = !workload.loads() || matches!(workload, Workload::YcsbD | Workload::YcsbE);
+                assert_eq!(inserted > 0, inserts, "{workload:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_lie_is_noticed() {
+        use Workload::{FillRandom, FillSeq, Overwrite, ReadMissing, ReadRandom, ReadSeq, SeekRandom};
+        use Workload::{YcsbA, YcsbB, YcsbC, YcsbD, YcsbE, YcsbF};
+        let lies = [
+            (Lie::Stale, vec![Overwrite, YcsbA, YcsbB, YcsbF]),
+            (Lie::Forgets, vec![FillSeq, FillRandom, ReadRandom, ReadSeq, YcsbC, YcsbD, YcsbE]),
+            (Lie::Flips, vec![FillSeq, FillRandom, Overwrite, ReadRandom, YcsbA, YcsbB, YcsbC, YcsbD, YcsbF]),
+            (Lie::FindsAll, vec![ReadMissing]),
+            (Lie::SkipsFirst, vec![ReadSeq, SeekRandom, YcsbE]),
+            (Lie::Repeats, vec![ReadSeq, SeekRandom, YcsbE]),
+        ];
+        for (lie, workloads) in lies {
+            for workload in workloads {
+                assert!(try_out(workload, lie, 1).is_err(), "{lie:?} went unnoticed by {workload:?}");
+            }
+        }
+    }
+}

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 /// The records of these databases: 16-byte keys, 100-byte values.
-const SHAPE: Shape = Shape { n: u64::MAX, key_size: 16, value_size: 100, order: KeyOrder::Scrambled };
+pub(crate) const SMALL_RECORDS: Shape =
+    Shape { n: u64::MAX, key_size: 16, value_size: 100, order: KeyOrder::Scrambled };
 
 fn millis(since: Instant) -> f64 {
     (since.elapsed().as_secs_f64() * 1e6).round() / 1e3
@@ -24,14 +25,14 @@ pub(crate) fn build_tables(task: &Task, count: u64) -> Result<Value> {
     let engine = registry::open(&task.engine, &task.dir, &task.options)?;
     let start = Instant::now();
     let table_bytes = task.options.table_bytes.unwrap_or(task.options.memtable_bytes);
-    let per_table = (table_bytes / SHAPE.record_bytes()).max(1);
+    let per_table = (table_bytes / SMALL_RECORDS.record_bytes()).max(1);
     let (mut key, mut value) = (Vec::new(), Vec::new());
     let mut written = 0;
     let mut tables = 0;
     while tables < count {
         for index in written..written + (count - tables) * per_table {
-            SHAPE.keys().write(index, &mut key);
-            SHAPE.values().write(index, FIRST_GENERATION, &mut value);
+            SMALL_RECORDS.keys().write(index, &mut key);
+            SMALL_RECORDS.values().write(index, FIRST_GENERATION, &mut value);
             engine.put(&key, &value)?;
         }
         written += (count - tables) * per_table;
@@ -51,7 +52,7 @@ pub(crate) fn open_tables(task: &Task) -> Result<Value> {
     let engine = registry::open(&task.engine, &task.dir, &task.options)?;
     let open_ms = millis(start);
     let start = Instant::now();
-    get_checked(engine.as_ref(), &SHAPE, 0, &mut Vec::new())?;
+    get_checked(engine.as_ref(), &SMALL_RECORDS, 0, &mut Vec::new())?;
     let first_get_ms = millis(start);
     let tables = engine.tables()?;
     let start = Instant::now();
@@ -74,8 +75,8 @@ pub(crate) fn create_partitions(task: &Task, count: u64) -> Result<Value> {
     let start = Instant::now();
     let (mut key, mut value) = (Vec::new(), Vec::new());
     for (i, partition) in partitions.iter().enumerate() {
-        SHAPE.keys().write(i as u64, &mut key);
-        SHAPE.values().write(i as u64, FIRST_GENERATION, &mut value);
+        SMALL_RECORDS.keys().write(i as u64, &mut key);
+        SMALL_RECORDS.values().write(i as u64, FIRST_GENERATION, &mut value);
         partition.put(&key, &value)?;
     }
     let put_ms = millis(start);
@@ -99,7 +100,7 @@ pub(crate) fn open_partitions(task: &Task, count: u64) -> Result<Value> {
     let reopen_ms = millis(start);
     let start = Instant::now();
     for (i, partition) in partitions.iter().enumerate() {
-        get_checked(partition.as_ref(), &SHAPE, i as u64, &mut Vec::new())?;
+        get_checked(partition.as_ref(), &SMALL_RECORDS, i as u64, &mut Vec::new())?;
     }
     let get_ms = millis(start);
     let start = Instant::now();

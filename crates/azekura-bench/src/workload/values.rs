@@ -51,7 +51,7 @@ impl Values {
 
     /// Where the words end and the repeated byte begins: a multiple of 8.
     fn noise_end(&self) -> usize {
-        (self.size / 2 & !7).max(8)
+        ((self.size / 2) & !7).max(8)
     }
 }
 
