@@ -36,8 +36,8 @@ pub(crate) enum Task {
 
 /// The moment a read sees.
 ///
-/// A plain read must take the tree's state **first** and the visible sequence number **after** it: the other way round, a
-/// flush in between may drop the version that the older number still needs. So the tree itself resolves `Latest`.
+/// A plain read must take the tree's state **first** and the visible sequence number **after** it: the other way round,
+/// a flush in between may drop the version that the older number still needs. So the tree itself resolves `Latest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadPoint {
     /// The newest published commit at the time the tree's state was taken.
@@ -69,9 +69,9 @@ pub(crate) trait Host: Send + Sync {
     /// Writes the edits to the manifest as one batch and syncs it.
     fn commit_edits(&self, edits: &[Edit]) -> Result<()>;
 
-    /// The sequence numbers that snapshots read at, ascending, ending with the one that new readers get now. Taken before
-    /// the output of a task is decided. A version may go if it is neither the newest at or below one of these points nor
-    /// above the last of them: readers that come later choose a point at or above the last.
+    /// The sequence numbers that snapshots read at, ascending, ending with the one that new readers get now. Taken
+    /// before the output of a task is decided. A version may go if it is neither the newest at or below one of these
+    /// points nor above the last of them: readers that come later choose a point at or above the last.
     fn read_points(&self) -> Vec<SeqNo>;
 
     /// Milliseconds since 1970.

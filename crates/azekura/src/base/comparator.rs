@@ -9,8 +9,9 @@ use std::sync::Arc;
 /// Must be a total order, the same for ever: its [`name`](Comparator::name) is stored with the partition, and opening
 /// the partition with a comparator of another name is an error. A comparator that panics poisons the database.
 ///
-/// The question [`can_keys_with_different_byte_contents_be_equal`](Comparator::can_keys_with_different_byte_contents_be_equal)
-/// is RocksDB's: structures that hash keys are only sound if equal keys have equal bytes.
+/// The question
+/// [`can_keys_with_different_byte_contents_be_equal`](Comparator::can_keys_with_different_byte_contents_be_equal) is
+/// RocksDB's: structures that hash keys are only sound if equal keys have equal bytes.
 ///
 /// ```
 /// use std::cmp::Ordering;

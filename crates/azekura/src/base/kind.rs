@@ -25,7 +25,8 @@ impl RecordKind {
     pub const RESERVED_MERGE: u8 = 5;
     /// Reserved: the value stands in a blob file.
     pub const RESERVED_BLOB_POINTER: u8 = 6;
-    /// Reserved for the log alone: 16 Clear, 17 DropPartition, 18 Ingest, 19 Watermark, 20 Prepare, 21 Commit, 22 Abort.
+    /// Reserved for the log alone: 16 Clear, 17 DropPartition, 18 Ingest, 19 Watermark, 20 Prepare, 21 Commit, 22
+    /// Abort.
     pub const RESERVED_LOG_ONLY: std::ops::RangeInclusive<u8> = 16..=22;
     /// Reserved flag: the record carries an expiry time (u64).
     pub const FLAG_EXPIRY: u8 = 0x40;

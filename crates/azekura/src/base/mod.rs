@@ -3,7 +3,8 @@
 //! Plain values and pure functions; nothing here opens a file, starts a thread or reads a clock.
 //!
 //! Invariants:
-//! - every decoder returns [`Error`] of kind [`ErrorKind::Corruption`] on bytes it cannot make sense of, and never panics;
+//! - every decoder returns [`Error`] of kind [`ErrorKind::Corruption`] on bytes it cannot make sense of, and never
+//!   panics;
 //! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
 //!
 //! Rooms in reading order: [`error`], [`seqno`], [`kind`], [`key`], [`comparator`], [`coding`], [`checksum`],

@@ -5,7 +5,8 @@
 //! - an entry's borrow ends at the next step; nothing is copied until the public iterator hands it out;
 //! - an error leaves the cursor not valid; seeking again is allowed.
 //!
-//! Rooms in reading order: [`cursor`] (the contract), [`merge`] (k-way), [`visible`] (newest version at a sequence number).
+//! Rooms in reading order: [`cursor`] (the contract), [`merge`] (k-way), [`visible`] (newest version at a sequence
+//! number).
 
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds the kinds of cursor")]
 pub(crate) mod cursor;

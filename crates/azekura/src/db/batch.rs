@@ -18,7 +18,8 @@ use crate::db::state::payload::{Record, check_limits, put_record};
 /// # fn main() -> azekura::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let db = azekura::Config::new(dir.path().join("db")).open()?;
-/// let (stock, orders) = (db.open_partition("stock", Default::default())?, db.open_partition("orders", Default::default())?);
+/// let stock = db.open_partition("stock", Default::default())?;
+/// let orders = db.open_partition("orders", Default::default())?;
 /// let mut batch = db.batch();
 /// batch.insert(&stock, "apples", "41");
 /// batch.insert(&orders, "order 1", "one apple");
@@ -98,7 +99,8 @@ impl Batch {
         self.count == 0
     }
 
-    /// Makes all writes visible at once, as durable as asked for. An empty batch only does what its durability asks for.
+    /// Makes all writes visible at once, as durable as asked for. An empty batch only does what its durability asks
+    /// for.
     ///
     /// # Errors
     /// `Invalid` for the first write that broke a limit or came from another database; otherwise as

@@ -158,8 +158,8 @@ impl Catalog {
     pub(crate) fn restore(&self, stored: PartitionLedger, files: &HashMap<FileId, u64>) -> Result<Arc<PartitionState>> {
         let meta = stored.meta.clone();
         if meta.engine != 0 {
-            let message = format!("partition {:?} uses engine {}, which this build does not have", meta.name, meta.engine);
-            return Err(Error::unsupported(message));
+            let (name, engine) = (&meta.name, meta.engine);
+            return Err(Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura")));
         }
         for (_, table) in stored.tables.values() {
             check_table_file(&self.parts, table.id, table.size, files)?;

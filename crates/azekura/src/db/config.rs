@@ -16,7 +16,8 @@ use crate::wal::RecoveryMode;
 /// What each survives is told in `DURABILITY.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PersistMode {
-    /// Survives the death of the process at any instruction; power loss may take the newest commits, whole and in order.
+    /// Survives the death of the process at any instruction; power loss may take the newest commits, whole and in
+    /// order.
     #[default]
     Buffer,
     /// Survives power loss: the log's bytes are synced (`fdatasync`).

@@ -206,7 +206,8 @@ impl fmt::Display for PartitionMetrics {
         writeln!(f, "partition {:?}: {} bytes on disk, {} in memory", self.name, self.disk_bytes, self.memtable_bytes)?;
         writeln!(f, "level  runs  tables         bytes       entries    tombstones")?;
         for l in &self.levels {
-            writeln!(f, "{:>5} {:>5} {:>7} {:>13} {:>13} {:>13}", l.level, l.runs, l.tables, l.bytes, l.entries, l.tombstones)?;
+            write!(f, "{:>5} {:>5} {:>7} {:>13}", l.level, l.runs, l.tables, l.bytes)?;
+            writeln!(f, " {:>13} {:>13}", l.entries, l.tombstones)?;
         }
         Ok(())
     }

@@ -27,8 +27,8 @@ const FILL_STEP: usize = 64 * 1024;
 
 /// The file system of the machine.
 ///
-/// Files are made with mode 0600, directories with 0700. Symbolic links in the place of a file, and anything that is not
-/// a regular file, are refused. Locks are `flock` locks: they die with their owner.
+/// Files are made with mode 0600, directories with 0700. Symbolic links in the place of a file, and anything that is
+/// not a regular file, are refused. Locks are `flock` locks: they die with their owner.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskFs;
 

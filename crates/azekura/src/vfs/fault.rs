@@ -154,7 +154,8 @@ struct Armed {
 }
 
 impl Board {
-    /// Counts an operation on `paths`; the fault that strikes it. All plans count it, the oldest one that is due strikes.
+    /// Counts an operation on `paths`; the fault that strikes it. All plans count it, the oldest one that is due
+    /// strikes.
     fn note(&mut self, op: OpKind, paths: &[&Path]) -> Option<Fault> {
         self.counts[op as usize] += 1;
         self.counts[OpKind::Any as usize] += 1;

@@ -1,7 +1,7 @@
 //! The contract of a file system: what the engine asks, and what it may rely on.
 //!
-//! Durability is explicit. Bytes and a file's length survive power loss after [`File::sync_data`]; a name survives after
-//! [`Fs::sync_dir`] of its directory. Everything else may or may not survive, in any combination.
+//! Durability is explicit. Bytes and a file's length survive power loss after [`File::sync_data`]; a name survives
+//! after [`Fs::sync_dir`] of its directory. Everything else may or may not survive, in any combination.
 
 use std::fmt;
 use std::path::Path;
@@ -137,8 +137,8 @@ pub(crate) fn all_or_corruption(got: usize, wanted: usize, offset: u64) -> Resul
     Err(Error::corruption(format!("the file ends after {got} of {wanted} bytes")).at_offset(offset))
 }
 
-/// A shared mapping of a file, written only through [`Mapping::write_at`]. Bytes stored survive the death of the process
-/// at once, and power loss after [`File::sync_data`].
+/// A shared mapping of a file, written only through [`Mapping::write_at`]. Bytes stored survive the death of the
+/// process at once, and power loss after [`File::sync_data`].
 pub trait Mapping: Send + Sync + fmt::Debug {
     /// Stores `bytes` at `offset`. The range must have been made resident by [`Mapping::populate`], which is where a
     /// failure shows as an error; a range outside the mapping panics.

@@ -32,7 +32,8 @@ pub(crate) struct DiskMapping {
 
 // SAFETY: the mapping belongs to this value alone until it is dropped, and memory mappings are not bound to a thread.
 unsafe impl Send for DiskMapping {}
-// SAFETY: the only access to the memory through `&self` is `write_at`, which holds `storing`; `populate` changes no byte.
+// SAFETY: the only access to the memory through `&self` is `write_at`, which holds `storing`; `populate` changes no
+// byte.
 unsafe impl Sync for DiskMapping {}
 
 impl DiskMapping {
@@ -41,7 +42,8 @@ impl DiskMapping {
         let len = usize::try_from(len).ok().filter(|len| (1..=isize::MAX as usize).contains(len));
         let len =
             len.ok_or_else(|| Error::invalid("a mapping has 1 byte or more and fits into memory").in_file(path))?;
-        // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is touched.
+        // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
+        // touched.
         let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
         let base = base.map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns the null page without MAP_FIXED");
@@ -59,9 +61,9 @@ impl Mapping for DiskMapping {
     fn write_at(&self, bytes: &[u8], offset: u64) {
         let (start, len) = self.inside(offset, bytes.len() as u64).expect("a store lies inside its mapping");
         let _one_at_a_time = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `inside` has checked that `start..start + len` lies in the mapping, which lives as long as `self`; the
-        // source is a live slice, and cannot overlap, because no reference into the mapping is ever given out; the lock
-        // keeps other stores through this mapping away.
+        // SAFETY: `inside` has checked that `start..start + len` lies in the mapping, which lives as long as `self`;
+        // the source is a live slice, and cannot overlap, because no reference into the mapping is ever given out; the
+        // lock keeps other stores through this mapping away.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(start), len) };
     }
 
@@ -72,8 +74,8 @@ impl Mapping for DiskMapping {
             return Ok(());
         }
         let page_start = start - start % rustix::param::page_size();
-        // SAFETY: the range lies in the mapping (its start moved down to a page of it), and MADV_POPULATE_WRITE changes no
-        // byte: it makes pages resident and writable, or returns an error.
+        // SAFETY: the range lies in the mapping (its start moved down to a page of it), and MADV_POPULATE_WRITE changes
+        // no byte: it makes pages resident and writable, or returns an error.
         let done = retry_on_intr(|| unsafe {
             let at = self.base.as_ptr().add(page_start).cast::<c_void>();
             madvise(at, start + len - page_start, Advice::LinuxPopulateWrite)
@@ -90,7 +92,8 @@ impl Mapping for DiskMapping {
 
 impl Drop for DiskMapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of a mapping that `new` made and nobody else unmaps; nothing points into it.
+        // SAFETY: base and length are those of a mapping that `new` made and nobody else unmaps; nothing points into
+        // it.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }

@@ -1,15 +1,15 @@
 //! The one door to the outside: files, mappings, clocks, threads, randomness.
 //!
-//! Nothing above this floor touches `std::fs`, `std::thread`, `Instant` or random sources (`clippy.toml` bans them), so a
-//! test that brings its own [`Fs`] and [`Env`] is deterministic.
+//! Nothing above this floor touches `std::fs`, `std::thread`, `Instant` or random sources (`clippy.toml` bans them), so
+//! a test that brings its own [`Fs`] and [`Env`] is deterministic.
 //!
 //! Invariants:
 //! - every error names the file;
 //! - `write_at` writes everything or fails; `read_at` and `write_at` retry interrupted calls;
 //! - unsafe code stands only in `mmap.rs`.
 //!
-//! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] and its [`mmap`], [`mem`] (with `crash()`), [`fault`],
-//! [`dice`] (seeded chance for the simulators).
+//! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] and its [`mmap`], [`mem`] (with `crash()`),
+//! [`fault`], [`dice`] (seeded chance for the simulators).
 
 // What `clippy.toml` bans everywhere else is what this folder is for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

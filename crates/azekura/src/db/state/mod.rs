@@ -4,8 +4,8 @@
 //! - the [`ledger`] changes only by edits, and only after they are in the manifest;
 //! - numbers of files, partitions and epochs are never handed out twice, across restarts too.
 //!
-//! Rooms in reading order: [`ledger`], [`metadata`] (ledger + manifest), [`payload`] (a commit's bytes), [`read_points`],
-//! [`poison`], [`throttle`].
+//! Rooms in reading order: [`ledger`], [`metadata`] (ledger + manifest), [`payload`] (a commit's bytes),
+//! [`read_points`], [`poison`], [`throttle`].
 
 pub(crate) mod ledger;
 pub(crate) mod metadata;

@@ -1,7 +1,7 @@
 //! How much writers are slowed: a function of how far maintenance is behind.
 //!
-//! Choosing is pure ([`delay_ns_per_kib`], [`must_wait`]); the acting is a short sleep that grows with the debt, so that
-//! throughput bends instead of breaking off.
+//! Choosing is pure ([`delay_ns_per_kib`], [`must_wait`]); the acting is a short sleep that grows with the debt, so
+//! that throughput bends instead of breaking off.
 
 use crate::engine::Pressure;
 

@@ -8,8 +8,8 @@ pub(crate) const PAGE: usize = 4096;
 /// The longest file, in bytes: a stray length must not make the table of pages eat the memory.
 pub(crate) const MAX_LEN: u64 = 1 << 40;
 
-/// A write copies one page and the table of one chunk; a copy of a whole file copies one pointer for each chunk, and only
-/// when the copy is written to.
+/// A write copies one page and the table of one chunk; a copy of a whole file copies one pointer for each chunk, and
+/// only when the copy is written to.
 const CHUNK_PAGES: usize = 64;
 const CHUNK: u64 = (PAGE * CHUNK_PAGES) as u64;
 

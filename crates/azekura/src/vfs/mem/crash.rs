@@ -1,7 +1,7 @@
 //! What a power failure leaves: the synced state and a chosen part of the pending changes.
 //!
-//! Where a real system can lose less (a journal keeps the order of names, a page is written back as a whole), this model
-//! loses more: what holds here holds there.
+//! Where a real system can lose less (a journal keeps the order of names, a page is written back as a whole), this
+//! model loses more: what holds here holds there.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,10 @@ pub enum Survival {
     Nothing,
     /// Everything, as when only the process dies.
     Everything,
-    /// A part that the seed chooses. Each write stays whole, is lost, or loses any of its 4 KiB pages or 512-byte sectors;
-    /// a store through a mapping may also end at any byte. Lengths and directory entries stay or not, one by one and apart
-    /// from the bytes. The two halves of a file's rename are two entries; those of a directory's rename stay together.
+    /// A part that the seed chooses. Each write stays whole, is lost, or loses any of its 4 KiB pages or 512-byte
+    /// sectors; a store through a mapping may also end at any byte. Lengths and directory entries stay or not, one by
+    /// one and apart from the bytes. The two halves of a file's rename are two entries; those of a directory's rename
+    /// stay together.
     Random,
     /// All bytes within the synced length of files, but no new length and no new, changed or removed name.
     DataOnly,
@@ -41,8 +42,8 @@ pub(crate) fn survivor(inode: &Inode, ino: Ino, survival: Survival, seed: u64) -
     }
 }
 
-/// Which of a number of things survive. Plain coins would hardly ever lose one of a hundred or keep a clean head of them,
-/// and those are the cases in which bugs hide.
+/// Which of a number of things survive. Plain coins would hardly ever lose one of a hundred or keep a clean head of
+/// them, and those are the cases in which bugs hide.
 enum Pattern {
     None,
     All,

@@ -11,7 +11,8 @@ use crate::vfs::mem::crash::Survival;
 use crate::vfs::mem::handle::{Handle, MemFile, MemLock, SharedTree, enter};
 use crate::vfs::mem::tree::Tree;
 
-/// A file system in memory that can lose power. A clone is the same file system; [`fork`](MemFs::fork) makes another one.
+/// A file system in memory that can lose power. A clone is the same file system; [`fork`](MemFs::fork) makes another
+/// one.
 ///
 /// It starts with an empty root directory. Relative paths start there too.
 ///
@@ -44,8 +45,8 @@ impl MemFs {
         MemFs { tree: Arc::new(Mutex::new(Tree::new())) }
     }
 
-    /// Fails the power and turns it on again: what was synced stays, and of the rest what `survival` and `seed` say. Every
-    /// open file, mapping and lock is dead from then on; a freeze ends.
+    /// Fails the power and turns it on again: what was synced stays, and of the rest what `survival` and `seed` say.
+    /// Every open file, mapping and lock is dead from then on; a freeze ends.
     ///
     /// The same operations, `survival` and `seed` leave the same state.
     pub fn crash(&self, survival: Survival, seed: u64) {

@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! - synced + all pending changes = live;
-//! - pages are shared between live, synced and forks, and copied by who writes first, so a sync, a fork and a crash cost
-//!   by what changed and not by how long the files are;
+//! - pages are shared between live, synced and forks, and copied by who writes first, so a sync, a fork and a crash
+//!   cost by what changed and not by how long the files are;
 //! - the same operations and the same seed give the same crash, on every machine;
 //! - one lock guards the whole tree; it is never held while a caller's code runs.
 //!

@@ -244,7 +244,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes what is below name by name, the directory itself last: each is an operation, and the power may go after it.
+    /// Removes what is below name by name, the directory itself last: each is an operation, and the power may go after
+    /// it.
     pub(crate) fn remove_dir_all(&mut self, path: &Path) -> io::Result<()> {
         let (parent, name, target) = self.place(path)?;
         let top = target.ok_or(io::ErrorKind::NotFound)?;
