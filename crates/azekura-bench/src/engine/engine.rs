@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 
 /// One partition (keyspace, table, tree) of one open database.
 ///
-/// Reads hand the bytes to a closure, so that an engine that can lend its memory need not copy, and one that copies pays for
-/// it itself. All methods may be called from many threads at once.
+/// Reads hand the bytes to a closure, so that an engine that can lend its memory need not copy, and one that copies
+/// pays for it itself. All methods may be called from many threads at once.
 pub(crate) trait Engine: Send + Sync {
     /// Writes one record, as durable as [`super::Options::sync`] says when this returns.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
@@ -14,7 +14,8 @@ pub(crate) trait Engine: Send + Sync {
     /// Looks one key up; shows the value, and says whether there was one.
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Shows up to `limit` records in ascending order from `from` (the first key when `None`); says how many there were.
+    /// Shows up to `limit` records in ascending order from `from` (the first key when `None`); says how many there
+    /// were.
     fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
 
     /// Moves everything that is in memory into tables, and waits for it.

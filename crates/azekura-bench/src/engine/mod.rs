@@ -1,8 +1,8 @@
 //! The engines under test, each in a file of its own behind one small trait.
 //!
-//! Invariants: a peer is reached through [`Engine`] only, so every engine pays the same price for the harness; options that
-//! mean the same thing are given the same value ([`Options`]); an engine that is not compiled in is named in the error with
-//! the feature that brings it.
+//! Invariants: a peer is reached through [`Engine`] only, so every engine pays the same price for the harness; options
+//! that mean the same thing are given the same value ([`Options`]); an engine that is not compiled in is named in the
+//! error with the feature that brings it.
 //!
 //! Rooms: [`engine`] the trait; [`options`] what every engine is told; [`registry`] names to engines; then one file per
 //! engine: [`azekura`], `fjall`, and for tests of the harness `memory`.

@@ -24,7 +24,8 @@ pub(crate) struct DeviceLimits {
     pub(crate) fdatasync_mean_us: f64,
     /// The same, median.
     pub(crate) fdatasync_p50_us: f64,
-    /// Random 4 KiB `pread`s past the page cache (`O_DIRECT`), one at a time, per second; `None` where that is not offered.
+    /// Random 4 KiB `pread`s past the page cache (`O_DIRECT`), one at a time, per second; `None` where that is not
+    /// offered.
     pub(crate) direct_pread_per_s: Option<f64>,
     /// Random 4 KiB `pread`s from the page cache, per second.
     pub(crate) cached_pread_per_s: f64,

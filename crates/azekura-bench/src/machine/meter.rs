@@ -24,8 +24,8 @@ impl Progress {
     }
 }
 
-/// One thread's measurement. The clock is read once per operation: an operation's latency is the time since the one before,
-/// so it contains the making of the key and the check of the value.
+/// One thread's measurement. The clock is read once per operation: an operation's latency is the time since the one
+/// before, so it contains the making of the key and the check of the value.
 pub(crate) struct Meter<'a> {
     progress: &'a Progress,
     quota: u64,

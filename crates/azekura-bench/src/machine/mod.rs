@@ -2,9 +2,9 @@
 //!
 //! Invariants: nothing here knows an engine by name; figures of a process come from the kernel, never from the engine.
 //!
-//! Rooms: [`meter`] operations and their latencies; [`process`] CPU, memory and bytes of this process; [`disk`] bytes below
-//! a directory; [`settle`] waits for background work; [`device`] what the device can do;
-//! [`harness`] what the harness costs; [`conditions`] the record of all that.
+//! Rooms: [`meter`] operations and their latencies; [`process`] CPU, memory and bytes of this process; [`disk`] bytes
+//! below a directory; [`settle`] waits for background work; [`device`] what the device can do; [`harness`] what the
+//! harness costs; [`conditions`] the record of all that.
 
 pub(crate) mod conditions;
 pub(crate) mod device;

@@ -1,4 +1,5 @@
-//! What this process has used, as the kernel counts it. Every measurement runs in a process of its own, so these are clean.
+//! What this process has used, as the kernel counts it. Every measurement runs in a process of its own, so these are
+//! clean.
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};

@@ -71,7 +71,8 @@ pub(crate) fn conditions(conditions: &Conditions) -> String {
     let c = conditions;
     let load = |load: [f64; 3]| load.map(|one| format!("{one:.2}")).join(" ");
     format!(
-        "{} x {}, {:.1} GiB, Linux {}, {}; load average {} before, {} after\nharness: {:.0} ns per put, {:.0} ns per get\ndevice before: {}\ndevice after:  {}\n",
+        "{} x {}, {:.1} GiB, Linux {}, {}; load average {} before, {} after\n\
+         harness: {:.0} ns per put, {:.0} ns per get\ndevice before: {}\ndevice after:  {}\n",
         c.cpus,
         c.cpu_model,
         c.memory_bytes as f64 / f64::from(1 << 30),
@@ -88,7 +89,8 @@ pub(crate) fn conditions(conditions: &Conditions) -> String {
 
 fn device(limits: &DeviceLimits) -> String {
     format!(
-        "pwrite {:.0} MB/s, small pwrite {:.0}/s, fdatasync mean {:.0} us median {:.0} us, pread 4 KiB {} direct, {:.0}/s cached",
+        "pwrite {:.0} MB/s, small pwrite {:.0}/s, fdatasync mean {:.0} us median {:.0} us, \
+         pread 4 KiB {} direct, {:.0}/s cached",
         limits.pwrite_mb_per_s,
         limits.small_pwrite_per_s,
         limits.fdatasync_mean_us,

@@ -41,9 +41,9 @@ pub(crate) fn build_tables(task: &Task, count: u64) -> Result<Value> {
     }
     engine.sync()?;
     engine.close()?;
-    Ok(
-        json!({"records": written, "tables": tables, "build_ms": millis(start), "disk_bytes": disk::usage(&task.dir).allocated}),
-    )
+    let build_ms = millis(start);
+    let disk_bytes = disk::usage(&task.dir).allocated;
+    Ok(json!({"records": written, "tables": tables, "build_ms": build_ms, "disk_bytes": disk_bytes}))
 }
 
 /// Opens the database, reads one record, closes it.
@@ -86,9 +86,9 @@ pub(crate) fn create_partitions(task: &Task, count: u64) -> Result<Value> {
     let start = Instant::now();
     drop(partitions);
     engine.close()?;
-    Ok(
-        json!({"open_empty_ms": open_ms, "create_ms": create_ms, "put_ms": put_ms, "sync_ms": sync_ms, "close_ms": millis(start)}),
-    )
+    Ok(json!({
+        "open_empty_ms": open_ms, "create_ms": create_ms, "put_ms": put_ms, "sync_ms": sync_ms, "close_ms": millis(start)
+    }))
 }
 
 /// Opens the database and its partitions and reads the record of each.

@@ -103,8 +103,8 @@ fn directory(scratch: &Scratch, engine: &str, workload: Workload, base: Option<P
     }
 }
 
-/// For each round and engine, interleaved: the first job on a new database (only in the first round, unless `anew`), then
-/// the second on the same; gives both answers merged.
+/// For each round and engine, interleaved: the first job on a new database (only in the first round, unless `anew`),
+/// then the second on the same; gives both answers merged.
 pub(crate) fn opening(
     scratch: &Scratch,
     engines: &Engines,

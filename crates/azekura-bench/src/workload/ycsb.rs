@@ -1,7 +1,8 @@
 //! YCSB A to F.
 //!
-//! A thread updates and inserts only indices of its own class ([`Class`]), so the expected generation of every record is
-//! known exactly to its writer and within one to everybody else. D reads the latest records of the thread's own class.
+//! A thread updates and inserts only indices of its own class ([`Class`]), so the expected generation of every record
+//! is known exactly to its writer and within one to everybody else. D reads the latest records of the thread's own
+//! class.
 
 use crate::engine::Engine;
 use crate::failure::Result;

@@ -1,4 +1,5 @@
-//! Ranks drawn from a zipfian distribution, as YCSB draws them (Gray et al., "Quickly generating billion-record databases").
+//! Ranks drawn from a zipfian distribution, as YCSB draws them (Gray et al., "Quickly generating billion-record
+//! databases").
 
 use crate::workload::rng::{Rng, mix};
 
