@@ -86,8 +86,9 @@ pub(crate) fn create_partitions(task: &Task, count: u64) -> Result<Value> {
     let start = Instant::now();
     drop(partitions);
     engine.close()?;
+    let close_ms = millis(start);
     Ok(json!({
-        "open_empty_ms": open_ms, "create_ms": create_ms, "put_ms": put_ms, "sync_ms": sync_ms, "close_ms": millis(start)
+        "open_empty_ms": open_ms, "create_ms": create_ms, "put_ms": put_ms, "sync_ms": sync_ms, "close_ms": close_ms,
     }))
 }
 
