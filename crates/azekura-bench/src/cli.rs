@@ -102,7 +102,7 @@ pub(crate) struct Run {
     /// Memtable of each engine.
     #[arg(long, default_value = "64M")]
     pub(crate) memtable_size: Bytes,
-    /// Uncounted operations before a workload that only reads; half its operations by default.
+    /// Uncounted reads before a workload that reads; half its operations by default.
     #[arg(long)]
     pub(crate) warm_ops: Option<u64>,
     /// Records read behind each seek of seekrandom.

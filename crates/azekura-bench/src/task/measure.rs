@@ -45,8 +45,8 @@ pub(crate) fn measure(task: &Task, plan: &Plan) -> Result<Measurement> {
     let engine = registry::open(&task.engine, &task.dir, &task.options)?;
     let known = if plan.workload.updates() { plan.shape.n } else { 0 };
     let generations = Arc::new(Generations::new(known, FIRST_GENERATION as u32));
-    if !plan.workload.writes() {
-        warm(engine.as_ref(), plan, &generations)?;
+    if let Some(warm_up) = plan.workload.warm_up() {
+        warm(engine.as_ref(), plan, warm_up, &generations)?;
     }
 
     let before = Usage::now();
@@ -97,8 +97,8 @@ fn share(shape: &Shape, generations: &Arc<Generations>, thread: u64, threads: u6
 }
 
 /// Uncounted operations with other choices than the measured ones.
-fn warm(engine: &dyn Engine, plan: &Plan, generations: &Arc<Generations>) -> Result<()> {
-    let mut work = plan.workload.share(share(&plan.shape, generations, 0, 1, plan.seek_nexts, !plan.seed));
+fn warm(engine: &dyn Engine, plan: &Plan, warm_up: Workload, generations: &Arc<Generations>) -> Result<()> {
+    let mut work = warm_up.share(share(&plan.shape, generations, 0, 1, plan.seek_nexts, !plan.seed));
     let progress = Progress::default();
     let mut meter = Meter::start(&progress, plan.warm_ops, None);
     while !meter.over() {

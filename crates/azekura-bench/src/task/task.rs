@@ -52,7 +52,7 @@ pub(crate) struct Plan {
     pub(crate) seconds: Option<f64>,
     /// Threads.
     pub(crate) threads: u64,
-    /// Uncounted operations before a workload that only reads.
+    /// Uncounted operations before a workload that reads.
     pub(crate) warm_ops: u64,
     /// Records read behind each seek.
     pub(crate) seek_nexts: u64,

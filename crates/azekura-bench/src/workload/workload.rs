@@ -103,6 +103,16 @@ impl Workload {
         matches!(self, Workload::Overwrite | Workload::YcsbA | Workload::YcsbB | Workload::YcsbF)
     }
 
+    /// What is done, uncounted, before it, so that caches hold what they will hold.
+    pub(crate) fn warm_up(self) -> Option<Workload> {
+        use Workload::{FillRandom, FillSeq, Overwrite, YcsbA, YcsbB, YcsbC, YcsbD, YcsbE, YcsbF};
+        match self {
+            FillSeq | FillRandom | Overwrite => None,
+            YcsbA | YcsbB | YcsbC | YcsbD | YcsbE | YcsbF => Some(YcsbC),
+            reads => Some(reads),
+        }
+    }
+
     /// How its indices become keys.
     pub(crate) fn key_order(self) -> KeyOrder {
         if self == Workload::FillSeq { KeyOrder::Sequential } else { KeyOrder::Scrambled }
