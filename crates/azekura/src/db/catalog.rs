@@ -14,8 +14,9 @@ use crate::block::cache::BlockCache;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::state::ledger::PartitionLedger;
 use crate::engine::{Engine, Visible};
-use crate::lsm::{LsmTree, TreeContext};
-use crate::table::TableFiles;
+use crate::lsm::handle::TreeContext;
+use crate::lsm::tree::{LsmTree, check_files};
+use crate::table::files::TableFiles;
 use crate::vfs::{Env, Fs};
 
 /// What every tree of a database is built from.
@@ -161,9 +162,7 @@ impl Catalog {
             let (name, engine) = (&meta.name, meta.engine);
             return Err(Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura")));
         }
-        for (_, table) in stored.tables.values() {
-            check_table_file(&self.parts, table.id, table.size, files)?;
-        }
+        check_files(stored.tables.values().map(|(_, table)| table), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = self.insert(&meta, Some(stored));
         if bytewise {
@@ -242,6 +241,7 @@ impl Catalog {
             hash_seed: parts.hash_seed,
             order,
             partition: state.id,
+            name: state.name.to_string(),
             next_file_id: Arc::clone(&parts.next_file),
             visible: parts.visible.clone(),
         };
@@ -251,25 +251,10 @@ impl Catalog {
         };
         let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, flushed)?;
         for record in lock(&state.pending).drain(..) {
-            tree.apply(EntryRef {
-                user: &record.key,
-                seqno: record.seqno,
-                kind: record.kind,
-                value: &record.value,
-            })?;
+            tree.apply(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
         }
         let built = state.tree.set(Arc::new(tree));
         debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");
         Ok(())
     }
-}
-
-/// A table that the manifest names must be there, whole.
-fn check_table_file(parts: &TreeParts, id: FileId, size: u64, files: &HashMap<FileId, u64>) -> Result<()> {
-    let problem = match files.get(&id) {
-        Some(found) if *found == size => return Ok(()),
-        Some(found) => format!("table has {found} bytes, the manifest says {size}: restore the file from a copy"),
-        None => "table is missing: restore the file from a copy".to_owned(),
-    };
-    Err(Error::corruption(problem).in_file(parts.files.path(id)))
 }

@@ -8,7 +8,7 @@ use crate::cursor::Cursor;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::db::state::read_points::ReadPin;
 use crate::engine::Engine;
-use crate::lsm::LsmTree;
+use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
 
 /// The bounds of a walk, owned.
@@ -167,33 +167,28 @@ fn remember(place: &mut Option<Vec<u8>>, key: &[u8]) {
     kept.extend_from_slice(key);
 }
 
-/// What an iterator makes of a borrowed entry.
-pub(crate) trait Shape {
-    type Item;
-    fn take(key: &[u8], value: &[u8]) -> Self::Item;
-}
-
-/// A walk, or the reason why there is none, shaped into items.
-pub(crate) enum Shaped<S> {
-    Walk(Box<Walk>, std::marker::PhantomData<fn() -> S>),
+/// A walk, or the reason why there is none.
+pub(crate) enum Source {
+    Walk(Box<Walk>),
     Failed(Option<Error>),
 }
 
-impl<S: Shape> Shaped<S> {
-    pub(crate) fn new(walk: Result<Walk>) -> Shaped<S> {
+impl Source {
+    pub(crate) fn new(walk: Result<Walk>) -> Source {
         match walk {
-            Ok(walk) => Shaped::Walk(Box::new(walk), std::marker::PhantomData),
-            Err(error) => Shaped::Failed(Some(error)),
+            Ok(walk) => Source::Walk(Box::new(walk)),
+            Err(error) => Source::Failed(Some(error)),
         }
     }
 
-    fn next(&mut self) -> Option<Result<S::Item>> {
+    /// The next item, made from the borrowed key and value.
+    fn next<T>(&mut self, shape: fn(&[u8], &[u8]) -> T) -> Option<Result<T>> {
         match self {
-            Shaped::Failed(error) => error.take().map(Err),
-            Shaped::Walk(walk, _) => match walk.advance() {
+            Source::Failed(error) => error.take().map(Err),
+            Source::Walk(walk) => match walk.advance() {
                 Ok(true) => {
                     let (key, value) = walk.front();
-                    Some(Ok(S::take(key, value)))
+                    Some(Ok(shape(key, value)))
                 }
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
@@ -201,13 +196,13 @@ impl<S: Shape> Shaped<S> {
         }
     }
 
-    fn next_back(&mut self) -> Option<Result<S::Item>> {
+    fn next_back<T>(&mut self, shape: fn(&[u8], &[u8]) -> T) -> Option<Result<T>> {
         match self {
-            Shaped::Failed(error) => error.take().map(Err),
-            Shaped::Walk(walk, _) => match walk.advance_back() {
+            Source::Failed(error) => error.take().map(Err),
+            Source::Walk(walk) => match walk.advance_back() {
                 Ok(true) => {
                     let (key, value) = walk.back();
-                    Some(Ok(S::take(key, value)))
+                    Some(Ok(shape(key, value)))
                 }
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
@@ -243,61 +238,25 @@ impl Entry {
     }
 }
 
-/// Key and value.
-pub(crate) struct Pairs;
-/// The key alone.
-pub(crate) struct KeysOnly;
-/// The value alone.
-pub(crate) struct ValuesOnly;
-/// Key, and value on demand.
-pub(crate) struct Whole;
-
-impl Shape for Pairs {
-    type Item = (Slice, Slice);
-    fn take(key: &[u8], value: &[u8]) -> (Slice, Slice) {
-        (Slice::from(key), Slice::from(value))
-    }
-}
-
-impl Shape for KeysOnly {
-    type Item = Slice;
-    fn take(key: &[u8], _: &[u8]) -> Slice {
-        Slice::from(key)
-    }
-}
-
-impl Shape for ValuesOnly {
-    type Item = Slice;
-    fn take(_: &[u8], value: &[u8]) -> Slice {
-        Slice::from(value)
-    }
-}
-
-impl Shape for Whole {
-    type Item = Entry;
-    fn take(key: &[u8], value: &[u8]) -> Entry {
-        Entry { key: Slice::from(key), value: Slice::from(value) }
-    }
-}
-
 macro_rules! iterator {
-    ($(#[$doc:meta])* $name:ident, $shape:ty) => {
+    ($(#[$doc:meta])* $name:ident, $item:ty, $shape:expr) => {
         $(#[$doc])*
         ///
         /// Shows one moment, however long it lives; owns what it needs; after an error it ends.
         #[must_use = "iterators do nothing unless consumed"]
-        pub struct $name(pub(crate) Shaped<$shape>);
+        pub struct $name(pub(crate) Source);
 
         impl Iterator for $name {
-            type Item = Result<<$shape as Shape>::Item>;
-            fn next(&mut self) -> Option<Self::Item> {
-                self.0.next()
+            type Item = Result<$item>;
+
+            fn next(&mut self) -> Option<Result<$item>> {
+                self.0.next($shape)
             }
         }
 
         impl DoubleEndedIterator for $name {
-            fn next_back(&mut self) -> Option<Self::Item> {
-                self.0.next_back()
+            fn next_back(&mut self) -> Option<Result<$item>> {
+                self.0.next_back($shape)
             }
         }
 
@@ -307,16 +266,16 @@ macro_rules! iterator {
 
 iterator!(
     /// Pairs of key and value, in the order of the keys.
-    Iter, Pairs);
+    Iter, (Slice, Slice), |key, value| (Slice::from(key), Slice::from(value)));
 iterator!(
     /// Keys in order; values are not read.
-    Keys, KeysOnly);
+    Keys, Slice, |key, _| Slice::from(key));
 iterator!(
     /// Values in the order of their keys.
-    Values, ValuesOnly);
+    Values, Slice, |_, value| Slice::from(value));
 iterator!(
     /// Entries in the order of the keys.
-    Entries, Whole);
+    Entries, Entry, |key, value| Entry { key: Slice::from(key), value: Slice::from(value) });
 
 #[cfg(test)]
 mod tests {

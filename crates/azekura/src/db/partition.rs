@@ -9,7 +9,7 @@ use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::commit::Commit;
 use crate::db::handle::Handle;
-use crate::db::iter::{Bounds, Entries, Iter, Keys, Shaped, Values, Walk, own_bounds, prefix_bounds};
+use crate::db::iter::{Bounds, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::state::payload::{Record, check_limits, put_record};
 use crate::db::state::read_points::ReadPin;
@@ -148,33 +148,33 @@ impl Partition {
 
     /// All pairs, in the order of the keys.
     pub fn iter(&self) -> Iter {
-        Iter(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Iter(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     /// The pairs whose keys lie in a range; a reversed range is empty.
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Iter {
-        Iter(Shaped::new(self.walk(own_bounds(&range), self.pin())))
+        Iter(Source::new(self.walk(own_bounds(&range), self.pin())))
     }
 
     /// The pairs whose keys begin with `prefix`. With a comparator that does not order by bytes the first item is an
     /// `Invalid` error.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Iter {
-        Iter(Shaped::new(self.prefix_walk(prefix.as_ref(), self.pin())))
+        Iter(Source::new(self.prefix_walk(prefix.as_ref(), self.pin())))
     }
 
     /// All keys in order.
     pub fn keys(&self) -> Keys {
-        Keys(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Keys(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     /// All values in the order of their keys.
     pub fn values(&self) -> Values {
-        Values(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Values(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     /// All entries in the order of the keys.
     pub fn entries(&self) -> Entries {
-        Entries(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Entries(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     pub(crate) fn pin(&self) -> ReadPin {

@@ -30,7 +30,7 @@ use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
 use crate::manifest::Manifest;
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::{self, LogCommit, ReplayOptions, ReplayReport, Wal, WalOptions};
 
@@ -50,7 +50,7 @@ struct Listing {
 }
 
 /// The number in a name such as `000012.sst`.
-fn file_number(name: &str, suffix: &str) -> Option<FileId> {
+pub(crate) fn file_number(name: &str, suffix: &str) -> Option<FileId> {
     let digits = name.strip_suffix(suffix)?;
     let canonical = digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
     let id = digits.parse().ok().filter(|_| canonical)?;
@@ -168,7 +168,7 @@ impl Loaded {
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
-            files: Arc::new(TableFiles::new(Arc::clone(fs), dir.clone(), config.settings.max_open_files)),
+            files: Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files)),
             cache: Arc::new(BlockCache::new(config.settings.cache_size)),
             hash_seed: ledger.hash_seed,
             next_file: Arc::new(std::sync::atomic::AtomicU64::new(next_file)),
@@ -194,13 +194,12 @@ impl Loaded {
         };
         let (by_id, next_partition) = (&self.by_id, self.ledger.next_partition);
         let mut records = 0;
-        let report = wal::replay(
-            Arc::clone(&config.fs),
-            &config.path,
-            self.ledger.id,
-            options,
-            &mut |commit: LogCommit<'_>| replay_commit(by_id, next_partition, &commit, &mut records),
-        )?;
+        let report =
+            wal::replay(Arc::clone(&config.fs), &config.path, self.ledger.id, options, &mut |commit: LogCommit<
+                '_,
+            >| {
+                replay_commit(by_id, next_partition, &commit, &mut records)
+            })?;
         self.records = records;
         Ok(report)
     }
@@ -287,9 +286,8 @@ impl Loaded {
             report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
         let tables = self.listing.tables.keys().filter(|id| !named.contains(id));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
-        let paths = tables
-            .map(|id| self.parts.files.path(*id))
-            .chain(segments.map(|id| segment_path(&config.path, *id)));
+        let paths =
+            tables.map(|id| self.parts.files.path(*id)).chain(segments.map(|id| segment_path(&config.path, *id)));
         paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
     }
 

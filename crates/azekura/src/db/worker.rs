@@ -233,10 +233,9 @@ pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>)
     let tree = partition.tree()?;
     loop {
         shared.writer()?;
-        let seen = shared.done.count();
+        // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
         match tree.next_task(true) {
             Some(task) => run_task(shared, partition, task, true)?,
-            None if tree.is_busy() => shared.done.wait(seen, 20),
             None => return Ok(()),
         }
     }

@@ -1,8 +1,8 @@
 //! The ledger and the manifest that keeps it, as one.
 
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::Arc;
 
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
 use crate::base::sync::lock;

@@ -1,0 +1,293 @@
+//! Reads records in order, and looks for what still verifies behind damage.
+
+use crate::base::coding::Decoder;
+use crate::base::{Error, Result, SeqNo};
+use crate::record::frame::{self, ALIGN, FrameHead, FrameKind, HEADER_LEN, Place, stored_len};
+use crate::record::window::{Source, Window};
+
+/// Which record may follow the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The one with the very next sequence number.
+    Consecutive,
+    /// Any later one.
+    Rising,
+}
+
+/// What [`RecordReader::next`] met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Item {
+    /// A whole record; [`RecordReader::payload`] has its bytes.
+    Record(RecordHead),
+    /// A note that everything up to here is durable.
+    Watermark(SeqNo),
+    /// No further record follows: the end, or damage. [`RecordReader::position`] says where.
+    Stop,
+}
+
+/// A record without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordHead {
+    pub(crate) first: SeqNo,
+    pub(crate) count: u32,
+    /// What was durable when it was written.
+    pub(crate) durable: SeqNo,
+}
+
+impl RecordHead {
+    /// The last sequence number it takes.
+    pub(crate) fn last(&self) -> SeqNo {
+        SeqNo(self.first.0 + u64::from(self.count) - 1)
+    }
+}
+
+/// What verifies behind a place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Behind {
+    /// Frames that verify.
+    pub(crate) frames: u64,
+    /// The highest watermark that any of them carries.
+    pub(crate) durable: SeqNo,
+}
+
+impl Behind {
+    pub(crate) fn join(self, other: Behind) -> Behind {
+        Behind { frames: self.frames + other.frames, durable: self.durable.max(other.durable) }
+    }
+}
+
+/// Where the payload of the current record lies.
+#[derive(Clone, Copy, Debug)]
+enum Payload {
+    InFile { offset: u64, len: usize },
+    Assembled { skip: usize },
+}
+
+/// Reads the records of one file. Memory: one window, one frame, and the record being put together from fragments,
+/// which is never longer than what of the file was read.
+#[derive(Debug)]
+pub(crate) struct RecordReader<'a> {
+    window: Window<'a>,
+    place: Place,
+    order: Order,
+    /// Where the next frame is looked for.
+    at: u64,
+    /// End of the last whole record or watermark.
+    end: u64,
+    last: SeqNo,
+    assembled: Vec<u8>,
+    payload: Payload,
+    /// Bytes that the search may still hash, so that a file made to look like frames cannot keep it busy for ever.
+    budget: u64,
+}
+
+/// Bytes that the search hashes at most, beside a multiple of the file's length.
+const SEARCH_BASE: u64 = 256 << 20;
+const SEARCH_FACTOR: u64 = 16;
+
+impl<'a> RecordReader<'a> {
+    /// Reads from `at` on (a multiple of 8); `last` is the sequence number before the first record.
+    pub(crate) fn new(
+        source: Source<'a>,
+        place: Place,
+        at: u64,
+        last: SeqNo,
+        order: Order,
+    ) -> Result<RecordReader<'a>> {
+        debug_assert!(at.is_multiple_of(ALIGN));
+        let window = Window::new(source)?;
+        let budget = window.source_len().saturating_mul(SEARCH_FACTOR).saturating_add(SEARCH_BASE);
+        let payload = Payload::Assembled { skip: 0 };
+        Ok(RecordReader { window, place, order, at, end: at, last, assembled: Vec::new(), payload, budget })
+    }
+
+    /// Where the next frame is looked for; after [`Item::Stop`], where reading stopped.
+    pub(crate) fn position(&self) -> u64 {
+        self.at
+    }
+
+    /// End of the last whole record or watermark, in bytes.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// The last sequence number read so far.
+    pub(crate) fn last(&self) -> SeqNo {
+        self.last
+    }
+
+    /// Reads on.
+    ///
+    /// # Errors
+    /// `Unsupported` for frames of a newer version, and what reading the file fails with.
+    pub(crate) fn next(&mut self) -> Result<Item> {
+        let Some(head) = self.frame_at(self.at)? else { return Ok(Item::Stop) };
+        let behind = self.at + stored_len(head.len);
+        match head.kind {
+            FrameKind::Middle | FrameKind::Last => Ok(Item::Stop),
+            FrameKind::Watermark => {
+                let fits = head.seqno == self.last || self.order == Order::Rising;
+                let Some(durable) = self.watermark(&head)?.filter(|_| fits) else { return Ok(Item::Stop) };
+                (self.at, self.end) = (behind, behind);
+                Ok(Item::Watermark(durable))
+            }
+            FrameKind::Full => {
+                let Some((record, prefix)) = self.record_head(&head)? else { return Ok(Item::Stop) };
+                let offset = self.at + (HEADER_LEN + prefix) as u64;
+                self.payload = Payload::InFile { offset, len: head.len - prefix };
+                Ok(self.complete(record, behind))
+            }
+            FrameKind::First => self.assemble(&head),
+        }
+    }
+
+    fn complete(&mut self, record: RecordHead, end: u64) -> Item {
+        (self.at, self.end, self.last) = (end, end, record.last());
+        Item::Record(record)
+    }
+
+    /// Puts the record together whose first fragment stands at the position.
+    fn assemble(&mut self, first: &FrameHead) -> Result<Item> {
+        let Some((record, prefix)) = self.record_head(first)? else { return Ok(Item::Stop) };
+        self.assembled = Vec::new();
+        self.gather(first)?;
+        self.at += stored_len(first.len);
+        while let Some(head) = self.frame_at(self.at)? {
+            if head.seqno != record.first || !matches!(head.kind, FrameKind::Middle | FrameKind::Last) {
+                break;
+            }
+            self.gather(&head)?;
+            let end = self.at + stored_len(head.len);
+            if head.kind == FrameKind::Last {
+                self.payload = Payload::Assembled { skip: prefix };
+                return Ok(self.complete(record, end));
+            }
+            self.at = end;
+        }
+        Ok(Item::Stop)
+    }
+
+    /// Appends the payload of the frame at the position to what is being put together.
+    fn gather(&mut self, head: &FrameHead) -> Result<()> {
+        let at = self.at;
+        self.assembled
+            .try_reserve(head.len)
+            .map_err(|_| Error::corruption("no memory for a record as large as this").at_offset(at))?;
+        let bytes = held(self.window.bytes(at + HEADER_LEN as u64, head.len)?)?;
+        self.assembled.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The payload of the record that [`RecordReader::next`] returned last.
+    pub(crate) fn payload(&mut self) -> Result<&[u8]> {
+        match self.payload {
+            Payload::InFile { offset, len } => held(self.window.bytes(offset, len)?),
+            Payload::Assembled { skip } => Ok(&self.assembled[skip..]),
+        }
+    }
+
+    /// The frame that verifies at `at`, if one does.
+    fn frame_at(&mut self, at: u64) -> Result<Option<FrameHead>> {
+        let Some(head) = self.window.bytes(at, HEADER_LEN)? else { return Ok(None) };
+        let len = FrameHead::claimed_len(head).unwrap_or(0);
+        let place = self.place;
+        let Some(bytes) = self.window.bytes(at, HEADER_LEN + len)? else { return Ok(None) };
+        Ok(frame::decode(&place, at, bytes)?.map(|(head, _)| head))
+    }
+
+    /// Reads what a first frame at the position says of its record, and the length of that; `None` if it cannot be the
+    /// next record.
+    fn record_head(&mut self, head: &FrameHead) -> Result<Option<(RecordHead, usize)>> {
+        let bytes = held(self.window.bytes(self.at + HEADER_LEN as u64, head.len)?)?;
+        let follows = match self.order {
+            Order::Consecutive => head.seqno.0 == self.last.0 + 1,
+            Order::Rising => head.seqno > self.last,
+        };
+        Ok(record_head(head, bytes).filter(|_| follows))
+    }
+
+    fn watermark(&mut self, head: &FrameHead) -> Result<Option<SeqNo>> {
+        let bytes = held(self.window.bytes(self.at + HEADER_LEN as u64, head.len)?)?;
+        Ok(watermark(head, bytes))
+    }
+
+    /// Where the next frame verifies, at `from` (a multiple of 8) or behind it.
+    ///
+    /// # Errors
+    /// `Corruption` if so much looks like frames that the search was given up.
+    fn find(&mut self, from: u64) -> Result<Option<(u64, FrameHead)>> {
+        let mut at = from;
+        while let Some(bytes) = self.window.at_least(at, HEADER_LEN)? {
+            let epoch = self.place.epoch;
+            let places = (bytes.len() - HEADER_LEN) / ALIGN as usize + 1;
+            let candidate = (0..places).map(|i| i * ALIGN as usize).find(|i| FrameHead::may_start(&bytes[*i..], epoch));
+            let Some(skip) = candidate else {
+                at += (places * ALIGN as usize) as u64;
+                continue;
+            };
+            let claimed = FrameHead::claimed_len(&bytes[skip..]).unwrap_or(0) as u64;
+            at += skip as u64;
+            if at + HEADER_LEN as u64 + claimed <= self.window.source_len() {
+                self.budget = self.budget.checked_sub(claimed + HEADER_LEN as u64).ok_or_else(|| {
+                    Error::corruption("too much behind the damage looks like frames to tell them apart").at_offset(at)
+                })?;
+                if let Some(head) = self.frame_at(at)? {
+                    return Ok(Some((at, head)));
+                }
+            }
+            at += ALIGN;
+        }
+        Ok(None)
+    }
+
+    /// Counts what verifies from the position on, and how far it says the log was durable. Reading cannot go on after it.
+    ///
+    /// # Errors
+    /// `Corruption` if so much looks like frames that the search was given up.
+    pub(crate) fn search(&mut self) -> Result<Behind> {
+        let mut behind = Behind::default();
+        let mut from = self.at;
+        while let Some((at, head)) = self.find(from)? {
+            let bytes = held(self.window.bytes(at + HEADER_LEN as u64, head.len)?)?;
+            let durable = match head.kind {
+                FrameKind::Full | FrameKind::First => record_head(&head, bytes).map(|(record, _)| record.durable),
+                FrameKind::Watermark => watermark(&head, bytes),
+                FrameKind::Middle | FrameKind::Last => None,
+            };
+            behind = behind.join(Behind { frames: 1, durable: durable.unwrap_or_default() });
+            from = at + stored_len(head.len);
+        }
+        Ok(behind)
+    }
+
+    /// Moves behind the frame or the damage where reading stopped, to the next frame that verifies; false if there is
+    /// none.
+    ///
+    /// # Errors
+    /// `Corruption` if so much looks like frames that the search was given up.
+    pub(crate) fn skip(&mut self, stopped_at_frame: u64) -> Result<bool> {
+        let found = self.find(self.at.max(stopped_at_frame + ALIGN))?;
+        if let Some((at, _)) = found {
+            self.at = at;
+        }
+        Ok(found.is_some())
+    }
+}
+
+fn record_head(head: &FrameHead, payload: &[u8]) -> Option<(RecordHead, usize)> {
+    let mut d = Decoder::new(payload);
+    let (delta, count) = (d.varint().ok()?, d.varint_u32().ok()?);
+    let durable = SeqNo(head.seqno.0.checked_sub(1)?.checked_sub(delta)?);
+    let fits = count > 0 && head.seqno.0 + u64::from(count) - 1 <= SeqNo::MAX.0;
+    fits.then_some((RecordHead { first: head.seqno, count, durable }, payload.len() - d.rest().len()))
+}
+
+fn watermark(head: &FrameHead, payload: &[u8]) -> Option<SeqNo> {
+    let delta = Decoder::new(payload).varint().ok()?;
+    head.seqno.0.checked_sub(delta).map(SeqNo)
+}
+
+/// What a verified frame's length covers can only be missing if the file shrank under the reader.
+fn held(bytes: Option<&[u8]>) -> Result<&[u8]> {
+    bytes.ok_or_else(|| Error::corruption("file became shorter while it was read"))
+}

@@ -1,0 +1,230 @@
+//! The log itself: what its callers share, and how it is started.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::base::edit::{Epoch, FileId};
+use crate::base::{Result, SeqNo};
+use crate::record::poison::Poison;
+use crate::record::writer::FrameWriter;
+use crate::vfs::{Env, File, Fs};
+use crate::wal::format::SegmentHeader;
+use crate::wal::host::WalHost;
+use crate::wal::options::{ReplayReport, SegmentInfo, WalOptions, WalStats};
+use crate::wal::segment::{ActiveSegment, PAGE, create_spare, fresh_id};
+use crate::wal::sync::SyncState;
+
+/// A write-ahead log that is open for appending. Thread safe.
+///
+/// Locks, in the order in which they may be taken together: `sync`, then `log`. Neither is held during a sync.
+pub(crate) struct Wal {
+    pub(super) fs: Arc<dyn Fs>,
+    pub(super) dir: PathBuf,
+    pub(super) env: Arc<dyn Env>,
+    pub(super) host: Arc<dyn WalHost>,
+    database_id: [u8; 16],
+    pub(super) segment_size: u64,
+    maps: bool,
+    pub(super) log: Mutex<Log>,
+    pub(super) sync: Mutex<SyncState>,
+    /// Told when a sync ended.
+    pub(super) synced: Condvar,
+    /// Told when a sync that is about to start has the company it waits for.
+    pub(super) gathered: Condvar,
+    pub(super) appended: AtomicU64,
+    pub(super) durable: AtomicU64,
+    pub(super) syncs: AtomicU64,
+    pub(super) poison: Poison,
+}
+
+/// What appending changes.
+pub(super) struct Log {
+    /// `None` only until the first segment is begun.
+    pub(super) active: Option<ActiveSegment>,
+    /// The sequence number of the next commit.
+    pub(super) next: SeqNo,
+    /// The highest watermark that a frame of the active segment carries.
+    pub(super) marked: SeqNo,
+    pub(super) writer: FrameWriter,
+    /// Oldest first.
+    pub(super) sealed: Vec<SealedSegment>,
+    /// Sealed ones that hold nothing needed, until the manifest says so.
+    pub(super) retired: Vec<SegmentInfo>,
+    pub(super) spares: Vec<FileId>,
+    /// The epoch that the next segment follows.
+    previous: Epoch,
+    /// Segments begun since the start.
+    pub(super) begun: u64,
+    pub(super) bytes: u64,
+    pub(super) commits: u64,
+}
+
+/// A segment that is no longer written to.
+pub(super) struct SealedSegment {
+    pub(super) info: SegmentInfo,
+    /// Open while it is not synced.
+    pub(super) unsynced: Option<Arc<dyn File>>,
+}
+
+impl Log {
+    /// The segment being written.
+    pub(super) fn active(&mut self) -> &mut ActiveSegment {
+        self.active.as_mut().expect("the log begins a segment when it is started")
+    }
+
+    /// The last sequence number appended.
+    pub(super) fn last(&self) -> SeqNo {
+        SeqNo(self.next.0 - 1)
+    }
+}
+
+impl Wal {
+    /// Starts to write behind what was replayed, all of which must be synced: begins a segment for `next`, which is above
+    /// `replayed.last`.
+    ///
+    /// # Errors
+    /// `Io` and `OutOfSpace`; the log is not started.
+    #[expect(clippy::too_many_arguments, reason = "called in one place, and each is another kind of thing")]
+    pub(crate) fn start(
+        fs: Arc<dyn Fs>,
+        dir: &Path,
+        env: Arc<dyn Env>,
+        database_id: [u8; 16],
+        options: WalOptions,
+        host: Arc<dyn WalHost>,
+        replayed: &ReplayReport,
+        next: SeqNo,
+    ) -> Result<Wal> {
+        if !replayed.spares.is_empty() {
+            // A name that only the memory of the system holds must not be listed.
+            fs.sync_dir(dir)?;
+        }
+        let maps = options.mapped && fs.overwrites_in_place(dir);
+        let sealed = replayed.segments.iter().map(|info| SealedSegment { info: *info, unsynced: None }).collect();
+        let log = Log {
+            active: None,
+            next: SeqNo(next.0.max(1)),
+            marked: SeqNo::ZERO,
+            writer: FrameWriter::new(),
+            sealed,
+            retired: Vec::new(),
+            spares: replayed.spares.clone(),
+            previous: replayed.last_epoch,
+            begun: 0,
+            bytes: 0,
+            commits: 0,
+        };
+        let last = log.last();
+        let wal = Wal {
+            fs,
+            dir: dir.to_path_buf(),
+            env,
+            host,
+            database_id,
+            segment_size: options.segment_size.max(PAGE).next_multiple_of(PAGE),
+            maps,
+            log: Mutex::new(log),
+            sync: Mutex::new(SyncState::new(last)),
+            synced: Condvar::new(),
+            gathered: Condvar::new(),
+            appended: AtomicU64::new(last.0),
+            durable: AtomicU64::new(last.0),
+            syncs: AtomicU64::new(0),
+            poison: Poison::default(),
+        };
+        wal.begin(&mut wal.log(), 0)?;
+        Ok(wal)
+    }
+
+    pub(super) fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a segment with room for `need` bytes and seals the one before it.
+    ///
+    /// # Errors
+    /// `OutOfSpace` and `Io`: everything is as before. `Poisoned` if the header could not be written, because then a
+    /// segment is listed of which nobody knows what it holds.
+    pub(super) fn begin(&self, log: &mut Log, need: u64) -> Result<()> {
+        let (epoch, fresh) = self.host.new_segment()?;
+        let file = match log.spares.pop() {
+            Some(spare) => spare,
+            None => {
+                self.create_spare(fresh)?;
+                fresh
+            }
+        };
+        // A spare that cannot be opened is not offered again; the next open of the database finds it.
+        let mut segment = ActiveSegment::open(&*self.fs, &self.dir, (epoch, file), self.segment_size, need)
+            .inspect_err(|e| {
+                if e.kind() == crate::base::ErrorKind::OutOfSpace {
+                    log.spares.push(file)
+                }
+            })?;
+        self.host.segment_added(epoch, file).inspect_err(|_| log.spares.push(file))?;
+        let header = SegmentHeader {
+            file_id: fresh_id(&*self.env),
+            database_id: self.database_id,
+            epoch,
+            previous: log.previous,
+            first: log.next,
+        };
+        let usual = need + crate::wal::format::HEADER_LEN as u64 <= self.segment_size;
+        segment.write_header(&header, self.maps && usual).map_err(|e| self.poison.set(e))?;
+        self.seal_active(log);
+        (log.previous, log.marked) = (epoch, SeqNo::ZERO);
+        log.begun += 1;
+        log.active = Some(segment);
+        Ok(())
+    }
+
+    fn seal_active(&self, log: &mut Log) {
+        let last = log.last();
+        let Some(old) = log.active.take() else { return };
+        let info = old.info(last);
+        // Whatever follows the last synced commit can only be a watermark, which is never synced for its own sake.
+        let synced = info.first <= last && self.durable() >= last;
+        log.sealed.push(SealedSegment { info, unsynced: (!synced).then_some(old.handle) });
+    }
+
+    pub(super) fn create_spare(&self, file: FileId) -> Result<()> {
+        create_spare(&*self.fs, &self.dir, file, self.database_id, &*self.env)
+    }
+
+    /// The last sequence number appended.
+    #[inline]
+    pub(crate) fn appended(&self) -> SeqNo {
+        SeqNo(self.appended.load(Ordering::Acquire))
+    }
+
+    /// Everything up to here survives power loss.
+    #[inline]
+    pub(crate) fn durable(&self) -> SeqNo {
+        SeqNo(self.durable.load(Ordering::Acquire))
+    }
+
+    /// Bytes in live segments that a replay would have to read.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.segments().iter().map(|segment| segment.end).sum()
+    }
+
+    /// The live segments, oldest first, the one being written last.
+    pub(crate) fn segments(&self) -> Vec<SegmentInfo> {
+        let log = self.log();
+        let active = log.active.as_ref().map(|active| active.info(log.last()));
+        log.sealed.iter().map(|sealed| sealed.info).chain(active).collect()
+    }
+
+    pub(crate) fn stats(&self) -> WalStats {
+        let log = self.log();
+        WalStats { bytes: log.bytes, commits: log.commits, syncs: self.syncs.load(Ordering::Relaxed) }
+    }
+}
+
+impl std::fmt::Debug for Wal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (appended, durable) = (self.appended(), self.durable());
+        f.debug_struct("Wal").field("appended", &appended).field("durable", &durable).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+//! The segment that is being written: its space, its mapping, its header.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::edit::{Epoch, FileId};
+use crate::base::{Result, SeqNo};
+use crate::record::frame::Place;
+use crate::vfs::{Env, File, Fs, Mapping, OpenMode};
+use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
+use crate::wal::options::SegmentInfo;
+
+/// Files grow by steps that double from here…
+const STEP_MIN: u64 = 64 << 10;
+/// …to here, in bytes.
+const STEP_MAX: u64 = 4 << 20;
+/// A mapping is made resident in steps of this, in bytes.
+const POPULATE_STEP: u64 = 256 << 10;
+/// Sizes of segments are multiples of this, in bytes.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Makes a file that can become a segment: space for the first step, a header that belongs to no epoch, contents and
+/// name durable.
+pub(crate) fn create_spare(fs: &dyn Fs, dir: &Path, file: FileId, database_id: [u8; 16], env: &dyn Env) -> Result<()> {
+    let path = segment_path(dir, file);
+    let handle = fs.open(&path, OpenMode::Create)?;
+    let fill = || {
+        handle.allocate(STEP_MIN)?;
+        let header = SegmentHeader {
+            file_id: fresh_id(env),
+            database_id,
+            epoch: Epoch(0),
+            previous: Epoch(0),
+            first: SeqNo::ZERO,
+        };
+        handle.write_at(&header.encode(), 0)?;
+        handle.sync_data()?;
+        fs.sync_dir(dir)
+    };
+    // On a full disk a half-made file would take the space that the next attempt needs. If removing it fails too, the
+    // next open finds it and counts it as a spare.
+    fill().inspect_err(|_| drop(fs.remove_file(&path)))
+}
+
+pub(crate) fn fresh_id(env: &dyn Env) -> [u8; 16] {
+    let mut id = [0; 16];
+    env.random(&mut id);
+    id
+}
+
+/// A segment that frames are written to. Not thread safe.
+#[derive(Debug)]
+pub(crate) struct ActiveSegment {
+    pub(crate) epoch: Epoch,
+    pub(crate) file: FileId,
+    pub(crate) handle: Arc<dyn File>,
+    pub(crate) place: Place,
+    pub(crate) first: SeqNo,
+    /// Where the next frame goes.
+    pub(crate) end: u64,
+    size: u64,
+    allocated: u64,
+    step: u64,
+    mapping: Option<Box<dyn Mapping>>,
+    populated: u64,
+}
+
+impl ActiveSegment {
+    /// Opens a spare to become a segment of at least `size` bytes that has room for `need` bytes of frames now. Nothing
+    /// is written yet: [`ActiveSegment::write_header`] begins its life.
+    ///
+    /// # Errors
+    /// `OutOfSpace` and `Io`, with nothing changed that matters.
+    pub(crate) fn open(
+        fs: &dyn Fs,
+        dir: &Path,
+        numbers: (Epoch, FileId),
+        size: u64,
+        need: u64,
+    ) -> Result<ActiveSegment> {
+        let (epoch, file) = numbers;
+        let handle = fs.open(&segment_path(dir, file), OpenMode::Write)?;
+        let size = size.max(HEADER_LEN as u64 + need).next_multiple_of(PAGE);
+        let length = handle.length()?.min(size);
+        let mut segment = ActiveSegment {
+            epoch,
+            file,
+            handle,
+            place: Place { file_id: [0; 16], epoch: epoch.0 },
+            first: SeqNo::ZERO,
+            end: HEADER_LEN as u64,
+            size,
+            allocated: 0,
+            step: STEP_MIN,
+            mapping: None,
+            populated: 0,
+        };
+        // A length alone does not prove that there is space behind it.
+        segment.allocate(length)?;
+        segment.reserve(need)?;
+        Ok(segment)
+    }
+
+    /// Writes the header, which begins this life of the file; the file is mapped if `map`.
+    pub(crate) fn write_header(&mut self, header: &SegmentHeader, map: bool) -> Result<()> {
+        self.handle.write_at(&header.encode(), 0)?;
+        self.place = header.place();
+        self.first = header.first;
+        if map {
+            // A mapping is only quicker: without one, frames are written the other way.
+            self.mapping = self.handle.map(self.size).ok().flatten();
+        }
+        Ok(())
+    }
+
+    /// Bytes of frames that it can still take.
+    #[inline]
+    pub(crate) fn room(&self) -> u64 {
+        self.size - self.end
+    }
+
+    /// Makes sure that `len` bytes can be written at the end without needing space.
+    ///
+    /// # Errors
+    /// `OutOfSpace` and `Io`; nothing was written.
+    #[inline]
+    pub(crate) fn reserve(&mut self, len: u64) -> Result<()> {
+        let end = self.end + len;
+        if end > self.allocated {
+            self.grow(end)?;
+        }
+        if self.mapping.is_some() && end > self.populated {
+            self.populate(end);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn grow(&mut self, end: u64) -> Result<()> {
+        let mut target = self.allocated;
+        while target < end {
+            target = (target + self.step).min(self.size.max(end));
+            self.step = (self.step * 2).min(STEP_MAX);
+        }
+        self.allocate(target)
+    }
+
+    fn allocate(&mut self, len: u64) -> Result<()> {
+        if len > self.allocated {
+            self.handle.allocate(len)?;
+            self.allocated = len;
+        }
+        Ok(())
+    }
+
+    /// Makes the mapping resident ahead of `end`; where that fails, this segment goes on without a mapping.
+    #[cold]
+    fn populate(&mut self, end: u64) {
+        while let Some(mapping) = self.mapping.as_ref().filter(|_| self.populated < end) {
+            let len = POPULATE_STEP.min(self.allocated - self.populated);
+            match mapping.populate(self.populated, len) {
+                Ok(()) => self.populated += len,
+                Err(_) => self.mapping = None,
+            }
+        }
+    }
+
+    /// Writes bytes that were reserved.
+    #[inline]
+    pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        match &self.mapping {
+            Some(mapping) => {
+                mapping.write_at(bytes, offset);
+                Ok(())
+            }
+            None => self.handle.write_at(bytes, offset),
+        }
+    }
+
+    pub(crate) fn info(&self, last: SeqNo) -> SegmentInfo {
+        SegmentInfo { epoch: self.epoch, file: self.file, first: self.first, last, end: self.end }
+    }
+}

@@ -1,0 +1,139 @@
+//! Which segment files there are, and which of them are the log.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::base::edit::{Epoch, FileId};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::vfs::{File, Fs, OpenMode};
+use crate::wal::format::{HEADER_LEN, SegmentHeader, parse_name, segment_path};
+use crate::wal::options::{RecoveryMode, ReplayOptions};
+
+/// A segment file with a header that verifies.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) file: FileId,
+    pub(crate) path: PathBuf,
+    pub(crate) handle: Arc<dyn File>,
+    pub(crate) header: SegmentHeader,
+}
+
+/// What lies in the directory.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    /// Segments with the manifest's or a later epoch, by epoch: the log, if they are linked.
+    pub(crate) segments: BTreeMap<Epoch, Segment>,
+    /// Listed segments that were never synced (or that the mode lets pass), with their epochs.
+    pub(crate) absent: Vec<(Epoch, FileId)>,
+    /// Every segment file.
+    pub(crate) files: Vec<FileId>,
+}
+
+/// Reads the headers of all segment files.
+///
+/// # Errors
+/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if two
+/// have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
+pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &ReplayOptions) -> Result<Survey> {
+    let mut survey = Survey::default();
+    let mut found: BTreeMap<FileId, Result<Segment>> = BTreeMap::new();
+    for entry in fs.read_dir(dir)? {
+        if let Some(file) = parse_name(&entry.name).filter(|_| entry.is_file) {
+            let segment = open_segment(fs, dir, file)?;
+            check_owner(&segment, database_id)?;
+            found.insert(file, segment);
+        }
+    }
+    check_epochs(&found)?;
+    survey.files = found.keys().copied().collect();
+    let lenient = options.mode != RecoveryMode::Strict;
+    for (epoch, file) in &options.live {
+        match listed(found.remove(file), *epoch, *file, dir) {
+            Ok(Some(segment)) => drop(survey.segments.insert(*epoch, segment)),
+            Ok(None) => survey.absent.push((*epoch, *file)),
+            Err(e) if lenient && e.kind() == ErrorKind::Corruption => survey.absent.push((*epoch, *file)),
+            Err(e) => return Err(e),
+        }
+    }
+    for segment in found.into_values().flatten() {
+        if segment.header.epoch != Epoch(0) {
+            survey.segments.insert(segment.header.epoch, segment);
+        }
+    }
+    Ok(survey)
+}
+
+/// The outer error is about the file system, the inner one about the header.
+fn open_segment(fs: &dyn Fs, dir: &Path, file: FileId) -> Result<Result<Segment>> {
+    let path = segment_path(dir, file);
+    let handle = fs.open(&path, OpenMode::Read)?;
+    let mut bytes = [0; HEADER_LEN];
+    let len = handle.read_at(&mut bytes, 0)?;
+    Ok(match SegmentHeader::decode(&bytes[..len]) {
+        Ok(header) => Ok(Segment { file, path, handle, header }),
+        Err(e) if e.kind() == ErrorKind::Corruption => Err(e.in_file(&path)),
+        Err(e) => return Err(e.in_file(&path)),
+    })
+}
+
+fn check_owner(segment: &Result<Segment>, database_id: [u8; 16]) -> Result<()> {
+    match segment {
+        Ok(segment) if segment.header.database_id != database_id => {
+            Err(Error::corruption("segment belongs to another database").in_file(&segment.path))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_epochs(found: &BTreeMap<FileId, Result<Segment>>) -> Result<()> {
+    let mut seen: BTreeMap<Epoch, &Segment> = BTreeMap::new();
+    for segment in found.values().flatten().filter(|segment| segment.header.epoch != Epoch(0)) {
+        if let Some(other) = seen.insert(segment.header.epoch, segment) {
+            let (epoch, other) = (segment.header.epoch.0, other.path.display());
+            let message = format!("segment has epoch {epoch}, and so has {other}: one of them is a copy");
+            return Err(Error::corruption(message).in_file(&segment.path));
+        }
+    }
+    Ok(())
+}
+
+/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it was
+/// before.
+fn listed(found: Option<Result<Segment>>, epoch: Epoch, file: FileId, dir: &Path) -> Result<Option<Segment>> {
+    let path = segment_path(dir, file);
+    let Some(segment) = found else {
+        return Err(Error::corruption("log segment is missing").in_file(path));
+    };
+    let segment = segment?;
+    match segment.header.epoch {
+        found if found == epoch => Ok(Some(segment)),
+        found if found < epoch => Ok(None),
+        found => {
+            let message = format!("segment should have epoch {} and has {}", epoch.0, found.0);
+            Err(Error::corruption(message).in_file(path))
+        }
+    }
+}
+
+impl Survey {
+    /// The segment that follows on `epoch`: of those that name it, the one that was begun last.
+    pub(crate) fn successor(&self, epoch: Epoch) -> Option<&Segment> {
+        self.after(epoch).rev().find(|segment| segment.header.previous == epoch)
+    }
+
+    /// Segments with a higher epoch, ascending.
+    pub(crate) fn after(&self, epoch: Epoch) -> impl DoubleEndedIterator<Item = &Segment> {
+        self.segments.range(Epoch(epoch.0.saturating_add(1))..).map(|(_, segment)| segment)
+    }
+
+    /// Whether two segments in a row follow on `epoch`: the second was begun only once `epoch` was synced.
+    pub(crate) fn two_follow(&self, epoch: Epoch) -> bool {
+        self.after(epoch).any(|a| a.header.previous == epoch && self.successor(a.header.epoch).is_some())
+    }
+
+    /// The last sequence number that `epoch` may hold, because what follows on it starts there.
+    pub(crate) fn bound(&self, epoch: Epoch) -> Option<SeqNo> {
+        self.successor(epoch).map(|segment| SeqNo(segment.header.first.0 - 1))
+    }
+}
