@@ -125,7 +125,7 @@ pub(crate) struct Open {
     /// Tables the database must have at least.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) tables: u64,
-    /// Bytes of one table, and of one memtable.
+    /// Bytes of one table; a memtable is 64 times as large.
     #[arg(long, default_value = "64K")]
     pub(crate) table_size: Bytes,
     #[command(flatten)]
