@@ -94,7 +94,7 @@ impl HashIndex {
             }
             fence(Ordering::Acquire);
             let same = entry.load(Ordering::Relaxed) == before && self.depth.load(Ordering::Relaxed) == depth;
-            if same && before % 2 == 0 {
+            if same && before.is_multiple_of(2) {
                 return self.miss();
             }
             std::hint::spin_loop();

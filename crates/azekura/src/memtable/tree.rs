@@ -51,7 +51,7 @@ impl LeafCopy {
     fn take(&mut self, leaf: &Leaf, records: &Records, goal: Goal<'_>) {
         for _ in 0..PATIENCE {
             let version = leaf.head().version();
-            if version % 2 == 0 {
+            if version.is_multiple_of(2) {
                 self.collect(leaf);
                 self.rank = match goal {
                     Goal::AtOrBehind(target) | Goal::Before(target) => leaf.rank(records, target, false),
@@ -197,7 +197,7 @@ impl Tree {
                     Some((parent, version)) => parent.head().unchanged(version),
                     None => self.root.load(Ordering::Acquire) == root,
                 };
-                if version % 2 == 1 || !still {
+                if !version.is_multiple_of(2) || !still {
                     std::hint::spin_loop();
                     continue 'again;
                 }
@@ -430,7 +430,7 @@ mod tests {
                         let goal = Goal::AtOrBehind(KeyRef::new(&goal, SeqNo(1)));
                         assert!(follow_open(inner, records, goal) <= n / 10);
                         let version = inner.head().version();
-                        if version % 2 == 0
+                        if version.is_multiple_of(2)
                             && let Some(child) = follow(inner, version, records, goal)
                         {
                             assert!(child <= n / 10, "{child} for {n}");
