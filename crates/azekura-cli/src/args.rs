@@ -25,8 +25,8 @@ use crate::failure::EXIT_CODES;
 pub(crate) struct Cli {
     /// Print results and errors as JSON, and no progress bars.
     ///
-    /// Commands that list entries print one object a line, all others a single object. Bytes that are not UTF-8 stand in
-    /// hexadecimal under a name that ends in `_hex`.
+    /// Commands that list entries print one object a line, all others a single object. Bytes that are not UTF-8 stand
+    /// in hexadecimal under a name that ends in `_hex`.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -40,11 +40,11 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Store real files, kill the writer half-way, recover, and check that nothing was lost.
     ///
-    /// Every regular file below DIR is stored as path → content in a fresh database. The writer is a process of its own;
-    /// it is killed with SIGKILL half-way, the database is opened again, everything that was acknowledged must be
-    /// there, and a new writer goes on. Then every file is read back byte for byte, a scan must give the paths in order,
-    /// and a snapshot must still see the old state after changes. Small inputs are filled up with generated versions of
-    /// the files until the tree has two levels. Your files are only read.
+    /// Every regular file below DIR is stored as path → content in a fresh database. The writer is a process of its
+    /// own; it is killed with SIGKILL half-way, the database is opened again, everything that was acknowledged must be
+    /// there, and a new writer goes on. Then every file is read back byte for byte, a scan must give the paths in
+    /// order, and a snapshot must still see the old state after changes. Small inputs are filled up with generated
+    /// versions of the files until the tree has two levels. Your files are only read.
     #[command(
         after_help = "Examples:\n  azekura demo\n  azekura demo ~/documents --db kept.db\n\nExits with 0 only if \
                             everything held."

@@ -1,7 +1,7 @@
 //! The commands. Each takes its arguments and an output, and answers yes or no.
 //!
-//! Rooms: `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `look` (stats, levels), `verify`,
-//! `upkeep` (compact, checkpoint), `partitions`.
+//! Rooms: `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `look` (stats, levels),
+//! `verify`, `upkeep` (compact, checkpoint), `partitions`.
 
 mod look;
 mod partitions;

@@ -1,13 +1,13 @@
 //! Which versions of a key survive a merge: a pure function of their order, their kinds and the read points.
 //!
-//! The read points, ascending, cut history into strata: stratum `i` holds the sequence numbers above point `i - 1` and up
-//! to point `i`; the stratum behind the last point is *open*, because readers may still choose any moment in it. Within a
-//! closed stratum only the newest version of a key can be seen, within the open one every version.
+//! The read points, ascending, cut history into strata: stratum `i` holds the sequence numbers above point `i - 1` and
+//! up to point `i`; the stratum behind the last point is *open*, because readers may still choose any moment in it.
+//! Within a closed stratum only the newest version of a key can be seen, within the open one every version.
 //!
 //! - A version below a newer one of its closed stratum goes. A `SingleDelete` below a `Put` is the exception: it stays
 //!   until it has met its own `Put`, or a later `SingleDelete` would undo one `Put` and uncover the one before.
-//! - A `SingleDelete` and the next older `Put` of its closed stratum go together; one whose next older version is another
-//!   tombstone of its stratum hides nothing that this does not hide, and goes alone.
+//! - A `SingleDelete` and the next older `Put` of its closed stratum go together; one whose next older version is
+//!   another tombstone of its stratum hides nothing that this does not hide, and goes alone.
 //! - Tombstones are held back until it is known whether an older version of the key is kept. If none is, and no table
 //!   outside of the merge can hold one, they go.
 
@@ -98,8 +98,8 @@ impl Retain {
         self.held.drain(..).map(|held| (held.seqno, held.kind))
     }
 
-    /// Ends the key: gives the tombstones that stay, newest first. `nothing_older` says that no table outside of the merge
-    /// can hold an older version of it.
+    /// Ends the key: gives the tombstones that stay, newest first. `nothing_older` says that no table outside of the
+    /// merge can hold an older version of it.
     pub(crate) fn end_key(&mut self, nothing_older: bool) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
         self.cover = None;
         if nothing_older {
@@ -208,8 +208,8 @@ mod tests {
         *state % below
     }
 
-    /// Histories of one key as a program that keeps the rule of `SingleDelete` writes them, cut into runs that are merged
-    /// in any order, with points that come and go: what every point sees never changes.
+    /// Histories of one key as a program that keeps the rule of `SingleDelete` writes them, cut into runs that are
+    /// merged in any order, with points that come and go: what every point sees never changes.
     #[test]
     fn merges_in_any_order_change_nothing_that_can_be_seen() {
         let mut rng = 0x9e37_79b9_7f4a_7c15u64;

@@ -19,8 +19,8 @@ const PATIENCE: usize = 64;
 
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 
-/// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most threads
-/// that were ever pinned at once.
+/// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most
+/// threads that were ever pinned at once.
 static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
 
 /// What was replaced and not freed yet, with the epoch it was replaced at.
@@ -122,8 +122,9 @@ impl Pin {
         let depth = slot.depth.load(Ordering::Relaxed);
         slot.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
-            // Acquire: who sees an epoch sees the pointers that were replaced before it began. SeqCst, as is the load of
-            // the pointer that follows: either the one who replaces it sees this slot pinned, or we see the new pointer.
+            // Acquire: who sees an epoch sees the pointers that were replaced before it began. SeqCst, as is the load
+            // of the pointer that follows: either the one who replaces it sees this slot pinned, or we see the new
+            // pointer.
             slot.epoch.store(EPOCH.load(Ordering::Acquire), Ordering::SeqCst);
         }
         Pin { slot, on_this_thread: PhantomData }
@@ -192,8 +193,8 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
         EpochCell { value: AtomicPtr::new(Arc::into_raw(value).cast_mut()), owned: PhantomData }
     }
 
-    /// The value of now. The guard keeps it, and everything else that is replaced meanwhile in any cell, from being freed:
-    /// hold it inside one call only, and take [`EpochCell::load_full`] for longer.
+    /// The value of now. The guard keeps it, and everything else that is replaced meanwhile in any cell, from being
+    /// freed: hold it inside one call only, and take [`EpochCell::load_full`] for longer.
     #[inline]
     pub(crate) fn load(&self) -> Guard<'_, T> {
         let pin = Pin::new();
@@ -240,9 +241,9 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with freeing
-        // (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an `Arc`, so it is aligned
-        // and nobody has `&mut` to what it points at.
+        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with
+        // freeing (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an `Arc`, so it
+        // is aligned and nobody has `&mut` to what it points at.
         unsafe { &*self.value }
     }
 }

@@ -42,8 +42,8 @@ impl MemtableCursor {
         self.at.expect("a cursor is asked for entries and steps only where it is valid")
     }
 
-    /// To the first entry of the leaf to the right. Copies never overlap, because a split is one store: a leaf is copied
-    /// with all its entries and its old neighbour, or without those that moved and with the new one.
+    /// To the first entry of the leaf to the right. Copies never overlap, because a split is one store: a leaf is
+    /// copied with all its entries and its old neighbour, or without those that moved and with the new one.
     #[cold]
     fn next_leaf(&mut self) {
         self.at = self.table.tree().right_of(self.table.records(), &mut self.leaf).then_some(0);

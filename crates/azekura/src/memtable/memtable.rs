@@ -63,9 +63,9 @@ impl Memtable {
     /// Adds a record. Those of one key must come with rising sequence numbers.
     ///
     /// # Errors
-    /// `Invalid` if key or value is too long, the sequence number does not rise (noticed only where keys are hashed), or
-    /// the memtable is full; `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier call.
-    /// In every case the record is not in.
+    /// `Invalid` if key or value is too long, the sequence number does not rise (noticed only where keys are hashed),
+    /// or the memtable is full; `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier
+    /// call. In every case the record is not in.
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
             self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;

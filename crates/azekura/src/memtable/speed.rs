@@ -1,4 +1,5 @@
-//! Nanoseconds per operation, printed: `cargo test --release -p azekura --lib memtable::speed -- --ignored --nocapture`.
+//! Nanoseconds per operation, printed: `cargo test --release -p azekura --lib memtable::speed -- --ignored
+//! --nocapture`.
 
 use std::hint::black_box;
 use std::sync::Arc;

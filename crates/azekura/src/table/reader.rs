@@ -333,8 +333,8 @@ impl Tail {
     }
 }
 
-/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so, or
-/// if the cache would never take it: every lookup would read it again.
+/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so,
+/// or if the cache would never take it: every lookup would read it again.
 fn hold_piece(source: &Source, piece: BlockHandle, properties: &Properties, options: ReadOptions) -> bool {
     let by_option = !properties.partitioned && !options.cache_index_and_filter_blocks;
     by_option || !source.cache.takes(2 * piece.len)

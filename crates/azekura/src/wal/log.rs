@@ -84,8 +84,8 @@ impl Log {
 }
 
 impl Wal {
-    /// Starts to write behind what was replayed, all of which must be synced: begins a segment for `next`, which is above
-    /// `replayed.last`.
+    /// Starts to write behind what was replayed, all of which must be synced: begins a segment for `next`, which is
+    /// above `replayed.last`.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace`; the log is not started.
@@ -101,7 +101,8 @@ impl Wal {
         next: SeqNo,
     ) -> Result<Wal> {
         if !replayed.spares.is_empty() {
-            // What only the memory of the system holds, header or name, must not be listed: a killed process left both so.
+            // What only the memory of the system holds, header or name, must not be listed: a killed process left both
+            // so.
             for spare in &replayed.spares {
                 fs.open(&segment_path(dir, *spare), OpenMode::Write)?.sync_data()?;
             }

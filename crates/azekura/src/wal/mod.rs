@@ -10,7 +10,8 @@
 //! - after a failed sync or a failed write of frames nothing is written any more.
 //!
 //! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`],
-//! [`host`], [`segment`] (the one being written), [`log`] (the state), [`append`], [`sync`], [`retire`]; then reading: [`survey`] (what files there are), [`replay`](mod@replay), [`salvage`].
+//! [`host`], [`segment`] (the one being written), [`log`] (the state), [`append`], [`sync`], [`retire`]; then reading:
+//! [`survey`] (what files there are), [`replay`](mod@replay), [`salvage`].
 
 pub(crate) mod append;
 pub(crate) mod format;

@@ -22,8 +22,8 @@ pub(crate) type Apply<'a> = dyn FnMut(LogCommit<'_>) -> Result<bool> + 'a;
 /// and one commit.
 ///
 /// # Errors
-/// `Corruption` with the file and the offset for damage that the mode does not let pass; `Unsupported` if a newer version
-/// wrote something; what `apply` fails with.
+/// `Corruption` with the file and the offset for damage that the mode does not let pass; `Unsupported` if a newer
+/// version wrote something; what `apply` fails with.
 pub(crate) fn replay(
     fs: Arc<dyn Fs>,
     dir: &Path,
@@ -118,16 +118,16 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The oldest listed segment, unless it follows on one that power loss left without its header: then the log ended in
-    /// front of both.
+    /// The oldest listed segment, unless it follows on one that power loss left without its header: then the log ended
+    /// in front of both.
     fn start(&self) -> Option<&'a Segment> {
         let first = self.first_listed()?;
         let is_cut_off = self.survey.absent.iter().any(|(epoch, _)| *epoch <= first.header.previous);
         (!is_cut_off).then_some(first)
     }
 
-    /// Whether records are missing in front of the oldest segment. What lies before it was retired, and the manifest would
-    /// not have let go of what is needed; only for the first segment behind a known end can more be said.
+    /// Whether records are missing in front of the oldest segment. What lies before it was retired, and the manifest
+    /// would not have let go of what is needed; only for the first segment behind a known end can more be said.
     fn begins_late(&self, first: &Segment) -> bool {
         self.options
             .log_end
@@ -244,8 +244,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the manifest
-    /// first, so such a commit was never synced; if it was, it is the manifest that has lost something.
+    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the
+    /// manifest first, so such a commit was never synced; if it was, it is the manifest that has lost something.
     fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind) -> Result<()> {
         self.judge(path, offset, behind).map_err(|error| match error.kind() {
             ErrorKind::Corruption => {

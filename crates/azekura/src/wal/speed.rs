@@ -1,4 +1,5 @@
-//! Figures of the log on the machine it runs on: `cargo test --release -p azekura --lib wal::speed -- --ignored --nocapture`.
+//! Figures of the log on the machine it runs on: `cargo test --release -p azekura --lib wal::speed -- --ignored
+//! --nocapture`.
 
 use std::path::Path;
 use std::sync::Arc;

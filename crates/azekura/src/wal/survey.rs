@@ -37,8 +37,8 @@ pub(crate) struct Survey {
 /// Reads the headers of all segment files.
 ///
 /// # Errors
-/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if two
-/// have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
+/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if
+/// two have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
 pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &ReplayOptions) -> Result<Survey> {
     let mut survey = Survey::default();
     let mut found: BTreeMap<FileId, Result<Segment>> = BTreeMap::new();
@@ -104,8 +104,8 @@ fn check_epochs(found: &BTreeMap<FileId, Result<Segment>>) -> Result<()> {
     Ok(())
 }
 
-/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it was
-/// before.
+/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it
+/// was before.
 fn listed(found: Option<Result<Segment>>, epoch: Epoch, file: FileId, dir: &Path) -> Result<Option<Segment>> {
     let path = segment_path(dir, file);
     let Some(segment) = found else {

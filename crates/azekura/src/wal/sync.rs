@@ -159,8 +159,8 @@ impl Wal {
         }
     }
 
-    /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false if
-    /// there were none.
+    /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false
+    /// if there were none.
     pub(super) fn sync_alone(&self, with_active: bool) -> Result<bool> {
         let mut state = self.sync_state();
         while state.leading {
@@ -192,8 +192,8 @@ impl Wal {
         Batch { sealed, active, target }
     }
 
-    /// Syncs the files and moves the durable point. Only one thread at a time may be in here: the system reports a failed
-    /// write-back once per open file, so of two syncs at the same time one would wrongly succeed.
+    /// Syncs the files and moves the durable point. Only one thread at a time may be in here: the system reports a
+    /// failed write-back once per open file, so of two syncs at the same time one would wrongly succeed.
     fn run(&self, batch: Batch, all: bool) -> Result<()> {
         let sync_all_files = || {
             self.host.before_sync()?;
@@ -216,8 +216,8 @@ impl Wal {
         Ok(())
     }
 
-    /// Background work: syncs sealed segments, and once the log has needed a second segment keeps a spare file ready for
-    /// the next. False if there was nothing to do.
+    /// Background work: syncs sealed segments, and once the log has needed a second segment keeps a spare file ready
+    /// for the next. False if there was nothing to do.
     ///
     /// # Errors
     /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare could be made, which hurts nobody yet.
