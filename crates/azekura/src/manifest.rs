@@ -102,10 +102,10 @@ impl Manifest {
         }
         let mut log = self.log();
         let end = log.end;
-        log.append(edits).or_else(|error| {
+        log.append(edits).map_err(|error| {
             // Half a record may be there. It must not stay: a shorter record written over it would leave its tail.
             let undone = error.kind() == ErrorKind::OutOfSpace && log.file.set_length(end).is_ok();
-            Err(if undone { error } else { self.poison.set(error) })
+            if undone { error } else { self.poison.set(error) }
         })
     }
 
@@ -216,8 +216,8 @@ impl Log {
         Ok(())
     }
 
-    /// Notes, unsynced, how far the manifest is durable. It only helps to tell damage from a torn tail; a failed attempt
-    /// is written over by the next record, which is longer than a note.
+    /// Notes, unsynced, how far the manifest is durable. It only helps to tell damage from a torn tail; a failed
+    /// attempt is written over by the next record, which is longer than a note.
     fn note_durable(&mut self) {
         let _ = self.write(|writer, place, last, durable, sink| writer.put_watermark(place, last, durable, sink));
     }

@@ -13,8 +13,8 @@ impl Wal {
     /// Appends commits as one group: afterwards they survive the death of the process, and power loss after
     /// [`Wal::sync`]. Their sequence numbers must follow on [`Wal::appended`]; the caller sees to the order.
     ///
-    /// Begins a segment if the group does not fit the one being written, and waits for the sync of an earlier one only if
-    /// two are unsynced.
+    /// Begins a segment if the group does not fit the one being written, and waits for the sync of an earlier one only
+    /// if two are unsynced.
     ///
     /// # Errors
     /// `OutOfSpace` and `Io` if there is no room: nothing was appended, and a later call may succeed. `Poisoned` after a

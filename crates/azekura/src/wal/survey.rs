@@ -101,8 +101,8 @@ fn check_epochs(found: &BTreeMap<FileId, Result<Segment>>) -> Result<()> {
     Ok(())
 }
 
-/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it was
-/// before.
+/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it
+/// was before.
 fn listed(found: Option<Result<Segment>>, epoch: Epoch, file: FileId, dir: &Path) -> Result<Option<Segment>> {
     let path = segment_path(dir, file);
     let Some(segment) = found else {
