@@ -78,8 +78,8 @@ impl Manifest {
     /// Reads the manifest; writes nothing.
     ///
     /// # Errors
-    /// `Io` with `os_kind` `NotFound` if there is none; `Corruption` with file and offset if what was durable is damaged;
-    /// `Unsupported` if a newer version wrote it.
+    /// `Io` with `os_kind` `NotFound` if there is none; `Corruption` with file and offset if what was durable is
+    /// damaged; `Unsupported` if a newer version wrote it.
     pub(crate) fn load(fs: Arc<dyn Fs>, dir: &Path) -> Result<LoadedManifest> {
         let path = dir.join(NAME);
         let file = fs.open(&path, OpenMode::Read)?;

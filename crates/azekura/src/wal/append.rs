@@ -17,8 +17,8 @@ impl Wal {
     /// if two are unsynced.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io` if there is no room: nothing was appended, and a later call may succeed. `Poisoned` after a
-    /// failed write or sync, for ever. `Invalid` if the sequence numbers don't follow.
+    /// `OutOfSpace` and `Io` if there is no room: nothing was appended, and a later call may succeed. `Poisoned` after
+    /// a failed write or sync, for ever. `Invalid` if the sequence numbers don't follow.
     pub(crate) fn append(&self, commits: &[LogCommit<'_>]) -> Result<()> {
         self.poison.check()?;
         let durable = self.durable();

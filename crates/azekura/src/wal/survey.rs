@@ -35,8 +35,8 @@ pub(crate) struct Survey {
 /// Reads the headers of all segment files.
 ///
 /// # Errors
-/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if two
-/// have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
+/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if
+/// two have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
 pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &ReplayOptions) -> Result<Survey> {
     let mut survey = Survey::default();
     let mut found: BTreeMap<FileId, Result<Segment>> = BTreeMap::new();

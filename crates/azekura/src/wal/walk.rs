@@ -210,7 +210,7 @@ impl<'a> Walk<'a> {
         let was_synced = durable.0 >= expected || self.survey.two_follow(self.last_epoch);
         if was_synced && self.is_strict() {
             let message = format!(
-                "log is damaged: sequence number {expected} cannot be read, though everything up to {durable} was synced"
+                "log is damaged: sequence number {expected} cannot be read, though all up to {durable} was synced"
             );
             return Err(Error::corruption(message).in_file(path).at_offset(offset));
         }
