@@ -1,4 +1,4 @@
-//! Any bytes as a stream of frames of the log: an error or a value, never a panic.
+//! Any bytes as a log segment: an error or a value, never a panic.
 #![no_main]
 
 use azekura::inspect::{Decoder, decode};

@@ -1,18 +1,63 @@
-//! azekura: an embeddable key-value storage engine.
+//! azekura is an embeddable key-value storage engine: one crate, one directory on disk, many partitions.
+//!
+//! ```
+//! # fn main() -> azekura::Result<()> {
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path().join("db");
+//! use azekura::{Config, PartitionCreateOptions, PersistMode};
+//!
+//! let db = Config::new(&path).open()?;
+//! let people = db.open_partition("people", PartitionCreateOptions::default())?;
+//! people.insert("ada", "mathematician")?;
+//!
+//! let mut batch = db.batch(); // all or nothing, across partitions
+//! batch.insert(&people, "grace", "admiral");
+//! batch.remove(&people, "ada");
+//! batch.durability(PersistMode::SyncData).commit()?;
+//!
+//! for pair in people.prefix("g") {
+//!     let (name, what) = pair?;
+//!     println!("{name:?} is {what:?}");
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! Where to go from here: [`Config`] opens a [`Database`]; a [`Database`] has [`Partition`]s, [`Batch`]es and
+//! [`Snapshot`]s; [`PersistMode`] says what survives what; [`Error`] says what to do. `ARCHITECTURE.md` in the repository
+//! shows the house, `DURABILITY.md` what is promised, `docs/format/` every byte on disk.
 
-#![allow(dead_code, unused_imports)]
 pub(crate) mod base;
+pub(crate) mod block;
 pub(crate) mod cursor;
+pub(crate) mod db;
 pub(crate) mod engine;
+pub mod inspect;
+pub(crate) mod lsm;
 pub(crate) mod manifest;
 pub(crate) mod mem;
+pub(crate) mod memtable;
 pub(crate) mod record;
+pub(crate) mod table;
 pub(crate) mod vfs;
 pub(crate) mod wal;
 
 pub use base::comparator::Comparator;
+pub use base::compression::CompressionType;
 pub use base::error::{Error, ErrorKind, Result};
+pub use base::event::{DroppedAfterDamage, Event, Listener};
+pub use db::batch::Batch;
+#[doc(hidden)]
+pub use db::config::PlantedBug;
+pub use db::config::{Config, PersistMode};
+pub use db::database::Database;
+pub use db::iter::{Entries, Entry, Iter, Keys, Values};
+pub use db::metrics::{CacheMetrics, KindMetrics, LevelMetrics, Metrics, PartitionMetrics};
+pub use db::options::{CompactionStrategy, PartitionCreateOptions};
+pub use db::partition::Partition;
+pub use db::snapshot::Snapshot;
+pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
+pub use table::options::FilterPolicy;
 pub use wal::RecoveryMode;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.
@@ -28,3 +73,8 @@ pub mod fs {
     pub use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
     pub use crate::vfs::mem::{MemFs, Survival};
 }
+
+/// The program of the README, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

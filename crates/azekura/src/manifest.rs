@@ -15,8 +15,10 @@ use crate::record::window::Source;
 use crate::record::writer::{FrameWriter, Record, Sink};
 use crate::vfs::{File, Fs, OpenMode};
 
-const NAME: &str = "MANIFEST";
-const TEMPORARY: &str = "MANIFEST.tmp";
+/// The name of the manifest.
+pub(crate) const NAME: &str = "MANIFEST";
+/// What a manifest is called until it is whole.
+pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
 
 /// The manifest, open for appending. Thread safe.
 ///

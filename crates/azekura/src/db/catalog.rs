@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
 use crate::base::edit::{FileId, PartitionId, PartitionMeta};
+use crate::base::ledger::PartitionLedger;
 use crate::base::sync::{lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::options::PartitionCreateOptions;
-use crate::db::state::ledger::PartitionLedger;
 use crate::engine::{Engine, Visible};
-use crate::lsm::{LsmTree, TreeContext};
-use crate::table::TableFiles;
+use crate::lsm::handle::TreeContext;
+use crate::lsm::tree::{LsmTree, check_files};
+use crate::table::files::TableFiles;
 use crate::vfs::{Env, Fs};
 
 /// What every tree of a database is built from.
@@ -47,6 +48,8 @@ pub(crate) struct PartitionState {
     comparator: String,
     tree: OnceLock<Arc<LsmTree>>,
     deleted: AtomicBool,
+    /// The options as the manifest has them.
+    settings: Mutex<Vec<u8>>,
     /// Records of the log for a partition whose comparator is not here yet; bounded by the log.
     pending: Mutex<Vec<Pending>>,
     /// What the manifest said when the database was opened; taken when the tree is built.
@@ -90,6 +93,16 @@ impl PartitionState {
 
     pub(crate) fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::Acquire)
+    }
+
+    /// Notes new options; false if they are what is stored already.
+    pub(crate) fn replace_settings(&self, settings: &[u8]) -> bool {
+        let mut stored = lock(&self.settings);
+        let new = *stored != settings;
+        if new {
+            settings.clone_into(&mut stored);
+        }
+        new
     }
 
     /// The lowest sequence number that only the log holds.
@@ -161,9 +174,7 @@ impl Catalog {
             let (name, engine) = (&meta.name, meta.engine);
             return Err(Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura")));
         }
-        for (_, table) in stored.tables.values() {
-            check_table_file(&self.parts, table.id, table.size, files)?;
-        }
+        check_files(stored.tables.values().map(|(_, table)| table), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = self.insert(&meta, Some(stored));
         if bytewise {
@@ -193,6 +204,7 @@ impl Catalog {
             comparator: meta.comparator.clone(),
             tree: OnceLock::new(),
             deleted: AtomicBool::new(false),
+            settings: Mutex::new(meta.settings.clone()),
             pending: Mutex::default(),
             stored: Mutex::new(stored),
         });
@@ -242,6 +254,7 @@ impl Catalog {
             hash_seed: parts.hash_seed,
             order,
             partition: state.id,
+            name: state.name.to_string(),
             next_file_id: Arc::clone(&parts.next_file),
             visible: parts.visible.clone(),
         };
@@ -251,25 +264,10 @@ impl Catalog {
         };
         let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, flushed)?;
         for record in lock(&state.pending).drain(..) {
-            tree.apply(EntryRef {
-                user: &record.key,
-                seqno: record.seqno,
-                kind: record.kind,
-                value: &record.value,
-            })?;
+            tree.apply(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
         }
         let built = state.tree.set(Arc::new(tree));
         debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");
         Ok(())
     }
-}
-
-/// A table that the manifest names must be there, whole.
-fn check_table_file(parts: &TreeParts, id: FileId, size: u64, files: &HashMap<FileId, u64>) -> Result<()> {
-    let problem = match files.get(&id) {
-        Some(found) if *found == size => return Ok(()),
-        Some(found) => format!("table has {found} bytes, the manifest says {size}: restore the file from a copy"),
-        None => "table is missing: restore the file from a copy".to_owned(),
-    };
-    Err(Error::corruption(problem).in_file(parts.files.path(id)))
 }

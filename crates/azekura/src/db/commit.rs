@@ -20,8 +20,8 @@ use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::state::poison::Poison;
-use crate::db::state::payload::Records;
 use crate::engine::{Engine, Visible};
+use crate::wal::payload::Records;
 use crate::wal::{LogCommit, Wal};
 
 /// A commit that is ready to be written.
@@ -32,6 +32,15 @@ pub(crate) struct Commit<'a> {
     pub(crate) count: u32,
     /// Every partition that the payload names.
     pub(crate) partitions: &'a [Arc<PartitionState>],
+}
+
+impl<'a> Commit<'a> {
+    /// Takes its sequence numbers.
+    fn numbered(&self, next: &mut SeqNo) -> LogCommit<'a> {
+        let first = *next;
+        *next = first.plus(u64::from(self.count));
+        LogCommit { first, count: self.count, payload: self.payload }
+    }
 }
 
 /// A queued commit, owned because its thread sleeps.
@@ -146,14 +155,9 @@ impl Committer {
         self.poison.check()?;
         let mut next = self.visible.get().plus(1);
         let first = next;
-        let number = |commit: &Commit<'_>| {
-            let log = LogCommit { first: next, count: commit.count, payload: commit.payload };
-            next = next.plus(u64::from(commit.count));
-            log
-        };
         match commits {
-            [one] => self.wal.append(&[{ number }(one)])?,
-            many => self.wal.append(&many.iter().map(number).collect::<Vec<_>>())?,
+            [one] => self.wal.append(&[one.numbered(&mut next)])?,
+            many => self.wal.append(&many.iter().map(|commit| commit.numbered(&mut next)).collect::<Vec<_>>())?,
         }
         let applied = catch_unwind(AssertUnwindSafe(|| apply_all(commits, first)))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));

@@ -1,14 +1,13 @@
 //! Walking over the keys of a partition, from both ends.
 
 use std::ops::{Bound, RangeBounds};
-use std::sync::Arc;
 
 use crate::base::{Error, KeyOrder, Result};
 use crate::cursor::Cursor;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::db::state::read_points::ReadPin;
-use crate::engine::Engine;
-use crate::lsm::LsmTree;
+use crate::engine::{Engine, View};
+use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
 
 /// The bounds of a walk, owned.
@@ -32,10 +31,10 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
-/// One walk: two cursors that come towards each other, each made when first needed. Keys and values are borrowed until
-/// the next step.
+/// One walk: two cursors that come towards each other, each made when first needed from the moment that the walk holds.
+/// Keys and values are borrowed until the next step.
 pub(crate) struct Walk {
-    tree: Arc<LsmTree>,
+    view: Box<dyn View>,
     order: KeyOrder,
     bounds: Bounds,
     pin: ReadPin,
@@ -49,7 +48,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub(crate) fn new(tree: Arc<LsmTree>, bounds: Bounds, pin: ReadPin) -> Walk {
+    pub(crate) fn new(tree: &LsmTree, bounds: Bounds, pin: ReadPin) -> Walk {
         let order = tree.order().clone();
         // An empty or reversed range is empty, not a panic.
         let ended = match (&bounds.0, &bounds.1) {
@@ -59,7 +58,7 @@ impl Walk {
             }
             _ => false,
         };
-        Walk { tree, order, bounds, pin, front: None, back: None, front_key: None, back_key: None, ended }
+        Walk { view: tree.view(), order, bounds, pin, front: None, back: None, front_key: None, back_key: None, ended }
     }
 
     /// Steps the front end; true if it stands on an entry.
@@ -79,7 +78,7 @@ impl Walk {
                 front
             }
             empty => {
-                let cursor = Ascending::new(self.tree.cursor()?, self.order.clone(), self.pin.at());
+                let cursor = Ascending::new(self.view.cursor()?, self.order.clone(), self.pin.at());
                 let front = empty.insert(cursor);
                 front.seek(self.bounds.0.as_ref().map(Vec::as_slice))?;
                 front
@@ -126,7 +125,7 @@ impl Walk {
                 back
             }
             empty => {
-                let cursor = Descending::new(self.tree.cursor()?, self.order.clone(), self.pin.at());
+                let cursor = Descending::new(self.view.cursor()?, self.order.clone(), self.pin.at());
                 let back = empty.insert(cursor);
                 back.seek(self.bounds.1.as_ref().map(Vec::as_slice))?;
                 back
@@ -167,33 +166,28 @@ fn remember(place: &mut Option<Vec<u8>>, key: &[u8]) {
     kept.extend_from_slice(key);
 }
 
-/// What an iterator makes of a borrowed entry.
-pub(crate) trait Shape {
-    type Item;
-    fn take(key: &[u8], value: &[u8]) -> Self::Item;
-}
-
-/// A walk, or the reason why there is none, shaped into items.
-pub(crate) enum Shaped<S> {
-    Walk(Box<Walk>, std::marker::PhantomData<fn() -> S>),
+/// A walk, or the reason why there is none.
+pub(crate) enum Source {
+    Walk(Box<Walk>),
     Failed(Option<Error>),
 }
 
-impl<S: Shape> Shaped<S> {
-    pub(crate) fn new(walk: Result<Walk>) -> Shaped<S> {
+impl Source {
+    pub(crate) fn new(walk: Result<Walk>) -> Source {
         match walk {
-            Ok(walk) => Shaped::Walk(Box::new(walk), std::marker::PhantomData),
-            Err(error) => Shaped::Failed(Some(error)),
+            Ok(walk) => Source::Walk(Box::new(walk)),
+            Err(error) => Source::Failed(Some(error)),
         }
     }
 
-    fn next(&mut self) -> Option<Result<S::Item>> {
+    /// The next item, made from the borrowed key and value.
+    fn next<T>(&mut self, shape: fn(&[u8], &[u8]) -> T) -> Option<Result<T>> {
         match self {
-            Shaped::Failed(error) => error.take().map(Err),
-            Shaped::Walk(walk, _) => match walk.advance() {
+            Source::Failed(error) => error.take().map(Err),
+            Source::Walk(walk) => match walk.advance() {
                 Ok(true) => {
                     let (key, value) = walk.front();
-                    Some(Ok(S::take(key, value)))
+                    Some(Ok(shape(key, value)))
                 }
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
@@ -201,13 +195,13 @@ impl<S: Shape> Shaped<S> {
         }
     }
 
-    fn next_back(&mut self) -> Option<Result<S::Item>> {
+    fn next_back<T>(&mut self, shape: fn(&[u8], &[u8]) -> T) -> Option<Result<T>> {
         match self {
-            Shaped::Failed(error) => error.take().map(Err),
-            Shaped::Walk(walk, _) => match walk.advance_back() {
+            Source::Failed(error) => error.take().map(Err),
+            Source::Walk(walk) => match walk.advance_back() {
                 Ok(true) => {
                     let (key, value) = walk.back();
-                    Some(Ok(S::take(key, value)))
+                    Some(Ok(shape(key, value)))
                 }
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
@@ -243,61 +237,25 @@ impl Entry {
     }
 }
 
-/// Key and value.
-pub(crate) struct Pairs;
-/// The key alone.
-pub(crate) struct KeysOnly;
-/// The value alone.
-pub(crate) struct ValuesOnly;
-/// Key, and value on demand.
-pub(crate) struct Whole;
-
-impl Shape for Pairs {
-    type Item = (Slice, Slice);
-    fn take(key: &[u8], value: &[u8]) -> (Slice, Slice) {
-        (Slice::from(key), Slice::from(value))
-    }
-}
-
-impl Shape for KeysOnly {
-    type Item = Slice;
-    fn take(key: &[u8], _: &[u8]) -> Slice {
-        Slice::from(key)
-    }
-}
-
-impl Shape for ValuesOnly {
-    type Item = Slice;
-    fn take(_: &[u8], value: &[u8]) -> Slice {
-        Slice::from(value)
-    }
-}
-
-impl Shape for Whole {
-    type Item = Entry;
-    fn take(key: &[u8], value: &[u8]) -> Entry {
-        Entry { key: Slice::from(key), value: Slice::from(value) }
-    }
-}
-
 macro_rules! iterator {
-    ($(#[$doc:meta])* $name:ident, $shape:ty) => {
+    ($(#[$doc:meta])* $name:ident, $item:ty, $shape:expr) => {
         $(#[$doc])*
         ///
         /// Shows one moment, however long it lives; owns what it needs; after an error it ends.
         #[must_use = "iterators do nothing unless consumed"]
-        pub struct $name(pub(crate) Shaped<$shape>);
+        pub struct $name(pub(crate) Source);
 
         impl Iterator for $name {
-            type Item = Result<<$shape as Shape>::Item>;
-            fn next(&mut self) -> Option<Self::Item> {
-                self.0.next()
+            type Item = Result<$item>;
+
+            fn next(&mut self) -> Option<Result<$item>> {
+                self.0.next($shape)
             }
         }
 
         impl DoubleEndedIterator for $name {
-            fn next_back(&mut self) -> Option<Self::Item> {
-                self.0.next_back()
+            fn next_back(&mut self) -> Option<Result<$item>> {
+                self.0.next_back($shape)
             }
         }
 
@@ -307,16 +265,16 @@ macro_rules! iterator {
 
 iterator!(
     /// Pairs of key and value, in the order of the keys.
-    Iter, Pairs);
+    Iter, (Slice, Slice), |key, value| (Slice::from(key), Slice::from(value)));
 iterator!(
     /// Keys in order; values are not read.
-    Keys, KeysOnly);
+    Keys, Slice, |key, _| Slice::from(key));
 iterator!(
     /// Values in the order of their keys.
-    Values, ValuesOnly);
+    Values, Slice, |_, value| Slice::from(value));
 iterator!(
     /// Entries in the order of the keys.
-    Entries, Whole);
+    Entries, Entry, |key, value| Entry { key: Slice::from(key), value: Slice::from(value) });
 
 #[cfg(test)]
 mod tests {

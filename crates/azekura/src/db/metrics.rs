@@ -5,10 +5,57 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::base::event::DroppedAfterDamage;
-use crate::block::cache::CacheMetrics;
+use crate::block::cache::BlockCache;
+use crate::block::kind::BlockKind;
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
 use crate::engine::Engine;
+
+/// Counters of one kind of block in the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KindMetrics {
+    /// Reads that found their block.
+    pub hits: u64,
+    /// Reads that had to load it.
+    pub misses: u64,
+    /// Bytes held now.
+    pub bytes: u64,
+}
+
+/// The block cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheMetrics {
+    /// Bytes it may hold.
+    pub capacity: u64,
+    /// Bytes it holds now.
+    pub used: u64,
+    /// Data blocks.
+    pub data: KindMetrics,
+    /// Pieces and tops of indexes.
+    pub index: KindMetrics,
+    /// Pieces and tops of filters.
+    pub filter: KindMetrics,
+}
+
+impl CacheMetrics {
+    fn of(cache: &BlockCache) -> CacheMetrics {
+        let stats = cache.stats();
+        let mut metrics = CacheMetrics { capacity: stats.capacity, used: stats.used, ..CacheMetrics::default() };
+        for (kind, stats) in BlockKind::CACHED.iter().zip(&stats.kinds) {
+            let sum = match kind {
+                BlockKind::Index | BlockKind::IndexTop => &mut metrics.index,
+                BlockKind::Filter | BlockKind::FilterTop => &mut metrics.filter,
+                _ => &mut metrics.data,
+            };
+            sum.hits += stats.1.hits;
+            sum.misses += stats.1.misses;
+            sum.bytes += stats.1.bytes;
+        }
+        metrics
+    }
+}
 
 /// Figures about a database since it was opened; bytes and counts unless said.
 #[derive(Clone, Debug, Default)]
@@ -77,7 +124,7 @@ impl Metrics {
             compaction_bytes_read: load(&counters.compaction_bytes_read),
             compaction_bytes_written: load(&counters.compaction_bytes_written),
             stall_ns: load(&counters.stall_ns),
-            cache: shared.catalog.parts().cache.metrics(),
+            cache: CacheMetrics::of(&shared.catalog.parts().cache),
             replayed_records: shared.recovered.records,
             recovery_ns: shared.recovered.ns,
             dropped_after_damage: shared.recovered.dropped.clone(),
@@ -187,15 +234,19 @@ impl PartitionMetrics {
         metrics.memtable_bytes = lsm.memory_bytes();
         metrics.sealed_memtables = tree.pressure().sealed;
         metrics.pinned_bytes = lsm.pinned_bytes;
-        metrics.levels = lsm.levels.iter().map(|level| LevelMetrics {
-            level: level.level,
-            runs: level.runs,
-            tables: level.tables,
-            bytes: level.bytes,
-            raw_bytes: level.raw_bytes,
-            entries: level.entries,
-            tombstones: level.tombstones,
-        }).collect();
+        let levels = (0u8..).zip(&lsm.levels).map(|(level, l)| LevelMetrics {
+            level,
+            runs: l.runs as usize,
+            tables: l.tables as usize,
+            bytes: l.bytes,
+            raw_bytes: l.raw_bytes,
+            entries: l.entries,
+            tombstones: l.tombstones,
+        });
+        metrics.levels = levels.collect();
+        while metrics.levels.last().is_some_and(|level| level.tables == 0) {
+            metrics.levels.pop();
+        }
         metrics.disk_bytes = metrics.levels.iter().map(|level| level.bytes).sum();
         metrics
     }

@@ -3,8 +3,8 @@
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
-use crate::lsm::{LeveledOptions, LsmOptions};
-use crate::table::{FilterPolicy, TableOptions};
+use crate::lsm::options::{LeveledOptions, LsmOptions};
+use crate::table::options::{FilterPolicy, TableOptions};
 
 /// How tables are merged in the background.
 #[derive(Clone, Debug, PartialEq)]
@@ -176,9 +176,10 @@ impl PartitionCreateOptions {
             (4, flags),
             (5, filter),
             (6, self.max_memtable_size),
-            (7, leveled.l0_trigger as u64),
+            (7, u64::from(leveled.l0_trigger)),
             (8, leveled.table_size),
             (9, u64::from(leveled.level_ratio)),
+            (12, leveled.base_size),
         ];
         let mut out = Vec::new();
         for (field, number) in numbers {
@@ -221,9 +222,10 @@ impl PartitionCreateOptions {
                     }
                 }
                 6 => options.max_memtable_size = number()?,
-                7 => leveled.l0_trigger = number()? as usize,
+                7 => leveled.l0_trigger = number()? as u32,
                 8 => leveled.table_size = number()?,
                 9 => leveled.level_ratio = number()? as u32,
+                12 => leveled.base_size = number()?,
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
                 _ => {}

@@ -9,13 +9,13 @@ use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::commit::Commit;
 use crate::db::handle::Handle;
-use crate::db::iter::{Bounds, Entries, Iter, Keys, Shaped, Values, Walk, own_bounds, prefix_bounds};
+use crate::db::iter::{Bounds, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
-use crate::db::state::payload::{Record, check_limits, put_record};
 use crate::db::state::read_points::ReadPin;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadPoint};
 use crate::mem::slice::Slice;
+use crate::wal::payload::{Record, check_limits, put_record};
 
 /// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
 ///
@@ -148,33 +148,33 @@ impl Partition {
 
     /// All pairs, in the order of the keys.
     pub fn iter(&self) -> Iter {
-        Iter(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Iter(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     /// The pairs whose keys lie in a range; a reversed range is empty.
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Iter {
-        Iter(Shaped::new(self.walk(own_bounds(&range), self.pin())))
+        Iter(Source::new(self.walk(own_bounds(&range), self.pin())))
     }
 
     /// The pairs whose keys begin with `prefix`. With a comparator that does not order by bytes the first item is an
     /// `Invalid` error.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Iter {
-        Iter(Shaped::new(self.prefix_walk(prefix.as_ref(), self.pin())))
+        Iter(Source::new(self.prefix_walk(prefix.as_ref(), self.pin())))
     }
 
     /// All keys in order.
     pub fn keys(&self) -> Keys {
-        Keys(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Keys(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     /// All values in the order of their keys.
     pub fn values(&self) -> Values {
-        Values(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Values(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     /// All entries in the order of the keys.
     pub fn entries(&self) -> Entries {
-        Entries(Shaped::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Entries(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
     }
 
     pub(crate) fn pin(&self) -> ReadPin {
@@ -182,7 +182,7 @@ impl Partition {
     }
 
     pub(crate) fn walk(&self, bounds: Bounds, pin: ReadPin) -> Result<Walk> {
-        Ok(Walk::new(Arc::clone(self.state.tree()?), bounds, pin))
+        Ok(Walk::new(self.state.tree()?, bounds, pin))
     }
 
     pub(crate) fn prefix_walk(&self, prefix: &[u8], pin: ReadPin) -> Result<Walk> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::Result;
 use crate::db::handle::Handle;
-use crate::db::iter::{Bounds, Entries, Iter, Keys, Shaped, Values, Walk, own_bounds};
+use crate::db::iter::{Bounds, Entries, Iter, Keys, Source, Values, Walk, own_bounds};
 use crate::db::partition::{Partition, count};
 use crate::db::state::read_points::ReadPin;
 use crate::engine::ReadPoint;
@@ -89,35 +89,34 @@ impl Snapshot {
 
     /// All pairs there were.
     pub fn iter(&self, partition: &Partition) -> Iter {
-        Iter(Shaped::new(self.walk_all(partition)))
+        Iter(Source::new(self.walk_all(partition)))
     }
 
     /// The pairs there were in a range of keys.
     pub fn range<K: AsRef<[u8]>>(&self, partition: &Partition, range: impl RangeBounds<K>) -> Iter {
-        Iter(Shaped::new(self.walk(partition, own_bounds(&range))))
+        Iter(Source::new(self.walk(partition, own_bounds(&range))))
     }
 
     /// The pairs there were whose keys begin with `prefix`; see [`Partition::prefix`].
     pub fn prefix(&self, partition: &Partition, prefix: impl AsRef<[u8]>) -> Iter {
-        let walk = partition
-            .check_home(&self.handle)
-            .and_then(|()| partition.prefix_walk(prefix.as_ref(), self.pin.clone()));
-        Iter(Shaped::new(walk))
+        let walk =
+            partition.check_home(&self.handle).and_then(|()| partition.prefix_walk(prefix.as_ref(), self.pin.clone()));
+        Iter(Source::new(walk))
     }
 
     /// All keys there were.
     pub fn keys(&self, partition: &Partition) -> Keys {
-        Keys(Shaped::new(self.walk_all(partition)))
+        Keys(Source::new(self.walk_all(partition)))
     }
 
     /// All values there were.
     pub fn values(&self, partition: &Partition) -> Values {
-        Values(Shaped::new(self.walk_all(partition)))
+        Values(Source::new(self.walk_all(partition)))
     }
 
     /// All entries there were.
     pub fn entries(&self, partition: &Partition) -> Entries {
-        Entries(Shaped::new(self.walk_all(partition)))
+        Entries(Source::new(self.walk_all(partition)))
     }
 
     /// The first pair there was.

@@ -163,7 +163,9 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<Box<dyn Thread>>> {
             Err(error) => {
                 shared.closing.store(true, Ordering::Release);
                 shared.work.ring();
-                threads.into_iter().for_each(|thread| drop(thread.join()));
+                for thread in threads {
+                    thread.join();
+                }
                 return Err(error);
             }
         }
@@ -233,10 +235,9 @@ pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>)
     let tree = partition.tree()?;
     loop {
         shared.writer()?;
-        let seen = shared.done.count();
+        // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
         match tree.next_task(true) {
             Some(task) => run_task(shared, partition, task, true)?,
-            None if tree.is_busy() => shared.done.wait(seen, 20),
             None => return Ok(()),
         }
     }

@@ -6,6 +6,12 @@
 //! - what an arena has handed out never moves and never changes until the arena is dropped;
 //! - what crosses a call holds a counted pin; an epoch is pinned only inside one call.
 //!
-//! Rooms in reading order: [`slice`].
+//! Rooms in reading order: [`slice`], [`pages`] (memory in big pieces), [`append_vec`] (grows beside its readers),
+//! [`arena`] (byte records), [`epoch`] (a pointer that readers follow without a lock), [`budget`].
 
+pub(crate) mod append_vec;
+pub(crate) mod arena;
+pub(crate) mod budget;
+pub(crate) mod epoch;
+pub(crate) mod pages;
 pub(crate) mod slice;

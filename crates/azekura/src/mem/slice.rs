@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Bound, Deref, RangeBounds};
 use std::sync::Arc;
 
-/// An immutable byte string, cheap to clone: up to 22 bytes stand in the value itself, longer ones are shared.
+/// An immutable byte string, cheap to clone: up to 30 bytes stand in the value itself, longer ones are shared.
 ///
 /// The idea is Fjall's. Sub-slicing shares the same bytes.
 ///
@@ -20,8 +20,8 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Slice(Repr);
 
-/// The most bytes that need no heap.
-const INLINE_LEN_MAX: usize = 22;
+/// The most bytes that need no heap: what fits beside tag and length in the 32 bytes that a shared slice takes.
+const INLINE_LEN_MAX: usize = 30;
 
 #[derive(Clone)]
 enum Repr {
@@ -183,6 +183,11 @@ impl fmt::Debug for Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slice_takes_32_bytes() {
+        assert_eq!((size_of::<Slice>(), size_of::<Option<Slice>>()), (32, 32));
+    }
 
     #[test]
     fn every_length_round_trips_and_sub_slices() {

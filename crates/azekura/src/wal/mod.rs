@@ -9,9 +9,9 @@
 //! - replay reads only; a replayed segment is never appended to;
 //! - after a failed sync or a failed write of frames nothing is written any more.
 //!
-//! Rooms in reading order: [`format`](mod@format), [`options`], [`host`], [`segment`] (the one being written),
-//! [`company`] (who syncs), [`log`] (the state), [`append`], [`sync`], [`retire`]; then reading: [`survey`] (what files
-//! there are), [`walk`] (from segment to segment), [`salvage`], [`replay`](mod@replay).
+//! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`], [`host`], [`segment`] (the
+//! one being written), [`company`] (who syncs), [`log`] (the state), [`append`], [`sync`], [`retire`]; then reading:
+//! [`survey`] (what files there are), [`walk`] (from segment to segment), [`salvage`], [`replay`](mod@replay).
 
 pub(crate) mod append;
 pub(crate) mod company;
@@ -19,6 +19,7 @@ pub(crate) mod format;
 pub(crate) mod host;
 pub(crate) mod log;
 pub(crate) mod options;
+pub(crate) mod payload;
 pub(crate) mod replay;
 pub(crate) mod retire;
 pub(crate) mod salvage;

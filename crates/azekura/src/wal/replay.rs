@@ -237,7 +237,6 @@ mod tests {
         let (_, fs) = mem();
         let mini = opened(&fs, 8192);
         let mut kept: Vec<Commit> = (0..8).map(|i| mini.append(1, &[i; 60]).unwrap()).collect();
-        mini.sync();
         kept.truncate(5);
         for generation in 0..3 {
             // The first open refuses commit 6; later ones must not find it again.
@@ -249,6 +248,18 @@ mod tests {
             kept.push(mini.append(1, &[99; 70]).unwrap());
             kept.push(mini.append(1, &[98; 70]).unwrap());
         }
+    }
+
+    #[test]
+    fn a_synced_commit_that_its_caller_refuses_means_that_the_manifest_lost_something() {
+        let (_, fs) = mem();
+        let mini = opened(&fs, 8192);
+        for i in 0..8 {
+            mini.append(1, &[i; 60]).unwrap();
+        }
+        mini.sync();
+        let error = read_from(&fs, RecoveryMode::Strict, SeqNo::ZERO, 6).unwrap_err();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(dir().join("MANIFEST").as_path())));
     }
 
     #[test]
@@ -304,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_left_alone_and_junk_segments_are_spares() {
+    fn other_names_are_left_alone_and_junk_is_no_spare() {
         let (_, fs) = mem();
         let (mini, wrote) = small_log(&fs);
         for name in ["7.wal", "x.wal", "0000001.wal", "000900.wal"] {
@@ -312,7 +323,7 @@ mod tests {
         }
         let (commits, report) = read(&fs, RecoveryMode::Strict).unwrap();
         assert_eq!(commits, wrote);
-        assert_eq!(report.spares, [FileId(900)]);
+        assert_eq!(report.spares, []);
         assert_eq!(report.segments, mini.wal.segments());
     }
 

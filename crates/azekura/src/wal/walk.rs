@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::base::edit::{Epoch, FileId};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::scan::{Behind, Item, Order, RecordReader};
 use crate::record::window::Source;
 use crate::wal::format::{HEADER_LEN, segment_path};
@@ -33,8 +33,8 @@ pub(crate) struct Walk<'a> {
 enum Ending {
     /// At the sequence number where the next segment, or an earlier recovery, says it does.
     Agreed,
-    /// `apply` wants no more.
-    Refused,
+    /// `apply` does not take the commit at `offset`.
+    Refused { offset: u64, behind: Behind },
     /// Where no further commit could be read.
     Stopped { offset: u64, behind: Behind },
 }
@@ -84,7 +84,10 @@ impl<'a> Walk<'a> {
             let bound = self.bound(segment)?;
             next = match self.read(segment, bound).map_err(|e| e.in_file(&segment.path))? {
                 Ending::Agreed => self.linked(),
-                Ending::Refused => None,
+                Ending::Refused { offset, behind } => {
+                    self.judge_refused(&segment.path, offset, behind)?;
+                    None
+                }
                 Ending::Stopped { offset, behind } => {
                     self.judge(&segment.path, offset, behind)?;
                     None
@@ -159,7 +162,7 @@ impl<'a> Walk<'a> {
                 Item::Watermark(_) => {}
                 Item::Record(record) if bound.is_none_or(|bound| record.last() <= bound) => {
                     if !self.apply(record.first, record.count, &mut reader)? {
-                        break Ending::Refused;
+                        break Ending::Refused { offset: at, behind: self.search(&mut reader)? };
                     }
                 }
                 Item::Record(_) => break Ending::Stopped { offset: at, behind: self.search(&mut reader)? },
@@ -220,6 +223,19 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the manifest
+    /// first, so such a commit was never synced; if it was, it is the manifest that has lost something.
+    fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind) -> Result<()> {
+        self.judge(path, offset, behind).map_err(|error| match error.kind() {
+            ErrorKind::Corruption => {
+                let message =
+                    "a synced commit names a partition that the manifest does not know: the manifest has lost its end";
+                Error::corruption(message).in_file(self.dir.join("MANIFEST"))
+            }
+            _ => error,
+        })
+    }
+
     pub(crate) fn report(self) -> ReplayReport {
         let mut segments = self.visited;
         let dead = self.survey.segments.values().map(|segment| (segment.header.epoch, segment.file));
@@ -230,14 +246,14 @@ impl<'a> Walk<'a> {
             let before = segments.range(..epoch).next_back().map(|(_, info)| info.last);
             let behind = segments.values().next().map(|info| SeqNo(info.first.0 - 1));
             let last = before.or(behind).unwrap_or(self.last);
-            if self.survey.files.contains(&file) {
+            if self.survey.whole.contains(&file) {
                 let first = SeqNo(last.0 + 1);
                 segments.insert(epoch, SegmentInfo { epoch, file, first, last, end: HEADER_LEN as u64 });
             }
         }
         let segments: Vec<SegmentInfo> = segments.into_values().collect();
         let is_used = |file: &FileId| segments.iter().any(|info| info.file == *file);
-        let spares = self.survey.files.iter().copied().filter(|file| !is_used(file)).collect();
+        let spares = self.survey.whole.iter().copied().filter(|file| !is_used(file)).collect();
         ReplayReport {
             last: self.last.max(self.options.from),
             last_epoch: self.last_epoch,

@@ -2,7 +2,7 @@
 //! mutated for a while. The same decoders are the targets of `fuzz/`.
 //!
 //! - `AZEKURA_FUZZ_SECONDS`: how long to mutate, over all decoders; 2 by default.
-//! - `AZEKURA_FUZZ_SEED`: which mutations; 1 by default. A failure names its seed and keeps its input.
+//! - `AZEKURA_SEED`: which mutations; 1 by default. A failure names its seed and keeps its input.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ fn the_corpus_is_harmless_and_told_apart() {
 #[test]
 fn mutated_inputs_are_harmless() {
     let seconds = number("AZEKURA_FUZZ_SECONDS", 2);
-    let seed = number("AZEKURA_FUZZ_SEED", 1);
+    let seed = number("AZEKURA_SEED", 1);
     let share = Duration::from_millis(seconds * 1000 / TARGETS.len() as u64);
     let database = files_of_a_database();
     for (i, target) in TARGETS.iter().enumerate() {
@@ -66,7 +66,7 @@ fn mutated_inputs_are_harmless() {
         let (start, mut inputs) = (Instant::now(), 0u64);
         while inputs < 100 || start.elapsed() < share {
             let input = mutate(&good, &mut dice);
-            let _ = run(*target, &input, &format!("AZEKURA_FUZZ_SEED={seed}, input {inputs}"));
+            let _ = run(*target, &input, &format!("AZEKURA_SEED={seed}, input {inputs}"));
             inputs += 1;
         }
         println!("{:<12} {inputs:>9} inputs from {} good ones", target.0, good.len());

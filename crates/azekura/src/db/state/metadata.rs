@@ -1,13 +1,13 @@
 //! The ledger and the manifest that keeps it, as one.
 
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::Arc;
 
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
+use crate::base::ledger::Ledger;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result};
-use crate::db::state::ledger::Ledger;
 use crate::manifest::Manifest;
 use crate::vfs::Env;
 use crate::wal::WalHost;

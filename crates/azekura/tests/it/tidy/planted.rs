@@ -184,6 +184,7 @@ fn innocents_stay_green() {
         ("table/a.rs", "/* unsafe /* nested */ todo!() */\nfn f() {}\n"),
         ("table/a.rs", "pub(in crate::table) struct X;\npub(super) struct Y;\n"),
         ("table/a.rs", "use crate::base::error::Kind::*;\n"),
+        ("table/a.rs", "#![deny(unsafe_code)]\n"),
         ("table/a.rs", "#[cfg(test)]\nmod tests {\n    use super::*;\n    fn f() { g().unwrap() }\n}\n"),
         ("table/a.rs", "#[cfg(test)]\nuse std::{fmt, io};\n\n// let us begin; with care\n// if this fails, we stop\n"),
         ("table/a.rs", "struct S {\n    #[cfg(test)]\n    hits: Vec<u8>,\n    other: u8,\n}\n"),

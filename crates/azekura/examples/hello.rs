@@ -1,0 +1,20 @@
+//! The smallest program: write, read, scan, reopen.
+
+use azekura::{Config, PartitionCreateOptions, Result};
+
+fn main() -> Result<()> {
+    let path = std::env::temp_dir().join(format!("azekura-hello-{}", std::process::id()));
+    let db = Config::new(&path).open()?;
+    let fruit = db.open_partition("fruit", PartitionCreateOptions::default())?;
+    fruit.insert("apple", "red")?;
+    fruit.insert("banana", "yellow")?;
+    drop((db, fruit)); // the last handle closes the database
+
+    let db = Config::new(&path).open()?;
+    let fruit = db.open_partition("fruit", PartitionCreateOptions::default())?;
+    for pair in fruit.iter() {
+        let (name, color) = pair?;
+        println!("{name:?} is {color:?}");
+    }
+    db.close()
+}

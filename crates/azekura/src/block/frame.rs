@@ -1,0 +1,182 @@
+#![doc = include_str!("../../docs/format/block.md")]
+
+use std::ops::Deref;
+
+use crate::base::checksum::{place_seed, xxh3};
+use crate::base::compression::{Codec, CompressionType, decompress};
+use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
+use crate::base::{Error, Result};
+use crate::block::handle::BlockHandle;
+use crate::block::kind::BlockKind;
+
+/// In bytes.
+pub(crate) const FRAME_HEADER_LEN: usize = 16;
+/// A block is at most this long before its codec: the largest entry and what stands around it.
+pub(crate) const RAW_LEN_MAX: u64 = VALUE_LEN_MAX + KEY_LEN_MAX as u64 + 64;
+/// Larger blocks, which hold one huge value, are stored as they are: a codec would need as much memory again.
+const COMPRESS_LEN_MAX: usize = 256 << 20;
+/// The most that one stored byte can become: LZ4 and zlib.
+const LZ4_RATIO_MAX: u64 = 255;
+const ZLIB_RATIO_MAX: u64 = 1040;
+
+/// The bytes of a block after its codec, possibly still behind its frame's header, so that what was stored as it is
+/// need not be moved.
+#[derive(Debug)]
+pub(crate) struct Body {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Body {
+    /// The bytes, and where in them the block begins.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, usize) {
+        (self.bytes, self.start)
+    }
+}
+
+impl From<Vec<u8>> for Body {
+    fn from(bytes: Vec<u8>) -> Body {
+        Body { bytes, start: 0 }
+    }
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+/// Appends the frame of a block that will lie at `offset` of the file.
+pub(crate) fn put_frame(
+    out: &mut Vec<u8>,
+    file_id: &[u8; 16],
+    offset: u64,
+    kind: BlockKind,
+    compression: CompressionType,
+    raw: &[u8],
+) -> BlockHandle {
+    assert!(raw.len() as u64 <= RAW_LEN_MAX, "a block holds at most one huge value");
+    let compressed = if raw.len() <= COMPRESS_LEN_MAX { compression.compress(raw) } else { None };
+    let (codec, stored) = compressed.as_ref().map_or((Codec::None, raw), |(codec, bytes)| (*codec, bytes.as_slice()));
+    let start = out.len();
+    out.reserve(FRAME_HEADER_LEN + stored.len());
+    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&[codec as u8, 0, kind as u8]);
+    out.extend_from_slice(&(raw.len() as u64).to_le_bytes()[..5]);
+    out.extend_from_slice(stored);
+    let sum = xxh3(place_seed(file_id, offset), &out[start + 8..]);
+    out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+    BlockHandle { offset, len: (out.len() - start) as u64 }
+}
+
+/// Checks and opens the frame that lay at `offset`, and that should hold a block of `kind`.
+///
+/// # Errors
+/// `Corruption` if it does not verify or is of another kind, `Unsupported` if a newer version wrote it.
+pub(crate) fn open_frame(bytes: Vec<u8>, file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<Body> {
+    let Some((header, stored)) = bytes.split_first_chunk::<FRAME_HEADER_LEN>() else {
+        return Err(Error::corruption("block is shorter than its header"));
+    };
+    let sum = u64::from_le_bytes(header[..8].try_into().expect("eight bytes"));
+    if sum != xxh3(place_seed(file_id, offset), &bytes[8..]) {
+        return Err(Error::corruption("checksum of the block does not match"));
+    }
+    let codec = Codec::from_byte(header[8])?;
+    if header[9] != 0 {
+        return Err(Error::unsupported(format!("transform {} needs a newer version", header[9])));
+    }
+    let found = BlockKind::from_byte(header[10])?;
+    if found != kind {
+        return Err(Error::corruption(format!("block is of kind {found:?} where {kind:?} should be")));
+    }
+    let mut wide = [0u8; 8];
+    wide[..5].copy_from_slice(&header[11..]);
+    let raw_len = u64::from_le_bytes(wide);
+    let stored_len = stored.len() as u64;
+    let plausible = match codec {
+        Codec::None => raw_len == stored_len,
+        Codec::Lz4 => raw_len <= stored_len * LZ4_RATIO_MAX,
+        Codec::Zlib => raw_len <= stored_len * ZLIB_RATIO_MAX,
+    };
+    let raw_len = usize::try_from(raw_len).ok().filter(|_| plausible && raw_len <= RAW_LEN_MAX);
+    let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares a length that it cannot have"))?;
+    match codec {
+        Codec::None => Ok(Body { bytes, start: FRAME_HEADER_LEN }),
+        codec => Ok(Body::from(decompress(codec, stored, raw_len)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+
+    const ID: [u8; 16] = *b"a random file id";
+
+    fn framed(compression: CompressionType, raw: &[u8]) -> Vec<u8> {
+        let mut out = vec![1, 2, 3];
+        let handle = put_frame(&mut out, &ID, 99, BlockKind::Data, compression, raw);
+        assert_eq!((handle.offset, handle.len), (99, out.len() as u64 - 3));
+        out.split_off(3)
+    }
+
+    #[test]
+    fn round_trips_with_every_codec_and_length() {
+        for compression in [CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(6)] {
+            for len in [0usize, 1, 7, 300, 5000] {
+                let raw: Vec<u8> = (0..len).map(|i| (i / 9) as u8).collect();
+                let frame = framed(compression, &raw);
+                assert_eq!(&*open_frame(frame, &ID, 99, BlockKind::Data).unwrap(), &raw);
+            }
+        }
+    }
+
+    #[test]
+    fn damage_moves_and_wrong_kinds_are_found() {
+        let raw = vec![5u8; 400];
+        for compression in [CompressionType::None, CompressionType::Lz4] {
+            let frame = framed(compression, &raw);
+            for bit in 0..frame.len() * 8 {
+                let mut bad = frame.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(open_frame(bad, &ID, 99, BlockKind::Data).unwrap_err().kind(), ErrorKind::Corruption);
+            }
+            for cut in 0..frame.len() {
+                assert!(open_frame(frame[..cut].to_vec(), &ID, 99, BlockKind::Data).is_err());
+            }
+            assert!(open_frame(frame.clone(), &ID, 100, BlockKind::Data).is_err(), "moved");
+            assert!(open_frame(frame.clone(), &[8; 16], 99, BlockKind::Data).is_err(), "from another file");
+            assert!(open_frame(frame, &ID, 99, BlockKind::Index).is_err(), "of another kind");
+        }
+    }
+
+    /// A frame with a right checksum around whatever header and stored bytes.
+    fn forged(header: [u8; 8], stored: &[u8]) -> Vec<u8> {
+        let mut frame = vec![0; 8];
+        frame.extend_from_slice(&header);
+        frame.extend_from_slice(stored);
+        let sum = xxh3(place_seed(&ID, 0), &frame[8..]);
+        frame[..8].copy_from_slice(&sum.to_le_bytes());
+        frame
+    }
+
+    #[test]
+    fn headers_that_verify_and_lie_are_refused_before_memory_is_taken() {
+        let kind_of = |header, stored: &[u8]| {
+            open_frame(forged(header, stored), &ID, 0, BlockKind::Data).map(|b| b.len()).map_err(|e| e.kind())
+        };
+        assert_eq!(kind_of([0, 0, 1, 3, 0, 0, 0, 0], b"abc"), Ok(3));
+        assert_eq!(kind_of([0, 0, 1, 4, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
+        for codec in [1, 2] {
+            assert_eq!(kind_of([codec, 0, 1, 255, 255, 255, 255, 255], b"abc"), Err(ErrorKind::Corruption));
+            assert_eq!(kind_of([codec, 0, 1, 255, 255, 255, 255, 0], &[0; 64]), Err(ErrorKind::Corruption));
+        }
+        assert_eq!(kind_of([9, 0, 1, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Unsupported));
+        assert_eq!(kind_of([0, 1, 1, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Unsupported));
+        assert_eq!(kind_of([0, 0, 3, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Unsupported));
+        assert_eq!(kind_of([0, 0, 77, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
+    }
+}

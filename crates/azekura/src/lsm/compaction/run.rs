@@ -1,0 +1,134 @@
+//! Carrying a plan out.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::base::edit::{Edit, FileId};
+use crate::base::{Result, SeqNo};
+use crate::engine::{Host, TaskReport};
+use crate::lsm::compaction::job::Job;
+use crate::lsm::compaction::strategy::{Plan, Positions, choose};
+use crate::lsm::handle::TableHandle;
+use crate::lsm::metrics::Counters;
+use crate::lsm::slot::lock;
+use crate::lsm::super_version::SuperVersion;
+use crate::lsm::tree::LsmTree;
+use crate::lsm::version::{Change, Described};
+
+/// A merge looks up after this many bytes whether it should yield; tests have less to merge.
+const STEP_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 1 << 20 };
+
+/// What compaction remembers from task to task.
+pub(crate) struct Remembered {
+    pub(crate) positions: Positions,
+    /// The oldest read point when a task last asked; the largest number there is while nobody has.
+    pub(crate) oldest_point: SeqNo,
+    /// A merge that yielded.
+    pub(crate) paused: Option<Job>,
+}
+
+impl Default for Remembered {
+    fn default() -> Remembered {
+        Remembered { positions: Positions::default(), oldest_point: SeqNo::MAX, paused: None }
+    }
+}
+
+impl LsmTree {
+    /// Does one compaction, or a part of one if the host wants it to yield. `forced` also waits while another runs.
+    pub(crate) fn compact(&self, forced: bool, host: &dyn Host) -> Result<TaskReport> {
+        let Some(_occupied) = self.compacting.occupy(forced) else { return Ok(TaskReport::default()) };
+        self.check_open()?;
+        let paused = lock(&self.remembered).paused.take();
+        let mut job = match paused {
+            Some(job) => job,
+            None => {
+                let points = host.read_points();
+                let now = self.current.get();
+                let Some(plan) = self.plan(&now, points.first().copied(), forced) else {
+                    return Ok(TaskReport::default());
+                };
+                if plan.moves {
+                    return self.move_tables(&now, &plan, host);
+                }
+                Job::new(&self.context, &self.options(), &now.version, plan, points, host.now_ms())
+            }
+        };
+        while !job.step(STEP_BYTES)? {
+            self.check_open()?;
+            if host.should_yield() {
+                let report = TaskReport { level: job.plan.to, ..TaskReport::default() };
+                lock(&self.remembered).paused = Some(job);
+                return Ok(report);
+            }
+        }
+        self.complete(job, host)
+    }
+
+    fn plan(&self, now: &SuperVersion, oldest_point: Option<SeqNo>, forced: bool) -> Option<Plan> {
+        let options = self.options();
+        let mut remembered = lock(&self.remembered);
+        remembered.oldest_point = oldest_point.unwrap_or(SeqNo::ZERO);
+        choose(&self.compaction_view(now, &options, &remembered), forced)
+    }
+
+    /// Gives tables another level without touching them.
+    fn move_tables(&self, now: &SuperVersion, plan: &Plan, host: &dyn Host) -> Result<TaskReport> {
+        let (partition, level) = (self.context.partition, plan.to);
+        let edits: Vec<Edit> = plan.upper.iter().map(|&table| Edit::TableMoved { partition, table, level }).collect();
+        host.commit_edits(&edits)?;
+        let tables = handles(now, plan.from, &plan.upper);
+        self.remember_position(plan, &tables);
+        self.publish_compaction(&plan.upper, tables.into_iter().map(|table| (level, table)).collect());
+        Counters::add(&self.counters.moved_tables, plan.upper.len() as u64);
+        Ok(TaskReport { level, tables: plan.upper.len() as u64, ..TaskReport::default() })
+    }
+
+    /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is: whether
+    /// the manifest names its tables is not known then.
+    fn complete(&self, mut job: Job, host: &dyn Host) -> Result<TaskReport> {
+        self.check_open()?;
+        let (plan, bytes_read) = (job.plan.clone(), job.bytes_read);
+        let (partition, level) = (self.context.partition, plan.to);
+        let inputs: Vec<FileId> = plan.upper.iter().chain(&plan.lower).copied().collect();
+        let tables = job.name_output().to_vec();
+        let removed = inputs.iter().map(|&table| Edit::TableRemoved { partition, table });
+        let added = tables.iter().map(|table| Edit::TableAdded { partition, level, table: table.clone() });
+        if let Err(error) = host.commit_edits(&removed.chain(added).collect::<Vec<Edit>>()) {
+            lock(&self.remembered).paused = Some(job);
+            return Err(error);
+        }
+        let bytes_written = tables.iter().map(|table| table.size).sum();
+        let report = TaskReport { level, tables: tables.len() as u64, bytes_read, bytes_written };
+        let now = self.current.get();
+        let upper = handles(&now, plan.from, &plan.upper);
+        self.remember_position(&plan, &upper);
+        let obsolete = [upper, handles(&now, plan.to, &plan.lower)].concat();
+        obsolete.iter().for_each(|table| table.doom());
+        let read = self.options().read_options();
+        let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read);
+        self.publish_compaction(&inputs, tables.into_iter().map(|meta| (level, handle(meta))).collect());
+        Counters::add(&self.counters.compactions, 1);
+        Counters::add(&self.counters.compacted_read, bytes_read);
+        Counters::add(&self.counters.compacted_written, bytes_written);
+        Ok(report) // only now are the obsolete tables let go of, and without a lock
+    }
+
+    fn publish_compaction(&self, removed: &[FileId], added: Vec<(u8, Arc<TableHandle>)>) {
+        self.current.replace(|now| {
+            let removed: HashSet<FileId> = removed.iter().copied().collect();
+            let change = Change { removed, added, flushed: Vec::new() };
+            SuperVersion { version: Arc::new(now.version.with(change, &self.context.order)), ..now.clone() }
+        });
+    }
+
+    fn remember_position(&self, plan: &Plan, upper: &[Arc<TableHandle>]) {
+        if let Some(last) = upper.last().filter(|_| plan.from > 0 && plan.from != plan.to) {
+            lock(&self.remembered).positions[usize::from(plan.from)] = Some(last.meta().largest.0.clone());
+        }
+    }
+}
+
+/// The tables of `level` with these numbers.
+fn handles(now: &SuperVersion, level: u8, ids: &[FileId]) -> Vec<Arc<TableHandle>> {
+    now.version.level(level).iter().filter(|table| ids.contains(&table.meta().id)).map(Arc::clone).collect()
+}

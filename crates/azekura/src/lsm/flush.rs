@@ -1,0 +1,109 @@
+//! From sealed memtables to a run on level 0.
+//!
+//! When committing the edit fails, nobody knows whether it is in the manifest: then its tables must stay, and the same edit
+//! is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later ones.)
+
+use std::sync::Arc;
+
+use crate::base::edit::{Edit, TableMeta};
+use crate::base::{Result, SeqNo};
+use crate::cursor::Cursor;
+use crate::cursor::merge::MergeCursor;
+use crate::engine::{Host, TaskReport};
+use crate::lsm::handle::TableHandle;
+use crate::lsm::metrics::Counters;
+use crate::lsm::older::Older;
+use crate::lsm::options::LsmOptions;
+use crate::lsm::output::{Output, OutputPlan, Unnamed};
+use crate::lsm::retain::Retain;
+use crate::lsm::rewrite::Rewrite;
+use crate::lsm::slot::lock;
+use crate::lsm::super_version::SuperVersion;
+use crate::lsm::tree::LsmTree;
+use crate::lsm::version::Change;
+use crate::memtable::Memtable;
+
+/// A flush whose tables are written.
+pub(crate) struct Written {
+    sealed: Arc<[Arc<Memtable>]>,
+    /// The last record of the memtables.
+    through: SeqNo,
+    pub(crate) tables: Vec<TableMeta>,
+    /// Until an edit may name the tables.
+    unnamed: Option<Unnamed>,
+}
+
+impl LsmTree {
+    /// Writes all memtables that are sealed now as one run. `wait` says what to do while another flush runs.
+    pub(crate) fn flush(&self, wait: bool, host: &dyn Host) -> Result<TaskReport> {
+        let Some(_occupied) = self.flushing.occupy(wait) else { return Ok(TaskReport::default()) };
+        self.check_open()?;
+        let uncommitted = lock(&self.uncommitted_flush).take();
+        let Some(mut written) = uncommitted.map_or_else(|| self.write_sealed(host), |written| Ok(Some(written)))?
+        else {
+            return Ok(TaskReport::default());
+        };
+        // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent too.
+        host.make_log_durable(written.through)?;
+        let partition = self.context.partition;
+        let tables = written.tables.iter();
+        let added = tables.map(|table| Edit::TableAdded { partition, level: 0, table: table.clone() });
+        let edits: Vec<Edit> = added.chain([Edit::Flushed { partition, through: written.through }]).collect();
+        self.check_open()?;
+        if let Some(unnamed) = written.unnamed.take() {
+            unnamed.keep();
+        }
+        if let Err(error) = host.commit_edits(&edits) {
+            *lock(&self.uncommitted_flush) = Some(written);
+            return Err(error);
+        }
+        let bytes_written = written.tables.iter().map(|table| table.size).sum();
+        let report = TaskReport { level: 0, tables: written.tables.len() as u64, bytes_read: 0, bytes_written };
+        self.publish_flush(written);
+        Counters::add(&self.counters.flushes, 1);
+        Counters::add(&self.counters.flushed_bytes, bytes_written);
+        Ok(report)
+    }
+
+    fn write_sealed(&self, host: &dyn Host) -> Result<Option<Written>> {
+        let before = self.current.get();
+        let Some(through) = before.sealed.iter().map(|memtable| memtable.highest_seqno()).max() else {
+            return Ok(None);
+        };
+        let mut rewrite = self.rewrite_of(&before, &self.options(), host);
+        while !rewrite.step(u64::MAX)? {}
+        let (tables, unnamed) = rewrite.finish()?;
+        Ok(Some(Written { sealed: before.sealed, through, tables, unnamed: Some(unnamed) }))
+    }
+
+    fn rewrite_of(&self, before: &SuperVersion, options: &LsmOptions, host: &dyn Host) -> Rewrite {
+        let context = &self.context;
+        let children = before.sealed.iter().map(|memtable| Box::new(memtable.cursor()) as Box<dyn Cursor>).collect();
+        let cursor = MergeCursor::new(context.order.clone(), children);
+        let retain = Retain::new(host.read_points());
+        let older = Older::new(context.order.clone(), before.version.runs().map(Arc::clone).collect());
+        let plan = OutputPlan {
+            options: options.table_at(0),
+            table_size: options.compaction.table_size,
+            created_ms: host.now_ms(),
+            neighbours: Vec::new(),
+        };
+        Rewrite::new(cursor, context.order.clone(), retain, older, false, Output::new(Arc::clone(context), plan))
+    }
+
+    fn publish_flush(&self, written: Written) {
+        let read = self.options().read_options();
+        let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
+        let flushed = written.tables.into_iter().map(handle).collect();
+        self.current.replace(|now| {
+            let change = Change { flushed, ..Change::default() };
+            let stays = |memtable: &&Arc<Memtable>| !written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
+            SuperVersion {
+                active: Arc::clone(&now.active),
+                sealed: now.sealed.iter().filter(stays).map(Arc::clone).collect(),
+                version: Arc::new(now.version.with(change, &self.context.order)),
+                flushed: now.flushed.max(written.through),
+            }
+        });
+    }
+}

@@ -1,0 +1,118 @@
+//! A table as the versions of a tree hold it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::base::edit::{FileId, PartitionId, TableMeta};
+use crate::base::{KeyOrder, Result, SeqNo};
+use crate::block::BlockCache;
+use crate::engine::Visible;
+use crate::lsm::version::Described;
+use crate::table::files::TableFiles;
+use crate::table::options::ReadOptions;
+use crate::table::reader::Table;
+use crate::vfs::{Env, Fs};
+
+/// What a tree shares with the rest of the database.
+#[derive(Clone)]
+pub(crate) struct TreeContext {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) dir: PathBuf,
+    pub(crate) files: Arc<TableFiles>,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) env: Arc<dyn Env>,
+    /// The next free file number of the database.
+    pub(crate) next_file_id: Arc<AtomicU64>,
+    pub(crate) visible: Visible,
+    pub(crate) hash_seed: u64,
+    pub(crate) order: KeyOrder,
+    pub(crate) partition: PartitionId,
+    pub(crate) name: String,
+}
+
+impl TreeContext {
+    pub(crate) fn new_file_id(&self) -> FileId {
+        FileId(self.next_file_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Removes a table's file. Failing is harmless: the next open removes what no edit names.
+    pub(crate) fn remove_table(&self, id: FileId) {
+        self.files.forget(id);
+        self.cache.remove_file(id);
+        let _ = self.fs.remove_file(&self.files.path(id));
+    }
+}
+
+/// A table that is opened when first used, and whose file is removed when the last holder lets go of a doomed one.
+/// Thread safe.
+pub(crate) struct TableHandle {
+    meta: TableMeta,
+    settled_at: Option<SeqNo>,
+    context: Arc<TreeContext>,
+    options: ReadOptions,
+    table: OnceLock<Arc<Table>>,
+    doomed: AtomicBool,
+}
+
+impl TableHandle {
+    /// `settled_at`: see [`Described::settled_at`].
+    pub(crate) fn new(
+        meta: TableMeta,
+        settled_at: Option<SeqNo>,
+        context: Arc<TreeContext>,
+        options: ReadOptions,
+    ) -> Arc<TableHandle> {
+        let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
+        Arc::new(TableHandle { meta, settled_at, context, options, table, doomed })
+    }
+
+    /// The open table. Two threads may both open it the first time; one of the two is kept.
+    ///
+    /// # Errors
+    /// Those of [`Table::open`]; the next call tries again.
+    pub(crate) fn table(&self) -> Result<&Arc<Table>> {
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        let context = &self.context;
+        let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
+        let table = Table::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, self.options)?;
+        Ok(self.table.get_or_init(|| Arc::new(table)))
+    }
+
+    /// The open table, if it has been used.
+    pub(crate) fn opened(&self) -> Option<&Arc<Table>> {
+        self.table.get()
+    }
+
+    /// No manifest names the table any more: the file goes with the last holder.
+    pub(crate) fn doom(&self) {
+        self.doomed.store(true, Ordering::Release);
+    }
+}
+
+impl Described for TableHandle {
+    fn meta(&self) -> &TableMeta {
+        &self.meta
+    }
+
+    fn settled_at(&self) -> Option<SeqNo> {
+        self.settled_at
+    }
+}
+
+impl Drop for TableHandle {
+    fn drop(&mut self) {
+        if *self.doomed.get_mut() {
+            self.table.take();
+            self.context.remove_table(self.meta.id);
+        }
+    }
+}
+
+impl std::fmt::Debug for TableHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "table {} of {}", self.meta.id.0, self.context.name)
+    }
+}

@@ -1,0 +1,332 @@
+//! A tree, a host that watches the rules, and a model of what every moment of history must show.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::edit::{Edit, FileId, PartitionId, TableMeta};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::block::BlockCache;
+use crate::cursor::visible::{Ascending, Descending};
+use crate::engine::{Engine, Host, ReadPoint, Task, TaskReport, Visible};
+use crate::lsm::{LsmOptions, LsmTree, TreeContext};
+use crate::table::files::TableFiles;
+use crate::vfs::fault::FaultFs;
+use crate::vfs::mem::{MemFs, Survival};
+use crate::vfs::{Env, Fs};
+
+pub(crate) const PARTITION: PartitionId = PartitionId(3);
+const SEED: u64 = 77;
+
+/// The tables, with their levels, and the flushed point that a list of edits leaves.
+pub(crate) fn replay(edits: &[Edit]) -> (Vec<(u8, TableMeta)>, SeqNo) {
+    let (mut tables, mut flushed): (BTreeMap<FileId, (u8, TableMeta)>, _) = (BTreeMap::new(), SeqNo::ZERO);
+    for edit in edits {
+        match edit.clone() {
+            Edit::TableAdded { partition, level, table } => {
+                assert_eq!(partition, PARTITION);
+                assert!(tables.insert(table.id, (level, table)).is_none(), "a table is added once");
+            }
+            Edit::TableRemoved { table, .. } => {
+                assert!(tables.remove(&table).is_some(), "only what is there is removed")
+            }
+            Edit::TableMoved { table, level, .. } => {
+                tables.get_mut(&table).expect("only what is there is moved").0 = level
+            }
+            Edit::Flushed { through, .. } => {
+                assert!(through >= flushed);
+                flushed = through;
+            }
+            other => panic!("a tree does not write {other:?}"),
+        }
+    }
+    (tables.into_values().collect(), flushed)
+}
+
+/// Records edits, and checks at each that the rules were kept.
+pub(crate) struct FakeHost {
+    fs: MemFs,
+    pub(crate) edits: Mutex<Vec<Edit>>,
+    pub(crate) snapshots: Mutex<Vec<u64>>,
+    pub(crate) visible: Visible,
+    durable: AtomicU64,
+    pub(crate) yields: AtomicBool,
+    pub(crate) refuse_edits: AtomicBool,
+}
+
+pub(crate) fn tables_in(fs: &dyn Fs) -> HashMap<FileId, u64> {
+    let entries = fs.read_dir(Path::new("/db")).unwrap().into_iter();
+    entries.filter_map(|e| Some((FileId(e.name.strip_suffix(".sst")?.parse().ok()?), e.len))).collect()
+}
+
+impl Host for FakeHost {
+    fn make_log_durable(&self, through: SeqNo) -> Result<()> {
+        self.durable.fetch_max(through.0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn commit_edits(&self, new: &[Edit]) -> Result<()> {
+        if self.refuse_edits.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::OutOfSpace, "no space for edits"));
+        }
+        let mut edits = self.edits.lock().unwrap();
+        let present = tables_in(&self.fs);
+        for (_, table) in replay(&edits).0 {
+            assert_eq!(present.get(&table.id), Some(&table.size), "a named file was removed too early");
+        }
+        let after_power_loss = self.fs.fork();
+        after_power_loss.crash(Survival::Nothing, 1);
+        let durable = tables_in(&after_power_loss);
+        for edit in new {
+            match edit {
+                Edit::TableAdded { table, .. } => {
+                    assert_eq!(durable.get(&table.id), Some(&table.size), "an edit names a table that is not durable");
+                }
+                Edit::Flushed { through, .. } => assert!(through.0 <= self.durable.load(Ordering::SeqCst), "log first"),
+                _ => {}
+            }
+        }
+        edits.extend_from_slice(new);
+        replay(&edits);
+        Ok(())
+    }
+
+    fn read_points(&self) -> Vec<SeqNo> {
+        let mut points = self.snapshots.lock().unwrap().clone();
+        points.push(self.visible.get().0);
+        points.sort_unstable();
+        points.into_iter().map(SeqNo).collect()
+    }
+
+    fn now_ms(&self) -> u64 {
+        1_000
+    }
+
+    fn should_yield(&self) -> bool {
+        self.yields.load(Ordering::SeqCst)
+    }
+}
+
+type Log = Vec<(u64, RecordKind, Vec<u8>, Vec<u8>)>;
+/// By sequence number what the key shows, oldest first.
+type Versions = Vec<(u64, Option<Vec<u8>>)>;
+
+pub(crate) struct World {
+    pub(crate) fs: MemFs,
+    pub(crate) faults: FaultFs,
+    pub(crate) order: KeyOrder,
+    options: LsmOptions,
+    next_file_id: Arc<AtomicU64>,
+    env: Arc<dyn Env>,
+    pub(crate) host: FakeHost,
+    pub(crate) tree: LsmTree,
+    log: Log,
+    versions: Vec<(Vec<u8>, Versions)>,
+    random: u64,
+}
+
+pub(crate) fn small_options() -> LsmOptions {
+    let mut options = LsmOptions::default();
+    options.table.block_size = 256;
+    options.table.metadata_block_size = 256;
+    options.compaction.table_size = 2 << 10;
+    options.compaction.base_size = 10 << 10;
+    options.compaction.level_ratio = 3;
+    options.compaction.l0_trigger = 3;
+    options
+}
+
+fn context(
+    fs: &FaultFs,
+    order: &KeyOrder,
+    next: &Arc<AtomicU64>,
+    env: &Arc<dyn Env>,
+    visible: &Visible,
+) -> TreeContext {
+    let fs: Arc<dyn Fs> = Arc::new(fs.clone());
+    let dir = PathBuf::from("/db");
+    TreeContext {
+        files: Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4)),
+        cache: Arc::new(BlockCache::new(1 << 20)),
+        fs,
+        dir,
+        env: Arc::clone(env),
+        next_file_id: Arc::clone(next),
+        visible: visible.clone(),
+        hash_seed: SEED,
+        order: order.clone(),
+        partition: PARTITION,
+        name: "things".into(),
+    }
+}
+
+impl World {
+    pub(crate) fn new(order: KeyOrder, options: LsmOptions, seed: u64) -> World {
+        let fs = MemFs::new();
+        fs.create_dir_all(Path::new("/db")).unwrap();
+        fs.sync_dir(Path::new("/")).unwrap();
+        let faults = FaultFs::new(Arc::new(fs.clone()));
+        let next_file_id = Arc::new(AtomicU64::new(1));
+        let env: Arc<dyn Env> = Arc::new(crate::vfs::env::TestEnv::new(seed));
+        let visible = Visible::default();
+        let host = FakeHost {
+            fs: fs.clone(),
+            edits: Mutex::default(),
+            snapshots: Mutex::default(),
+            visible: visible.clone(),
+            durable: AtomicU64::new(0),
+            yields: AtomicBool::new(false),
+            refuse_edits: AtomicBool::new(false),
+        };
+        let tree = LsmTree::new(context(&faults, &order, &next_file_id, &env, &visible), options.clone());
+        let (log, versions, random) = (Vec::new(), Vec::new(), seed.max(1));
+        World { fs, faults, order, options, next_file_id, env, host, tree, log, versions, random }
+    }
+
+    pub(crate) fn random(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+
+    pub(crate) fn visible(&self) -> u64 {
+        self.host.visible.get().0
+    }
+
+    /// Writes one record and publishes it.
+    pub(crate) fn write(&mut self, kind: RecordKind, key: &[u8], value: &[u8]) {
+        self.write_unpublished(kind, key, value);
+        self.host.visible.publish(SeqNo(self.log.len() as u64));
+    }
+
+    pub(crate) fn write_unpublished(&mut self, kind: RecordKind, key: &[u8], value: &[u8]) {
+        let seqno = self.log.len() as u64 + 1;
+        self.log.push((seqno, kind, key.to_vec(), value.to_vec()));
+        self.tree.apply(EntryRef { user: key, seqno: SeqNo(seqno), kind, value }).unwrap();
+        let shown = (kind == RecordKind::Put).then(|| value.to_vec());
+        let order = &self.order;
+        match self.versions.iter_mut().find(|(other, _)| order.cmp(other, key).is_eq()) {
+            Some((_, versions)) => versions.push((seqno, shown)),
+            None => self.versions.push((key.to_vec(), vec![(seqno, shown)])),
+        }
+    }
+
+    pub(crate) fn put(&mut self, key: &str, value: &str) {
+        self.write(RecordKind::Put, key.as_bytes(), value.as_bytes());
+    }
+
+    pub(crate) fn delete(&mut self, key: &str) {
+        self.write(RecordKind::Delete, key.as_bytes(), b"");
+    }
+
+    fn shown(&self, versions: &[(u64, Option<Vec<u8>>)], at: u64) -> Option<Vec<u8>> {
+        versions.iter().rev().find(|(seqno, _)| *seqno <= at).and_then(|(_, value)| value.clone())
+    }
+
+    pub(crate) fn last_value(&self, key: &[u8]) -> Option<Vec<u8>> {
+        let (_, versions) = self.versions.iter().find(|(other, _)| self.order.cmp(other, key).is_eq())?;
+        self.shown(versions, u64::MAX)
+    }
+
+    /// Checks gets and walks, both ways, of every moment that somebody may look at.
+    pub(crate) fn check(&self) {
+        let mut points = self.host.snapshots.lock().unwrap().clone();
+        points.push(self.visible());
+        for &at in &points {
+            let mut expected: Vec<(&[u8], Vec<u8>)> = Vec::new();
+            for (key, versions) in &self.versions {
+                let shown = self.shown(versions, at);
+                let got = self.tree.get(key, ReadPoint::At(SeqNo(at))).unwrap();
+                assert_eq!(got.as_ref().map(|v| v.to_vec()), shown, "{} at {at}", key.escape_ascii());
+                let size = self.tree.size_of(key, ReadPoint::At(SeqNo(at))).unwrap();
+                assert_eq!(size, shown.as_ref().map(|value| value.len() as u32));
+                expected.extend(shown.map(|value| (key.as_slice(), value)));
+            }
+            expected.sort_by(|a, b| self.order.cmp(a.0, b.0));
+            self.check_walks(at, &expected);
+        }
+        assert_eq!(self.tree.get(b"no such key", ReadPoint::Latest).unwrap(), None);
+    }
+
+    fn check_walks(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        let mut cursor = Ascending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
+        cursor.seek(Bound::Unbounded).unwrap();
+        while cursor.valid() {
+            up.push((cursor.key().to_vec(), cursor.value().to_vec()));
+            cursor.next().unwrap();
+        }
+        let mut cursor = Descending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
+        cursor.seek(Bound::Unbounded).unwrap();
+        while cursor.valid() {
+            down.push((cursor.key().to_vec(), cursor.value().to_vec()));
+            cursor.prev().unwrap();
+        }
+        down.reverse();
+        let same = |a: &(Vec<u8>, Vec<u8>), b: &(&[u8], Vec<u8>)| self.order.cmp(&a.0, b.0).is_eq() && a.1 == b.1;
+        for walk in [up, down] {
+            assert_eq!(walk.len(), expected.len(), "at {at}");
+            assert!(walk.iter().zip(expected).all(|(a, b)| same(a, b)), "at {at}");
+        }
+    }
+
+    pub(crate) fn run(&self, task: Task, forced: bool) -> Result<TaskReport> {
+        self.tree.run(task, forced, &self.host)
+    }
+
+    pub(crate) fn flush(&self) {
+        self.tree.seal();
+        self.run(Task::Flush, false).unwrap();
+    }
+
+    /// Runs tasks until there are none.
+    pub(crate) fn settle(&self, forced: bool) {
+        for _ in 0..10_000 {
+            let Some(task) = self.tree.next_task(forced) else { return };
+            self.run(task, forced).unwrap();
+        }
+        panic!("there is always something left to do");
+    }
+
+    pub(crate) fn major_compact(&self) {
+        self.tree.seal();
+        self.settle(true);
+    }
+
+    /// The tables by level, from the tree, after checking that the edits say the same.
+    pub(crate) fn tables(&self) -> Vec<(u8, TableMeta)> {
+        let mut tables = self.tree.tables();
+        tables.sort_by_key(|(_, table)| table.id);
+        let (named, flushed) = replay(&self.host.edits.lock().unwrap());
+        assert_eq!(tables, named);
+        assert_eq!(self.tree.flushed_through(), flushed);
+        assert_eq!(replay(&self.tree.live_edits()), (named, flushed));
+        tables
+    }
+
+    /// Waits for files that other threads' pins keep a little longer, then checks that only named ones are left.
+    pub(crate) fn check_files(&self) {
+        let named: HashMap<FileId, u64> = self.tables().iter().map(|(_, table)| (table.id, table.size)).collect();
+        for _ in 0..20_000 {
+            if tables_in(&self.fs) == named {
+                return;
+            }
+            self.tree.flushed_through(); // whoever unpins frees
+            std::thread::yield_now();
+        }
+        panic!("{:?} are there and should be {named:?}", tables_in(&self.fs));
+    }
+
+    /// Closes the tree and restores it from its edits and the log.
+    pub(crate) fn reopen(&mut self) {
+        let (tables, flushed) = replay(&self.host.edits.lock().unwrap());
+        let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
+        self.tree = LsmTree::restore(context, self.options.clone(), tables, flushed).unwrap();
+        for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {
+            self.tree.apply(EntryRef { user, seqno: SeqNo(*seqno), kind: *kind, value }).unwrap();
+        }
+    }
+}

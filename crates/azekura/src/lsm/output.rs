@@ -1,0 +1,130 @@
+//! Writing tables: cutting, syncing, and cleaning up what fails.
+
+use std::sync::Arc;
+
+use crate::base::edit::{FileId, TableMeta};
+use crate::base::{EntryRef, KeyOrder, Result};
+use crate::lsm::handle::TreeContext;
+use crate::table::options::TableOptions;
+use crate::table::writer::TableWriter;
+use crate::vfs::{File, OpenMode};
+
+/// Files that no edit names yet; removed when this is dropped, unless they are kept.
+pub(crate) struct Unnamed {
+    context: Arc<TreeContext>,
+    ids: Vec<FileId>,
+}
+
+impl Unnamed {
+    /// An edit may name them from now on, so they must stay, whatever becomes of it.
+    pub(crate) fn keep(mut self) {
+        self.ids.clear();
+    }
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        for &id in &self.ids {
+            self.context.remove_table(id);
+        }
+    }
+}
+
+/// How tables are cut and built.
+pub(crate) struct OutputPlan {
+    pub(crate) options: TableOptions,
+    /// A table is cut at the first new user key behind this many bytes.
+    pub(crate) table_size: u64,
+    pub(crate) created_ms: u64,
+    /// Smallest keys of the tables that stay in the level written to, ascending: no output reaches over one.
+    pub(crate) neighbours: Vec<Vec<u8>>,
+}
+
+/// A row of tables being written. No user key is in two of them.
+pub(crate) struct Output {
+    context: Arc<TreeContext>,
+    plan: OutputPlan,
+    /// The first of `plan.neighbours` that is behind the last key.
+    neighbour: usize,
+    writer: Option<(FileId, Arc<dyn File>, TableWriter)>,
+    done: Vec<TableMeta>,
+    unnamed: Unnamed,
+}
+
+impl Output {
+    pub(crate) fn new(context: Arc<TreeContext>, plan: OutputPlan) -> Output {
+        let unnamed = Unnamed { context: Arc::clone(&context), ids: Vec::new() };
+        Output { context, plan, neighbour: 0, writer: None, done: Vec::new(), unnamed }
+    }
+
+    /// Adds an entry in internal order; `new_key` says that its user key is not that of the entry before.
+    pub(crate) fn add(&mut self, entry: EntryRef<'_>, new_key: bool) -> Result<()> {
+        if new_key {
+            let behind = pass(&self.plan.neighbours, &mut self.neighbour, entry.user, &self.context.order);
+            let full = self.writer.as_ref().is_some_and(|(_, _, w)| w.written_bytes() >= self.plan.table_size);
+            if behind || full {
+                self.cut()?;
+            }
+        }
+        if self.writer.is_none() {
+            self.writer = Some(self.begin()?);
+        }
+        let (_, _, writer) = self.writer.as_mut().expect("it was just made");
+        writer.add(entry)
+    }
+
+    fn begin(&mut self) -> Result<(FileId, Arc<dyn File>, TableWriter)> {
+        let id = self.context.new_file_id();
+        let file = self.context.fs.open(&self.context.files.path(id), OpenMode::Create)?;
+        self.unnamed.ids.push(id);
+        let mut file_id = [0; 16];
+        self.context.env.random(&mut file_id);
+        let (order, seed) = (self.context.order.clone(), self.context.hash_seed);
+        let options = self.plan.options.clone();
+        let writer = TableWriter::create(Arc::clone(&file), file_id, options, order, seed, self.plan.created_ms)?;
+        Ok((id, file, writer))
+    }
+
+    /// Ends the table being written, if there is one, and makes its bytes durable.
+    fn cut(&mut self) -> Result<()> {
+        if let Some((id, file, writer)) = self.writer.take() {
+            let meta = writer.finish(id)?;
+            file.sync_data().map_err(|error| error.in_file(self.context.files.path(id)))?;
+            self.done.push(meta);
+        }
+        Ok(())
+    }
+
+    /// Ends the last table and makes all names durable.
+    pub(crate) fn finish(mut self) -> Result<(Vec<TableMeta>, Unnamed)> {
+        self.cut()?;
+        if !self.done.is_empty() {
+            self.context.fs.sync_dir(&self.context.dir)?;
+        }
+        Ok((self.done, self.unnamed))
+    }
+}
+
+/// Moves `at` behind every fence that is not behind `key`; whether it passed one.
+fn pass(fences: &[Vec<u8>], at: &mut usize, key: &[u8], order: &KeyOrder) -> bool {
+    let from = *at;
+    while fences.get(*at).is_some_and(|fence| order.cmp(fence, key).is_le()) {
+        *at += 1;
+    }
+    *at > from
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passing_a_fence_is_told_once() {
+        let fences = [b"c".to_vec(), b"e".to_vec(), b"f".to_vec()];
+        let mut at = 0;
+        let order = KeyOrder::bytewise();
+        let passed: Vec<bool> =
+            ["a", "b", "d", "dd", "g", "h"].iter().map(|k| pass(&fences, &mut at, k.as_bytes(), &order)).collect();
+        assert_eq!(passed, [false, false, true, false, true, false]);
+    }
+}

@@ -1,0 +1,258 @@
+//! Which versions of a key survive a merge: a pure function of their order, their kinds and the read points.
+//!
+//! The read points, ascending, cut history into strata: stratum `i` holds the sequence numbers above point `i - 1` and up
+//! to point `i`; the stratum behind the last point is *open*, because readers may still choose any moment in it. Within a
+//! closed stratum only the newest version of a key can be seen, within the open one every version.
+//!
+//! - A version below a newer one of its closed stratum goes. A `SingleDelete` below a `Put` is the exception: it stays
+//!   until it has met its own `Put`, or a later `SingleDelete` would undo one `Put` and uncover the one before.
+//! - A `SingleDelete` and the next older `Put` of its closed stratum go together; one whose next older version is another
+//!   tombstone of its stratum hides nothing that this does not hide, and goes alone.
+//! - Tombstones are held back until it is known whether an older version of the key is kept. If none is, and no table
+//!   outside of the merge can hold one, they go.
+
+use crate::base::{RecordKind, SeqNo};
+
+/// What becomes of a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Nobody can see it.
+    Drop,
+    /// A tombstone that may go or stay: [`Retain::release`] and [`Retain::end_key`] tell.
+    Hold,
+    /// It stays, and so do the tombstones held back: write [`Retain::release`] first.
+    Keep,
+}
+
+/// A version that stands above the next one, kept or held.
+#[derive(Clone, Copy, Debug)]
+struct Cover {
+    stratum: usize,
+    kind: RecordKind,
+}
+
+/// A tombstone held back.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    seqno: SeqNo,
+    kind: RecordKind,
+    stratum: usize,
+    /// What covered it: it covers again if this one goes.
+    above: Option<Cover>,
+}
+
+/// The state while the versions of one key pass by, newest first.
+#[derive(Debug)]
+pub(crate) struct Retain {
+    points: Vec<SeqNo>,
+    cover: Option<Cover>,
+    held: Vec<Held>,
+}
+
+impl Retain {
+    /// `points` ascending; without any, everything may still be seen.
+    pub(crate) fn new(points: Vec<SeqNo>) -> Retain {
+        debug_assert!(points.is_sorted(), "read points come in ascending order");
+        Retain { points, cover: None, held: Vec::new() }
+    }
+
+    /// The oldest read point; 0 if nothing is known.
+    pub(crate) fn oldest_point(&self) -> SeqNo {
+        self.points.first().copied().unwrap_or(SeqNo::ZERO)
+    }
+
+    /// Decides about the next older version of the current key.
+    pub(crate) fn next(&mut self, seqno: SeqNo, kind: RecordKind) -> Fate {
+        let stratum = self.points.partition_point(|&point| point < seqno);
+        let closed = stratum < self.points.len();
+        if closed && self.meets_single_delete(stratum) {
+            let single = self.held.pop().expect("it was just seen");
+            self.cover = single.above;
+            if kind == RecordKind::Put {
+                return Fate::Drop;
+            }
+        }
+        if let Some(cover) = self.cover
+            && closed
+            && cover.stratum == stratum
+            && !(kind == RecordKind::SingleDelete && cover.kind == RecordKind::Put)
+        {
+            return Fate::Drop;
+        }
+        let above = self.cover.replace(Cover { stratum, kind });
+        if kind == RecordKind::Put {
+            return Fate::Keep;
+        }
+        self.held.push(Held { seqno, kind, stratum, above });
+        Fate::Hold
+    }
+
+    /// Whether the version right above the next one is a `SingleDelete` of this stratum.
+    fn meets_single_delete(&self, stratum: usize) -> bool {
+        let last_is_cover = self.cover.is_some_and(|cover| cover.kind == RecordKind::SingleDelete);
+        last_is_cover && self.held.last().is_some_and(|held| held.stratum == stratum)
+    }
+
+    /// The tombstones held back, newest first; they stay.
+    pub(crate) fn release(&mut self) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
+        self.held.drain(..).map(|held| (held.seqno, held.kind))
+    }
+
+    /// Ends the key: gives the tombstones that stay, newest first. `nothing_older` says that no table outside of the merge
+    /// can hold an older version of it.
+    pub(crate) fn end_key(&mut self, nothing_older: bool) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
+        self.cover = None;
+        if nothing_older {
+            self.held.clear();
+        }
+        self.release()
+    }
+
+    /// The sequence number to store a kept version under: 0 where nobody needs to tell it from older ones.
+    ///
+    /// Only a `Put` at or below the oldest read point may lose its number, and only if nothing older exists: then it is
+    /// the last version of its key.
+    pub(crate) fn settled(&self, seqno: SeqNo, kind: RecordKind, nothing_older: bool) -> SeqNo {
+        let seen_by_all = self.points.first().is_some_and(|&oldest| seqno <= oldest);
+        if nothing_older && seen_by_all && kind == RecordKind::Put { SeqNo::ZERO } else { seqno }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use RecordKind::{Delete as D, Put as P, SingleDelete as S};
+
+    type Versions = Vec<(u64, RecordKind)>;
+
+    fn survivors(points: &[u64], versions: &[(u64, RecordKind)], nothing_older: bool) -> Versions {
+        let mut retain = Retain::new(points.iter().map(|&p| SeqNo(p)).collect());
+        let mut out = Vec::new();
+        for &(seqno, kind) in versions {
+            if retain.next(SeqNo(seqno), kind) == Fate::Keep {
+                out.extend(retain.release().map(|(s, k)| (s.0, k)));
+                out.push((seqno, kind));
+            }
+        }
+        out.extend(retain.end_key(nothing_older).map(|(s, k)| (s.0, k)));
+        out
+    }
+
+    struct Case {
+        name: &'static str,
+        points: &'static [u64],
+        versions: &'static [(u64, RecordKind)],
+        bottom: &'static [(u64, RecordKind)],
+        above: &'static [(u64, RecordKind)],
+    }
+
+    #[rustfmt::skip]
+    const CASES: &[Case] = &[
+        Case { name: "one reader sees the newest", points: &[9], versions: &[(7, P), (5, P), (3, P)], bottom: &[(7, P)], above: &[(7, P)] },
+        Case { name: "each point keeps its own", points: &[4, 6, 9], versions: &[(8, P), (7, P), (5, P), (3, P), (2, P)],
+               bottom: &[(8, P), (5, P), (3, P)], above: &[(8, P), (5, P), (3, P)] },
+        Case { name: "above the last point all stay", points: &[4], versions: &[(8, P), (7, D), (5, P), (4, P), (3, P)],
+               bottom: &[(8, P), (7, D), (5, P), (4, P)], above: &[(8, P), (7, D), (5, P), (4, P)] },
+        Case { name: "without points all stay", points: &[], versions: &[(8, P), (7, P)], bottom: &[(8, P), (7, P)], above: &[(8, P), (7, P)] },
+        Case { name: "a tombstone goes only at the bottom", points: &[9], versions: &[(7, D), (5, P)], bottom: &[], above: &[(7, D)] },
+        Case { name: "a tombstone over a kept version stays", points: &[6, 9], versions: &[(7, D), (5, P)],
+               bottom: &[(7, D), (5, P)], above: &[(7, D), (5, P)] },
+        Case { name: "a tombstone under a kept version goes at the bottom", points: &[6, 9], versions: &[(7, P), (5, D), (3, P)],
+               bottom: &[(7, P)], above: &[(7, P), (5, D)] },
+        Case { name: "an unseen tombstone over nothing goes at the bottom", points: &[2], versions: &[(7, D)], bottom: &[], above: &[(7, D)] },
+        Case { name: "a pair goes", points: &[9], versions: &[(7, S), (5, P)], bottom: &[], above: &[] },
+        Case { name: "a pair that a point separates stays", points: &[6, 9], versions: &[(7, S), (5, P)],
+               bottom: &[(7, S), (5, P)], above: &[(7, S), (5, P)] },
+        Case { name: "a pair above the last point stays", points: &[3], versions: &[(7, S), (5, P)],
+               bottom: &[(7, S), (5, P)], above: &[(7, S), (5, P)] },
+        Case { name: "a lone single delete waits for its put", points: &[9], versions: &[(7, S)], bottom: &[], above: &[(7, S)] },
+        Case { name: "pairs in a row go", points: &[9], versions: &[(8, S), (7, P), (6, S), (5, P)], bottom: &[], above: &[] },
+        Case { name: "a hidden single delete stays for the put below", points: &[9], versions: &[(8, P), (6, S)],
+               bottom: &[(8, P)], above: &[(8, P), (6, S)] },
+        Case { name: "a hidden single delete takes its put along", points: &[9], versions: &[(8, P), (6, S), (5, P)],
+               bottom: &[(8, P)], above: &[(8, P)] },
+        Case { name: "behind a pair an older single delete hides again", points: &[4, 9], versions: &[(8, S), (7, P), (6, S), (3, P)],
+               bottom: &[(6, S), (3, P)], above: &[(6, S), (3, P)] },
+        Case { name: "a single delete over a delete is not needed", points: &[9], versions: &[(8, S), (7, D)], bottom: &[], above: &[(7, D)] },
+        Case { name: "a delete over a single delete hides enough", points: &[9], versions: &[(8, D), (7, S), (5, P)], bottom: &[], above: &[(8, D)] },
+        Case { name: "a settled put has number 0", points: &[9], versions: &[(5, S), (0, P)], bottom: &[], above: &[] },
+    ];
+
+    #[test]
+    fn cases() {
+        for case in CASES {
+            assert_eq!(survivors(case.points, case.versions, true), case.bottom, "{} (bottom)", case.name);
+            assert_eq!(survivors(case.points, case.versions, false), case.above, "{} (above)", case.name);
+        }
+    }
+
+    #[test]
+    fn only_the_last_put_of_a_key_is_settled() {
+        let retain = Retain::new(vec![SeqNo(5), SeqNo(9)]);
+        assert_eq!(retain.settled(SeqNo(5), P, true), SeqNo(0));
+        assert_eq!(retain.settled(SeqNo(5), P, false), SeqNo(5));
+        assert_eq!(retain.settled(SeqNo(6), P, true), SeqNo(6));
+        assert_eq!(retain.settled(SeqNo(5), D, true), SeqNo(5));
+        assert_eq!(Retain::new(Vec::new()).settled(SeqNo(1), P, true), SeqNo(1));
+    }
+
+    fn shown(versions: &[(u64, RecordKind)], at: u64) -> Option<u64> {
+        let &(seqno, kind) = versions.iter().find(|(seqno, _)| *seqno <= at)?;
+        (kind == P).then_some(seqno)
+    }
+
+    fn random(state: &mut u64, below: u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state % below
+    }
+
+    /// Histories of one key as a program that keeps the rule of `SingleDelete` writes them, cut into runs that are merged
+    /// in any order, with points that come and go: what every point sees never changes.
+    #[test]
+    fn merges_in_any_order_change_nothing_that_can_be_seen() {
+        let mut rng = 0x9e37_79b9_7f4a_7c15u64;
+        for round in 0..6000 {
+            let weak = round % 2 == 0;
+            let len = 1 + random(&mut rng, 9);
+            let mut history: Versions = Vec::new();
+            for seqno in 1..=len {
+                let kind = match history.first() {
+                    Some((_, P)) if weak => S,
+                    _ if weak => P,
+                    _ if random(&mut rng, 3) == 0 => D,
+                    _ => P,
+                };
+                history.insert(0, (seqno * 2, kind));
+            }
+            let visible = random(&mut rng, 2 * len + 2);
+            let mut points: Vec<u64> = (0..random(&mut rng, 4)).map(|_| random(&mut rng, visible + 1)).collect();
+            points.push(visible);
+            points.sort_unstable();
+            let mut runs: Vec<Versions> = history.iter().map(|&version| vec![version]).collect();
+            while !runs.is_empty() {
+                let from = random(&mut rng, runs.len() as u64) as usize;
+                let to = (from + 1 + random(&mut rng, 3) as usize).min(runs.len());
+                let merged: Versions = runs[from..to].concat();
+                let out = survivors(&points, &merged, to == runs.len());
+                let whole = runs.len() == 1;
+                runs.splice(from..to, [out]);
+                let left: Versions = runs.concat();
+                for at in points.iter().copied().chain(visible..=2 * len + 1) {
+                    assert_eq!(
+                        shown(&left, at),
+                        shown(&history, at),
+                        "at {at} of {points:?}: {history:?} became {left:?}"
+                    );
+                }
+                if points.len() > 1 && random(&mut rng, 4) == 0 {
+                    points.remove(0);
+                }
+                if whole {
+                    break;
+                }
+            }
+        }
+    }
+}

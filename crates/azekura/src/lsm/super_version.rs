@@ -1,0 +1,51 @@
+//! All that a reader needs, at one moment, reached without a lock.
+
+use std::sync::{Arc, Mutex};
+
+use crate::base::SeqNo;
+use crate::lsm::handle::TableHandle;
+use crate::lsm::slot::lock;
+use crate::lsm::version::Version;
+use crate::mem::epoch::EpochCell;
+use crate::memtable::Memtable;
+
+/// The memtables and the tables of a tree. Every record is in it exactly once, or, between a flush's memtable and its
+/// tables, never in neither.
+#[derive(Clone)]
+pub(crate) struct SuperVersion {
+    pub(crate) active: Arc<Memtable>,
+    /// Newest first; none of them is empty.
+    pub(crate) sealed: Arc<[Arc<Memtable>]>,
+    pub(crate) version: Arc<Version<TableHandle>>,
+    /// Every record up to here is in the tables of `version`.
+    pub(crate) flushed: SeqNo,
+}
+
+/// The super version that readers take. Thread safe: readers never wait, those who replace it take turns.
+pub(crate) struct Current {
+    cell: EpochCell<SuperVersion>,
+    replacing: Mutex<()>,
+}
+
+impl Current {
+    pub(crate) fn new(first: SuperVersion) -> Current {
+        Current { cell: EpochCell::new(Arc::new(first)), replacing: Mutex::new(()) }
+    }
+
+    /// Reads it in place; what must outlive the call is cloned.
+    pub(crate) fn with<R>(&self, read: impl FnOnce(&SuperVersion) -> R) -> R {
+        read(&self.cell.load())
+    }
+
+    /// A copy that the caller may keep.
+    pub(crate) fn get(&self) -> SuperVersion {
+        self.with(SuperVersion::clone)
+    }
+
+    /// Puts `next(current)` in its place. `next` must be quick: it runs under the lock that sealing a memtable takes.
+    pub(crate) fn replace(&self, next: impl FnOnce(&SuperVersion) -> SuperVersion) {
+        let _turn = lock(&self.replacing);
+        let next = self.with(next);
+        self.cell.store(Arc::new(next));
+    }
+}

@@ -1,0 +1,356 @@
+//! The LSM tree: the first engine behind a partition.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::edit::{Edit, FileId, PartitionId, TableMeta};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::cursor::Cursor;
+use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, View as EngineView};
+use crate::lsm::compaction::leveled;
+use crate::lsm::compaction::run::Remembered;
+use crate::lsm::compaction::strategy::{View, choose};
+use crate::lsm::flush::Written;
+use crate::lsm::handle::{TableHandle, TreeContext};
+use crate::lsm::metrics::{Counters, LevelMetrics, LsmMetrics};
+use crate::lsm::options::LsmOptions;
+use crate::lsm::slot::{Slot, lock};
+use crate::lsm::super_version::{Current, SuperVersion};
+use crate::lsm::version::{Described, Version};
+use crate::mem::slice::Slice;
+use crate::memtable::Memtable;
+use crate::table::files::TableFiles;
+
+/// A tree of one memtable being filled, sealed memtables, and tables on levels.
+///
+/// Thread safe. Readers never wait. The locks, in the order in which they are taken: `writing`, then the turn of `current`;
+/// none of them, and neither `remembered` nor `options`, is held while anything is read, written or synced.
+pub(crate) struct LsmTree {
+    pub(crate) context: Arc<TreeContext>,
+    options: Mutex<Arc<LsmOptions>>,
+    max_memtable_size: AtomicU64,
+    /// The memtable of `current`. Whoever inserts or seals holds the lock, so that nothing is put into a sealed one.
+    writing: Mutex<Arc<Memtable>>,
+    pub(crate) current: Current,
+    pub(crate) flushing: Slot,
+    pub(crate) compacting: Slot,
+    pub(crate) remembered: Mutex<Remembered>,
+    /// A flush that has written its tables and could not commit them.
+    pub(crate) uncommitted_flush: Mutex<Option<Written>>,
+    pub(crate) counters: Counters,
+    discarded: AtomicBool,
+}
+
+/// The tables of one moment: while it lives, none of their files is removed.
+pub(crate) struct Pinned {
+    partition: PartitionId,
+    version: Arc<Version<TableHandle>>,
+    flushed: SeqNo,
+}
+
+impl Pinned {
+    /// The edits that make up this state.
+    pub(crate) fn edits(&self) -> Vec<Edit> {
+        let partition = self.partition;
+        let tables = self.version.tables();
+        let added = tables.map(|(level, table)| Edit::TableAdded { partition, level, table: table.meta().clone() });
+        added.chain([Edit::Flushed { partition, through: self.flushed }]).collect()
+    }
+
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (u8, &Arc<TableHandle>)> {
+        self.version.tables()
+    }
+}
+
+/// Checks that `listing`, the files of the directory with their lengths, has every table, whole.
+///
+/// # Errors
+/// `Corruption` naming the file of a table that is missing or has another length.
+pub(crate) fn check_files<'a>(
+    tables: impl Iterator<Item = &'a TableMeta>,
+    listing: &HashMap<FileId, u64>,
+    files: &TableFiles,
+) -> Result<()> {
+    for meta in tables {
+        let problem = match listing.get(&meta.id) {
+            Some(&size) if size == meta.size => continue,
+            Some(&size) => format!("table has {size} bytes, the manifest says {}: restore it from a copy", meta.size),
+            None => "table is missing: restore it from a copy".to_owned(),
+        };
+        return Err(Error::corruption(problem).in_file(files.path(meta.id)));
+    }
+    Ok(())
+}
+
+impl LsmTree {
+    /// An empty tree.
+    pub(crate) fn new(context: TreeContext, options: LsmOptions) -> LsmTree {
+        LsmTree::with_version(context, options, Version::empty(), SeqNo::ZERO)
+    }
+
+    /// The tree that the manifest lists: its tables, on their levels, and the last sequence number they cover. The files
+    /// were checked with [`check_files`]; tables are opened when they are first used.
+    ///
+    /// # Errors
+    /// `Corruption` if a table cannot lie where the manifest says.
+    pub(crate) fn restore(
+        context: TreeContext,
+        options: LsmOptions,
+        tables: Vec<(u8, TableMeta)>,
+        flushed: SeqNo,
+    ) -> Result<LsmTree> {
+        let shared = Arc::new(context);
+        let read = options.read_options();
+        let handle = |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&shared), read));
+        let version = Version::restore(tables.into_iter().map(handle).collect(), &shared.order)?;
+        Ok(LsmTree::with_version(shared, options, version, flushed))
+    }
+
+    fn with_version(
+        context: impl Into<Arc<TreeContext>>,
+        options: LsmOptions,
+        version: Version<TableHandle>,
+        flushed: SeqNo,
+    ) -> LsmTree {
+        let context = context.into();
+        let active = Arc::new(Memtable::new(context.order.clone(), context.hash_seed));
+        let (sealed, version) = (Arc::default(), Arc::new(version));
+        LsmTree {
+            max_memtable_size: AtomicU64::new(options.max_memtable_size),
+            options: Mutex::new(Arc::new(options)),
+            writing: Mutex::new(Arc::clone(&active)),
+            current: Current::new(SuperVersion { active, sealed, version, flushed }),
+            flushing: Slot::default(),
+            compacting: Slot::default(),
+            remembered: Mutex::default(),
+            uncommitted_flush: Mutex::default(),
+            counters: Counters::default(),
+            discarded: AtomicBool::new(false),
+            context,
+        }
+    }
+
+    pub(crate) fn options(&self) -> Arc<LsmOptions> {
+        Arc::clone(&lock(&self.options))
+    }
+
+    /// Takes effect for what is written from now on.
+    pub(crate) fn set_options(&self, options: LsmOptions) {
+        self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
+        *lock(&self.options) = Arc::new(options);
+    }
+
+    pub(crate) fn order(&self) -> &KeyOrder {
+        &self.context.order
+    }
+
+    /// Whether a memtable waits to be flushed. Asked after every commit: no lock.
+    pub(crate) fn wants_flush(&self) -> bool {
+        self.current.with(|now| !now.sealed.is_empty())
+    }
+
+    /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
+    pub(crate) fn approximate_len(&self) -> u64 {
+        let now = self.current.get();
+        let tables: u64 =
+            now.version.levels().map(|(_, level)| level.entries.saturating_sub(2 * level.tombstones)).sum();
+        tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
+    }
+
+    /// Keeps the tables of now.
+    pub(crate) fn pin(&self) -> Pinned {
+        let partition = self.context.partition;
+        self.current.with(|now| Pinned { partition, version: Arc::clone(&now.version), flushed: now.flushed })
+    }
+
+    /// The edits that restore the tree as its tables are now.
+    pub(crate) fn live_edits(&self) -> Vec<Edit> {
+        self.pin().edits()
+    }
+
+    /// The tables of now with their levels.
+    pub(crate) fn tables(&self) -> Vec<(u8, TableMeta)> {
+        self.pin().tables().map(|(level, table)| (level, table.meta().clone())).collect()
+    }
+
+    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and has the
+    /// files removed as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    pub(crate) fn discard(&self) {
+        self.discarded.store(true, Ordering::SeqCst);
+        let _flushing = self.flushing.occupy(true);
+        let _compacting = self.compacting.occupy(true);
+        let paused = lock(&self.remembered).paused.take();
+        let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.name_output().to_vec());
+        unwanted.extend(lock(&self.uncommitted_flush).take().into_iter().flat_map(|written| written.tables));
+        unwanted.iter().for_each(|table| self.context.remove_table(table.id));
+        let pinned = self.pin();
+        pinned.tables().for_each(|(_, table)| table.doom());
+        self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });
+    }
+
+    /// # Errors
+    /// `Closed` after [`discard`](LsmTree::discard).
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.discarded.load(Ordering::SeqCst) {
+            true => Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", self.context.name))),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn compaction_view<'a>(
+        &'a self,
+        now: &'a SuperVersion,
+        options: &'a LsmOptions,
+        remembered: &'a Remembered,
+    ) -> View<'a, TableHandle> {
+        View {
+            version: &now.version,
+            order: &self.context.order,
+            options,
+            positions: &remembered.positions,
+            oldest_point: remembered.oldest_point,
+        }
+    }
+
+    pub(crate) fn metrics(&self) -> LsmMetrics {
+        let now = self.current.get();
+        let levels = now.version.levels().map(|(_, level)| LevelMetrics {
+            runs: level.runs.len() as u64,
+            raw_bytes: level.iter().map(|table| table.meta().raw_bytes).sum(),
+            tables: level.tables,
+            bytes: level.bytes,
+            entries: level.entries,
+            tombstones: level.tombstones,
+        });
+        let mut metrics = LsmMetrics {
+            levels: levels.collect(),
+            memtable_bytes: now.active.bytes(),
+            memtable_entries: now.active.len(),
+            sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
+            sealed: now.sealed.len() as u64,
+            pinned_bytes: now.version.tables().filter_map(|(_, t)| t.opened()).map(|t| t.pinned_bytes()).sum(),
+            ..LsmMetrics::default()
+        };
+        self.counters.fill(&mut metrics);
+        metrics
+    }
+
+    /// Puts an empty memtable in the place of the active one, unless that is empty. The caller holds `writing`.
+    fn seal_active(&self, active: &mut Arc<Memtable>) {
+        if active.is_empty() {
+            return;
+        }
+        let next = Arc::new(Memtable::new(self.context.order.clone(), self.context.hash_seed));
+        self.current.replace(|now| {
+            let sealed = std::iter::once(&*active).chain(now.sealed.iter()).map(Arc::clone).collect();
+            SuperVersion { active: Arc::clone(&next), sealed, version: Arc::clone(&now.version), flushed: now.flushed }
+        });
+        *active = next;
+    }
+
+    fn wants_compaction(&self, forced: bool) -> bool {
+        let now = self.current.get();
+        let options = self.options();
+        let mut remembered = lock(&self.remembered);
+        let wanted =
+            remembered.paused.is_some() || choose(&self.compaction_view(&now, &options, &remembered), forced).is_some();
+        if forced && !wanted {
+            // Snapshots may be gone by the next time: let it look again at tables whose tombstones could not go now.
+            remembered.oldest_point = SeqNo::MAX;
+        }
+        wanted
+    }
+}
+
+/// The tree at one moment: it keeps the memtables and the tables that were there.
+struct TreeView {
+    now: SuperVersion,
+    context: Arc<TreeContext>,
+}
+
+impl EngineView for TreeView {
+    fn cursor(&self) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(self.now.cursor(&self.context)))
+    }
+}
+
+impl Engine for LsmTree {
+    fn apply(&self, entry: EntryRef<'_>) -> Result<()> {
+        let mut active = lock(&self.writing);
+        if let Err(error) = active.insert(entry) {
+            // Perhaps it is full, and an empty one has room.
+            if error.kind() != ErrorKind::Invalid || active.is_empty() {
+                return Err(error);
+            }
+            self.seal_active(&mut active);
+            active.insert(entry)?;
+        }
+        if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
+            self.seal_active(&mut active);
+        }
+        Ok(())
+    }
+
+    fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
+        self.current.with(|now| now.find(&self.context, key, at, |value| Slice::from(value)))
+    }
+
+    fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
+        // Values are at most 4 GiB - 1, so the cast loses nothing.
+        self.current.with(|now| now.find(&self.context, key, at, |value| value.len() as u32))
+    }
+
+    fn view(&self) -> Box<dyn EngineView> {
+        Box::new(TreeView { now: self.current.get(), context: Arc::clone(&self.context) })
+    }
+
+    fn flushed_through(&self) -> SeqNo {
+        self.current.with(|now| now.flushed)
+    }
+
+    fn first_unflushed(&self) -> Option<SeqNo> {
+        self.current.with(|now| {
+            let oldest = now.sealed.last().unwrap_or(&now.active);
+            (!oldest.is_empty()).then(|| oldest.lowest_seqno())
+        })
+    }
+
+    fn seal(&self) {
+        self.seal_active(&mut lock(&self.writing));
+    }
+
+    /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits for
+    /// it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have what is
+    /// in memory compacted too.
+    fn next_task(&self, forced: bool) -> Option<Task> {
+        if self.discarded.load(Ordering::SeqCst) {
+            return None;
+        }
+        if self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
+            return Some(Task::Flush);
+        }
+        let compact = match self.compacting.is_busy() {
+            true => forced,
+            false => self.wants_compaction(forced),
+        };
+        compact.then_some(Task::Compact)
+    }
+
+    fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport> {
+        match task {
+            Task::Flush => self.flush(forced, host),
+            Task::Compact => self.compact(forced, host),
+        }
+    }
+
+    fn pressure(&self) -> Pressure {
+        let options = self.options();
+        self.current.with(|now| Pressure {
+            sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
+            sealed: now.sealed.len(),
+            compaction_debt: leveled::debt(&now.version, &options.compaction),
+            young_runs: now.version.level(0).runs.len(),
+        })
+    }
+}

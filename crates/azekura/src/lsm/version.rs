@@ -1,0 +1,404 @@
+//! Which tables a tree consists of at one moment.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::base::edit::{FileId, TableMeta};
+use crate::base::{Error, KeyOrder, Result, SeqNo};
+
+/// Levels of a tree; the last is the bottom.
+pub(crate) const LEVELS: usize = 7;
+/// The deepest level.
+pub(crate) const BOTTOM: u8 = LEVELS as u8 - 1;
+
+/// Something that stands for a table.
+pub(crate) trait Described {
+    fn meta(&self) -> &TableMeta;
+
+    /// The oldest read point when a merge wrote this table, if one did: what tombstones it kept could not go then.
+    fn settled_at(&self) -> Option<SeqNo> {
+        None
+    }
+}
+
+impl Described for TableMeta {
+    fn meta(&self) -> &TableMeta {
+        self
+    }
+}
+
+/// Tables in key order whose ranges do not meet: no user key is in two of them.
+#[derive(Debug)]
+pub(crate) struct Run<T> {
+    tables: Vec<Arc<T>>,
+    /// Under the bytewise order: the first eight bytes of each table's largest key, so that a search touches one array.
+    fences: Vec<u64>,
+}
+
+/// The first eight bytes as a number that orders as they do; missing bytes are 0.
+fn fence(key: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let len = key.len().min(8);
+    bytes[..len].copy_from_slice(&key[..len]);
+    u64::from_be_bytes(bytes)
+}
+
+impl<T: Described> Run<T> {
+    /// `tables` in key order.
+    pub(crate) fn new(tables: Vec<Arc<T>>, order: &KeyOrder) -> Run<T> {
+        let fences = match order.is_bytewise() {
+            true => tables.iter().map(|table| fence(&table.meta().largest.0)).collect(),
+            false => Vec::new(),
+        };
+        Run { tables, fences }
+    }
+
+    pub(crate) fn tables(&self) -> &[Arc<T>] {
+        &self.tables
+    }
+
+    /// The index of the first table that does not end before `key`.
+    fn lower_bound(&self, key: &[u8], order: &KeyOrder) -> usize {
+        let (mut from, mut to) = (0, self.tables.len());
+        if !self.fences.is_empty() {
+            let wanted = fence(key);
+            from = self.fences.partition_point(|&fence| fence < wanted);
+            to = from + self.fences[from..].partition_point(|&fence| fence == wanted);
+        }
+        from + self.tables[from..to].partition_point(|table| order.cmp(&table.meta().largest.0, key).is_lt())
+    }
+
+    /// The one table that may hold `key`.
+    pub(crate) fn find(&self, key: &[u8], order: &KeyOrder) -> Option<&Arc<T>> {
+        let table = self.tables.get(self.lower_bound(key, order))?;
+        order.cmp(&table.meta().smallest.0, key).is_le().then_some(table)
+    }
+
+    /// The tables whose ranges meet `smallest..=largest`.
+    pub(crate) fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
+        let from = self.lower_bound(smallest, order);
+        let len = self.tables[from..].partition_point(|table| order.cmp(&table.meta().smallest.0, largest).is_le());
+        from..from + len
+    }
+}
+
+/// The runs of one level.
+#[derive(Debug)]
+pub(crate) struct Level<T> {
+    /// Newest first. Below level 0 at most one.
+    pub(crate) runs: Vec<Arc<Run<T>>>,
+    pub(crate) tables: u64,
+    pub(crate) bytes: u64,
+    pub(crate) entries: u64,
+    pub(crate) tombstones: u64,
+}
+
+impl<T: Described> Level<T> {
+    fn new(runs: Vec<Arc<Run<T>>>) -> Level<T> {
+        let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0 };
+        for table in level.runs.iter().flat_map(|run| run.tables()) {
+            let meta = table.meta();
+            level.tables += 1;
+            level.bytes += meta.size;
+            level.entries += meta.entries;
+            level.tombstones += meta.tombstones;
+        }
+        level
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tables == 0
+    }
+
+    /// All tables, those of newer runs first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.runs.iter().flat_map(|run| run.tables())
+    }
+}
+
+/// An immutable list of runs per level. For one key, everything in a newer run, or on a shallower level, is newer.
+#[derive(Debug)]
+pub(crate) struct Version<T> {
+    levels: Vec<Level<T>>,
+}
+
+/// From one version to the next.
+#[derive(Debug)]
+pub(crate) struct Change<T> {
+    pub(crate) removed: HashSet<FileId>,
+    /// Becomes the newest run of level 0.
+    pub(crate) flushed: Vec<Arc<T>>,
+    /// Go to levels 1 and deeper.
+    pub(crate) added: Vec<(u8, Arc<T>)>,
+}
+
+impl<T> Default for Change<T> {
+    fn default() -> Change<T> {
+        Change { removed: HashSet::new(), flushed: Vec::new(), added: Vec::new() }
+    }
+}
+
+impl<T: Described> Version<T> {
+    pub(crate) fn empty() -> Version<T> {
+        Version { levels: (0..LEVELS).map(|_| Level::new(Vec::new())).collect() }
+    }
+
+    /// Builds the version that a manifest lists.
+    ///
+    /// Flushes cover rising, disjoint ranges of sequence numbers, so the runs of level 0 follow from those: newest first,
+    /// neighbours joined while their keys do not meet.
+    ///
+    /// # Errors
+    /// `Corruption` for a level that does not exist, a table named twice, or tables that meet where they must not.
+    pub(crate) fn restore(tables: Vec<(u8, Arc<T>)>, order: &KeyOrder) -> Result<Version<T>> {
+        let mut levels: Vec<Vec<Arc<T>>> = (0..LEVELS).map(|_| Vec::new()).collect();
+        let mut seen = HashSet::new();
+        for (level, table) in tables {
+            let meta = table.meta();
+            if !seen.insert(meta.id) {
+                return Err(Error::corruption(format!("manifest names table {} twice", meta.id.0)));
+            }
+            if order.cmp(&meta.smallest.0, &meta.largest.0).is_gt() {
+                return Err(Error::corruption(format!("table {} ends before it begins", meta.id.0)));
+            }
+            let Some(list) = levels.get_mut(usize::from(level)) else {
+                return Err(Error::corruption(format!(
+                    "table {} is on level {level}, which does not exist",
+                    meta.id.0
+                )));
+            };
+            list.push(table);
+        }
+        let mut young = std::mem::take(&mut levels[0]);
+        young.sort_by_key(|table| std::cmp::Reverse((table.meta().highest, table.meta().id)));
+        let mut groups: Vec<Vec<Arc<T>>> = Vec::new();
+        for table in young {
+            match groups.last_mut() {
+                Some(group) if group.iter().all(|other| disjoint(&**other, &*table, order)) => group.push(table),
+                _ => groups.push(vec![table]),
+            }
+        }
+        let mut version = Version { levels: vec![Level::new(groups.into_iter().map(|g| run_of(g, order)).collect())] };
+        for (level, tables) in levels.into_iter().enumerate().skip(1) {
+            let run = run_of(tables, order);
+            if let Some(pair) = run.tables().windows(2).find(|pair| !disjoint(&*pair[0], &*pair[1], order)) {
+                let (a, b) = (pair[0].meta().id.0, pair[1].meta().id.0);
+                return Err(Error::corruption(format!("tables {a} and {b} of level {level} overlap")));
+            }
+            version.levels.push(Level::new(if run.tables().is_empty() { Vec::new() } else { vec![run] }));
+        }
+        Ok(version)
+    }
+
+    pub(crate) fn level(&self, level: u8) -> &Level<T> {
+        &self.levels[usize::from(level)]
+    }
+
+    pub(crate) fn levels(&self) -> impl DoubleEndedIterator<Item = (u8, &Level<T>)> {
+        (0..=BOTTOM).zip(&self.levels)
+    }
+
+    /// The one run of a level below 0, if it has tables.
+    pub(crate) fn run(&self, level: u8) -> Option<&Arc<Run<T>>> {
+        self.level(level).runs.first()
+    }
+
+    /// Every run, newest first.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<Run<T>>> {
+        self.levels.iter().flat_map(|level| &level.runs)
+    }
+
+    /// The runs of the levels deeper than `level`.
+    pub(crate) fn runs_below(&self, level: u8) -> Vec<Arc<Run<T>>> {
+        self.levels.iter().skip(usize::from(level) + 1).flat_map(|level| &level.runs).map(Arc::clone).collect()
+    }
+
+    /// All tables with their levels.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (u8, &Arc<T>)> {
+        self.levels().flat_map(|(number, level)| level.iter().map(move |table| (number, table)))
+    }
+
+    /// The version after `change`; untouched runs are shared.
+    pub(crate) fn with(&self, change: Change<T>, order: &KeyOrder) -> Version<T> {
+        let mut levels: Vec<Vec<Arc<Run<T>>>> = Vec::with_capacity(LEVELS);
+        for (number, level) in self.levels() {
+            let added: Vec<&Arc<T>> = change.added.iter().filter(|(to, _)| *to == number).map(|(_, t)| t).collect();
+            assert!(number > 0 || added.is_empty(), "level 0 grows by flushes only");
+            let mut runs: Vec<Arc<Run<T>>> = Vec::new();
+            for run in &level.runs {
+                let touched = !added.is_empty() || run.tables().iter().any(|t| change.removed.contains(&t.meta().id));
+                if !touched {
+                    runs.push(Arc::clone(run));
+                    continue;
+                }
+                let stay = run.tables().iter().filter(|table| !change.removed.contains(&table.meta().id));
+                let tables: Vec<Arc<T>> = stay.chain(added.iter().copied()).map(Arc::clone).collect();
+                if !tables.is_empty() {
+                    runs.push(run_of(tables, order));
+                }
+            }
+            if level.runs.is_empty() && !added.is_empty() {
+                runs.push(run_of(added.into_iter().map(Arc::clone).collect(), order));
+            }
+            levels.push(runs);
+        }
+        if !change.flushed.is_empty() {
+            levels[0].insert(0, run_of(change.flushed, order));
+        }
+        let levels: Vec<Level<T>> = levels.into_iter().map(Level::new).collect();
+        debug_assert!(
+            levels
+                .iter()
+                .flat_map(|level| &level.runs)
+                .all(|run| { run.tables().windows(2).all(|pair| disjoint(&*pair[0], &*pair[1], order)) })
+        );
+        Version { levels }
+    }
+}
+
+/// Whether no key can be in both tables.
+pub(crate) fn disjoint(a: &impl Described, b: &impl Described, order: &KeyOrder) -> bool {
+    let (a, b) = (a.meta(), b.meta());
+    order.cmp(&a.largest.0, &b.smallest.0).is_lt() || order.cmp(&b.largest.0, &a.smallest.0).is_lt()
+}
+
+fn run_of<T: Described>(mut tables: Vec<Arc<T>>, order: &KeyOrder) -> Arc<Run<T>> {
+    tables.sort_by(|a, b| order.cmp(&a.meta().smallest.0, &b.meta().smallest.0));
+    Arc::new(Run::new(tables, order))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A table of 100 bytes and 10 entries.
+    pub(crate) fn table(id: u64, smallest: &str, largest: &str) -> Arc<TableMeta> {
+        table_at(id, smallest, largest, (id * 10, id * 10 + 9))
+    }
+
+    pub(crate) fn table_at(id: u64, smallest: &str, largest: &str, seqnos: (u64, u64)) -> Arc<TableMeta> {
+        Arc::new(TableMeta {
+            id: FileId(id),
+            size: 100,
+            entries: 10,
+            tombstones: 0,
+            lowest: SeqNo(seqnos.0),
+            highest: SeqNo(seqnos.1),
+            created_ms: 0,
+            raw_bytes: 100,
+            smallest: (smallest.into(), SeqNo(seqnos.1)),
+            largest: (largest.into(), SeqNo(seqnos.0)),
+        })
+    }
+
+    pub(crate) fn run(tables: Vec<Arc<TableMeta>>) -> Arc<Run<TableMeta>> {
+        run_of(tables, &KeyOrder::bytewise())
+    }
+
+    fn ids(version: &Version<TableMeta>, level: u8) -> Vec<Vec<u64>> {
+        let runs = version.level(level).runs.iter();
+        runs.map(|run| run.tables().iter().map(|table| table.id.0).collect()).collect()
+    }
+
+    #[test]
+    fn finds_the_one_table_also_behind_equal_fences() {
+        let tables = vec![
+            table(1, "a", "c"),
+            table(2, "longprefix-a", "longprefix-c"),
+            table(3, "longprefix-e", "longprefix-g"),
+        ];
+        for order in [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(Plain))] {
+            let run = Run::new(tables.clone(), &order);
+            let find = |key: &str| run.find(key.as_bytes(), &order).map(|table| table.id.0);
+            let keys = [
+                "",
+                "a",
+                "b",
+                "c",
+                "d",
+                "longprefix-b",
+                "longprefix-d",
+                "longprefix-e",
+                "longprefix-g",
+                "longprefix-h",
+                "z",
+            ];
+            let found = keys.map(find);
+            assert_eq!(found, [None, Some(1), Some(1), Some(1), None, Some(2), None, Some(3), Some(3), None, None]);
+            let overlapping = |a: &str, b: &str| run.overlapping(a.as_bytes(), b.as_bytes(), &order);
+            assert_eq!(overlapping("", "z"), 0..3);
+            assert_eq!(overlapping("c", "longprefix-a"), 0..2);
+            assert_eq!(overlapping("d", "e"), 1..1);
+            assert_eq!(overlapping("longprefix-d", "longprefix-d"), 2..2);
+            assert_eq!(overlapping("longprefix-f", "z"), 2..3);
+        }
+    }
+
+    /// The order of the bytes, without saying so.
+    struct Plain;
+    impl crate::base::comparator::Comparator for Plain {
+        fn name(&self) -> &str {
+            "plain"
+        }
+        fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+            a.cmp(b)
+        }
+    }
+
+    #[test]
+    fn restores_the_order_of_young_runs_from_sequence_numbers() {
+        let order = KeyOrder::bytewise();
+        let tables = vec![
+            (0, table_at(7, "a", "k", (10, 18))),
+            (0, table_at(3, "m", "z", (11, 19))),
+            (0, table_at(9, "a", "z", (30, 39))),
+            (0, table_at(8, "c", "d", (20, 29))),
+            (6, table_at(2, "p", "q", (0, 0))),
+            (6, table_at(1, "a", "b", (0, 0))),
+        ];
+        let version = Version::restore(tables, &order).unwrap();
+        assert_eq!(ids(&version, 0), [vec![9], vec![8, 3], vec![7]], "8 and 3 do not meet, 7 is older than 8");
+        assert_eq!(ids(&version, 6), [vec![1, 2]]);
+        assert_eq!((version.level(0).tables, version.level(0).bytes, version.level(6).entries), (4, 400, 20));
+    }
+
+    #[test]
+    fn refuses_what_no_tree_can_be() {
+        let order = KeyOrder::bytewise();
+        for bad in [
+            vec![(7, table(1, "a", "b"))],
+            vec![(1, table(1, "b", "a"))],
+            vec![(1, table(1, "a", "b")), (2, table(1, "a", "b"))],
+            vec![(1, table(1, "a", "c")), (1, table(2, "c", "d"))],
+        ] {
+            let error = Version::restore(bad, &order).unwrap_err();
+            assert_eq!(error.kind(), crate::base::ErrorKind::Corruption);
+        }
+    }
+
+    #[test]
+    fn changes_touch_only_what_they_name() {
+        let order = KeyOrder::bytewise();
+        let version = Version::empty().with(Change { flushed: vec![table(1, "a", "f")], ..Change::default() }, &order);
+        let version =
+            version.with(Change { flushed: vec![table(3, "p", "z"), table(2, "a", "k")], ..Change::default() }, &order);
+        assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]]);
+        let removed = HashSet::from([FileId(1), FileId(2)]);
+        let added = vec![(6, table(5, "g", "k")), (6, table(4, "a", "f"))];
+        let after = version.with(Change { removed, added, ..Change::default() }, &order);
+        assert_eq!(ids(&after, 0), [vec![3]]);
+        assert_eq!(ids(&after, 6), [vec![4, 5]]);
+        assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]], "the old one is as it was");
+        let moved = after.with(
+            Change { removed: HashSet::from([FileId(3)]), added: vec![(6, table(3, "p", "z"))], ..Change::default() },
+            &order,
+        );
+        assert_eq!(ids(&moved, 6), [vec![4, 5, 3]]);
+        assert!(moved.level(0).is_empty() && moved.level(0).runs.is_empty());
+        let gone = moved
+            .with(Change { removed: HashSet::from([FileId(3), FileId(4), FileId(5)]), ..Change::default() }, &order);
+        assert_eq!(gone.tables().count(), 0);
+        assert_eq!(gone.runs().count(), 0);
+    }
+}

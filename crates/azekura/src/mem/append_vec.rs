@@ -1,0 +1,155 @@
+//! A vector that grows while others read it.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::mem::needs_drop;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::mem::pages::Pages;
+
+/// Segment `n` holds `2^n` items, so item `i` stands in segment `log2(i + 1)`.
+const SEGMENTS: usize = 31;
+
+/// An append-only vector: items never move, so `&T` stays good while more are pushed, and readers never wait.
+///
+/// Empty, it owns no memory. Pushing takes a lock; it is meant for items that are large or rare.
+pub(crate) struct AppendVec<T> {
+    segments: [AtomicPtr<T>; SEGMENTS],
+    /// Items below this index are written and never written again (but for what they change inside themselves).
+    len: AtomicU32,
+    push: Mutex<()>,
+    owned: PhantomData<T>,
+}
+
+// SAFETY: shared access hands out `&T` (needs `T: Sync`) and moves items in (needs `T: Send`); see `push` and `get`.
+unsafe impl<T: Send + Sync> Sync for AppendVec<T> {}
+// SAFETY: the items go with the vector.
+unsafe impl<T: Send> Send for AppendVec<T> {}
+
+impl<T> AppendVec<T> {
+    pub(crate) const fn new() -> AppendVec<T> {
+        const { assert!(size_of::<T>() > 0 && align_of::<T>() <= 64, "segments are aligned to 64 bytes") };
+        AppendVec {
+            segments: [const { AtomicPtr::new(null_mut()) }; SEGMENTS],
+            len: AtomicU32::new(0),
+            push: Mutex::new(()),
+            owned: PhantomData,
+        }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// The bytes that the items take; what a segment has room for beyond them is not touched yet and not counted.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.len()) * size_of::<T>() as u64
+    }
+
+    /// The item at `index`, or `None` if it was not pushed yet.
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&T> {
+        if index >= self.len.load(Ordering::Acquire) {
+            return None;
+        }
+        let (segment, at) = place(index);
+        let start = self.segments[segment].load(Ordering::Relaxed);
+        // SAFETY: `index` is below a `len` that was read with Acquire, so the segment was allocated and the item written
+        // before; neither moves nor goes before the vector does, and nobody has `&mut` to an item.
+        Some(unsafe { &*start.add(at) })
+    }
+
+    /// Appends `value` and returns its index; `None` (and `value` is dropped) if there is no memory or 2^31 − 1 items
+    /// are in.
+    pub(crate) fn push(&self, value: T) -> Option<u32> {
+        let _pushing = self.push.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = self.len.load(Ordering::Relaxed);
+        let (segment, at) = place(index);
+        let slot = self.segments.get(segment)?;
+        if slot.load(Ordering::Relaxed).is_null() {
+            let pages = Pages::new(segment_bytes::<T>(segment)?)?;
+            slot.store(pages.into_raw().as_ptr().cast(), Ordering::Relaxed);
+        }
+        // SAFETY: the segment has room for `2^segment` items, aligned for T, and `at` is less; the lock makes us the only
+        // one to write, and readers stay below `len`.
+        unsafe { slot.load(Ordering::Relaxed).add(at).write(value) };
+        self.len.store(index + 1, Ordering::Release);
+        Some(index)
+    }
+}
+
+impl<T> Drop for AppendVec<T> {
+    fn drop(&mut self) {
+        let len = *self.len.get_mut();
+        for index in 0..if needs_drop::<T>() { len } else { 0 } {
+            let (segment, at) = place(index);
+            // SAFETY: items below `len` are written, and each is dropped once, by the vector's owner.
+            unsafe { self.segments[segment].get_mut().add(at).drop_in_place() };
+        }
+        for (n, segment) in self.segments.iter_mut().enumerate() {
+            if let (Some(start), Some(bytes)) = (NonNull::new(*segment.get_mut()), segment_bytes::<T>(n)) {
+                // SAFETY: `push` gave the segment up with this length, and it is taken back once.
+                drop(unsafe { Pages::from_raw(start.cast(), bytes) });
+            }
+        }
+    }
+}
+
+/// Segment and index in it.
+#[inline]
+fn place(index: u32) -> (usize, usize) {
+    let n = (index + 1).ilog2();
+    (n as usize, (index + 1 - (1 << n)) as usize)
+}
+
+fn segment_bytes<T>(segment: usize) -> Option<usize> {
+    size_of::<T>().checked_mul(1 << segment)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn items_stay_where_they_are_and_are_dropped_once() {
+        let item = Arc::new(());
+        let vec = AppendVec::new();
+        assert!(vec.get(0).is_none());
+        vec.push((0usize, Arc::clone(&item))).unwrap();
+        let first: *const _ = vec.get(0).unwrap();
+        for n in 1..1000 {
+            assert_eq!(vec.push((n, Arc::clone(&item))), Some(n as u32));
+        }
+        assert!((0..1000).all(|n| vec.get(n).unwrap().0 == n as usize));
+        assert!(vec.get(1000).is_none() && vec.get(u32::MAX - 1).is_none() && vec.get(u32::MAX).is_none());
+        assert!(std::ptr::eq(first, vec.get(0).unwrap()));
+        assert_eq!(Arc::strong_count(&item), 1001);
+        drop(vec);
+        assert_eq!(Arc::strong_count(&item), 1);
+    }
+
+    #[test]
+    fn readers_see_whole_items_while_it_grows() {
+        let count = if cfg!(miri) { 200 } else { 20_000 };
+        let vec = AppendVec::new();
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    while vec.len() < count {
+                        let len = vec.len();
+                        for n in len.saturating_sub(50)..len {
+                            assert_eq!(vec.get(n), Some(&[u64::from(n); 5]));
+                        }
+                    }
+                });
+            }
+            for n in 0..count {
+                vec.push([u64::from(n); 5]).unwrap();
+            }
+        });
+    }
+}

@@ -1,0 +1,275 @@
+//! Byte records that are written once and stay where they are.
+#![allow(unsafe_code)]
+
+use std::num::NonZeroU32;
+use std::ptr::copy_nonoverlapping;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::base::{Error, ErrorKind, Result};
+use crate::mem::append_vec::AppendVec;
+use crate::mem::pages::{HUGE_PAGE, Pages};
+
+/// The first chunk; each next one is twice as large until [`HUGE_PAGE`].
+const FIRST_CHUNK: usize = 16 << 10;
+/// Records above this get a chunk of their own, so that the rest of the current chunk is not wasted.
+const SHARED_CHUNK_RECORD_MAX: usize = HUGE_PAGE / 8;
+/// Records start at multiples of this.
+const ALIGN: usize = 8;
+/// A reference is chunk number and offset / [`ALIGN`]; so many bits for the latter reach through a huge page.
+const OFFSET_BITS: u32 = (HUGE_PAGE / ALIGN).ilog2();
+const CHUNKS_MAX: u32 = 1 << (u32::BITS - OFFSET_BITS);
+
+/// Where a record starts in its [`Arena`].
+///
+/// Only a number: [`Arena::bytes_from`] checks it against what is published, so a reference made of any bits, or one
+/// of another arena, gives `None` or the wrong bytes, never memory that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArenaRef(NonZeroU32);
+
+impl ArenaRef {
+    /// The reference as bits that are never 0.
+    #[inline]
+    pub(crate) fn to_bits(self) -> u32 {
+        self.0.get()
+    }
+
+    /// The reference of these bits; `None` for 0.
+    #[inline]
+    pub(crate) fn from_bits(bits: u32) -> Option<ArenaRef> {
+        NonZeroU32::new(bits).map(ArenaRef)
+    }
+
+    fn new(chunk: u32, offset: usize) -> ArenaRef {
+        let bits = chunk << OFFSET_BITS | (offset / ALIGN) as u32;
+        ArenaRef(NonZeroU32::new(bits).expect("chunk 0 starts with a gap"))
+    }
+
+    #[inline]
+    fn chunk(self) -> u32 {
+        self.0.get() >> OFFSET_BITS
+    }
+
+    #[inline]
+    fn offset(self) -> usize {
+        (self.0.get() & ((1 << OFFSET_BITS) - 1)) as usize * ALIGN
+    }
+}
+
+/// The readers' side of an arena. One [`ArenaWriter`] appends; any number of threads read beside it and never wait.
+pub(crate) struct Arena {
+    chunks: AppendVec<Chunk>,
+    bytes: AtomicU64,
+}
+
+/// On a cache line of its own, so that appending to the last chunk does not disturb readers of the others.
+#[repr(align(64))]
+struct Chunk {
+    /// Bytes below this are written and never change; the gap at the start of chunk 0 is not reachable by a reference.
+    published: AtomicUsize,
+    pages: Pages,
+}
+
+impl Arena {
+    /// An empty arena, which owns no chunk, and the one that may append to it.
+    pub(crate) fn new() -> (Arc<Arena>, ArenaWriter) {
+        let arena = Arc::new(Arena { chunks: AppendVec::new(), bytes: AtomicU64::new(0) });
+        let writer = ArenaWriter { arena: Arc::clone(&arena), chunk: 0, used: 0, room: 0, next_chunk: FIRST_CHUNK };
+        (arena, writer)
+    }
+
+    /// What is published from `at` to the end of its chunk: the record that was appended there and whatever stands
+    /// behind it. Records carry their own lengths. `None` if nothing was published there.
+    #[inline]
+    pub(crate) fn bytes_from(&self, at: ArenaRef) -> Option<&[u8]> {
+        let chunk = self.chunks.get(at.chunk())?;
+        let published = chunk.published.load(Ordering::Acquire);
+        let len = published.checked_sub(at.offset())?;
+        // SAFETY: `offset..published` lies within the chunk; it was written before `published` was stored with Release
+        // and is never written again (the writer only touches what is behind `published`). Offset 0 of chunk 0, where
+        // nothing is written, would be the reference 0, which does not exist. The chunk lives as long as `self`.
+        Some(unsafe { slice::from_raw_parts(chunk.pages.start().as_ptr().add(at.offset()), len) })
+    }
+
+    /// Asks the processor to fetch the first two cache lines of the record at `at`; does nothing for a bad reference.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: ArenaRef) {
+        if let Some(bytes) = self.bytes_from(at) {
+            prefetch(bytes.as_ptr());
+            prefetch(bytes.as_ptr().wrapping_add(64));
+        }
+    }
+
+    /// The bytes of all chunks, used or not yet.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+#[inline]
+fn prefetch(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch never faults, whatever the address; SSE is part of the architecture.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
+    let _ = at;
+}
+
+/// The one that appends to an [`Arena`].
+pub(crate) struct ArenaWriter {
+    arena: Arc<Arena>,
+    /// The chunk that is being filled, its bytes in use and its length; `room` is 0 before the first.
+    chunk: u32,
+    used: usize,
+    room: usize,
+    next_chunk: usize,
+}
+
+impl ArenaWriter {
+    /// Appends the concatenation of `parts` as one record.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no memory, `Invalid` if the arena holds as much as references can tell apart (between
+    /// 4 and 32 GiB).
+    pub(crate) fn append(&mut self, parts: &[&[u8]]) -> Result<ArenaRef> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let padded = len.next_multiple_of(ALIGN).max(ALIGN);
+        if padded > SHARED_CHUNK_RECORD_MAX {
+            let (chunk, start, _) = self.add_chunk(0, padded)?;
+            return Ok(self.write(chunk, start, padded, parts));
+        }
+        if padded > self.room - self.used {
+            (self.chunk, self.used, self.room) = self.add_chunk(self.next_chunk, padded)?;
+            self.next_chunk = (self.next_chunk * 2).min(HUGE_PAGE);
+        }
+        let at = self.write(self.chunk, self.used, padded, parts);
+        self.used += padded;
+        Ok(at)
+    }
+
+    /// Adds a chunk of `usual` bytes, or more so that `need` bytes fit; its number, its first usable offset and its length.
+    fn add_chunk(&mut self, usual: usize, need: usize) -> Result<(u32, usize, usize)> {
+        let number = self.arena.chunks.len();
+        if number == CHUNKS_MAX {
+            return Err(Error::invalid("memtable is full: flush it first"));
+        }
+        let gap = if number == 0 { ALIGN } else { 0 };
+        let whole = usual.max(need + gap);
+        let no_memory = || Error::new(ErrorKind::OutOfSpace, format!("no memory for {whole} bytes"));
+        let pages = Pages::new(whole).ok_or_else(no_memory)?;
+        self.arena.chunks.push(Chunk { published: AtomicUsize::new(0), pages }).ok_or_else(no_memory)?;
+        self.arena.bytes.fetch_add(whole as u64, Ordering::Relaxed);
+        Ok((number, gap, whole))
+    }
+
+    /// Copies `parts` to `offset`, fills up to `padded` bytes with zeros and publishes them.
+    fn write(&self, chunk: u32, offset: usize, padded: usize, parts: &[&[u8]]) -> ArenaRef {
+        let at = ArenaRef::new(chunk, offset);
+        let chunk = self.arena.chunks.get(chunk).expect("the writer added it");
+        assert!(offset + padded <= chunk.pages.len() && offset >= chunk.published.load(Ordering::Relaxed));
+        // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind what readers may look at; there
+        // is one writer per arena and it is borrowed mutably by `append`. The parts add up to at most `padded` bytes, and
+        // cannot overlap the target, because nobody was ever handed that.
+        unsafe {
+            let mut to = chunk.pages.start().as_ptr().add(offset);
+            let end = to.add(padded);
+            for part in parts {
+                copy_nonoverlapping(part.as_ptr(), to, part.len());
+                to = to.add(part.len());
+            }
+            to.write_bytes(0, end.offset_from_unsigned(to));
+        }
+        chunk.published.store(offset + padded, Ordering::Release);
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(n: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (n * 31 + i) as u8).collect()
+    }
+
+    #[test]
+    fn records_of_all_sizes_stay_readable() {
+        let (arena, mut writer) = Arena::new();
+        assert_eq!(arena.bytes(), 0);
+        let sizes = [0, 1, 7, 8, 9, 100, 4096, 16 << 10, SHARED_CHUNK_RECORD_MAX, SHARED_CHUNK_RECORD_MAX + 1, 5 << 20];
+        let sizes = if cfg!(miri) { &sizes[..6] } else { &sizes[..] };
+        let mut written = Vec::new();
+        for n in 0..sizes.len() * if cfg!(miri) { 3 } else { 20 } {
+            let bytes = record(n, sizes[n % sizes.len()]);
+            let (head, tail) = bytes.split_at(bytes.len() / 3);
+            let at = writer.append(&[head, tail]).unwrap();
+            assert_eq!(ArenaRef::from_bits(at.to_bits()), Some(at));
+            written.push((at, bytes));
+            arena.prefetch(at);
+        }
+        for (at, bytes) in &written {
+            assert_eq!(&arena.bytes_from(*at).unwrap()[..bytes.len()], bytes);
+        }
+        let sum: usize = written.iter().map(|(_, bytes)| bytes.len()).sum();
+        assert!(arena.bytes() >= sum as u64);
+    }
+
+    #[test]
+    fn the_first_chunk_is_small_and_a_large_first_record_fits() {
+        let (arena, mut writer) = Arena::new();
+        writer.append(&[b"a"]).unwrap();
+        assert_eq!(arena.bytes(), FIRST_CHUNK as u64);
+        let (arena, mut writer) = Arena::new();
+        let at = writer.append(&[&[7; SHARED_CHUNK_RECORD_MAX + 1]]).unwrap();
+        assert_eq!(arena.bytes_from(at).unwrap()[SHARED_CHUNK_RECORD_MAX], 7);
+        let (arena, mut writer) = Arena::new();
+        let at = writer.append(&[&[7; FIRST_CHUNK]]).unwrap();
+        assert_eq!(arena.bytes_from(at).unwrap()[..], [7; FIRST_CHUNK]);
+        assert!(arena.bytes() < FIRST_CHUNK as u64 + 4096);
+    }
+
+    #[test]
+    fn any_bits_are_safe_to_look_up() {
+        let (arena, mut writer) = Arena::new();
+        let last = (0..100).map(|n| writer.append(&[&record(n, 50)]).unwrap()).last().unwrap();
+        let len = if cfg!(miri) { 30 } else { 1 << 20 };
+        for bits in (0..len).chain((0..32).map(|n| 1 << n)).chain([u32::MAX]) {
+            let sum = ArenaRef::from_bits(bits)
+                .and_then(|at| arena.bytes_from(at))
+                .map(|bytes| bytes.iter().map(|&b| u64::from(b)).sum::<u64>());
+            assert!(bits <= last.to_bits() + 7 || sum.is_none(), "{bits}");
+        }
+    }
+
+    #[test]
+    fn readers_see_whole_records_while_it_grows() {
+        let count = if cfg!(miri) { 100 } else { 50_000 };
+        let (arena, mut writer) = Arena::new();
+        let newest = AtomicU64::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    loop {
+                        let seen = newest.load(Ordering::Acquire);
+                        if let Some(at) = ArenaRef::from_bits(seen as u32) {
+                            let bytes = arena.bytes_from(at).unwrap();
+                            let n = (seen >> 32) as usize;
+                            assert_eq!(bytes[..n % 300], record(n, n % 300));
+                            if n == count - 1 {
+                                break;
+                            }
+                        }
+                    }
+                });
+            }
+            for n in 0..count {
+                let at = writer.append(&[&record(n, n % 300)]).unwrap();
+                newest.store((n as u64) << 32 | u64::from(at.to_bits()), Ordering::Release);
+            }
+        });
+    }
+}

@@ -1,0 +1,404 @@
+//! A pointer that readers follow without a lock and without a write to a line that others write.
+//!
+//! Each thread has a slot. Pinning stores the global epoch in it; replacing a value raises the epoch, and the old value
+//! is freed once every slot is idle or was pinned at a later epoch. Whoever can free something does: the one who
+//! replaced the value, or, if a reader was in its way, that reader when it unpins.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a slot holds while its thread is not pinned; no epoch gets here.
+const IDLE: u64 = u64::MAX;
+
+/// How often `store` looks again whether the readers have left, before it leaves the freeing to them.
+const PATIENCE: usize = 64;
+
+static EPOCH: AtomicU64 = AtomicU64::new(0);
+
+/// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most threads
+/// that were ever pinned at once.
+static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
+
+/// What was replaced and not freed yet, with the epoch it was replaced at.
+static GARBAGE: Mutex<Vec<(u64, Box<dyn Send>)>> = Mutex::new(Vec::new());
+
+/// The length of [`GARBAGE`], so that unpinning needs no lock to see that there is nothing to free.
+static GARBAGE_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// One thread's place; two cache lines, because processors fetch lines in pairs.
+#[repr(align(128))]
+struct Slot {
+    /// The epoch of the outermost pin, or [`IDLE`]. Written by the owner, read by those who free.
+    epoch: AtomicU64,
+    /// How many pins are nested. Only the owner touches it.
+    depth: AtomicUsize,
+    /// Whether the slot goes back with its last pin, because its thread's handle is gone. Only the owner touches it.
+    orphan: AtomicBool,
+    claimed: AtomicBool,
+    /// Set before the slot is in the list, never changed after.
+    next: *const Slot,
+}
+
+// SAFETY: everything but `next` is atomic, and `next` is not changed once the slot is shared.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// A slot that nobody else uses: a free one, or a new one at the head of the list.
+    #[cold]
+    fn claim() -> &'static Slot {
+        for slot in slots() {
+            let free = !slot.claimed.load(Ordering::Relaxed);
+            if free && slot.claimed.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return slot;
+            }
+        }
+        let slot = Box::leak(Box::new(Slot {
+            epoch: AtomicU64::new(IDLE),
+            depth: AtomicUsize::new(0),
+            orphan: AtomicBool::new(false),
+            claimed: AtomicBool::new(true),
+            next: SLOTS.load(Ordering::SeqCst),
+        }));
+        while let Err(head) = SLOTS.compare_exchange(slot.next.cast_mut(), slot, Ordering::SeqCst, Ordering::SeqCst) {
+            slot.next = head;
+        }
+        slot
+    }
+
+    /// Gives the slot to the next thread that needs one.
+    fn release(&self) {
+        self.orphan.store(false, Ordering::Relaxed);
+        self.claimed.store(false, Ordering::Release);
+    }
+}
+
+/// All slots, claimed or not.
+fn slots() -> impl Iterator<Item = &'static Slot> {
+    let mut next: *const Slot = SLOTS.load(Ordering::SeqCst);
+    std::iter::from_fn(move || {
+        // SAFETY: list members are leaked, and were complete before they were published with SeqCst.
+        let slot = unsafe { next.as_ref() }?;
+        next = slot.next;
+        Some(slot)
+    })
+}
+
+/// A thread's hold on its slot.
+struct Handle(&'static Slot);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.0.depth.load(Ordering::Relaxed) == 0 {
+            self.0.release();
+        } else {
+            self.0.orphan.store(true, Ordering::Relaxed); // a guard outlives the handle; it gives the slot back
+        }
+    }
+}
+
+thread_local! {
+    static HANDLE: Handle = Handle(Slot::claim());
+}
+
+/// While it lives, nothing that the thread can reach through an [`EpochCell`] is freed. Stays on its thread.
+struct Pin {
+    slot: &'static Slot,
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl Pin {
+    #[inline]
+    fn new() -> Pin {
+        // While a thread ends its handle may be gone already: then the pin has a slot of its own.
+        let slot = HANDLE.try_with(|handle| handle.0).unwrap_or_else(|_| {
+            let slot = Slot::claim();
+            slot.orphan.store(true, Ordering::Relaxed);
+            slot
+        });
+        let depth = slot.depth.load(Ordering::Relaxed);
+        slot.depth.store(depth + 1, Ordering::Relaxed);
+        if depth == 0 {
+            // Acquire: who sees an epoch sees the pointers that were replaced before it began. SeqCst, as is the load of
+            // the pointer that follows: either the one who replaces it sees this slot pinned, or we see the new pointer.
+            slot.epoch.store(EPOCH.load(Ordering::Acquire), Ordering::SeqCst);
+        }
+        Pin { slot, on_this_thread: PhantomData }
+    }
+}
+
+impl Drop for Pin {
+    #[inline]
+    fn drop(&mut self) {
+        let depth = self.slot.depth.load(Ordering::Relaxed) - 1;
+        self.slot.depth.store(depth, Ordering::Relaxed);
+        if depth == 0 {
+            self.slot.epoch.store(IDLE, Ordering::Release);
+            if self.slot.orphan.load(Ordering::Relaxed) {
+                self.slot.release();
+            }
+            if GARBAGE_LEN.load(Ordering::Relaxed) != 0 {
+                collect();
+            }
+        }
+    }
+}
+
+/// Frees what no pinned thread can still see. True if nothing is left.
+#[cold]
+fn collect() -> bool {
+    let mut garbage = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
+    // SeqCst: see `Pin::new`. A value that reads as pinned or idle after a reader left was stored with Release by that
+    // reader, so what it read happened before what is freed here.
+    let oldest = slots().map(|slot| slot.epoch.load(Ordering::SeqCst)).min().unwrap_or(IDLE);
+    let free: Vec<_> = garbage.extract_if(.., |(replaced_at, _)| *replaced_at < oldest).collect();
+    let left = garbage.len();
+    GARBAGE_LEN.store(left, Ordering::Relaxed);
+    drop(garbage);
+    drop(free); // without the lock: dropping a value may replace or free others
+    left == 0
+}
+
+/// Keeps `value` until no thread that was pinned before now is pinned any more.
+fn retire(value: Box<dyn Send>) {
+    {
+        let mut garbage = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
+        // Pins of a later epoch began after the pointer was replaced.
+        garbage.push((EPOCH.fetch_add(1, Ordering::SeqCst), value));
+        GARBAGE_LEN.store(garbage.len(), Ordering::Relaxed);
+    }
+    // Pins last microseconds, and freeing is no work for readers. But who is pinned itself cannot wait for itself.
+    let pinned = HANDLE.try_with(|handle| handle.0.depth.load(Ordering::Relaxed) > 0).unwrap_or(true);
+    for _ in 0..if pinned { 1 } else { PATIENCE } {
+        if collect() {
+            break;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// A shared value that is replaced as a whole; readers never wait and share no cache line with each other.
+pub(crate) struct EpochCell<T: Send + Sync + 'static> {
+    /// From `Arc::into_raw`; the cell owns one count.
+    value: AtomicPtr<T>,
+    owned: PhantomData<Arc<T>>,
+}
+
+impl<T: Send + Sync + 'static> EpochCell<T> {
+    pub(crate) fn new(value: Arc<T>) -> EpochCell<T> {
+        EpochCell { value: AtomicPtr::new(Arc::into_raw(value).cast_mut()), owned: PhantomData }
+    }
+
+    /// The value of now. The guard keeps it, and everything else that is replaced meanwhile in any cell, from being freed:
+    /// hold it inside one call only, and take [`EpochCell::load_full`] for longer.
+    #[inline]
+    pub(crate) fn load(&self) -> Guard<'_, T> {
+        let pin = Pin::new();
+        Guard { value: self.value.load(Ordering::SeqCst).cast_const(), _pin: pin, cell: PhantomData }
+    }
+
+    /// The value of now, counted; writes to a cache line that others write too.
+    pub(crate) fn load_full(&self) -> Arc<T> {
+        let _pin = Pin::new();
+        let value = self.value.load(Ordering::SeqCst).cast_const();
+        // SAFETY: the pointer comes from `Arc::into_raw`, and the count that the cell owned when the pin was set is not
+        // dropped while it is; so it is at least one here.
+        unsafe {
+            Arc::increment_strong_count(value);
+            Arc::from_raw(value)
+        }
+    }
+
+    /// Puts `value` in; the old one is freed as soon as no reader can see it. Never waits for readers.
+    pub(crate) fn store(&self, value: Arc<T>) {
+        let old = self.value.swap(Arc::into_raw(value).cast_mut(), Ordering::SeqCst);
+        // SAFETY: from `Arc::into_raw`, and the swap took over the one count that the cell owned.
+        retire(Box::new(unsafe { Arc::from_raw(old.cast_const()) }));
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for EpochCell<T> {
+    fn drop(&mut self) {
+        // SAFETY: the cell owns one count, and guards borrow the cell, so there are none.
+        drop(unsafe { Arc::from_raw(self.value.get_mut().cast_const()) });
+    }
+}
+
+/// A pinned reference to the value of an [`EpochCell`].
+pub(crate) struct Guard<'a, T> {
+    /// No `&T`: that would have to stay good until a function that takes the guard returns, though it drops the guard.
+    value: *const T,
+    _pin: Pin,
+    cell: PhantomData<&'a T>,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with freeing
+        // (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an `Arc`, so it is aligned
+        // and nobody has `&mut` to what it points at.
+        unsafe { &*self.value }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Knows how many of its kind are alive, and whether it is.
+    struct Tracked {
+        number: u64,
+        alive: AtomicBool,
+        count: Arc<AtomicUsize>,
+    }
+
+    impl Tracked {
+        fn new(number: u64, count: &Arc<AtomicUsize>) -> Arc<Tracked> {
+            count.fetch_add(1, Ordering::SeqCst);
+            Arc::new(Tracked { number, alive: AtomicBool::new(true), count: Arc::clone(count) })
+        }
+    }
+
+    impl Drop for Tracked {
+        fn drop(&mut self) {
+            self.alive.store(false, Ordering::SeqCst);
+            self.count.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Other tests of this process may hold a pin at any moment; they let go soon.
+    fn eventually(what: impl Fn() -> bool) {
+        for _ in 0..1_000_000 {
+            drop(Pin::new()); // frees what can be freed
+            if what() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        panic!("was never so");
+    }
+
+    #[test]
+    fn a_held_guard_keeps_its_value_and_nothing_is_left_after_it() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let alive = || count.load(Ordering::SeqCst);
+        let cell = EpochCell::new(Tracked::new(0, &count));
+        let first = cell.load();
+        for n in 1..=10 {
+            cell.store(Tracked::new(n, &count));
+        }
+        assert!(first.alive.load(Ordering::SeqCst));
+        assert_eq!((first.number, cell.load().number), (0, 10));
+        assert_eq!(alive(), 11, "all of them were replaced while the guard was held");
+        {
+            let nested = cell.load();
+            drop(first);
+            cell.store(Tracked::new(11, &count));
+            assert!(nested.alive.load(Ordering::SeqCst), "the inner guard still pins");
+        }
+        eventually(|| alive() == 1);
+        let full = cell.load_full();
+        cell.store(Tracked::new(12, &count));
+        eventually(|| alive() == 2);
+        drop(cell);
+        eventually(|| alive() == 1);
+        assert!(full.number == 11 && full.alive.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn values_are_whole_while_they_are_replaced() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let cell = EpochCell::new(Tracked::new(0, &count));
+        let (rounds, last) = if cfg!(miri) { (2, 30) } else { (8, 3_000) };
+        for _ in 0..rounds {
+            cell.store(Tracked::new(0, &count));
+            // Threads come and go with every round.
+            std::thread::scope(|s| {
+                for reader in 0..4 {
+                    let cell = &cell;
+                    s.spawn(move || {
+                        let mut seen = 0;
+                        while seen < last {
+                            let guard = cell.load();
+                            assert!(guard.alive.load(Ordering::SeqCst), "freed under a guard");
+                            assert!(guard.number >= seen, "an older value came back");
+                            seen = guard.number;
+                            if reader == 0 {
+                                let full = cell.load_full();
+                                drop(guard);
+                                assert!(full.alive.load(Ordering::SeqCst) && full.number >= seen);
+                            } else if reader == 1 {
+                                let inner = cell.load();
+                                assert!(inner.number >= seen && guard.alive.load(Ordering::SeqCst));
+                            }
+                        }
+                    });
+                }
+                for n in 1..=last {
+                    cell.store(Tracked::new(n, &count));
+                }
+            });
+        }
+        eventually(|| count.load(Ordering::SeqCst) == 1);
+    }
+
+    #[test]
+    fn many_threads_at_once_each_have_a_slot() {
+        let threads = if cfg!(miri) { 8 } else { 100 };
+        let count = Arc::new(AtomicUsize::new(0));
+        let cell = EpochCell::new(Tracked::new(0, &count));
+        let barrier = std::sync::Barrier::new(threads + 1);
+        std::thread::scope(|s| {
+            for _ in 0..threads {
+                s.spawn(|| {
+                    let guard = cell.load();
+                    barrier.wait(); // everyone is pinned
+                    barrier.wait(); // it was replaced
+                    assert!(guard.number == 0 && guard.alive.load(Ordering::SeqCst));
+                });
+            }
+            barrier.wait();
+            cell.store(Tracked::new(1, &count));
+            assert_eq!(count.load(Ordering::SeqCst), 2);
+            barrier.wait();
+        });
+        eventually(|| count.load(Ordering::SeqCst) == 1);
+    }
+
+    #[test]
+    fn pins_work_while_a_thread_ends() {
+        struct Late(Option<&'static EpochCell<u64>>);
+        impl Drop for Late {
+            fn drop(&mut self) {
+                let cell = self.0.expect("set");
+                let outer = cell.load();
+                cell.store(Arc::new(*outer + 1));
+                assert_eq!(*cell.load(), *outer + 1);
+            }
+        }
+        thread_local! {
+            static BEFORE: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) };
+            static AFTER: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) };
+        }
+        static CELL: std::sync::OnceLock<EpochCell<u64>> = std::sync::OnceLock::new();
+        let cell = CELL.get_or_init(|| EpochCell::new(Arc::new(0)));
+        for _ in 0..3 {
+            std::thread::scope(|s| {
+                let thread = s.spawn(|| {
+                    // One is destroyed before the slot's handle and one after it, in whatever order the system has.
+                    BEFORE.with(|late| late.borrow_mut().0 = Some(cell));
+                    drop(cell.load());
+                    AFTER.with(|late| late.borrow_mut().0 = Some(cell));
+                });
+                thread.join().unwrap(); // the end of the scope alone does not wait for destructors
+            });
+        }
+        assert_eq!(*cell.load(), 6);
+    }
+}

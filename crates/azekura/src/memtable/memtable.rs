@@ -1,0 +1,274 @@
+//! The memtable.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::checksum::key_hash;
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, Result, SeqNo};
+use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
+use crate::memtable::cursor::MemtableCursor;
+use crate::memtable::hash_index::{Found, HashIndex, HashWriter};
+use crate::memtable::record::Records;
+use crate::memtable::tree::{Goal, LeafCopy, Tree};
+
+/// Versions of a key that a lookup walks over one by one before it asks the ordered index.
+const CHAIN_MAX: usize = 32;
+
+/// The newest records of a tree, in memory. Thread safe: writers take turns, readers never wait.
+pub(crate) struct Memtable {
+    records: Records,
+    tree: Tree,
+    hashes: HashIndex,
+    hash_seed: u64,
+    /// Whether different bytes may be the same key, hashed in canonical form or not at all.
+    bytes_are_keys: bool,
+    written: Written,
+}
+
+/// What each insertion writes, on cache lines of its own, which readers have no need for.
+#[repr(align(128))]
+struct Written {
+    writer: Mutex<Writer>,
+    len: AtomicU64,
+    lowest: AtomicU64,
+    highest: AtomicU64,
+}
+
+struct Writer {
+    arena: ArenaWriter,
+    hashes: HashWriter,
+    scratch: Vec<u8>,
+}
+
+impl Memtable {
+    /// An empty memtable; it owns about 2 KiB until the first insertion.
+    pub(crate) fn new(order: KeyOrder, hash_seed: u64) -> Memtable {
+        let (arena, writer) = Arena::new();
+        let writer = Writer { arena: writer, hashes: HashWriter::default(), scratch: Vec::new() };
+        Memtable {
+            bytes_are_keys: order.bytes_identify_keys(),
+            records: Records::new(arena, order),
+            tree: Tree::new(),
+            hashes: HashIndex::new(),
+            hash_seed,
+            written: Written {
+                writer: Mutex::new(writer),
+                len: AtomicU64::new(0),
+                lowest: AtomicU64::new(u64::MAX),
+                highest: AtomicU64::new(0),
+            },
+        }
+    }
+
+    /// Adds a record. Those of one key must come with rising sequence numbers.
+    ///
+    /// # Errors
+    /// `Invalid` if key or value is too long, the sequence number does not rise (noticed only where keys are hashed), or
+    /// the memtable is full; `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier call.
+    /// In every case the record is not in.
+    pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
+        let mut writer =
+            self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
+        let Writer { arena, hashes, scratch } = &mut *writer;
+        let place = match self.hash_with(entry.user, scratch) {
+            Some(hash) => {
+                let place = self.hashes.place(hashes, hash, |at| self.is_key(at, entry.user));
+                if place.is_none() {
+                    self.hashes.give_up();
+                }
+                place
+            }
+            None => None,
+        };
+        let older = place.and_then(|place| place.older);
+        if older.is_some_and(|older| self.records.get(older).seqno() >= entry.seqno) {
+            return Err(Error::invalid("sequence numbers of a key must rise"));
+        }
+        let at = self.records.append(arena, entry, older)?;
+        self.tree.insert(&self.records, at.to_bits(), entry.key())?;
+        if let Some(place) = place {
+            self.hashes.put(hashes, place, at);
+        }
+        let Written { len, lowest, highest, .. } = &self.written;
+        len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
+        lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
+        highest.store(highest.load(Ordering::Relaxed).max(entry.seqno.0), Ordering::Release);
+        Ok(())
+    }
+
+    /// The newest version of `key` that is not newer than `at`, tombstones included. `hash` is
+    /// [`Memtable::hash_of`]`(key)`; without it the ordered index is asked, which is slower.
+    #[inline]
+    pub(crate) fn get(&self, key: &[u8], hash: Option<u64>, at: SeqNo) -> Option<EntryRef<'_>> {
+        let Some(hash) = hash else { return self.get_ordered(key, at) };
+        match self.hashes.find(hash, |record| self.is_key(record, key)) {
+            Found::Record(newest) => {
+                let mut next = Some(newest);
+                for _ in 0..CHAIN_MAX {
+                    let Some(record) = next.map(|next| self.records.get(next)) else { break };
+                    if record.seqno() <= at {
+                        return Some(record.entry());
+                    }
+                    next = record.older();
+                }
+                if next.is_none() && self.hashes.is_complete() { None } else { self.get_ordered(key, at) }
+            }
+            Found::Nothing if self.hashes_keys(key) => None,
+            Found::Nothing | Found::Unknown => self.get_ordered(key, at),
+        }
+    }
+
+    /// [`Memtable::get`] by the ordered index: the first entry at or behind (key, at) is it, if it has that key.
+    #[cold]
+    fn get_ordered(&self, key: &[u8], at: SeqNo) -> Option<EntryRef<'_>> {
+        let mut leaf = LeafCopy::new();
+        let n = self.tree.seek(&self.records, Goal::AtOrBehind(KeyRef::new(key, at)), &mut leaf)?;
+        let entry = self.records.of_bits(leaf.refs()[n]).entry();
+        self.records.same_key(entry.user, key).then_some(entry)
+    }
+
+    /// The hash to look `key` up with, or `None` if the order of the keys does not allow hashing them.
+    #[inline]
+    pub(crate) fn hash_of(&self, key: &[u8]) -> Option<u64> {
+        self.hash_with(key, &mut Vec::new())
+    }
+
+    #[inline]
+    fn hash_with(&self, key: &[u8], scratch: &mut Vec<u8>) -> Option<u64> {
+        if self.bytes_are_keys {
+            return Some(key_hash(self.hash_seed, key));
+        }
+        self.records.order().hashable(key, scratch).map(|bytes| key_hash(self.hash_seed, bytes))
+    }
+
+    /// Whether every version of `key` that is in is in the hash index, too.
+    #[inline]
+    fn hashes_keys(&self, key: &[u8]) -> bool {
+        self.bytes_are_keys || self.hash_of(key).is_some()
+    }
+
+    #[inline]
+    fn is_key(&self, at: ArenaRef, key: &[u8]) -> bool {
+        let user = self.records.get(at).user();
+        user == key || !self.bytes_are_keys && self.records.same_key(user, key)
+    }
+
+    /// A cursor over what is in now; what is inserted later may or may not appear.
+    pub(crate) fn cursor(self: &Arc<Self>) -> MemtableCursor {
+        MemtableCursor::new(Arc::clone(self))
+    }
+
+    pub(crate) fn records(&self) -> &Records {
+        &self.records
+    }
+
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// The bytes of memory that records and indexes take.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes()
+    }
+
+    /// The number of records.
+    pub(crate) fn len(&self) -> u64 {
+        self.written.len.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The lowest sequence number in it; 0 if it is empty.
+    pub(crate) fn lowest_seqno(&self) -> SeqNo {
+        let lowest = self.written.lowest.load(Ordering::Acquire);
+        SeqNo(if lowest == u64::MAX { 0 } else { lowest })
+    }
+
+    /// The highest sequence number in it; 0 if it is empty.
+    pub(crate) fn highest_seqno(&self) -> SeqNo {
+        SeqNo(self.written.highest.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::RecordKind;
+
+    fn put(user: &[u8], seqno: u64) -> EntryRef<'_> {
+        EntryRef { user, seqno: SeqNo(seqno), kind: RecordKind::Put, value: user }
+    }
+
+    #[test]
+    fn an_empty_one_is_small_and_answers() {
+        let table = Arc::new(Memtable::new(KeyOrder::bytewise(), 1));
+        assert!(size_of::<Memtable>() < 3 << 10, "{}", size_of::<Memtable>());
+        assert_eq!((table.bytes(), table.len(), table.is_empty()), (0, 0, true));
+        assert_eq!((table.lowest_seqno(), table.highest_seqno()), (SeqNo(0), SeqNo(0)));
+        assert_eq!(table.get(b"a", table.hash_of(b"a"), SeqNo::MAX), None);
+        assert_eq!(table.get(b"a", None, SeqNo::MAX), None);
+        table.insert(put(b"", 5)).unwrap();
+        table.insert(put(b"a", 3)).unwrap();
+        assert_eq!((table.len(), table.lowest_seqno(), table.highest_seqno()), (2, SeqNo(3), SeqNo(5)));
+        assert!((16 << 10..32 << 10).contains(&table.bytes()), "{}", table.bytes());
+    }
+
+    #[test]
+    fn a_refused_record_is_not_in() {
+        let table = Memtable::new(KeyOrder::bytewise(), 1);
+        table.insert(put(b"a", 7)).unwrap();
+        for seqno in [6, 7] {
+            assert_eq!(table.insert(put(b"a", seqno)).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        assert_eq!(table.insert(put(&[0; 70_000], 9)).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!((table.len(), table.highest_seqno()), (1, SeqNo(7)));
+        assert_eq!(table.get(b"a", None, SeqNo(6)), None);
+    }
+
+    #[test]
+    fn an_old_version_behind_many_newer_ones_is_found() {
+        let table = Memtable::new(KeyOrder::bytewise(), 1);
+        for seqno in 1..=200 {
+            table.insert(put(b"a", seqno)).unwrap();
+        }
+        for at in 1..=200 {
+            assert_eq!(table.get(b"a", table.hash_of(b"a"), SeqNo(at)), Some(put(b"a", at)));
+        }
+        assert_eq!(table.get(b"a", table.hash_of(b"a"), SeqNo(0)), None);
+    }
+
+    #[test]
+    fn large_values_have_room() {
+        let table = Memtable::new(KeyOrder::bytewise(), 1);
+        let value = vec![7; if cfg!(miri) { 300_000 } else { 9 << 20 }];
+        for seqno in 1..=3 {
+            table.insert(EntryRef { value: &value, ..put(b"a", seqno) }).unwrap();
+            table.insert(put(b"b", 10 + seqno)).unwrap();
+        }
+        assert_eq!(table.get(b"a", table.hash_of(b"a"), SeqNo(2)).unwrap().value, value);
+        let least = 3 * value.len() as u64;
+        assert!((least..least + (64 << 10)).contains(&table.bytes()));
+    }
+
+    #[test]
+    fn a_comparator_that_panics_leaves_it_readable() {
+        struct Touchy;
+        impl crate::base::comparator::Comparator for Touchy {
+            fn name(&self) -> &str {
+                "touchy"
+            }
+            fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+                assert!(a != b"bad" && b != b"bad");
+                a.cmp(b)
+            }
+        }
+        let table = Memtable::new(KeyOrder::custom(Arc::new(Touchy)), 1);
+        table.insert(put(b"a", 1)).unwrap();
+        let insert = std::panic::AssertUnwindSafe(|| table.insert(put(b"bad", 2)));
+        assert!(std::panic::catch_unwind(insert).is_err());
+        assert_eq!(table.insert(put(b"b", 3)).unwrap_err().kind(), ErrorKind::Poisoned);
+        assert_eq!(table.get(b"a", None, SeqNo(9)), Some(put(b"a", 1)));
+    }
+}

@@ -1,0 +1,188 @@
+//! One record in the arena.
+//!
+//! ```text
+//! byte  0  u64  sequence number << 8 | kind
+//!       8  u32  reference of the next older version of the key, 0 = none (only kept where there is a hash index)
+//!      12  u32  length of the value
+//!      16  u16  length of the key
+//!      18       key, value
+//! ```
+//! It never leaves memory, so this is no file format.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use crate::base::{EntryRef, Error, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
+
+const HEADER_LEN: usize = 18;
+
+/// Why looking up a stored reference cannot fail.
+const PUBLISHED: &str = "references are stored after their records were published";
+
+/// A record as it lies in the arena.
+#[derive(Clone, Copy)]
+pub(crate) struct Record<'a> {
+    header: &'a [u8; HEADER_LEN],
+    /// Key and value, and whatever stands behind them in the chunk.
+    rest: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    #[inline]
+    fn new(bytes: &'a [u8]) -> Record<'a> {
+        let (header, rest) = bytes.split_first_chunk().expect("a record is not shorter than its header");
+        Record { header, rest }
+    }
+
+    #[inline]
+    fn tag(&self) -> u64 {
+        u64::from_le_bytes(*self.header.first_chunk().expect("18 >= 8"))
+    }
+
+    #[inline]
+    pub(crate) fn seqno(&self) -> SeqNo {
+        SeqNo(self.tag() >> 8)
+    }
+
+    /// The next older version of the same key.
+    #[inline]
+    pub(crate) fn older(&self) -> Option<ArenaRef> {
+        let [_, _, _, _, _, _, _, _, a, b, c, d, ..] = *self.header;
+        ArenaRef::from_bits(u32::from_le_bytes([a, b, c, d]))
+    }
+
+    #[inline]
+    fn value_len(&self) -> usize {
+        let [.., a, b, c, d, _, _] = *self.header;
+        u32::from_le_bytes([a, b, c, d]) as usize
+    }
+
+    #[inline]
+    pub(crate) fn user(&self) -> &'a [u8] {
+        let [.., a, b] = *self.header;
+        &self.rest[..usize::from(u16::from_le_bytes([a, b]))]
+    }
+
+    #[inline]
+    pub(crate) fn key(&self) -> KeyRef<'a> {
+        KeyRef { user: self.user(), seqno: self.seqno() }
+    }
+
+    #[inline]
+    pub(crate) fn entry(&self) -> EntryRef<'a> {
+        let user = self.user();
+        let kind = RecordKind::from_byte(self.tag() as u8).expect("the byte of a kind was stored");
+        EntryRef { user, seqno: self.seqno(), kind, value: &self.rest[user.len()..][..self.value_len()] }
+    }
+}
+
+/// All records of a memtable, and their order.
+pub(crate) struct Records {
+    arena: Arc<Arena>,
+    order: KeyOrder,
+    bytewise: bool,
+}
+
+impl Records {
+    pub(crate) fn new(arena: Arc<Arena>, order: KeyOrder) -> Records {
+        Records { arena, bytewise: order.is_bytewise(), order }
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub(crate) fn order(&self) -> &KeyOrder {
+        &self.order
+    }
+
+    /// Whether prefixes of keys say anything about their order.
+    #[inline]
+    pub(crate) fn bytewise(&self) -> bool {
+        self.bytewise
+    }
+
+    /// The record at a reference that an index holds.
+    #[inline]
+    pub(crate) fn get(&self, at: ArenaRef) -> Record<'_> {
+        Record::new(self.arena.bytes_from(at).expect(PUBLISHED))
+    }
+
+    /// Asks for the record of these bits to be fetched into the cache.
+    #[inline]
+    pub(crate) fn prefetch(&self, bits: u32) {
+        if let Some(at) = ArenaRef::from_bits(bits) {
+            self.arena.prefetch(at);
+        }
+    }
+
+    /// The record of reference bits that an index holds.
+    #[inline]
+    pub(crate) fn of_bits(&self, bits: u32) -> Record<'_> {
+        self.get(ArenaRef::from_bits(bits).expect(PUBLISHED))
+    }
+
+    /// Compares the record of `bits` with `target` in internal order.
+    #[inline]
+    pub(crate) fn cmp(&self, bits: u32, target: KeyRef<'_>) -> Ordering {
+        let key = self.of_bits(bits).key();
+        let users = if self.bytewise { key.user.cmp(target.user) } else { self.order.cmp(key.user, target.user) };
+        users.then_with(|| target.seqno.cmp(&key.seqno))
+    }
+
+    /// Whether two user keys are the same one.
+    #[inline]
+    pub(crate) fn same_key(&self, a: &[u8], b: &[u8]) -> bool {
+        a == b || !self.bytewise && self.order.cmp(a, b).is_eq()
+    }
+
+    /// Stores `entry`, whose next older version is `older`.
+    ///
+    /// # Errors
+    /// `Invalid` if key, value or memtable are too long, `OutOfSpace` if there is no memory.
+    pub(crate) fn append(
+        &self,
+        writer: &mut ArenaWriter,
+        entry: EntryRef<'_>,
+        older: Option<ArenaRef>,
+    ) -> Result<ArenaRef> {
+        let key_len = u16::try_from(entry.user.len()).map_err(|_| Error::invalid("key is longer than 65535 bytes"))?;
+        let value_len =
+            u32::try_from(entry.value.len()).map_err(|_| Error::invalid("value is longer than 4294967295 bytes"))?;
+        let mut header = [0; HEADER_LEN];
+        header[..8].copy_from_slice(&(entry.seqno.0 << 8 | u64::from(entry.kind.to_byte())).to_le_bytes());
+        header[8..12].copy_from_slice(&older.map_or(0, ArenaRef::to_bits).to_le_bytes());
+        header[12..16].copy_from_slice(&value_len.to_le_bytes());
+        header[16..].copy_from_slice(&key_len.to_le_bytes());
+        writer.append(&[&header, entry.user, entry.value])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_round_trip() {
+        let (arena, mut writer) = Arena::new();
+        let records = Records::new(arena, KeyOrder::bytewise());
+        let mut stored = Vec::new();
+        for (n, kind) in [RecordKind::Put, RecordKind::Delete, RecordKind::SingleDelete].into_iter().enumerate() {
+            for (user, value) in [(&b""[..], &b""[..]), (b"k", b""), (b"", b"v"), (&[7; 65_535], &[9; 300_000])] {
+                let seqno = SeqNo(SeqNo::MAX.0 - n as u64);
+                let entry = EntryRef { user, seqno, kind, value };
+                let older = stored.last().map(|(at, _)| *at);
+                let at = records.append(&mut writer, entry, older).unwrap();
+                assert_eq!(records.get(at).older(), older);
+                stored.push((at, entry));
+            }
+        }
+        for (at, entry) in stored {
+            assert_eq!(records.get(at).entry(), entry);
+            assert_eq!(records.of_bits(at.to_bits()).key(), entry.key());
+        }
+        let long = EntryRef { user: &[0; 65_536], seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
+        assert_eq!(records.append(&mut writer, long, None).unwrap_err().kind(), crate::base::ErrorKind::Invalid);
+    }
+}

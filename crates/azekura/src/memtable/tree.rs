@@ -1,0 +1,469 @@
+//! The ordered index: a B+ tree that only grows.
+//!
+//! A split makes the right node first, links it into the parent and only then shortens the left one. So every descent,
+//! however old what it read is, ends at the right leaf or left of it, and walks on to the right from there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::{Error, ErrorKind, KeyRef, Result};
+use crate::mem::append_vec::AppendVec;
+use crate::memtable::node::{INNER_CAP, Inner, LEAF_CAP, Leaf, Node};
+use crate::memtable::record::Records;
+
+/// How often a reader tries again before it reads an open node the slow way.
+const PATIENCE: usize = 32;
+
+/// More levels of inner nodes than 2^32 records can fill.
+const HEIGHT_MAX: usize = 32;
+
+/// Where a reader wants to go.
+#[derive(Clone, Copy)]
+pub(crate) enum Goal<'a> {
+    /// To the first entry at or behind this.
+    AtOrBehind(KeyRef<'a>),
+    /// To the last entry strictly before this.
+    Before(KeyRef<'a>),
+    /// To the last entry.
+    Last,
+}
+
+/// One state of a leaf, copied out.
+pub(crate) struct LeafCopy {
+    refs: [u32; LEAF_CAP],
+    count: usize,
+    /// The number of the right neighbour, plus 1; 0 = none.
+    next: u32,
+    /// How many entries are before the goal that the copy was made for.
+    rank: usize,
+}
+
+impl LeafCopy {
+    pub(crate) fn new() -> LeafCopy {
+        LeafCopy { refs: [0; LEAF_CAP], count: 0, next: 0, rank: 0 }
+    }
+
+    /// The reference bits of its entries in order.
+    pub(crate) fn refs(&self) -> &[u32] {
+        &self.refs[..self.count]
+    }
+
+    /// Copies `leaf` as it is at one moment.
+    fn take(&mut self, leaf: &Leaf, records: &Records, goal: Goal<'_>) {
+        for _ in 0..PATIENCE {
+            let version = leaf.head().version();
+            if version % 2 == 0 {
+                self.collect(leaf);
+                self.rank = match goal {
+                    Goal::AtOrBehind(target) | Goal::Before(target) => leaf.rank(records, target, false),
+                    Goal::Last => self.count,
+                };
+                if leaf.head().unchanged(version) {
+                    return;
+                }
+            }
+            std::hint::spin_loop();
+        }
+        self.take_open(leaf, records, goal);
+    }
+
+    /// Copies a leaf that may be open, without its prefixes. Two equal collects under one version are one moment, because
+    /// within a change no state comes twice.
+    #[cold]
+    fn take_open(&mut self, leaf: &Leaf, records: &Records, goal: Goal<'_>) {
+        loop {
+            let version = leaf.head().version();
+            self.collect(leaf);
+            let mut again = LeafCopy::new();
+            again.collect(leaf);
+            let same = self.refs() == again.refs() && self.next == again.next;
+            if same && leaf.head().unchanged(version) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        self.remove_twin();
+        self.rank = match goal {
+            Goal::AtOrBehind(target) | Goal::Before(target) => {
+                self.refs().partition_point(|&bits| records.cmp(bits, target).is_lt())
+            }
+            Goal::Last => self.count,
+        };
+    }
+
+    #[inline]
+    fn collect(&mut self, leaf: &Leaf) {
+        let shape = leaf.head().shape();
+        (self.count, self.next) = (shape.count, shape.next);
+        for (n, bits) in self.refs[..shape.count].iter_mut().enumerate() {
+            *bits = leaf.record(n);
+        }
+    }
+
+    /// An insertion in progress shows one entry twice.
+    fn remove_twin(&mut self) {
+        if let Some(twin) = self.refs().windows(2).position(|pair| pair[0] == pair[1]) {
+            self.refs.copy_within(twin + 1..self.count, twin);
+            self.count -= 1;
+        }
+    }
+}
+
+/// The way from the root to a leaf: numbers of inner nodes and of the link that was followed in each.
+struct Path {
+    steps: [(u32, usize); HEIGHT_MAX],
+    len: usize,
+}
+
+/// Ordered references to records. Any number of readers beside one writer.
+pub(crate) struct Tree {
+    /// Levels of inner nodes << 32 | number of the topmost node. Leaf 0 is always the leftmost one.
+    root: AtomicU64,
+    leaves: AppendVec<Leaf>,
+    inners: AppendVec<Inner>,
+}
+
+impl Tree {
+    pub(crate) fn new() -> Tree {
+        Tree { root: AtomicU64::new(0), leaves: AppendVec::new(), inners: AppendVec::new() }
+    }
+
+    /// The bytes that the nodes take.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.leaves.bytes() + self.inners.bytes()
+    }
+
+    fn root(&self) -> (usize, u32) {
+        let root = self.root.load(Ordering::Acquire);
+        ((root >> 32) as usize, root as u32)
+    }
+
+    fn leaf(&self, number: u32) -> &Leaf {
+        self.leaves.get(number).expect("links lead to leaves that exist")
+    }
+
+    fn inner(&self, number: u32) -> &Inner {
+        self.inners.get(number).expect("links lead to nodes that exist")
+    }
+
+    /// Finds `goal`: copies its leaf to `copy` and returns its index there, or `None` if there is no such entry.
+    pub(crate) fn seek(&self, records: &Records, goal: Goal<'_>, copy: &mut LeafCopy) -> Option<usize> {
+        self.leaves.get(0)?;
+        copy.take(self.leaf(self.descend(records, goal)), records, goal);
+        match goal {
+            Goal::AtOrBehind(_) => {
+                while copy.rank == copy.count {
+                    let next = copy.next.checked_sub(1)?;
+                    copy.take(self.leaf(next), records, goal);
+                }
+                Some(copy.rank)
+            }
+            Goal::Before(_) | Goal::Last => {
+                while let (true, Some(next)) = (copy.rank == copy.count, copy.next.checked_sub(1)) {
+                    let mut right = LeafCopy::new();
+                    right.take(self.leaf(next), records, goal);
+                    if right.rank == 0 {
+                        break;
+                    }
+                    *copy = right;
+                }
+                copy.rank.checked_sub(1)
+            }
+        }
+    }
+
+    /// Copies the leftmost leaf; false if there is none.
+    pub(crate) fn first(&self, records: &Records, copy: &mut LeafCopy) -> bool {
+        self.leaves.get(0).inspect(|leaf| copy.take(leaf, records, Goal::Last)).is_some() && copy.count > 0
+    }
+
+    /// Copies the leaf to the right of the one in `copy`; false if there is none.
+    pub(crate) fn right_of(&self, records: &Records, copy: &mut LeafCopy) -> bool {
+        let Some(next) = copy.next.checked_sub(1) else { return false };
+        copy.take(self.leaf(next), records, Goal::Last);
+        true
+    }
+
+    /// The number of the leaf where `goal` is, or of one left of it.
+    fn descend(&self, records: &Records, goal: Goal<'_>) -> u32 {
+        'again: for _ in 0..PATIENCE {
+            let root = self.root.load(Ordering::Acquire);
+            let (height, mut node) = ((root >> 32) as usize, root as u32);
+            let mut above: Option<(&Inner, u64)> = None;
+            for _ in 0..height {
+                let inner = self.inner(node);
+                let version = inner.head().version();
+                // A node that was split since its parent was read would lead too far to the left.
+                let still = match above {
+                    Some((parent, version)) => parent.head().unchanged(version),
+                    None => self.root.load(Ordering::Acquire) == root,
+                };
+                if version % 2 == 1 || !still {
+                    std::hint::spin_loop();
+                    continue 'again;
+                }
+                let Some(child) = follow(inner, version, records, goal) else { continue 'again };
+                node = child;
+                above = Some((inner, version));
+            }
+            return node;
+        }
+        self.descend_open(records, goal)
+    }
+
+    /// Descends through nodes that may be open.
+    #[cold]
+    fn descend_open(&self, records: &Records, goal: Goal<'_>) -> u32 {
+        let (height, root) = self.root();
+        (0..height).fold(root, |node, _| follow_open(self.inner(node), records, goal))
+    }
+
+    /// Inserts the record `bits` with this key. Only one thread at a time may insert.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no memory; then nothing was changed.
+    pub(crate) fn insert(&self, records: &Records, bits: u32, key: KeyRef<'_>) -> Result<()> {
+        if self.leaves.len() == 0 {
+            self.leaves.push(Leaf::new()).ok_or_else(no_memory)?;
+        }
+        let (path, number) = self.path_to(records, key);
+        let leaf = self.leaf(number);
+        let at = leaf.rank(records, key, false);
+        if leaf.head().shape().count < LEAF_CAP {
+            leaf.insert(at, bits, key.user, records);
+            return Ok(());
+        }
+        self.split_and_insert(records, &path, number, at, (bits, key.user))
+    }
+
+    /// The writer's descent: nothing changes meanwhile.
+    fn path_to(&self, records: &Records, key: KeyRef<'_>) -> (Path, u32) {
+        let (height, mut node) = self.root();
+        let mut path = Path { steps: [(0, 0); HEIGHT_MAX], len: height };
+        for step in &mut path.steps[..height] {
+            let inner = self.inner(node);
+            let link = inner.rank(records, key, true) - 1;
+            *step = (node, link);
+            node = inner.link(link).1;
+        }
+        (path, node)
+    }
+
+    /// Splits the full leaf `number` and inserts the record that belongs at `at` into one half. Where records come in
+    /// ascending order the left half stays full.
+    fn split_and_insert(
+        &self,
+        records: &Records,
+        path: &Path,
+        number: u32,
+        at: usize,
+        (bits, user): (u32, &[u8]),
+    ) -> Result<()> {
+        let leaf = self.leaf(number);
+        let shape = leaf.head().shape();
+        let ascending = at > 0 && at == shape.follows;
+        let rightmost = at == LEAF_CAP && shape.next == 0;
+        let keep = if ascending || rightmost { at } else { LEAF_CAP / 2 };
+        let goes_left = at <= keep && keep < LEAF_CAP;
+        let upper = leaf.upper_part(keep, records);
+
+        if !goes_left {
+            upper.insert(at - keep, bits, user, records);
+        }
+        let separator = upper.record(0);
+        let right = self.leaves.push(upper).ok_or_else(no_memory)?;
+        self.link(records, &path.steps[..path.len], number, (separator, right))?;
+        leaf.shrink(keep, right, records);
+        if goes_left {
+            leaf.insert(at, bits, user, records);
+        }
+        Ok(())
+    }
+
+    /// Puts the link to a new node behind that of its left neighbour, node number `left`, into the parent, the last step of
+    /// `path`; a full parent is split first, and a split root gets a new root above it.
+    fn link(&self, records: &Records, path: &[(u32, usize)], left: u32, new: (u32, u32)) -> Result<()> {
+        let Some((&(number, followed), path)) = path.split_last() else {
+            let root = Inner::over(left);
+            root.insert(1, new, records);
+            let root = self.inners.push(root).ok_or_else(no_memory)?;
+            let height = self.root().0 as u64 + 1;
+            self.root.store(height << 32 | u64::from(root), Ordering::Release);
+            return Ok(());
+        };
+        let (inner, at) = (self.inner(number), followed + 1);
+        if inner.head().shape().count < INNER_CAP {
+            inner.insert(at, new, records);
+            return Ok(());
+        }
+        if at == INNER_CAP {
+            // Ascending: the full node stays full, and the new one begins with the new child, whose separator moves up.
+            let right = self.inners.push(Inner::over(new.1)).ok_or_else(no_memory)?;
+            return self.link(records, path, number, (new.0, right));
+        }
+        let keep = INNER_CAP / 2;
+        let upper = inner.upper_part(keep, records);
+        let separator = inner.record(keep);
+        if at > keep {
+            upper.insert(at - keep, new, records);
+        }
+        let right = self.inners.push(upper).ok_or_else(no_memory)?;
+        self.link(records, path, number, (separator, right))?;
+        inner.shrink(keep, records);
+        if at <= keep {
+            inner.insert(at, new, records);
+        }
+        Ok(())
+    }
+}
+
+/// The child of `inner` where `goal` is, or `None` if the node changed since it had `version`.
+#[inline]
+fn follow(inner: &Inner, version: u64, records: &Records, goal: Goal<'_>) -> Option<u32> {
+    let rank = match goal {
+        Goal::AtOrBehind(target) => inner.rank(records, target, true),
+        Goal::Before(target) => inner.rank(records, target, false),
+        Goal::Last => inner.head().shape().count,
+    };
+    let child = inner.link(rank - 1).1;
+    inner.head().unchanged(version).then_some(child)
+}
+
+/// The child of `inner`, which may be open, where `goal` is, or one left of it. Each link alone is true: what stands below
+/// it is not before its separator; so the last one met whose separator is not behind the goal leads there.
+#[cold]
+fn follow_open(inner: &Inner, records: &Records, goal: Goal<'_>) -> u32 {
+    let mut child = inner.link(0).1;
+    for n in 1..inner.head().shape().count {
+        let (separator, next) = inner.link(n);
+        let reached = match goal {
+            Goal::AtOrBehind(target) => records.cmp(separator, target).is_le(),
+            Goal::Before(target) => records.cmp(separator, target).is_lt(),
+            Goal::Last => true,
+        };
+        if !reached {
+            break;
+        }
+        child = next;
+    }
+    child
+}
+
+#[cold]
+fn no_memory() -> Error {
+    Error::new(ErrorKind::OutOfSpace, "no memory for the index of a memtable")
+}
+
+#[cfg(test)]
+impl Tree {
+    /// Makes readers meet every node as if the writer had stopped in the middle of changing it, and again as it should be.
+    pub(crate) fn toggle_open(&self) {
+        (0..self.leaves.len()).for_each(|n| self.leaf(n).head().toggle_open());
+        (0..self.inners.len()).for_each(|n| self.inner(n).head().toggle_open());
+    }
+
+    pub(crate) fn height(&self) -> usize {
+        self.root().0
+    }
+
+    /// The average part of a leaf that is in use.
+    pub(crate) fn fill(&self) -> f64 {
+        let used: usize = (0..self.leaves.len()).map(|n| self.leaf(n).head().shape().count).sum();
+        used as f64 / (self.leaves.len() as usize * LEAF_CAP) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
+    use crate::mem::arena::Arena;
+
+    fn stored(records: &Records, writer: &mut crate::mem::arena::ArenaWriter, n: u32) -> u32 {
+        let user = n.to_be_bytes();
+        let entry = EntryRef { user: &user, seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
+        records.append(writer, entry, None).unwrap().to_bits()
+    }
+
+    #[test]
+    fn a_leaf_can_be_read_at_every_step_of_an_insertion() {
+        let (arena, mut writer) = Arena::new();
+        let records = Records::new(arena, KeyOrder::bytewise());
+        let all: Vec<u32> = (0..10).map(|n| stored(&records, &mut writer, n)).collect();
+        for at in 0..10 {
+            let leaf = Leaf::new();
+            let before: Vec<u32> = all.iter().copied().filter(|bits| *bits != all[at]).collect();
+            for (n, &bits) in before.iter().enumerate() {
+                leaf.insert(n, bits, records.of_bits(bits).user(), &records);
+            }
+            let mut steps = 0;
+            leaf.insert_in_steps(at, all[at], &mut || {
+                let mut copy = LeafCopy::new();
+                let goal = (at as u32).to_be_bytes();
+                copy.take(&leaf, &records, Goal::AtOrBehind(KeyRef::first_of(&goal)));
+                assert!(copy.refs() == before || copy.refs() == all, "{:?}", copy.refs());
+                assert_eq!(copy.rank, at);
+                steps += 1;
+            });
+            assert_eq!(steps, (before.len() - at).max(1) + 2);
+        }
+    }
+
+    /// Separator `10 * n` leads to child `n`. While links are put in, in any order, no reader is led to the right of its goal.
+    #[test]
+    fn an_inner_node_never_leads_too_far_while_it_changes() {
+        let (arena, mut writer) = Arena::new();
+        let records = Records::new(arena, KeyOrder::bytewise());
+        let count = INNER_CAP as u32 - 1;
+        let all: Vec<u32> = (1..=count).map(|n| stored(&records, &mut writer, 10 * n)).collect();
+        let nodes = AppendVec::new();
+        nodes.push(Inner::over(0)).unwrap();
+        let rounds = if cfg!(miri) { 2 } else { 3_000 };
+        std::thread::scope(|s| {
+            for reader in 1..=2 {
+                let (nodes, records) = (&nodes, &records);
+                s.spawn(move || {
+                    let mut n = reader;
+                    while nodes.len() <= rounds {
+                        let inner: &Inner = nodes.get(nodes.len() - 1).unwrap();
+                        n = (n * 7 + 13) % (10 * count + 19);
+                        let goal = n.to_be_bytes();
+                        let goal = Goal::AtOrBehind(KeyRef::new(&goal, SeqNo(1)));
+                        assert!(follow_open(inner, records, goal) <= n / 10);
+                        let version = inner.head().version();
+                        if version % 2 == 0
+                            && let Some(child) = follow(inner, version, records, goal)
+                        {
+                            assert!(child <= n / 10, "{child} for {n}");
+                        }
+                    }
+                });
+            }
+            for round in 0..rounds {
+                let inner = nodes.get(round).unwrap();
+                let mut there = Vec::new();
+                for n in 0..count {
+                    let child = n * (2 * round + 7) % count;
+                    if there.contains(&child) {
+                        continue;
+                    }
+                    there.push(child);
+                    let at = there.iter().filter(|other| **other < child).count() + 1;
+                    inner.insert(at, (all[child as usize], child + 1), &records);
+                }
+                nodes.push(Inner::over(0)).unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn a_step_through_a_node_that_changed_meanwhile_is_void() {
+        let (arena, mut writer) = Arena::new();
+        let records = Records::new(arena, KeyOrder::bytewise());
+        let inner = Inner::over(0);
+        let version = inner.head().version();
+        assert_eq!(follow(&inner, version, &records, Goal::Last), Some(0));
+        inner.insert(1, (stored(&records, &mut writer, 10), 1), &records);
+        assert_eq!(follow(&inner, version, &records, Goal::Last), None);
+        assert_eq!(follow(&inner, inner.head().version(), &records, Goal::Last), Some(1));
+    }
+}

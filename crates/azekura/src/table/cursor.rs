@@ -1,0 +1,162 @@
+//! A cursor over a table; it owns what it walks, and holds one data block at a time.
+
+use std::sync::Arc;
+
+use crate::base::{EntryRef, KeyRef, RecordKind, Result};
+use crate::block::{Block, BlockCursor, BlockKind};
+use crate::cursor::Cursor;
+use crate::table::index::IndexCursor;
+use crate::table::reader::Table;
+
+/// A position in a table.
+pub(crate) struct TableCursor {
+    table: Arc<Table>,
+    fill_cache: bool,
+    index: IndexCursor,
+    data: Option<BlockCursor>,
+    /// Of the entry it stands on; `None` where it stands on none.
+    kind: Option<RecordKind>,
+}
+
+impl TableCursor {
+    pub(crate) fn new(table: Arc<Table>, fill_cache: bool) -> TableCursor {
+        TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, kind: None }
+    }
+
+    /// Loads the data block that the index stands on and takes a position in it.
+    fn load(&mut self, place: impl FnOnce(&mut BlockCursor) -> Result<()>) -> Result<()> {
+        let Some(handle) = self.index.block()? else {
+            self.data = None;
+            return Ok(());
+        };
+        let block: Arc<Block> = self.table.source.cached(handle, BlockKind::Data, self.fill_cache)?;
+        let cursor = match &mut self.data {
+            Some(cursor) => {
+                cursor.set_block(block);
+                cursor
+            }
+            None => self.data.insert(BlockCursor::new(block)),
+        };
+        place(cursor).map_err(|error| self.table.source.locate(error, handle.offset))
+    }
+
+    fn off_the_block(&self) -> bool {
+        self.data.as_ref().is_some_and(|data| !data.valid())
+    }
+
+    /// On to the blocks behind until there is an entry.
+    fn go_on(&mut self) -> Result<()> {
+        while self.off_the_block() {
+            self.index.next(&self.table.source)?;
+            self.load(BlockCursor::seek_to_first)?;
+        }
+        Ok(())
+    }
+
+    /// Back to the blocks before until there is an entry.
+    fn go_back(&mut self) -> Result<()> {
+        while self.off_the_block() {
+            self.index.prev(&self.table.source)?;
+            self.load(BlockCursor::seek_to_last)?;
+        }
+        Ok(())
+    }
+
+    /// Ends every movement: an entry is shown only if it is of a kind that is known, and nothing is after an error.
+    fn settle(&mut self, moved: Result<()>) -> Result<()> {
+        self.kind = None;
+        let settled = moved.and_then(|()| match &self.data {
+            Some(data) if data.valid() => RecordKind::from_byte(data.tag()).map(Some),
+            _ => Ok(None),
+        });
+        match settled {
+            Ok(kind) => {
+                self.kind = kind;
+                Ok(())
+            }
+            Err(error) => {
+                self.data = None;
+                Err(error.in_file(self.table.source.path()))
+            }
+        }
+    }
+
+    fn to_first(&mut self) -> Result<()> {
+        self.index.seek_to_first(&self.table.index, &self.table.source)?;
+        self.load(BlockCursor::seek_to_first)
+    }
+
+    fn to_last(&mut self) -> Result<()> {
+        self.index.seek_to_last(&self.table.index, &self.table.source)?;
+        self.load(BlockCursor::seek_to_last)
+    }
+
+    fn to(&mut self, target: KeyRef<'_>) -> Result<()> {
+        let table = Arc::clone(&self.table);
+        self.index.seek(&table.index, &table.source, target, &table.order)?;
+        self.load(|data| data.seek(target, &table.order))?;
+        self.go_on()
+    }
+
+    fn to_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+        let table = Arc::clone(&self.table);
+        self.index.seek(&table.index, &table.source, target, &table.order)?;
+        if self.index.entry().is_none() {
+            return self.to_last();
+        }
+        self.load(|data| data.seek_before(target, &table.order))?;
+        self.go_back()
+    }
+}
+
+impl Cursor for TableCursor {
+    fn seek_to_first(&mut self) -> Result<()> {
+        let moved = self.to_first();
+        self.settle(moved)
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        let moved = self.to_last();
+        self.settle(moved)
+    }
+
+    fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
+        let moved = self.to(target);
+        self.settle(moved)
+    }
+
+    fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+        let moved = self.to_before(target);
+        self.settle(moved)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Result<()> {
+        let mut moved = self.data.as_mut().map_or(Ok(()), BlockCursor::next);
+        if moved.is_ok() && self.off_the_block() {
+            moved = self.go_on();
+        }
+        self.settle(moved)
+    }
+
+    #[inline]
+    fn prev(&mut self) -> Result<()> {
+        let mut moved = self.data.as_mut().map_or(Ok(()), BlockCursor::prev);
+        if moved.is_ok() && self.off_the_block() {
+            moved = self.go_back();
+        }
+        self.settle(moved)
+    }
+
+    #[inline]
+    fn valid(&self) -> bool {
+        self.kind.is_some()
+    }
+
+    #[inline]
+    fn entry(&self) -> EntryRef<'_> {
+        let (data, kind) = self.data.as_ref().zip(self.kind).expect("only a valid cursor is asked for its entry");
+        let KeyRef { user, seqno } = data.key();
+        EntryRef { user, seqno, kind, value: data.value() }
+    }
+}

@@ -1,0 +1,27 @@
+//! Tables: immutable sorted files of entries, with index and filter on two levels.
+//!
+//! Invariants:
+//! - a table is written once, front to back, and never changed; an empty one is never written;
+//! - opening reads the header and the end, nothing else; everything else is read when it is asked for;
+//! - a lookup answers from data that verified, or fails; a filter that cannot be read says "may match";
+//! - whatever bytes the file has, reading ends, in memory bounded by the file's size.
+//!
+//! Layout: `docs/format/table.md`. Rooms in reading order: [`options`], [`format`], [`properties`]; writing: [`index`],
+//! [`filter`], [`writer`]; reading: [`files`], [`source`], [`reader`], [`cursor`], [`verify`].
+
+pub(crate) mod cursor;
+pub(crate) mod files;
+pub(crate) mod filter;
+pub(crate) mod format;
+pub(crate) mod index;
+pub(crate) mod options;
+pub(crate) mod properties;
+pub(crate) mod reader;
+pub(crate) mod source;
+pub(crate) mod verify;
+pub(crate) mod writer;
+
+#[cfg(test)]
+mod measure;
+#[cfg(test)]
+mod tests;

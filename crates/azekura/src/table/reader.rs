@@ -1,0 +1,345 @@
+//! An open table: lookups.
+
+use std::sync::Arc;
+
+use crate::base::checksum::key_hash;
+use crate::base::edit::{FileId, TableMeta};
+use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::block::frame::{Body, open_frame};
+use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
+use crate::mem::slice::Slice;
+use crate::table::cursor::TableCursor;
+use crate::table::files::TableFiles;
+use crate::table::filter::Filter;
+use crate::table::format::{Directory, FOOTER_LEN, Footer};
+use crate::table::index::{Index, only_piece};
+use crate::table::options::ReadOptions;
+use crate::table::properties::Properties;
+use crate::table::source::{Cacheable, Slot, Source};
+
+/// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
+/// of some ten thousand blocks.
+const TAIL_LEN: u64 = 8 << 10;
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lookup<'a> {
+    pub(crate) key: &'a [u8],
+    /// Of the key, under the database's seed; `None` where the order allows no hash.
+    pub(crate) hash: Option<u64>,
+    pub(crate) at: SeqNo,
+}
+
+impl<'a> Lookup<'a> {
+    /// A lookup of `key` as of `at` in a database with that hash seed.
+    pub(crate) fn new(key: &'a [u8], at: SeqNo, order: &KeyOrder, hash_seed: u64) -> Lookup<'a> {
+        let hash = order.hashable(key, &mut Vec::new()).map(|bytes| key_hash(hash_seed, bytes));
+        Lookup { key, hash, at }
+    }
+}
+
+/// The newest version that a lookup may see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) seqno: SeqNo,
+    pub(crate) kind: RecordKind,
+    pub(crate) value: Slice,
+}
+
+/// An open table. Thread safe; holds no file open by itself.
+pub(crate) struct Table {
+    pub(crate) source: Source,
+    pub(crate) order: KeyOrder,
+    pub(crate) index: Index,
+    filter: Option<Filter>,
+    pub(crate) directory: Directory,
+    properties: Properties,
+    pub(crate) meta: TableMeta,
+    /// Whether the hashes of lookups are made with the seed that the filter's were.
+    same_seed: bool,
+}
+
+impl Table {
+    /// Reads header and end of the file. `db_hash_seed` is that of the hashes in lookups.
+    ///
+    /// # Errors
+    /// `Corruption` if the file is not the table that `meta` speaks of, `Invalid` if it was written in another order,
+    /// `Unsupported` if a newer version wrote it.
+    pub(crate) fn open(
+        files: Arc<TableFiles>,
+        cache: Arc<BlockCache>,
+        meta: &TableMeta,
+        order: KeyOrder,
+        db_hash_seed: u64,
+        options: ReadOptions,
+    ) -> Result<Table> {
+        let path = files.path(meta.id);
+        let mut source = Source { files, cache, id: meta.id, file_id: [0; 16], size: meta.size };
+        let opened = Tail::read(&mut source).and_then(|tail| {
+            let properties = tail.properties()?;
+            check(&properties, meta, &order)?;
+            let index = tail.index(&source, &properties, options)?;
+            let filter = tail.filter(&source, &properties, options, &order)?;
+            Ok((tail.directory, properties, index, filter))
+        });
+        let (directory, properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
+        let same_seed = properties.hash_seed == db_hash_seed;
+        Ok(Table { source, order, index, filter, directory, properties, meta: meta.clone(), same_seed })
+    }
+
+    /// What the manifest would say of a table that only its file is known of.
+    ///
+    /// # Errors
+    /// As [`open`](Table::open).
+    pub(crate) fn describe(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
+        let size = files.file(id)?.length()?;
+        let (files, cache) = (Arc::clone(files), Arc::clone(cache));
+        let mut source = Source { files, cache, id, file_id: [0; 16], size };
+        let properties = Tail::read(&mut source)?.properties()?;
+        Ok(TableMeta {
+            id,
+            size,
+            entries: properties.entries,
+            tombstones: properties.tombstones,
+            lowest: properties.lowest,
+            highest: properties.highest,
+            created_ms: properties.created_ms,
+            raw_bytes: properties.raw_bytes,
+            smallest: properties.smallest,
+            largest: properties.largest,
+        })
+    }
+
+    /// The newest version of the key that is not newer than asked for; tombstones are found like values.
+    ///
+    /// # Errors
+    /// `Corruption`, `Unsupported` or `Io` if a block on the way cannot be read.
+    pub(crate) fn get(&self, lookup: &Lookup<'_>) -> Result<Option<Found>> {
+        self.find(lookup, |seqno, kind, value| Found { seqno, kind, value: Slice::from(value) })
+    }
+
+    /// The same without a copy: `read` sees the value where it lies.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    #[inline]
+    pub(crate) fn find<R>(
+        &self,
+        lookup: &Lookup<'_>,
+        read: impl FnOnce(SeqNo, RecordKind, &[u8]) -> R,
+    ) -> Result<Option<R>> {
+        if !self.may_contain(lookup) {
+            return Ok(None);
+        }
+        let target = KeyRef::new(lookup.key, lookup.at);
+        let found = self.index.find(&self.source, target, &self.order);
+        let Some((handle, continues)) = found.map_err(|error| error.in_file(self.source.path()))? else {
+            return Ok(None);
+        };
+        let block: Arc<Block> = self.source.cached(handle, BlockKind::Data, true)?;
+        let found = match block.locate(target, &self.order) {
+            Ok(Some(entry)) if entry.same_key => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
+            Ok(Some(_)) => Ok(None),
+            // An entry that `continues` is exactly the last key of its block, and it is not before the target.
+            Ok(None) if continues => Err(Error::corruption("data block ends before the index says")),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let found = found.map_err(|error| self.source.locate(error, handle.offset))?;
+        Ok(found.map(|(entry, kind)| read(entry.seqno, kind, entry.value)))
+    }
+
+    /// False only if the filter knows that the key is not here.
+    #[inline]
+    fn may_contain(&self, lookup: &Lookup<'_>) -> bool {
+        let (Some(filter), Some(hash)) = (&self.filter, lookup.hash) else { return true };
+        let hash = if self.same_seed { Some(hash) } else { self.rehash(lookup.key) };
+        // A filter that cannot be read only costs the look into the data.
+        hash.is_none_or(|hash| filter.may_contain(&self.source, lookup.key, hash, &self.order).unwrap_or(true))
+    }
+
+    pub(crate) fn rehash(&self, key: &[u8]) -> Option<u64> {
+        let mut scratch = Vec::new();
+        self.order.hashable(key, &mut scratch).map(|bytes| key_hash(self.properties.hash_seed, bytes))
+    }
+
+    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not.
+    pub(crate) fn cursor(self: &Arc<Self>, fill_cache: bool) -> TableCursor {
+        TableCursor::new(Arc::clone(self), fill_cache)
+    }
+
+    pub(crate) fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// What the open table holds outside of the cache, in bytes.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        let keys = self.meta.smallest.0.len() + self.meta.largest.0.len();
+        let own = size_of::<Table>() + 2 * keys + self.properties.comparator.len();
+        let filter = self.filter.as_ref().map_or(0, Filter::held_bytes);
+        own as u64 + self.index.slot().held_bytes() + filter
+    }
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Table({}, {} entries)", self.source.id.0, self.properties.entries)
+    }
+}
+
+/// Whether the file is the one that the manifest means, and this is its order.
+fn check(properties: &Properties, meta: &TableMeta, order: &KeyOrder) -> Result<()> {
+    if properties.comparator != order.name() {
+        let (theirs, ours) = (&properties.comparator, order.name());
+        return Err(Error::invalid(format!("table is in the order of {theirs:?}, it was opened with {ours:?}")));
+    }
+    let theirs = (properties.entries, properties.tombstones, properties.lowest, properties.highest);
+    if theirs != (meta.entries, meta.tombstones, meta.lowest, meta.highest) {
+        return Err(Error::corruption("table has other entries than the manifest says"));
+    }
+    Ok(())
+}
+
+/// The end of a file in memory.
+struct Tail {
+    bytes: Vec<u8>,
+    /// Where it begins in the file.
+    start: u64,
+    file_id: [u8; 16],
+    footer: Footer,
+    directory: Directory,
+}
+
+impl Tail {
+    /// Reads header and end of the file, in one read if it is small, else in two, and makes the file's id known to
+    /// `source`; a third read is needed if tops are large.
+    fn read(source: &mut Source) -> Result<Tail> {
+        let file = source.files.file(source.id)?;
+        let size = source.size;
+        let found = file.length()?;
+        if found != size || size < (FileHeader::LEN + FOOTER_LEN) as u64 {
+            return Err(Error::corruption(format!("table has {found} bytes, the manifest says {size}")));
+        }
+        let len = size.min(TAIL_LEN);
+        let mut bytes = vec![0; len as usize];
+        let start = size - len;
+        file.read_exact_at(&mut bytes, start)?;
+        let mut header = [0; FileHeader::LEN];
+        if start == 0 {
+            header.copy_from_slice(&bytes[..FileHeader::LEN]);
+        } else {
+            file.read_exact_at(&mut header, 0)?;
+        }
+        source.file_id = FileHeader::decode(FileKind::Table, &header)?.file_id;
+        let footer_bytes = bytes.last_chunk::<FOOTER_LEN>().expect("the file is longer than that");
+        let footer = Footer::decode(footer_bytes, &source.file_id, size)
+            .map_err(|error| error.at_offset(size - FOOTER_LEN as u64))?;
+        let mut tail = Tail { bytes, start, file_id: source.file_id, footer, directory: Directory::default() };
+        tail.directory = tail.decode_directory(source)?;
+        tail.reach_back(source)?;
+        Ok(tail)
+    }
+
+    fn decode_directory(&self, source: &Source) -> Result<Directory> {
+        let handle = self.footer.directory;
+        let body = if handle.offset >= self.start {
+            self.body(handle, BlockKind::Directory)?
+        } else {
+            source.body(handle, BlockKind::Directory)? // only a newer version writes so large a directory
+        };
+        Directory::decode(&body).map_err(|error| error.at_offset(handle.offset))
+    }
+
+    /// Reads more of the file if a section that is needed begins before the tail does.
+    fn reach_back(&mut self, source: &Source) -> Result<()> {
+        let Directory { properties, index_top, filter_top, .. } = &self.directory;
+        let handles = [Some(properties), Some(index_top), filter_top.as_ref()];
+        let first = handles.iter().flatten().map(|handle| handle.offset).min().expect("two are always there");
+        if first >= self.start {
+            return Ok(());
+        }
+        let missing = usize::try_from(self.start - first).ok();
+        let mut bytes = Vec::new();
+        let len = missing.and_then(|len| len.checked_add(self.bytes.len()));
+        let reserved = len.is_some_and(|len| bytes.try_reserve_exact(len).is_ok());
+        let Some(missing) = missing.filter(|_| reserved) else {
+            return Err(Error::corruption("no memory for the top levels of the table"));
+        };
+        bytes.resize(missing, 0);
+        source.files.file(source.id)?.read_exact_at(&mut bytes, first)?;
+        bytes.extend_from_slice(&self.bytes);
+        (self.bytes, self.start) = (bytes, first);
+        Ok(())
+    }
+
+    fn body(&self, handle: BlockHandle, kind: BlockKind) -> Result<Body> {
+        let frame = handle.end().ok().and_then(|end| {
+            let from = usize::try_from(handle.offset.checked_sub(self.start)?).ok()?;
+            let to = usize::try_from(end.checked_sub(self.start)?).ok()?;
+            self.bytes.get(from..to)
+        });
+        let frame = frame.ok_or_else(|| Error::corruption("section reaches past the end of the file"));
+        frame
+            .and_then(|frame| open_frame(frame.to_vec(), &self.file_id, handle.offset, kind))
+            .map_err(|error| error.at_offset(handle.offset))
+    }
+
+    fn block<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind) -> Result<Arc<T>> {
+        let block = T::decode_body(self.body(handle, kind)?).map_err(|error| error.at_offset(handle.offset))?;
+        Ok(Arc::new(block))
+    }
+
+    fn properties(&self) -> Result<Properties> {
+        let handle = self.directory.properties;
+        Properties::decode(&self.body(handle, BlockKind::Properties)?).map_err(|error| error.at_offset(handle.offset))
+    }
+
+    fn index(&self, source: &Source, properties: &Properties, options: ReadOptions) -> Result<Index> {
+        let handle = self.directory.index_top;
+        let top: Arc<Block> = self.block(handle, BlockKind::IndexTop)?;
+        if let Some(piece) = only_piece(&top).map_err(|error| error.at_offset(handle.offset))? {
+            return Ok(Index::One(Slot::new(piece, BlockKind::Index, hold_piece(source, piece, properties, options))));
+        }
+        let slot = Slot::new(handle, BlockKind::IndexTop, hold_top(source, handle, options));
+        slot.offer(source, top);
+        Ok(Index::Many(slot))
+    }
+
+    /// The filter, if the table has one and the order can use it. One that is damaged is done without.
+    fn filter(
+        &self,
+        source: &Source,
+        properties: &Properties,
+        options: ReadOptions,
+        order: &KeyOrder,
+    ) -> Result<Option<Filter>> {
+        let usable = order.hashable(b"", &mut Vec::new()).is_some();
+        let Some(handle) = self.directory.filter_top.filter(|_| usable) else { return Ok(None) };
+        let top = self.block::<Block>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
+        match top {
+            Ok((Some(piece), _)) => {
+                let hold = hold_piece(source, piece, properties, options);
+                Ok(Some(Filter::One(Slot::<FilterBlock>::new(piece, BlockKind::Filter, hold))))
+            }
+            Ok((None, top)) => {
+                let slot = Slot::new(handle, BlockKind::FilterTop, hold_top(source, handle, options));
+                slot.offer(source, top);
+                Ok(Some(Filter::Many(slot)))
+            }
+            Err(error) if error.kind() == ErrorKind::Corruption => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so, or
+/// if the cache would never take it: every lookup would read it again.
+fn hold_piece(source: &Source, piece: BlockHandle, properties: &Properties, options: ReadOptions) -> bool {
+    let by_option = !properties.partitioned && !options.cache_index_and_filter_blocks;
+    by_option || !source.cache.takes(2 * piece.len)
+}
+
+fn hold_top(source: &Source, top: BlockHandle, options: ReadOptions) -> bool {
+    options.pin_top_level || !options.cache_index_and_filter_blocks || !source.cache.takes(2 * top.len)
+}
