@@ -253,13 +253,13 @@ impl World {
 
     fn check_walks(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        let mut cursor = Ascending::new(self.tree.cursor().unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Ascending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             up.push((cursor.key().to_vec(), cursor.value().to_vec()));
             cursor.next().unwrap();
         }
-        let mut cursor = Descending::new(self.tree.cursor().unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Descending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             down.push((cursor.key().to_vec(), cursor.value().to_vec()));

@@ -219,7 +219,7 @@ fn iterators_keep_the_files_they_walk() {
         world.put(&format!("{i:05}"), "first");
     }
     world.flush();
-    let mut cursor = world.tree.cursor().unwrap();
+    let mut cursor = world.tree.view().cursor().unwrap();
     let before = world.tables();
     for i in 0..300 {
         world.put(&format!("{i:05}"), "second");
@@ -432,7 +432,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
         world.put(&format!("{i:05}"), "value");
     }
     world.flush();
-    let cursor = world.tree.cursor().unwrap();
+    let cursor = world.tree.view().cursor().unwrap();
     world.tree.discard();
     assert_eq!(world.tree.next_task(true), None);
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);

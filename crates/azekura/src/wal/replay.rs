@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::edit::{Epoch, FileId};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::scan::{Behind, Item, Order, RecordReader};
 use crate::record::window::Source;
 use crate::vfs::Fs;
@@ -59,8 +59,8 @@ pub(crate) struct Walk<'a> {
 enum Ending {
     /// At the sequence number where the next segment, or an earlier recovery, says it does.
     Agreed,
-    /// `apply` wants no more.
-    Refused,
+    /// `apply` does not take the commit at `offset`.
+    Refused { offset: u64, behind: Behind },
     /// Where no further commit could be read.
     Stopped { offset: u64, behind: Behind },
 }
@@ -105,7 +105,10 @@ impl<'a> Walk<'a> {
             let bound = self.bound(segment)?;
             next = match self.read(segment, bound).map_err(|e| e.in_file(&segment.path))? {
                 Ending::Agreed => self.linked(),
-                Ending::Refused => None,
+                Ending::Refused { offset, behind } => {
+                    self.judge_refused(&segment.path, offset, behind)?;
+                    None
+                }
                 Ending::Stopped { offset, behind } => {
                     self.judge(&segment.path, offset, behind)?;
                     None
@@ -180,7 +183,7 @@ impl<'a> Walk<'a> {
                 Item::Watermark(_) => {}
                 Item::Record(record) if bound.is_none_or(|bound| record.last() <= bound) => {
                     if !self.apply(record.first, record.count, &mut reader)? {
-                        break Ending::Refused;
+                        break Ending::Refused { offset: at, behind: self.search(&mut reader)? };
                     }
                 }
                 Item::Record(_) => break Ending::Stopped { offset: at, behind: self.search(&mut reader)? },
@@ -241,6 +244,19 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the manifest
+    /// first, so such a commit was never synced; if it was, it is the manifest that has lost something.
+    fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind) -> Result<()> {
+        self.judge(path, offset, behind).map_err(|error| match error.kind() {
+            ErrorKind::Corruption => {
+                let message =
+                    "a synced commit names a partition that the manifest does not know: the manifest has lost its end";
+                Error::corruption(message).in_file(self.dir.join("MANIFEST"))
+            }
+            _ => error,
+        })
+    }
+
     fn report(self) -> ReplayReport {
         let mut segments = self.visited;
         let dead = self.survey.segments.values().map(|segment| (segment.header.epoch, segment.file));
@@ -258,7 +274,7 @@ impl<'a> Walk<'a> {
         }
         let segments: Vec<SegmentInfo> = segments.into_values().collect();
         let is_used = |file: &FileId| segments.iter().any(|info| info.file == *file);
-        let spares = self.survey.files.iter().copied().filter(|file| !is_used(file)).collect();
+        let spares = self.survey.whole.iter().copied().filter(|file| !is_used(file)).collect();
         ReplayReport {
             last: self.last.max(self.options.from),
             last_epoch: self.last_epoch,
@@ -278,7 +294,6 @@ fn info(segment: &Segment, last: SeqNo, end: u64) -> SegmentInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ErrorKind;
     use crate::vfs::OpenMode;
     use crate::vfs::dice::Dice;
     use crate::vfs::mem::{MemFs, Survival};

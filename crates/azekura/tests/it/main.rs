@@ -7,6 +7,7 @@
 )]
 
 mod crash;
+mod damage;
 mod fs_contract;
 mod model;
 mod regressions;

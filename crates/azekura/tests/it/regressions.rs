@@ -76,3 +76,63 @@ fn a_deletion_does_not_outlive_the_commits_before_it() {
     let moved = part(&db, "new").get("k").unwrap();
     assert_eq!(moved.as_deref(), Some(&b"v"[..]), "the deletion is there, the commit before it is lost");
 }
+
+#[test]
+fn a_half_made_segment_is_not_used_as_it_is() {
+    let machine = MemFs::new();
+    for ops in 0..60 {
+        let cut = machine.fork();
+        cut.freeze_after(Some(ops));
+        let fs: Arc<dyn Fs> = Arc::new(cut.clone());
+        drop(Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(3))).workers(0).open());
+        for survival in [Survival::Everything, Survival::MetadataOnly] {
+            let half = cut.fork();
+            half.crash(survival, 0);
+            part(&open(&half, "/db", 4), "p").insert("k", "v").unwrap();
+            for seed in 0..40 {
+                let after = half.fork();
+                after.crash(Survival::Random, seed);
+                let fs: Arc<dyn Fs> = Arc::new(after);
+                let opened = Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(5))).workers(0).open();
+                assert!(opened.is_ok(), "{ops} operations, {survival:?}, seed {seed}: {:?}", opened.err());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_iterator_goes_on_when_its_partition_is_deleted() {
+    let machine = MemFs::new();
+    let db = open(&machine, "/db", 1);
+    let p = part(&db, "p");
+    (0..9).for_each(|n| p.insert(n.to_string(), "v").unwrap());
+    p.flush().unwrap();
+    (9..20).for_each(|n| p.insert(n.to_string(), "v").unwrap());
+    let (fresh, mut begun) = (p.iter(), p.iter());
+    begun.next().unwrap().unwrap();
+    db.delete_partition(p).unwrap();
+    while db.step().unwrap() {}
+    assert_eq!(fresh.map(|pair| pair.unwrap()).count(), 20, "an iterator that had not moved yet");
+    assert_eq!(begun.rev().map(|pair| pair.unwrap()).count(), 19, "an iterator that had moved at one end");
+}
+
+#[test]
+fn a_manifest_that_lost_its_end_does_not_take_synced_commits_along() {
+    let machine = MemFs::new();
+    let db = open(&machine, "/db", 1);
+    part(&db, "p").insert("k", "v").unwrap();
+    db.persist(PersistMode::SyncAll).unwrap();
+    let cut = machine.fork();
+    let fs: Arc<dyn Fs> = Arc::new(cut);
+    let manifest = fs.open(Path::new("/db/MANIFEST"), azekura::fs::OpenMode::Write).unwrap();
+    for len in (1..manifest.length().unwrap()).rev() {
+        manifest.set_length(len).unwrap();
+        match Config::new("/db").fs(Arc::clone(&fs)).env(Arc::new(TestEnv::new(2))).workers(0).open_read_only() {
+            Err(error) => assert_eq!(error.kind(), azekura::ErrorKind::Corruption, "{error}"),
+            Ok(db) => {
+                assert!(db.partition_exists("p"), "cut to {len}: the partition is gone without a word");
+                assert!(part(&db, "p").contains_key("k").unwrap(), "cut to {len}");
+            }
+        }
+    }
+}

@@ -354,8 +354,10 @@ impl Player<'_> {
         self.db = None;
         self.machine.crash(survival, salt);
         self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
-        let everything = survival == Survival::Everything;
-        self.come_back(if everything { self.history.acknowledged } else { self.history.durable })
+        if survival != Survival::Everything {
+            self.history.acknowledged = self.history.durable;
+        }
+        self.come_back(self.history.acknowledged)
     }
 
     /// Opens what an earlier life left; the history ends where that ends, and the open has made it durable.
