@@ -3,7 +3,6 @@
 //! For tools and tests: nothing is written, no lock is taken, and damage is a report and not a failure.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::edit::{Edit, FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
 use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::ledger::Ledger;
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::block::Block;
 use crate::block::bloom::FilterBlock;
@@ -18,14 +18,15 @@ use crate::block::cache::BlockCache;
 use crate::block::cursor::BlockCursor;
 use crate::block::frame::{Body, FRAME_HEADER_LEN, open_frame};
 use crate::block::kind::BlockKind;
-use crate::db::recovery::{LOCK, MANIFEST, MANIFEST_TMP, file_number, segment_path};
-use crate::db::state::ledger::Ledger;
-use crate::db::state::payload::Records;
-use crate::manifest::{self, Manifest};
-use crate::table::files::TableFiles;
+use crate::manifest::{self, Manifest, NAME, TEMPORARY};
+use crate::table::files::{self, TableFiles};
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
+use crate::vfs::fs::LOCK;
 use crate::vfs::{Fs, OpenMode};
+use crate::wal::format::{parse_name as parse_segment_name, segment_path};
+use crate::wal::payload::Records;
+use crate::wal::payload::check_payload;
 use crate::wal::{self, RecoveryMode, ReplayOptions};
 
 /// What was found out about one file.
@@ -110,7 +111,7 @@ pub fn tables(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TableReport>> {
 
 fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize)> {
     let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
-    let ledger = Ledger::replay(&edits).map_err(|error| error.in_file(dir.join(MANIFEST)))?;
+    let ledger = Ledger::replay(&edits).map_err(|error| error.in_file(dir.join(NAME)))?;
     Ok((ledger, edits.len()))
 }
 
@@ -125,10 +126,10 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
     let mut report = VerifyReport::default();
     for entry in entries {
         let kind = match entry.name.as_str() {
-            MANIFEST => "manifest",
+            NAME => "manifest",
             LOCK => "lock",
-            MANIFEST_TMP => "left over",
-            name if file_number(name, ".sst").is_some() || file_number(name, ".wal").is_some() => "left over",
+            TEMPORARY => "left over",
+            name if files::parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
             _ => "unknown",
         };
         let path = dir.join(&entry.name);
@@ -137,9 +138,9 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
     let mut done = report.files.iter().filter(|file| file.kind != "left over").map(|file| file.bytes).sum();
     progress(done, total);
     match read_ledger(fs, dir) {
-        Err(error) => report.note(&dir.join(MANIFEST), "manifest", 0, Err(error)),
+        Err(error) => report.note(&dir.join(NAME), "manifest", 0, Err(error)),
         Ok((ledger, edits)) => {
-            report.note(&dir.join(MANIFEST), "manifest", edits as u64, Ok(()));
+            report.note(&dir.join(NAME), "manifest", edits as u64, Ok(()));
             verify_tables(fs, dir, &ledger, &mut report, &mut |bytes| {
                 done += bytes;
                 progress(done, total);
@@ -228,9 +229,7 @@ fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Verify
     for file in ledger.segments.values() {
         report.note(&segment_path(dir, *file), "log", 0, Ok(()));
     }
-    let mut check = |commit: wal::LogCommit<'_>| {
-        crate::db::state::payload::check_payload(commit.payload, commit.count).map(|()| true)
-    };
+    let mut check = |commit: wal::LogCommit<'_>| check_payload(commit.payload, commit.count).map(|()| true);
     match wal::replay(Arc::clone(fs), dir, ledger.id, options, &mut check) {
         Ok(replayed) => {
             for segment in &replayed.segments {

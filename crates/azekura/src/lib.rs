@@ -46,6 +46,8 @@ pub use base::compression::CompressionType;
 pub use base::error::{Error, ErrorKind, Result};
 pub use base::event::{DroppedAfterDamage, Event, Listener};
 pub use db::batch::Batch;
+#[doc(hidden)]
+pub use db::config::PlantedBug;
 pub use db::config::{Config, PersistMode};
 pub use db::database::Database;
 pub use db::iter::{Entries, Entry, Iter, Keys, Values};

@@ -1,11 +1,12 @@
 #![doc = include_str!("../docs/format/manifest.md")]
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::edit::Edit;
 use crate::base::event::DroppedAfterDamage;
 use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::frame::Place;
 use crate::record::poison::Poison;
@@ -14,8 +15,10 @@ use crate::record::window::Source;
 use crate::record::writer::{FrameWriter, Record, Sink};
 use crate::vfs::{File, Fs, OpenMode};
 
-const NAME: &str = "MANIFEST";
-const TEMPORARY: &str = "MANIFEST.tmp";
+/// The name of the manifest.
+pub(crate) const NAME: &str = "MANIFEST";
+/// What a manifest is called until it is whole.
+pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
 
 /// The manifest, open for appending. Thread safe.
 ///
@@ -162,11 +165,11 @@ impl Manifest {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 }
 
@@ -276,4 +279,219 @@ fn read(source: Source<'_>) -> Result<LoadedManifest> {
     }
     let dropped = DroppedAfterDamage { file: PathBuf::new(), offset, frames: behind.frames };
     Ok(LoadedManifest { edits, bytes, dropped_after_damage: (behind.frames > 0).then_some(dropped) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    use crate::base::edit::{Epoch, FileId, PartitionId};
+    use crate::vfs::dice::Dice;
+    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+    use crate::vfs::mem::{MemFs, Survival};
+
+    fn dir() -> &'static Path {
+        Path::new("/")
+    }
+
+    fn edit(n: u64) -> Edit {
+        Edit::SegmentAdded { epoch: Epoch(n as u32), file: FileId(n << (n % 40)) }
+    }
+
+    fn edits(range: std::ops::Range<u64>) -> Vec<Edit> {
+        range.map(edit).collect()
+    }
+
+    fn created(fs: impl Fs + 'static) -> (Arc<dyn Fs>, Manifest) {
+        let fs: Arc<dyn Fs> = Arc::new(fs);
+        let manifest = Manifest::create(Arc::clone(&fs), dir(), [1; 16], &edits(0..3)).unwrap();
+        (fs, manifest)
+    }
+
+    fn load(fs: &Arc<dyn Fs>) -> Result<LoadedManifest> {
+        Manifest::load(Arc::clone(fs), dir())
+    }
+
+    fn bytes(fs: &Arc<dyn Fs>) -> Vec<u8> {
+        let file = fs.open(&dir().join(NAME), OpenMode::Read).unwrap();
+        let mut bytes = vec![0; file.length().unwrap() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn what_is_appended_comes_back_and_a_rewrite_replaces_it() {
+        let (fs, manifest) = created(MemFs::new());
+        manifest.append(&edits(3..5)).unwrap();
+        manifest.append(&[]).unwrap();
+        manifest.commit(&edits(5..9)).unwrap();
+        let loaded = load(&fs).unwrap();
+        assert_eq!((loaded.edits, loaded.bytes), (edits(0..9), manifest.size()));
+        assert_eq!(loaded.dropped_after_damage, None);
+        manifest.rewrite([2; 16], &edits(4..6)).unwrap();
+        manifest.append(&edits(6..7)).unwrap();
+        manifest.sync().unwrap();
+        assert_eq!(load(&fs).unwrap().edits, edits(4..7));
+        assert!(!fs.exists(&dir().join(TEMPORARY)).unwrap());
+        assert_eq!(decode(&bytes(&fs)).unwrap().edits, edits(4..7));
+    }
+
+    #[test]
+    fn a_missing_manifest_is_not_found_and_a_left_over_attempt_is_replaced() {
+        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+        assert_eq!(load(&fs).unwrap_err().os_kind(), Some(io::ErrorKind::NotFound));
+        fs.open(&dir().join(TEMPORARY), OpenMode::Create).unwrap().write_at(&[7; 5000], 0).unwrap();
+        Manifest::create(Arc::clone(&fs), dir(), [1; 16], &[]).unwrap();
+        assert_eq!(load(&fs).unwrap().edits, []);
+        Manifest::create(Arc::clone(&fs), dir(), [1; 16], &edits(0..2)).unwrap();
+        assert_eq!(load(&fs).unwrap().edits, edits(0..2));
+    }
+
+    #[test]
+    fn a_record_larger_than_a_frame() {
+        let (fs, manifest) = created(MemFs::new());
+        let settings = vec![3; (1 << 24) + 1000];
+        let big = [Edit::PartitionSettings { partition: PartitionId(1), settings }];
+        manifest.commit(&big).unwrap();
+        manifest.commit(&edits(7..8)).unwrap();
+        let loaded = load(&fs).unwrap();
+        assert!(loaded.edits[3] == big[0] && loaded.edits[4] == edit(7));
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_truncation_is_an_error_or_a_prefix() {
+        let (fs, manifest) = created(MemFs::new());
+        for n in 3..8 {
+            manifest.commit(&edits(n..n + 1)).unwrap();
+        }
+        // Written and not synced, and nothing behind says that it was.
+        manifest.append(&edits(8..9)).unwrap();
+        manifest.append(&edits(9..10)).unwrap();
+        let good = bytes(&fs);
+        let whole = edits(0..10);
+        let mut dropped = 0;
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x41;
+            match decode(&bad) {
+                Ok(loaded) => {
+                    assert!(whole.starts_with(&loaded.edits) && loaded.edits.len() >= 8, "byte {at}");
+                    dropped += usize::from(loaded.dropped_after_damage.is_some());
+                }
+                Err(e) => assert!(matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Unsupported), "byte {at}: {e}"),
+            }
+            match decode(&good[..at]) {
+                Ok(loaded) => assert!(whole.starts_with(&loaded.edits) && loaded.edits.len() >= 3, "cut at {at}"),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::Corruption, "cut at {at}"),
+            }
+        }
+        assert!(dropped > 20, "{dropped}");
+        let file = fs.open(&dir().join(NAME), OpenMode::Write).unwrap();
+        file.write_at(&[0xff; 8], 72).unwrap();
+        let error = load(&fs).unwrap_err();
+        assert_eq!((error.file(), error.offset()), (Some(dir().join(NAME).as_path()), Some(64)));
+    }
+
+    #[test]
+    fn random_bytes_are_refused() {
+        let mut dice = Dice::new(3, 3);
+        let (fs, _manifest) = created(MemFs::new());
+        let good = bytes(&fs);
+        for _ in 0..2000 {
+            let mut bad: Vec<u8> = (0..dice.below(300)).map(|_| dice.throw() as u8).collect();
+            assert!(decode(&bad).is_err());
+            bad.splice(0..0, good[..64].iter().copied());
+            assert_eq!(decode(&bad).unwrap_err().kind(), ErrorKind::Corruption);
+        }
+    }
+
+    #[test]
+    fn power_loss_leaves_the_old_or_the_new_one_with_everything_synced() {
+        let run = |fs: &Arc<dyn Fs>| -> Result<(), (u64, u64)> {
+            let (mut wrote, mut durable) = (0, 0);
+            let fail = |_| (wrote, durable);
+            let manifest = Manifest::create(Arc::clone(fs), dir(), [1; 16], &edits(0..1)).map_err(fail)?;
+            (wrote, durable) = (1, 1);
+            for n in 1..20 {
+                wrote = n + 1;
+                manifest.append(&edits(n..n + 1)).map_err(|_| (wrote, durable))?;
+                if n % 3 == 0 {
+                    manifest.sync().map_err(|_| (wrote, durable))?;
+                    durable = n + 1;
+                }
+                if n % 7 == 0 {
+                    manifest.rewrite([n as u8 + 1; 16], &edits(0..n + 1)).map_err(|_| (wrote, durable))?;
+                    durable = n + 1;
+                }
+            }
+            Err((wrote, durable))
+        };
+        let whole = MemFs::new();
+        let _ = run(&(Arc::new(whole.clone()) as Arc<dyn Fs>));
+        for op in 0..=whole.op_count() {
+            let mem = MemFs::new();
+            mem.freeze_after(Some(op));
+            let (wrote, durable) = run(&(Arc::new(mem.clone()) as Arc<dyn Fs>)).unwrap_err();
+            for seed in 0..6 {
+                let crashed = mem.fork();
+                let ways = [Survival::Nothing, Survival::Everything, Survival::Random];
+                crashed.crash(ways[seed.min(2)], op * 8 + seed as u64);
+                let fs: Arc<dyn Fs> = Arc::new(crashed);
+                match load(&fs) {
+                    Ok(loaded) => {
+                        assert!(edits(0..wrote.max(1)).starts_with(&loaded.edits), "operation {op} seed {seed}");
+                        assert!(loaded.edits.len() as u64 >= durable, "operation {op} seed {seed}");
+                    }
+                    Err(e) => assert!(durable == 0 && e.os_kind() == Some(io::ErrorKind::NotFound), "{op} {seed}: {e}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_disk_changes_nothing_and_other_failures_poison() {
+        let fs = FaultFs::new(Arc::new(MemFs::new()));
+        let (dynamic, manifest) = created(fs.clone());
+        let size = manifest.size();
+        fs.fail(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)));
+        assert_eq!(manifest.append(&edits(3..9)).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!((manifest.size(), bytes(&dynamic).len() as u64), (size, size));
+        manifest.commit(&edits(3..4)).unwrap();
+        fs.fail(FaultPlan::new(OpKind::Rename, 1, Fault::Error(io::ErrorKind::Other)));
+        assert_eq!(manifest.rewrite([3; 16], &edits(0..1)).unwrap_err().kind(), ErrorKind::Io);
+        manifest.commit(&edits(4..5)).unwrap();
+        assert_eq!(load(&dynamic).unwrap().edits, edits(0..5));
+        for (op, what) in [
+            (OpKind::Write, Fault::Short),
+            (OpKind::Sync, Fault::Error(io::ErrorKind::Other)),
+            (OpKind::SyncDir, Fault::Error(io::ErrorKind::Other)),
+        ] {
+            let fs = FaultFs::new(Arc::new(MemFs::new()));
+            let (_, manifest) = created(fs.clone());
+            fs.fail(FaultPlan::new(op, 1, what));
+            let failed = match op {
+                OpKind::SyncDir => manifest.rewrite([4; 16], &edits(0..3)),
+                _ => manifest.commit(&edits(3..4)),
+            };
+            assert_eq!(failed.unwrap_err().kind(), ErrorKind::Poisoned, "{op:?}");
+            assert_eq!(manifest.append(&edits(5..6)).unwrap_err().kind(), ErrorKind::Poisoned);
+            assert_eq!(manifest.sync().unwrap_err().kind(), ErrorKind::Poisoned);
+            assert_eq!(manifest.rewrite([5; 16], &[]).unwrap_err().kind(), ErrorKind::Poisoned);
+        }
+    }
+
+    #[test]
+    fn nothing_is_synced_twice() {
+        let fs = FaultFs::new(Arc::new(MemFs::new()));
+        let (_, manifest) = created(fs.clone());
+        let before = fs.count(OpKind::Sync);
+        manifest.sync().unwrap();
+        assert_eq!(fs.count(OpKind::Sync), before);
+        manifest.append(&edits(3..4)).unwrap();
+        manifest.append(&edits(4..5)).unwrap();
+        manifest.sync().unwrap();
+        manifest.sync().unwrap();
+        assert_eq!(fs.count(OpKind::Sync), before + 1);
+    }
 }

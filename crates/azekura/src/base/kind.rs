@@ -4,12 +4,14 @@ use crate::base::error::{Error, Result};
 
 /// What a record does to its key.
 ///
-/// The byte on disk is the discriminant, with the flag bits [`RecordKind::FLAG_EXPIRY`] and
-/// [`RecordKind::FLAG_WIDE_COLUMN`] above it. Kinds that no code writes yet have their number already; meeting
-/// one is [`Unsupported`](crate::ErrorKind::Unsupported), never skipped.
+/// The byte on disk is the discriminant, with two flag bits above it: 0x40, an expiry time follows, and 0x80, the value
+/// is a wide column. Kinds that no code writes yet have their number already: 4 deletes a range of keys, 5 is an operand
+/// of a merge operator, 6 points to a value in a blob file, and in the log alone 16 clears a partition, 17 drops it, 18
+/// ingests tables, 19 is a watermark, 20 prepares, 21 commits and 22 aborts a transaction. Meeting one of them is
+/// `Unsupported`, never skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum RecordKind {
+pub(crate) enum RecordKind {
     /// The key has this value.
     Put = 1,
     /// The key has no value, whatever is older.
@@ -19,22 +21,13 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
-    /// Reserved: a range of keys has no value.
-    pub const RESERVED_RANGE_DELETE: u8 = 4;
-    /// Reserved: an operand of a merge operator.
-    pub const RESERVED_MERGE: u8 = 5;
-    /// Reserved: the value stands in a blob file.
-    pub const RESERVED_BLOB_POINTER: u8 = 6;
-    /// Reserved for the log alone: 16 Clear, 17 DropPartition, 18 Ingest, 19 Watermark, 20 Prepare, 21 Commit, 22
-    /// Abort.
-    pub const RESERVED_LOG_ONLY: std::ops::RangeInclusive<u8> = 16..=22;
-    /// Reserved flag: the record carries an expiry time (u64).
-    pub const FLAG_EXPIRY: u8 = 0x40;
-    /// Reserved flag: the value is a wide column.
-    pub const FLAG_WIDE_COLUMN: u8 = 0x80;
+    /// Flag: the record carries an expiry time (u64).
+    const FLAG_EXPIRY: u8 = 0x40;
+    /// Flag: the value is a wide column.
+    const FLAG_WIDE_COLUMN: u8 = 0x80;
 
     /// The byte on disk.
-    pub fn to_byte(self) -> u8 {
+    pub(crate) fn to_byte(self) -> u8 {
         self as u8
     }
 
@@ -42,7 +35,7 @@ impl RecordKind {
     ///
     /// # Errors
     /// `Unsupported` for reserved kinds and flags, `Corruption` for numbers that no version defines.
-    pub fn from_byte(byte: u8) -> Result<RecordKind> {
+    pub(crate) fn from_byte(byte: u8) -> Result<RecordKind> {
         match byte {
             1 => Ok(RecordKind::Put),
             2 => Ok(RecordKind::Delete),
@@ -56,7 +49,7 @@ impl RecordKind {
     }
 
     /// Whether the key has no value after this record.
-    pub fn is_tombstone(self) -> bool {
+    pub(crate) fn is_tombstone(self) -> bool {
         !matches!(self, RecordKind::Put)
     }
 }

@@ -8,7 +8,8 @@
 //! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
 //!
 //! Rooms in reading order: [`error`], [`seqno`], [`kind`], [`key`], [`comparator`], [`coding`], [`checksum`],
-//! [`compression`], [`file_header`], [`edit`], [`event`], [`sync`].
+//! [`compression`], [`file_header`], [`edit`], [`ledger`] (what edits add up to), [`event`],
+//! [`sync`].
 
 pub(crate) mod checksum;
 pub(crate) mod coding;
@@ -20,6 +21,7 @@ pub(crate) mod event;
 pub(crate) mod file_header;
 pub(crate) mod key;
 pub(crate) mod kind;
+pub(crate) mod ledger;
 pub(crate) mod seqno;
 pub(crate) mod sync;
 

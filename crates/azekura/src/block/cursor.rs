@@ -64,6 +64,9 @@ impl BlockCursor {
     pub(crate) fn seek(&mut self, target: KeyRef<'_>, order: &KeyOrder) -> Result<()> {
         self.valid = false;
         let before = self.block.restarts_before(target, order)?;
+        if self.block.restarts() == self.block.count() {
+            return if before < self.block.restarts() { self.to_restart(before) } else { Ok(()) };
+        }
         self.to_restart(before.saturating_sub(1))?;
         while self.valid && self.key().cmp(&target, order).is_lt() {
             self.next()?;

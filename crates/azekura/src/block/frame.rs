@@ -28,9 +28,9 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    /// Memory held, in bytes.
-    pub(crate) fn memory(&self) -> usize {
-        self.bytes.capacity()
+    /// The bytes, and where in them the block begins.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, usize) {
+        (self.bytes, self.start)
     }
 }
 

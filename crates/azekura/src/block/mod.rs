@@ -23,7 +23,7 @@ pub(crate) mod shard;
 pub(crate) use block::Block;
 pub(crate) use bloom::FilterBlock;
 pub(crate) use builder::BlockBuilder;
-pub(crate) use cache::{BlockCache, CacheStats};
+pub(crate) use cache::BlockCache;
 pub(crate) use cursor::BlockCursor;
 pub(crate) use handle::BlockHandle;
 pub(crate) use kind::BlockKind;

@@ -2,7 +2,9 @@
 
 use std::cmp::Ordering;
 
-use crate::base::{EntryRef, KeyOrder, KeyRef, Result, SeqNo};
+#[cfg(test)]
+use crate::base::SeqNo;
+use crate::base::{EntryRef, KeyOrder, KeyRef, Result};
 use crate::cursor::cursor::Cursor;
 
 /// Merges children in internal order with a binary heap; a step costs one or two comparisons while the same child stays

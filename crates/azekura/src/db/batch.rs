@@ -8,7 +8,7 @@ use crate::db::commit::Commit;
 use crate::db::config::PersistMode;
 use crate::db::handle::Handle;
 use crate::db::partition::Partition;
-use crate::db::state::payload::{Record, check_limits, put_record};
+use crate::wal::payload::{Record, check_limits, put_record};
 
 /// Writes, over any partitions of one database, that become visible and durable together or not at all.
 ///

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
 use crate::base::edit::{FileId, PartitionId, PartitionMeta};
+use crate::base::ledger::PartitionLedger;
 use crate::base::sync::{lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::options::PartitionCreateOptions;
-use crate::db::state::ledger::PartitionLedger;
 use crate::engine::{Engine, Visible};
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
@@ -48,6 +48,8 @@ pub(crate) struct PartitionState {
     comparator: String,
     tree: OnceLock<Arc<LsmTree>>,
     deleted: AtomicBool,
+    /// The options as the manifest has them.
+    settings: Mutex<Vec<u8>>,
     /// Records of the log for a partition whose comparator is not here yet; bounded by the log.
     pending: Mutex<Vec<Pending>>,
     /// What the manifest said when the database was opened; taken when the tree is built.
@@ -91,6 +93,16 @@ impl PartitionState {
 
     pub(crate) fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::Acquire)
+    }
+
+    /// Notes new options; false if they are what is stored already.
+    pub(crate) fn replace_settings(&self, settings: &[u8]) -> bool {
+        let mut stored = lock(&self.settings);
+        let new = *stored != settings;
+        if new {
+            settings.clone_into(&mut stored);
+        }
+        new
     }
 
     /// The lowest sequence number that only the log holds.
@@ -192,6 +204,7 @@ impl Catalog {
             comparator: meta.comparator.clone(),
             tree: OnceLock::new(),
             deleted: AtomicBool::new(false),
+            settings: Mutex::new(meta.settings.clone()),
             pending: Mutex::default(),
             stored: Mutex::new(stored),
         });

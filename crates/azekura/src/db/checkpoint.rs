@@ -13,13 +13,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::base::ledger::Ledger;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::db::recovery::{is_missing, segment_path};
+use crate::db::recovery::is_missing;
 use crate::db::shared::Shared;
-use crate::db::state::ledger::Ledger;
 use crate::manifest::Manifest;
+use crate::vfs::fs::sync_names_above;
 use crate::vfs::{Fs, OpenMode};
-use crate::wal::SegmentInfo;
+use crate::wal::format::segment_path;
+use crate::wal::options::SegmentInfo;
 
 /// Attempts before giving up on a database that compacts faster than its tables can be linked.
 const ATTEMPTS: usize = 20;
@@ -68,10 +70,7 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
         match build(shared, &moment, &tmp) {
             Ok(()) => {
                 shared.fs.rename(&tmp, path)?;
-                return match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                    Some(parent) => shared.fs.sync_dir(parent),
-                    None => shared.fs.sync_dir(Path::new(".")),
-                };
+                return sync_names_above(&*shared.fs, path);
             }
             Err(error) => {
                 drop(shared.fs.remove_dir_all(&tmp));

@@ -19,9 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
-use crate::db::state::payload::Records;
 use crate::db::state::poison::Poison;
 use crate::engine::{Engine, Visible};
+use crate::wal::payload::Records;
 use crate::wal::{LogCommit, Wal};
 
 /// A commit that is ready to be written.

@@ -26,6 +26,14 @@ pub enum PersistMode {
     SyncAll,
 }
 
+/// A rule of the engine that a test leaves out, to show that the proofs would notice.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// Tables become permanent although the log behind them is not durable.
+    FlushBeforeLogSync,
+}
+
 /// The settings of a database, as plain data.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
@@ -40,6 +48,7 @@ pub(crate) struct Settings {
     pub(crate) max_log_size: u64,
     pub(crate) mapped_log: bool,
     pub(crate) recovery_mode: RecoveryMode,
+    pub(crate) planted_bug: Option<PlantedBug>,
 }
 
 impl Default for Settings {
@@ -56,6 +65,7 @@ impl Default for Settings {
             max_log_size: 512 << 20,
             mapped_log: true,
             recovery_mode: RecoveryMode::Strict,
+            planted_bug: None,
         }
     }
 }
@@ -172,6 +182,14 @@ impl Config {
     #[must_use]
     pub fn recovery_mode(mut self, mode: RecoveryMode) -> Config {
         self.settings.recovery_mode = mode;
+        self
+    }
+
+    /// For tests of the tests: breaks the engine.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn plant_bug(mut self, bug: PlantedBug) -> Config {
+        self.settings.planted_bug = Some(bug);
         self
     }
 

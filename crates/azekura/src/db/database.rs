@@ -8,6 +8,7 @@ use crate::base::edit::{Edit, PartitionMeta};
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, KeyOrder, Result};
 use crate::db::batch::Batch;
+use crate::db::catalog::PartitionState;
 use crate::db::checkpoint;
 use crate::db::config::{Config, PersistMode};
 use crate::db::handle::Handle;
@@ -17,7 +18,6 @@ use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::worker::{self, Duty};
-use crate::engine::Engine;
 
 /// Partition names are 1..=255 bytes of UTF-8; they never become paths.
 const NAME_LEN_MAX: usize = 255;
@@ -77,6 +77,17 @@ impl Database {
         self.open_or_create(name, &options, None)
     }
 
+    /// An existing partition with the options that are stored with it.
+    ///
+    /// # Errors
+    /// `Invalid` if there is none of that name, or if its keys are ordered by a comparator that was not given yet.
+    pub fn partition(&self, name: &str) -> Result<Partition> {
+        let missing = || Error::invalid(format!("partition {name:?} does not exist"));
+        let state = self.handle.shared.partition(name).ok_or_else(missing)?;
+        state.tree()?;
+        Ok(Partition::new(state, Arc::clone(&self.handle)))
+    }
+
     /// The same for a partition whose keys are ordered by `comparator`, which must have the name it was created with.
     ///
     /// # Errors
@@ -109,6 +120,7 @@ impl Database {
         let _one_at_a_time = lock(&shared.naming);
         if let Some(state) = shared.partition(name) {
             shared.catalog.open(&state, comparator, options)?;
+            self.store_settings(&state, options)?;
             return Ok(Partition::new(state, Arc::clone(&self.handle)));
         }
         let writer = shared.writer().map_err(|error| match error.kind() {
@@ -133,6 +145,17 @@ impl Database {
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
+    /// Keeps the options of an existing partition for those who open it without.
+    fn store_settings(&self, state: &PartitionState, options: &PartitionCreateOptions) -> Result<()> {
+        let shared = &self.handle.shared;
+        let settings = options.encode();
+        if shared.writer.is_none() || !state.replace_settings(&settings) {
+            return Ok(());
+        }
+        let edits = [Edit::PartitionSettings { partition: state.id, settings }];
+        shared.poison.watch(shared.writer()?.metadata.append(&edits))
+    }
+
     /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on; iterators that
     /// are under way go on.
     ///
@@ -145,14 +168,15 @@ impl Database {
         let writer = shared.writer()?;
         let tree = partition.state.tree()?;
         let edits = [Edit::PartitionDropped { partition: partition.state.id }];
-        // Between two commits, so that no commit is half in a partition that is gone.
+        // Between two commits, so that no commit is half in a partition that is gone; and behind the sync of all commits
+        // before, because the edit may survive power loss as soon as it is written. Most of that sync is done first.
+        shared.poison.watch(writer.wal.sync(shared.visible.get(), false))?;
         let written = writer.committer.alone(|| {
-            let written = writer.metadata.append(&edits);
-            if written.is_ok() {
-                partition.state.mark_deleted();
-                shared.catalog.remove(&partition.name);
-            }
-            written
+            writer.wal.sync(shared.visible.get(), false)?;
+            writer.metadata.append(&edits)?;
+            partition.state.mark_deleted();
+            shared.catalog.remove(&partition.name);
+            Ok(())
         });
         shared.poison.watch(written)?;
         shared.poison.watch(writer.metadata.sync())?;

@@ -11,11 +11,11 @@ use crate::db::commit::Commit;
 use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
-use crate::db::state::payload::{Record, check_limits, put_record};
 use crate::db::state::read_points::ReadPin;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadPoint};
 use crate::mem::slice::Slice;
+use crate::wal::payload::{Record, check_limits, put_record};
 
 /// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
 ///
@@ -182,7 +182,7 @@ impl Partition {
     }
 
     pub(crate) fn walk(&self, bounds: Bounds, pin: ReadPin) -> Result<Walk> {
-        Ok(Walk::new(Arc::clone(self.state.tree()?), bounds, pin))
+        Ok(Walk::new(self.state.tree()?, bounds, pin))
     }
 
     pub(crate) fn prefix_walk(&self, prefix: &[u8], pin: ReadPin) -> Result<Walk> {

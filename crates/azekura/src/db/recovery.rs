@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
 use crate::base::event::Event;
+use crate::base::ledger::Ledger;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::catalog::{Catalog, TreeParts};
@@ -23,21 +24,17 @@ use crate::db::commit::Committer;
 use crate::db::config::Config;
 use crate::db::handle::Handle;
 use crate::db::shared::{Parts, Recovered, Shared, Writer};
-use crate::db::state::ledger::Ledger;
 use crate::db::state::metadata::Metadata;
-use crate::db::state::payload::{Records, check_payload};
 use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
-use crate::manifest::Manifest;
-use crate::table::files::TableFiles;
+use crate::manifest::{Manifest, NAME, TEMPORARY};
+use crate::table::files::{self, TableFiles};
+use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
+use crate::wal::format::{parse_name as parse_segment_name, segment_path};
+use crate::wal::payload::{Records, check_payload};
 use crate::wal::{self, LogCommit, ReplayOptions, ReplayReport, Wal, WalOptions};
-
-/// Names of the files that are not numbered.
-pub(crate) const LOCK: &str = "LOCK";
-pub(crate) const MANIFEST: &str = "MANIFEST";
-pub(crate) const MANIFEST_TMP: &str = "MANIFEST.tmp";
 
 /// What a look at the directory shows.
 struct Listing {
@@ -49,27 +46,19 @@ struct Listing {
     foreign: Option<String>,
 }
 
-/// The number in a name such as `000012.sst`.
-pub(crate) fn file_number(name: &str, suffix: &str) -> Option<FileId> {
-    let digits = name.strip_suffix(suffix)?;
-    let canonical = digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
-    let id = digits.parse().ok().filter(|_| canonical)?;
-    (format!("{id:06}") == digits).then_some(FileId(id))
-}
-
 fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
     let mut listing = Listing { has_manifest: false, tables: HashMap::new(), segments: HashMap::new(), foreign: None };
     if !fs.exists(dir)? {
         return Ok(listing);
     }
     for entry in fs.read_dir(dir)? {
-        if let Some(id) = file_number(&entry.name, ".sst") {
+        if let Some(id) = files::parse_name(&entry.name) {
             listing.tables.insert(id, entry.len);
-        } else if let Some(id) = file_number(&entry.name, ".wal") {
+        } else if let Some(id) = parse_segment_name(&entry.name) {
             listing.segments.insert(id, entry.len);
-        } else if entry.name == MANIFEST {
+        } else if entry.name == NAME {
             listing.has_manifest = true;
-        } else if entry.name != LOCK && entry.name != MANIFEST_TMP {
+        } else if entry.name != LOCK && entry.name != TEMPORARY {
             listing.foreign.get_or_insert(entry.name);
         }
     }
@@ -83,7 +72,7 @@ fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
     }
     if !listing.tables.is_empty() || !listing.segments.is_empty() {
         let message = "the manifest is missing, but tables or log segments are here: restore it from a copy";
-        return Err(Error::corruption(message).in_file(dir.join(MANIFEST)));
+        return Err(Error::corruption(message).in_file(dir.join(NAME)));
     }
     match &listing.foreign {
         Some(name) => {
@@ -139,9 +128,8 @@ fn create(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
         Edit::Database { id, instance, hash_seed: u64::from_le_bytes(seed), created_ms: env.now_ms() },
         Edit::NextIds { file: FileId(1), partition: PartitionId(1), epoch: Epoch(1) },
     ];
-    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs.sync_dir(parent)?;
-    }
+    // Before the manifest: a directory without one is created anew, one that vanished with it is a loss.
+    sync_names_above(&**fs, dir)?;
     Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
 }
 
@@ -159,7 +147,7 @@ impl Loaded {
     fn read(config: &Config, listing: Listing) -> Result<Loaded> {
         let (fs, dir) = (&config.fs, &config.path);
         let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
-        let ledger = Ledger::replay(&edits).map_err(|e| e.in_file(dir.join(MANIFEST)))?;
+        let ledger = Ledger::replay(&edits).map_err(|e| e.in_file(dir.join(NAME)))?;
         let mut next_file = ledger.next_file;
         for id in listing.tables.keys().chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
@@ -314,11 +302,6 @@ impl Loaded {
             lock: Some(lock),
         })
     }
-}
-
-/// The path of a log segment.
-pub(crate) fn segment_path(dir: &Path, id: FileId) -> std::path::PathBuf {
-    dir.join(format!("{:06}.wal", id.0))
 }
 
 /// Puts one commit of the log back into the trees. The payload is checked whole before any of it is applied.

@@ -163,7 +163,9 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<Box<dyn Thread>>> {
             Err(error) => {
                 shared.closing.store(true, Ordering::Release);
                 shared.work.ring();
-                threads.into_iter().for_each(|thread| drop(thread.join()));
+                for thread in threads {
+                    thread.join();
+                }
                 return Err(error);
             }
         }

@@ -93,7 +93,7 @@ impl LsmTree {
 
     fn publish_flush(&self, written: Written) {
         let read = self.options().read_options();
-        let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read.clone());
+        let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
         let flushed = written.tables.into_iter().map(handle).collect();
         self.current.replace(|now| {
             let change = Change { flushed, ..Change::default() };

@@ -9,7 +9,9 @@ use crate::base::{KeyOrder, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::engine::Visible;
 use crate::lsm::version::Described;
-use crate::table::{ReadOptions, Table, TableFiles};
+use crate::table::files::TableFiles;
+use crate::table::options::ReadOptions;
+use crate::table::reader::Table;
 use crate::vfs::{Env, Fs};
 
 /// What a tree shares with the rest of the database.
@@ -75,8 +77,7 @@ impl TableHandle {
         }
         let context = &self.context;
         let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
-        let table =
-            Table::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, self.options.clone())?;
+        let table = Table::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, self.options)?;
         Ok(self.table.get_or_init(|| Arc::new(table)))
     }
 

@@ -12,7 +12,7 @@ use crate::block::BlockCache;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::engine::{Engine, Host, ReadPoint, Task, TaskReport, Visible};
 use crate::lsm::{LsmOptions, LsmTree, TreeContext};
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 use crate::vfs::fault::FaultFs;
 use crate::vfs::mem::{MemFs, Survival};
 use crate::vfs::{Env, Fs};
@@ -110,6 +110,8 @@ impl Host for FakeHost {
 }
 
 type Log = Vec<(u64, RecordKind, Vec<u8>, Vec<u8>)>;
+/// By sequence number what the key shows, oldest first.
+type Versions = Vec<(u64, Option<Vec<u8>>)>;
 
 pub(crate) struct World {
     pub(crate) fs: MemFs,
@@ -121,8 +123,7 @@ pub(crate) struct World {
     pub(crate) host: FakeHost,
     pub(crate) tree: LsmTree,
     log: Log,
-    /// By key, its versions, oldest first.
-    versions: Vec<(Vec<u8>, Vec<(u64, Option<Vec<u8>>)>)>,
+    versions: Vec<(Vec<u8>, Versions)>,
     random: u64,
 }
 
@@ -252,13 +253,13 @@ impl World {
 
     fn check_walks(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        let mut cursor = Ascending::new(self.tree.cursor().unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Ascending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             up.push((cursor.key().to_vec(), cursor.value().to_vec()));
             cursor.next().unwrap();
         }
-        let mut cursor = Descending::new(self.tree.cursor().unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Descending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             down.push((cursor.key().to_vec(), cursor.value().to_vec()));
@@ -309,7 +310,7 @@ impl World {
     /// Waits for files that other threads' pins keep a little longer, then checks that only named ones are left.
     pub(crate) fn check_files(&self) {
         let named: HashMap<FileId, u64> = self.tables().iter().map(|(_, table)| (table.id, table.size)).collect();
-        for _ in 0..1_000_000 {
+        for _ in 0..20_000 {
             if tables_in(&self.fs) == named {
                 return;
             }

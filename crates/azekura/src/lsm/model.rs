@@ -92,7 +92,7 @@ fn churn(world: &mut World, rounds: usize) {
 
 #[test]
 fn every_moment_that_somebody_looks_at_stays_as_it_was() {
-    for (order, seeds) in orders().into_iter().zip([1..5u64, 100..103]) {
+    for (order, seeds) in orders().into_iter().zip([1..4u64, 100..102]) {
         for seed in seeds {
             let mut world = World::new(order.clone(), small_options(), seed);
             churn(&mut world, 120);
@@ -170,6 +170,32 @@ fn what_does_not_overlap_moves() {
 }
 
 #[test]
+fn a_merge_leaves_out_the_tables_between() {
+    let mut options = small_options();
+    options.compaction.base_size = 1 << 20;
+    let mut world = World::new(KeyOrder::bytewise(), options, 5);
+    for part in ["a", "g", "m"] {
+        for i in 0..20 {
+            world.put(&format!("{part}{i:03}"), "value");
+        }
+        world.flush();
+        world.major_compact();
+    }
+    let between = world.tables().into_iter().find(|(_, table)| table.smallest.0.starts_with(b"g")).unwrap();
+    for part in ["a", "m", "a"] {
+        world.put(&format!("{part}007"), "newer");
+        world.flush();
+    }
+    world.settle(false);
+    world.check();
+    assert_eq!(world.tree.metrics().compactions, 1);
+    assert!(world.tables().contains(&between), "no need to touch it");
+    assert!(world.tables().iter().all(|(level, _)| *level == BOTTOM));
+    world.reopen();
+    world.check();
+}
+
+#[test]
 fn another_codec_is_not_reached_by_moving() {
     let mut options = small_options();
     options.compression_per_level = vec![CompressionType::None, CompressionType::Miniz(6)];
@@ -193,7 +219,7 @@ fn iterators_keep_the_files_they_walk() {
         world.put(&format!("{i:05}"), "first");
     }
     world.flush();
-    let mut cursor = world.tree.cursor().unwrap();
+    let mut cursor = world.tree.view().cursor().unwrap();
     let before = world.tables();
     for i in 0..300 {
         world.put(&format!("{i:05}"), "second");
@@ -406,13 +432,13 @@ fn a_discarded_tree_removes_its_files_and_stops() {
         world.put(&format!("{i:05}"), "value");
     }
     world.flush();
-    let cursor = world.tree.cursor().unwrap();
+    let cursor = world.tree.view().cursor().unwrap();
     world.tree.discard();
     assert_eq!(world.tree.next_task(true), None);
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);
     assert!(!tables_in(&world.fs).is_empty(), "the cursor still walks them");
     drop(cursor);
-    for _ in 0..1_000_000 {
+    for _ in 0..20_000 {
         if tables_in(&world.fs).is_empty() {
             return;
         }
@@ -423,6 +449,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "what threads do to each other is what is tested")]
 fn readers_never_miss_a_key_while_tasks_run() {
     let mut world = World::new(KeyOrder::bytewise(), small_options(), 3);
     for i in 0..200 {

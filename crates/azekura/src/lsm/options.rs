@@ -2,7 +2,7 @@
 
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
-use crate::table::{ReadOptions, TableOptions};
+use crate::table::options::{ReadOptions, TableOptions};
 
 /// The settings of one LSM tree; a change applies to what is written from then on.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::{EntryRef, KeyOrder, Result};
 use crate::lsm::handle::TreeContext;
-use crate::table::{TableOptions, TableWriter};
+use crate::table::options::TableOptions;
+use crate::table::writer::TableWriter;
 use crate::vfs::{File, OpenMode};
 
 /// Files that no edit names yet; removed when this is dropped, unless they are kept.

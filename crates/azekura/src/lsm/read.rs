@@ -9,7 +9,8 @@ use crate::engine::ReadPoint;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::version::{Described, Run, Version};
-use crate::table::{Lookup, TableCursor};
+use crate::table::cursor::TableCursor;
+use crate::table::reader::Lookup;
 
 impl SuperVersion {
     /// Shows `read` the value of `key` as of `at`, where it lies. Memtables are asked first, from the newest, then runs, from

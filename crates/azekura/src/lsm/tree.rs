@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use crate::base::edit::{Edit, FileId, PartitionId, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport};
+use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, View as EngineView};
 use crate::lsm::compaction::leveled;
 use crate::lsm::compaction::run::Remembered;
 use crate::lsm::compaction::strategy::{View, choose};
@@ -20,7 +20,7 @@ use crate::lsm::super_version::{Current, SuperVersion};
 use crate::lsm::version::{Described, Version};
 use crate::mem::slice::Slice;
 use crate::memtable::Memtable;
-use crate::table::TableFiles;
+use crate::table::files::TableFiles;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
@@ -198,7 +198,7 @@ impl LsmTree {
         }
     }
 
-    pub(crate) fn view<'a>(
+    pub(crate) fn compaction_view<'a>(
         &'a self,
         now: &'a SuperVersion,
         options: &'a LsmOptions,
@@ -253,12 +253,25 @@ impl LsmTree {
         let now = self.current.get();
         let options = self.options();
         let mut remembered = lock(&self.remembered);
-        let wanted = remembered.paused.is_some() || choose(&self.view(&now, &options, &remembered), forced).is_some();
+        let wanted =
+            remembered.paused.is_some() || choose(&self.compaction_view(&now, &options, &remembered), forced).is_some();
         if forced && !wanted {
             // Snapshots may be gone by the next time: let it look again at tables whose tombstones could not go now.
             remembered.oldest_point = SeqNo::MAX;
         }
         wanted
+    }
+}
+
+/// The tree at one moment: it keeps the memtables and the tables that were there.
+struct TreeView {
+    now: SuperVersion,
+    context: Arc<TreeContext>,
+}
+
+impl EngineView for TreeView {
+    fn cursor(&self) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(self.now.cursor(&self.context)))
     }
 }
 
@@ -288,8 +301,8 @@ impl Engine for LsmTree {
         self.current.with(|now| now.find(&self.context, key, at, |value| value.len() as u32))
     }
 
-    fn cursor(&self) -> Result<Box<dyn Cursor>> {
-        Ok(Box::new(self.current.get().cursor(&self.context)))
+    fn view(&self) -> Box<dyn EngineView> {
+        Box::new(TreeView { now: self.current.get(), context: Arc::clone(&self.context) })
     }
 
     fn flushed_through(&self) -> SeqNo {

@@ -197,17 +197,15 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
     #[inline]
     pub(crate) fn load(&self) -> Guard<'_, T> {
         let pin = Pin::new();
-        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with freeing
-        // (see `Pin::new`), and the guard holds the pin as long as the reference.
-        Guard { value: unsafe { &*self.value.load(Ordering::SeqCst) }, _pin: pin }
+        Guard { value: self.value.load(Ordering::SeqCst).cast_const(), _pin: pin, cell: PhantomData }
     }
 
     /// The value of now, counted; writes to a cache line that others write too.
     pub(crate) fn load_full(&self) -> Arc<T> {
-        let guard = self.load();
-        let value: *const T = guard.value;
-        // SAFETY: the pointer comes from `Arc::into_raw`, and the count that the cell owned is not dropped while the guard
-        // is pinned; so it is at least one here.
+        let _pin = Pin::new();
+        let value = self.value.load(Ordering::SeqCst).cast_const();
+        // SAFETY: the pointer comes from `Arc::into_raw`, and the count that the cell owned when the pin was set is not
+        // dropped while it is; so it is at least one here.
         unsafe {
             Arc::increment_strong_count(value);
             Arc::from_raw(value)
@@ -231,8 +229,10 @@ impl<T: Send + Sync + 'static> Drop for EpochCell<T> {
 
 /// A pinned reference to the value of an [`EpochCell`].
 pub(crate) struct Guard<'a, T> {
-    value: &'a T,
+    /// No `&T`: that would have to stay good until a function that takes the guard returns, though it drops the guard.
+    value: *const T,
     _pin: Pin,
+    cell: PhantomData<&'a T>,
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -240,7 +240,10 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        self.value
+        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with freeing
+        // (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an `Arc`, so it is aligned
+        // and nobody has `&mut` to what it points at.
+        unsafe { &*self.value }
     }
 }
 
@@ -387,14 +390,15 @@ mod tests {
         let cell = CELL.get_or_init(|| EpochCell::new(Arc::new(0)));
         for _ in 0..3 {
             std::thread::scope(|s| {
-                s.spawn(|| {
+                let thread = s.spawn(|| {
                     // One is destroyed before the slot's handle and one after it, in whatever order the system has.
                     BEFORE.with(|late| late.borrow_mut().0 = Some(cell));
                     drop(cell.load());
                     AFTER.with(|late| late.borrow_mut().0 = Some(cell));
                 });
+                thread.join().unwrap(); // the end of the scope alone does not wait for destructors
             });
         }
-        eventually(|| *cell.load() == 6);
+        assert_eq!(*cell.load(), 6);
     }
 }

@@ -42,17 +42,11 @@ impl MemtableCursor {
         self.at.expect("a cursor is asked for entries and steps only where it is valid")
     }
 
-    /// To the first entry of the leaf to the right.
+    /// To the first entry of the leaf to the right. Copies never overlap, because a split is one store: a leaf is copied
+    /// with all its entries and its old neighbour, or without those that moved and with the new one.
     #[cold]
     fn next_leaf(&mut self) {
-        let last = *self.leaf.refs().last().expect("a valid cursor stands in a leaf with entries");
-        let records = self.table.records();
-        self.at = None;
-        while self.at.is_none() && self.table.tree().right_of(records, &mut self.leaf) {
-            // The left leaf may have been copied before its upper part moved to the right, that one after.
-            let key = records.of_bits(last).key();
-            self.at = self.leaf.refs().iter().position(|&bits| records.cmp(bits, key).is_gt());
-        }
+        self.at = self.table.tree().right_of(self.table.records(), &mut self.leaf).then_some(0);
         self.fetch(0, AHEAD);
     }
 }

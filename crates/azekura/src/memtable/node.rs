@@ -35,7 +35,9 @@ fn word_at(user: &[u8], at: usize) -> u64 {
     if let Some(word) = rest.first_chunk() {
         return u64::from_be_bytes(*word);
     }
-    rest.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)) << (8 * (8 - rest.len())) % 64
+    let mut word = [0; 8];
+    word[..rest.len()].copy_from_slice(rest);
+    u64::from_be_bytes(word)
 }
 
 /// The leading bytes that `a` and `b` have in common, as a node may keep them.

@@ -201,15 +201,8 @@ impl Tree {
                     std::hint::spin_loop();
                     continue 'again;
                 }
-                let rank = match goal {
-                    Goal::AtOrBehind(target) => inner.rank(records, target, true),
-                    Goal::Before(target) => inner.rank(records, target, false),
-                    Goal::Last => inner.head().shape().count,
-                };
-                node = inner.link(rank - 1).1;
-                if !inner.head().unchanged(version) {
-                    continue 'again;
-                }
+                let Some(child) = follow(inner, version, records, goal) else { continue 'again };
+                node = child;
                 above = Some((inner, version));
             }
             return node;
@@ -217,29 +210,11 @@ impl Tree {
         self.descend_open(records, goal)
     }
 
-    /// Descends through nodes that may be open. Each link alone is true: what stands below it is not before its
-    /// separator; so the last one met whose separator is not behind the goal leads to the right leaf, or left of it.
+    /// Descends through nodes that may be open.
     #[cold]
     fn descend_open(&self, records: &Records, goal: Goal<'_>) -> u32 {
-        let (height, mut node) = self.root();
-        for _ in 0..height {
-            let inner = self.inner(node);
-            let mut child = inner.link(0).1;
-            for n in 1..inner.head().shape().count {
-                let (separator, next) = inner.link(n);
-                let reached = match goal {
-                    Goal::AtOrBehind(target) => records.cmp(separator, target).is_le(),
-                    Goal::Before(target) => records.cmp(separator, target).is_lt(),
-                    Goal::Last => true,
-                };
-                if !reached {
-                    break;
-                }
-                child = next;
-            }
-            node = child;
-        }
-        node
+        let (height, root) = self.root();
+        (0..height).fold(root, |node, _| follow_open(self.inner(node), records, goal))
     }
 
     /// Inserts the record `bits` with this key. Only one thread at a time may insert.
@@ -341,6 +316,38 @@ impl Tree {
     }
 }
 
+/// The child of `inner` where `goal` is, or `None` if the node changed since it had `version`.
+#[inline]
+fn follow(inner: &Inner, version: u64, records: &Records, goal: Goal<'_>) -> Option<u32> {
+    let rank = match goal {
+        Goal::AtOrBehind(target) => inner.rank(records, target, true),
+        Goal::Before(target) => inner.rank(records, target, false),
+        Goal::Last => inner.head().shape().count,
+    };
+    let child = inner.link(rank - 1).1;
+    inner.head().unchanged(version).then_some(child)
+}
+
+/// The child of `inner`, which may be open, where `goal` is, or one left of it. Each link alone is true: what stands below
+/// it is not before its separator; so the last one met whose separator is not behind the goal leads there.
+#[cold]
+fn follow_open(inner: &Inner, records: &Records, goal: Goal<'_>) -> u32 {
+    let mut child = inner.link(0).1;
+    for n in 1..inner.head().shape().count {
+        let (separator, next) = inner.link(n);
+        let reached = match goal {
+            Goal::AtOrBehind(target) => records.cmp(separator, target).is_le(),
+            Goal::Before(target) => records.cmp(separator, target).is_lt(),
+            Goal::Last => true,
+        };
+        if !reached {
+            break;
+        }
+        child = next;
+    }
+    child
+}
+
 #[cold]
 fn no_memory() -> Error {
     Error::new(ErrorKind::OutOfSpace, "no memory for the index of a memtable")
@@ -399,5 +406,64 @@ mod tests {
             });
             assert_eq!(steps, (before.len() - at).max(1) + 2);
         }
+    }
+
+    /// Separator `10 * n` leads to child `n`. While links are put in, in any order, no reader is led to the right of its goal.
+    #[test]
+    fn an_inner_node_never_leads_too_far_while_it_changes() {
+        let (arena, mut writer) = Arena::new();
+        let records = Records::new(arena, KeyOrder::bytewise());
+        let count = INNER_CAP as u32 - 1;
+        let all: Vec<u32> = (1..=count).map(|n| stored(&records, &mut writer, 10 * n)).collect();
+        let nodes = AppendVec::new();
+        nodes.push(Inner::over(0)).unwrap();
+        let rounds = if cfg!(miri) { 2 } else { 3_000 };
+        std::thread::scope(|s| {
+            for reader in 1..=2 {
+                let (nodes, records) = (&nodes, &records);
+                s.spawn(move || {
+                    let mut n = reader;
+                    while nodes.len() <= rounds {
+                        let inner: &Inner = nodes.get(nodes.len() - 1).unwrap();
+                        n = (n * 7 + 13) % (10 * count + 19);
+                        let goal = n.to_be_bytes();
+                        let goal = Goal::AtOrBehind(KeyRef::new(&goal, SeqNo(1)));
+                        assert!(follow_open(inner, records, goal) <= n / 10);
+                        let version = inner.head().version();
+                        if version % 2 == 0
+                            && let Some(child) = follow(inner, version, records, goal)
+                        {
+                            assert!(child <= n / 10, "{child} for {n}");
+                        }
+                    }
+                });
+            }
+            for round in 0..rounds {
+                let inner = nodes.get(round).unwrap();
+                let mut there = Vec::new();
+                for n in 0..count {
+                    let child = n * (2 * round + 7) % count;
+                    if there.contains(&child) {
+                        continue;
+                    }
+                    there.push(child);
+                    let at = there.iter().filter(|other| **other < child).count() + 1;
+                    inner.insert(at, (all[child as usize], child + 1), &records);
+                }
+                nodes.push(Inner::over(0)).unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn a_step_through_a_node_that_changed_meanwhile_is_void() {
+        let (arena, mut writer) = Arena::new();
+        let records = Records::new(arena, KeyOrder::bytewise());
+        let inner = Inner::over(0);
+        let version = inner.head().version();
+        assert_eq!(follow(&inner, version, &records, Goal::Last), Some(0));
+        inner.insert(1, (stored(&records, &mut writer, 10), 1), &records);
+        assert_eq!(follow(&inner, version, &records, Goal::Last), None);
+        assert_eq!(follow(&inner, inner.head().version(), &records, Goal::Last), Some(1));
     }
 }

@@ -106,9 +106,9 @@ impl<'a> RecordReader<'a> {
         self.at
     }
 
-    /// End of the last whole record or watermark, in bytes.
+    /// End of the last whole record or watermark, in bytes, with its padding if that is there.
     pub(crate) fn end(&self) -> u64 {
-        self.end
+        self.end.min(self.window.source_len())
     }
 
     /// The last sequence number read so far.
@@ -290,4 +290,148 @@ fn watermark(head: &FrameHead, payload: &[u8]) -> Option<SeqNo> {
 /// What a verified frame's length covers can only be missing if the file shrank under the reader.
 fn held(bytes: Option<&[u8]>) -> Result<&[u8]> {
     bytes.ok_or_else(|| Error::corruption("file became shorter while it was read"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::writer::{FrameWriter, Record};
+    use crate::vfs::dice::Dice;
+    use crate::vfs::mem::MemFs;
+    use crate::vfs::{File, Fs, OpenMode};
+    use std::path::Path;
+    use std::sync::Arc;
+
+    const PLACE: Place = Place { file_id: [4; 16], epoch: 2 };
+
+    type Owned = (u64, u32, Vec<u8>);
+
+    fn written(frame_max: usize, records: &[Owned]) -> Vec<u8> {
+        let mut writer = FrameWriter::with_frame_max(frame_max);
+        writer.begin(0);
+        let mut out = Vec::new();
+        let mut sink = |bytes: &[u8], _: u64| {
+            out.extend_from_slice(bytes);
+            Ok(())
+        };
+        for (i, (first, count, payload)) in records.iter().enumerate() {
+            let durable = SeqNo(first / 2);
+            writer.put(&PLACE, &Record { first: SeqNo(*first), count: *count, durable, payload }, &mut sink).unwrap();
+            if i % 3 == 2 {
+                let last = SeqNo(first + u64::from(*count) - 1);
+                writer.put_watermark(&PLACE, last, durable, &mut sink).unwrap();
+            }
+        }
+        writer.flush(&mut sink).unwrap();
+        out
+    }
+
+    fn some_records(dice: &mut Dice, n: usize, longest: usize) -> Vec<Owned> {
+        let mut first = 1;
+        let mut record = |_| {
+            let count = 1 + dice.below(3) as u32;
+            let payload = (0..dice.below(longest)).map(|_| dice.throw() as u8).collect();
+            first += u64::from(count);
+            (first - u64::from(count), count, payload)
+        };
+        (0..n).map(&mut record).collect()
+    }
+
+    fn reader(source: Source<'_>, order: Order) -> RecordReader<'_> {
+        RecordReader::new(source, PLACE, 0, SeqNo::ZERO, order).unwrap()
+    }
+
+    fn read_all(reader: &mut RecordReader<'_>) -> Vec<Owned> {
+        let mut out = Vec::new();
+        loop {
+            match reader.next().unwrap() {
+                Item::Record(record) => out.push((record.first.0, record.count, reader.payload().unwrap().to_vec())),
+                Item::Watermark(durable) => assert!(durable <= reader.last()),
+                Item::Stop => return out,
+            }
+        }
+    }
+
+    #[test]
+    fn records_of_every_size_come_back_from_memory_and_file() {
+        let mut dice = Dice::new(1, 2);
+        for frame_max in [16, 17, 100, 4096] {
+            let records = some_records(&mut dice, 60, 500);
+            let bytes = written(frame_max, &records);
+            let mut from_memory = reader(Source::Bytes(&bytes), Order::Consecutive);
+            assert_eq!(read_all(&mut from_memory), records);
+            assert_eq!(from_memory.end(), bytes.len() as u64);
+            let fs = MemFs::new();
+            let file: Arc<dyn File> = fs.open(Path::new("/f"), OpenMode::Create).unwrap();
+            file.write_at(&bytes, 0).unwrap();
+            assert_eq!(read_all(&mut reader(Source::File(&*file), Order::Consecutive)), records);
+        }
+    }
+
+    #[test]
+    fn frames_larger_than_the_window_and_records_larger_than_a_frame() {
+        let big = vec![5; (2 << 20) + 3];
+        let huge = vec![6; crate::record::frame::PAYLOAD_MAX + 100];
+        let records = vec![(1, 1, b"a".to_vec()), (2, 1, big), (3, 2, huge), (5, 1, b"z".to_vec())];
+        let bytes = written(usize::MAX, &records);
+        let fs = MemFs::new();
+        let file: Arc<dyn File> = fs.open(Path::new("/f"), OpenMode::Create).unwrap();
+        file.write_at(&bytes, 0).unwrap();
+        assert!(read_all(&mut reader(Source::File(&*file), Order::Consecutive)) == records);
+    }
+
+    #[test]
+    fn damage_stops_the_reader_and_the_search_counts_what_is_behind() {
+        let mut dice = Dice::new(5, 5);
+        let records = some_records(&mut dice, 30, 80);
+        let bytes = written(40, &records);
+        for at in (0..bytes.len()).step_by(3) {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x20;
+            let mut damaged = reader(Source::Bytes(&bad), Order::Consecutive);
+            let read = read_all(&mut damaged);
+            assert!(records.starts_with(&read));
+            let behind = damaged.search().unwrap();
+            let next = records.get(read.len() + 1).map_or(u64::MAX, |(first, ..)| *first);
+            // The record behind the damaged one says how far the log was durable when it was written.
+            assert!(read.len() + 1 >= records.len() || behind.frames > 0 && behind.durable.0 >= next / 2, "{at}");
+            let mut salvage = reader(Source::Bytes(&bad), Order::Rising);
+            let mut salvaged = Vec::new();
+            loop {
+                let from = salvage.position();
+                salvaged.extend(read_all(&mut salvage));
+                if !salvage.skip(from.max(salvage.position())).unwrap() {
+                    break;
+                }
+            }
+            assert!(salvaged.len() + 1 >= records.len() && salvaged.iter().all(|record| records.contains(record)));
+        }
+    }
+
+    #[test]
+    fn random_bytes_hold_nothing() {
+        let mut dice = Dice::new(8, 8);
+        for _ in 0..300 {
+            let mut bytes: Vec<u8> = (0..dice.below(4000)).map(|_| dice.throw() as u8).collect();
+            for head in bytes.chunks_exact_mut(24) {
+                head[11] = 0;
+                head[12..16].copy_from_slice(&2u32.to_le_bytes());
+                head[23] = 1 + dice.below(5) as u8;
+            }
+            let mut random = reader(Source::Bytes(&bytes), Order::Consecutive);
+            assert_eq!((random.next().unwrap(), random.search().unwrap()), (Item::Stop, Behind::default()));
+        }
+    }
+
+    #[test]
+    fn the_search_gives_up_on_a_file_made_to_look_like_frames() {
+        let mut bytes = vec![0; 24 << 20];
+        for head in bytes.chunks_exact_mut(24) {
+            head[8..11].copy_from_slice(&[0xff; 3]);
+            head[12..16].copy_from_slice(&2u32.to_le_bytes());
+            head[23] = 1;
+        }
+        let error = reader(Source::Bytes(&bytes), Order::Consecutive).search().unwrap_err();
+        assert_eq!(error.kind(), crate::base::ErrorKind::Corruption);
+    }
 }

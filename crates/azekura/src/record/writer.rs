@@ -197,3 +197,75 @@ impl FrameWriter {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{Error, ErrorKind};
+
+    const PLACE: Place = Place { file_id: [3; 16], epoch: 8 };
+
+    fn record(payload: &[u8]) -> Record<'_> {
+        Record { first: SeqNo(1000), count: 70_000, durable: SeqNo(300), payload }
+    }
+
+    /// Writes at 64 and gives the file.
+    fn written(writer: &mut FrameWriter, payloads: &[&[u8]]) -> (Vec<u8>, usize) {
+        let (mut file, mut writes) = (vec![0; 64], 0);
+        writer.begin(64);
+        let mut sink = |bytes: &[u8], offset: u64| {
+            assert_eq!(offset, file.len() as u64, "pieces follow each other");
+            file.extend_from_slice(bytes);
+            writes += 1;
+            Ok(())
+        };
+        for payload in payloads {
+            let (before, len) = (writer.position(), writer.stored_len(&record(payload)));
+            writer.put(&PLACE, &record(payload), &mut sink).unwrap();
+            assert_eq!(writer.position() - before, len);
+        }
+        writer.flush(&mut sink).unwrap();
+        assert_eq!(writer.position(), file.len() as u64);
+        (file, writes)
+    }
+
+    #[test]
+    fn lengths_are_foretold_and_small_records_are_one_write() {
+        let payloads: Vec<Vec<u8>> = (0..40).map(|len| vec![9; len]).collect();
+        let views: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
+        let (file, writes) = written(&mut FrameWriter::new(), &views);
+        assert_eq!((writes, file.len() % 8), (1, 0));
+        for frame_max in 16..40 {
+            written(&mut FrameWriter::with_frame_max(frame_max), &views);
+        }
+    }
+
+    #[test]
+    fn payloads_handed_on_where_they_lie_make_the_same_bytes() {
+        let payload: Vec<u8> = (0..DIRECT_FROM + 11).map(|i| i as u8).collect();
+        let (direct, writes) = written(&mut FrameWriter::new(), &[b"x", &payload, b"y"]);
+        assert_eq!(writes, 3);
+        let at = 64 + 32;
+        let (head, stored) = crate::record::frame::decode(&PLACE, at, &direct[at as usize..]).unwrap().unwrap();
+        assert_eq!(head.kind, FrameKind::Full);
+        assert!(stored.ends_with(&payload));
+    }
+
+    #[test]
+    fn the_buffer_stays_within_its_bound() {
+        let mut writer = FrameWriter::new();
+        let payload = vec![1; DIRECT_FROM - 1];
+        written(&mut writer, &vec![payload.as_slice(); 40]);
+        assert!(writer.buffer.capacity() <= 4 * BUFFER_LEN);
+    }
+
+    #[test]
+    fn a_failed_sink_is_told_and_the_writer_can_begin_again() {
+        let mut writer = FrameWriter::new();
+        writer.begin(64);
+        writer.put(&PLACE, &record(b"lost"), &mut |_, _| Ok(())).unwrap();
+        let failed = writer.flush(&mut |_, _| Err(Error::new(ErrorKind::Io, "no")));
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(written(&mut writer, &[b"kept"]).0, written(&mut FrameWriter::new(), &[b"kept"]).0);
+    }
+}

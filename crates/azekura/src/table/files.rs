@@ -18,6 +18,16 @@ pub(crate) struct TableFiles {
     open: Mutex<OpenFiles>,
 }
 
+/// The number of the table whose file is called `name`, if one is.
+pub(crate) fn parse_name(name: &str) -> Option<FileId> {
+    let id = FileId(name.strip_suffix(".sst")?.parse().ok()?);
+    (file_name(id) == name).then_some(id)
+}
+
+fn file_name(id: FileId) -> String {
+    format!("{:06}.sst", id.0)
+}
+
 #[derive(Default)]
 struct OpenFiles {
     files: HashMap<FileId, OpenFile>,
@@ -42,7 +52,7 @@ impl TableFiles {
 
     /// Where the file of a table is.
     pub(crate) fn path(&self, id: FileId) -> PathBuf {
-        self.dir.join(format!("{:06}.sst", id.0))
+        self.dir.join(file_name(id))
     }
 
     /// The file of a table, open for reading.

@@ -25,11 +25,3 @@ pub(crate) mod writer;
 mod measure;
 #[cfg(test)]
 mod tests;
-
-pub(crate) use cursor::TableCursor;
-pub(crate) use files::TableFiles;
-pub(crate) use options::{ReadOptions, TableOptions};
-pub(crate) use properties::Properties;
-pub(crate) use reader::{Found, Lookup, Table};
-pub(crate) use verify::VerifyReport;
-pub(crate) use writer::TableWriter;

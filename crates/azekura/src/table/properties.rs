@@ -234,4 +234,24 @@ mod tests {
         twice.extend_from_slice(&[1, 1, 9]);
         assert_eq!(Properties::decode(&twice).unwrap_err().kind(), ErrorKind::Corruption);
     }
+
+    #[test]
+    fn random_bytes_give_errors_at_worst() {
+        let good = some().encode();
+        let mut x = 88_172_645_463_325_252u64;
+        for _ in 0..20_000 {
+            let mut bad = good.clone();
+            for _ in 0..3 {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                let at = x as usize % bad.len();
+                bad[at] = (x >> 32) as u8;
+            }
+            if let Ok(properties) = Properties::decode(&bad) {
+                assert_eq!(Properties::decode(&properties.encode()).unwrap(), properties);
+            }
+            let _ = crate::table::format::Directory::decode(&bad);
+        }
+    }
 }

@@ -1,1 +1,724 @@
+//! Whole tables against an oracle, under every option, and damaged in every byte.
 
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::checksum::{place_seed, xxh3};
+use crate::base::comparator::Comparator;
+use crate::base::compression::CompressionType;
+use crate::base::edit::{FileId, TableMeta};
+use crate::base::{EntryRef, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::block::frame::FRAME_HEADER_LEN;
+use crate::block::{BlockCache, BlockKind};
+use crate::cursor::Cursor;
+use crate::table::files::TableFiles;
+use crate::table::format::FOOTER_LEN;
+use crate::table::options::{FilterPolicy, ReadOptions, TableOptions};
+use crate::table::reader::{Lookup, Table};
+use crate::table::writer::TableWriter;
+use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+use crate::vfs::mem::MemFs;
+use crate::vfs::{Fs, OpenMode};
+
+const FILE_ID: [u8; 16] = *b"random file id!!";
+const SEED: u64 = 99;
+const ID: FileId = FileId(7);
+const PATH: &str = "/db/000007.sst";
+
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.below(256) as u8).collect()
+    }
+}
+
+/// ASCII letters of either case are equal; the canonical form is lower case, if it is offered.
+struct NoCase {
+    canonical: bool,
+}
+
+impl Comparator for NoCase {
+    fn name(&self) -> &str {
+        "no case"
+    }
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
+    }
+    fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
+        out.extend(key.to_ascii_lowercase());
+        self.canonical
+    }
+}
+
+struct Reversed;
+
+impl Comparator for Reversed {
+    fn name(&self) -> &str {
+        "reversed"
+    }
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        b.cmp(a)
+    }
+    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
+        false
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) user: Vec<u8>,
+    pub(super) seqno: SeqNo,
+    pub(super) kind: RecordKind,
+    pub(super) value: Vec<u8>,
+}
+
+impl Row {
+    fn key(&self) -> KeyRef<'_> {
+        KeyRef::new(&self.user, self.seqno)
+    }
+
+    fn entry(&self) -> EntryRef<'_> {
+        EntryRef { user: &self.user, seqno: self.seqno, kind: self.kind, value: &self.value }
+    }
+}
+
+fn put(user: &[u8], seqno: u64, value: &[u8]) -> Row {
+    Row { user: user.to_vec(), seqno: SeqNo(seqno), kind: RecordKind::Put, value: value.to_vec() }
+}
+
+/// Sorts rows into internal order; of rows at the same place the first stays.
+fn sorted(mut rows: Vec<Row>, order: &KeyOrder) -> Vec<Row> {
+    rows.sort_by(|a, b| a.key().cmp(&b.key(), order));
+    rows.dedup_by(|a, b| a.key().cmp(&b.key(), order).is_eq());
+    rows
+}
+
+pub(super) struct World {
+    pub(super) fs: MemFs,
+    pub(super) meta: TableMeta,
+    order: KeyOrder,
+    options: TableOptions,
+}
+
+impl World {
+    pub(super) fn new(rows: &[Row], options: &TableOptions, order: &KeyOrder) -> World {
+        let fs = MemFs::new();
+        fs.create_dir_all(Path::new("/db")).unwrap();
+        let file = fs.open(Path::new(PATH), OpenMode::Create).unwrap();
+        let mut writer = TableWriter::create(file, FILE_ID, options.clone(), order.clone(), SEED, 1234).unwrap();
+        for row in rows {
+            writer.add(row.entry()).unwrap();
+        }
+        assert_eq!(writer.entries(), rows.len() as u64);
+        let meta = writer.finish(ID).unwrap();
+        World { fs, meta, order: order.clone(), options: options.clone() }
+    }
+
+    pub(super) fn open_with(&self, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
+        self.open_on(Arc::new(self.fs.clone()), cache, db_seed)
+    }
+
+    fn open_on(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
+        let files = TableFiles::new(fs, Path::new("/db"), 3);
+        let cache = Arc::new(BlockCache::new(cache));
+        let options = ReadOptions::from(&self.options);
+        Table::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
+    }
+
+    pub(super) fn open(&self) -> Result<Arc<Table>> {
+        self.open_with(1 << 20, SEED)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let file = self.fs.open(Path::new(PATH), OpenMode::Read).unwrap();
+        let mut bytes = vec![0; file.length().unwrap() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    fn with_bytes(&self, bytes: &[u8]) -> World {
+        let fs = MemFs::new();
+        fs.create_dir_all(Path::new("/db")).unwrap();
+        fs.open(Path::new(PATH), OpenMode::Create).unwrap().write_at(bytes, 0).unwrap();
+        World { fs, meta: self.meta.clone(), order: self.order.clone(), options: self.options.clone() }
+    }
+}
+
+fn get(table: &Table, user: &[u8], at: SeqNo) -> Result<Option<(SeqNo, RecordKind, Vec<u8>)>> {
+    let found = table.get(&Lookup::new(user, at, &table.order, SEED))?;
+    Ok(found.map(|found| (found.seqno, found.kind, found.value.to_vec())))
+}
+
+fn expected_get(rows: &[Row], user: &[u8], at: SeqNo, order: &KeyOrder) -> Option<(SeqNo, RecordKind, Vec<u8>)> {
+    let target = KeyRef::new(user, at);
+    let at = rows.partition_point(|row| row.key().cmp(&target, order).is_lt());
+    let row = rows.get(at).filter(|row| order.cmp(&row.user, user).is_eq())?;
+    Some((row.seqno, row.kind, row.value.clone()))
+}
+
+fn shown(cursor: &impl Cursor) -> Option<Row> {
+    cursor.valid().then(|| {
+        let entry = cursor.entry();
+        Row { user: entry.user.to_vec(), seqno: entry.seqno, kind: entry.kind, value: entry.value.to_vec() }
+    })
+}
+
+/// Every way of reading gives what the rows say.
+fn check(table: &Arc<Table>, rows: &[Row], targets: &[(Vec<u8>, SeqNo)]) {
+    let order = table.order.clone();
+    let mut cursor = table.cursor(true);
+    for (user, at) in targets {
+        assert_eq!(get(table, user, *at).unwrap(), expected_get(rows, user, *at, &order));
+        let target = KeyRef::new(user, *at);
+        let place = rows.partition_point(|row| row.key().cmp(&target, &order).is_lt());
+        cursor.seek(target).unwrap();
+        assert_eq!(shown(&cursor).as_ref(), rows.get(place));
+        if cursor.valid() {
+            cursor.prev().unwrap();
+            assert_eq!(shown(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
+        }
+        cursor.seek_before(target).unwrap();
+        assert_eq!(shown(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
+        if cursor.valid() {
+            cursor.next().unwrap();
+            assert_eq!(shown(&cursor).as_ref(), rows.get(place));
+        }
+    }
+    cursor.seek_to_first().unwrap();
+    for row in rows {
+        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        cursor.next().unwrap();
+    }
+    assert!(!cursor.valid());
+    let mut cursor = table.cursor(false);
+    cursor.seek_to_last().unwrap();
+    for row in rows.iter().rev() {
+        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        cursor.prev().unwrap();
+    }
+    assert!(!cursor.valid());
+}
+
+/// Turns about in the middle of blocks and at their ends.
+fn wander(table: &Arc<Table>, rows: &[Row], random: &mut Random) {
+    let mut cursor = table.cursor(true);
+    cursor.seek_to_first().unwrap();
+    let mut at = 0usize;
+    for _ in 0..3 * rows.len() {
+        let forward = random.below(5) < 3;
+        if forward {
+            cursor.next().unwrap()
+        } else {
+            cursor.prev().unwrap()
+        }
+        match at.checked_add_signed(if forward { 1 } else { -1 }).filter(|at| *at < rows.len()) {
+            Some(next) => at = next,
+            None => {
+                assert!(!cursor.valid());
+                at = random.below(rows.len() as u64) as usize;
+                cursor.seek(rows[at].key()).unwrap();
+            }
+        }
+        assert_eq!(shown(&cursor).as_ref(), Some(&rows[at]));
+    }
+}
+
+fn targets(rows: &[Row], random: &mut Random) -> Vec<(Vec<u8>, SeqNo)> {
+    let mut targets = vec![(vec![], SeqNo::MAX), (vec![], SeqNo::ZERO), (vec![255; 20], SeqNo(5))];
+    for row in rows {
+        targets.push((row.user.clone(), row.seqno));
+        targets.push((row.user.clone(), SeqNo(row.seqno.0 + 1)));
+        targets.push((row.user.clone(), SeqNo(row.seqno.0.saturating_sub(1))));
+        let mut near = row.user.clone();
+        match random.below(4) {
+            0 => near.push(0),
+            1 => drop(near.pop()),
+            2 => near.make_ascii_uppercase(),
+            _ => near.iter_mut().last().into_iter().for_each(|last| *last = last.wrapping_add(1)),
+        }
+        targets.push((near, SeqNo(random.below(60))));
+    }
+    targets
+}
+
+/// Keys of few letters and cases with many versions, some values large, some entries tombstones.
+fn random_rows(n: u64, random: &mut Random, order: &KeyOrder) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for _ in 0..n {
+        let len = random.below(7) as usize;
+        let user: Vec<u8> = (0..len).map(|_| b"abcABC\xff"[random.below(7) as usize]).collect();
+        let versions = if random.below(12) == 0 { 30 } else { 1 };
+        for _ in 0..versions {
+            let kind = [RecordKind::Put, RecordKind::Put, RecordKind::Delete, RecordKind::SingleDelete];
+            let kind = kind[random.below(4) as usize];
+            let len = if random.below(40) == 0 { 3000 } else { random.below(30) as usize };
+            let value = if kind == RecordKind::Put { vec![random.below(256) as u8; len] } else { Vec::new() };
+            rows.push(Row { user: user.clone(), seqno: SeqNo(random.below(55)), kind, value });
+        }
+    }
+    sorted(rows, order)
+}
+
+#[test]
+fn random_tables_agree_with_the_oracle_under_every_option() {
+    let mut random = Random(4242);
+    let orders = [
+        KeyOrder::bytewise(),
+        KeyOrder::custom(Arc::new(NoCase { canonical: false })),
+        KeyOrder::custom(Arc::new(NoCase { canonical: true })),
+        KeyOrder::custom(Arc::new(Reversed)),
+    ];
+    let codecs = [CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(6)];
+    let sizes = [64u32, 100, 300, 1024, 4096, 16 << 10];
+    for round in 0..48usize {
+        let order = &orders[round % 4];
+        let pick = |random: &mut Random, n: usize| random.below(n as u64) as usize;
+        let options = TableOptions {
+            block_size: sizes[pick(&mut random, 6)],
+            restart_interval: [0, 1, 2, 5, 16][pick(&mut random, 5)],
+            compression: codecs[round % 3],
+            filter: if random.below(4) == 0 { FilterPolicy::None } else { FilterPolicy::Bloom { bits_per_key: 10.0 } },
+            metadata_block_size: [64, 200, 4096][pick(&mut random, 3)],
+            partition_index_and_filters: round % 5 != 0,
+            cache_index_and_filter_blocks: random.below(2) == 0,
+            pin_top_level: random.below(2) == 0,
+        };
+        let n = 1 + random.below(120);
+        let rows = random_rows(n, &mut random, order);
+        let world = World::new(&rows, &options, order);
+        let table = world.open_with([0, 4000, 1 << 20][pick(&mut random, 3)], SEED).unwrap();
+        let report = table.verify().unwrap();
+        assert_eq!((report.entries, report.bytes), (rows.len() as u64, world.bytes().len() as u64));
+        assert_eq!(report.filter_pieces > 0, options.filter != FilterPolicy::None && round % 4 != 1);
+        check(&table, &rows, &targets(&rows, &mut random));
+        wander(&table, &rows, &mut random);
+        let cache = &table.source.cache;
+        assert!(cache.used() <= cache.capacity());
+    }
+}
+
+#[test]
+fn versions_of_one_key_span_blocks_and_pieces() {
+    let mut rows: Vec<Row> = (1..=400u64).rev().map(|seqno| put(b"key", 10 * seqno, &seqno.to_le_bytes())).collect();
+    rows.insert(0, put(b"kex", 3, b"before"));
+    rows.push(put(b"kez", 3, b"after"));
+    let options = TableOptions { block_size: 64, metadata_block_size: 64, ..TableOptions::default() };
+    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let table = world.open().unwrap();
+    let report = table.verify().unwrap();
+    assert!(report.index_pieces > 10 && report.data_blocks > 50 && report.filter_pieces == 1, "{report:?}");
+    for at in 0..4010 {
+        let found = get(&table, b"key", SeqNo(at)).unwrap();
+        assert_eq!(found, expected_get(&rows, b"key", SeqNo(at), &table.order));
+        assert_eq!(found.is_some(), at >= 10);
+    }
+    check(&table, &rows, &targets(&rows, &mut Random(3)));
+}
+
+#[test]
+fn the_longest_keys_and_large_values() {
+    let order = KeyOrder::bytewise();
+    let mut random = Random(77);
+    let mut long = random.bytes(65_535);
+    let mut rows = vec![put(b"", 5, b"of the empty key"), put(&long, 9, &random.bytes(100_000)), put(&long, 8, b"old")];
+    long[65_534] ^= 1;
+    rows.extend([
+        put(&long, 9, b"x"),
+        put(b"m", 4, &vec![7; 3 << 20]),
+        put(b"m", 3, b""),
+        put(b"n", 1, &[1; 32 << 10]),
+    ]);
+    rows.push(put(b"o", 1, &[1; (32 << 10) + 1]));
+    rows.push(put(b"p", 1, b"small again"));
+    let rows = sorted(rows, &order);
+    for compression in [CompressionType::None, CompressionType::Lz4] {
+        let options = TableOptions { compression, ..TableOptions::default() };
+        let world = World::new(&rows, &options, &order);
+        let table = world.open().unwrap();
+        table.verify().unwrap();
+        check(&table, &rows, &targets(&rows, &mut random));
+        assert_eq!(table.properties().largest, (rows.last().unwrap().user.clone(), rows.last().unwrap().seqno));
+        let longer = [long.as_slice(), &[0; 10]].concat();
+        assert_eq!(get(&table, &longer, SeqNo::MAX).unwrap(), None);
+        assert!(table.source.cache.used() <= 1 << 20);
+    }
+}
+
+#[test]
+fn one_entry_is_a_table() {
+    for rows in [vec![put(b"", 0, b"")], vec![put(b"k", SeqNo::MAX.0, b"v")]] {
+        let world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+        assert_eq!((world.meta.lowest, world.meta.highest), (rows[0].seqno, rows[0].seqno));
+        let table = world.open().unwrap();
+        table.verify().unwrap();
+        check(
+            &table,
+            &rows,
+            &[(vec![], SeqNo::MAX), (vec![], SeqNo(0)), (b"k".to_vec(), SeqNo::MAX), (vec![255], SeqNo(1))],
+        );
+    }
+}
+
+#[test]
+fn entries_out_of_order_are_refused() {
+    for (a, b) in [
+        (put(b"b", 1, b""), put(b"a", 1, b"")),
+        (put(b"a", 1, b""), put(b"a", 2, b"")),
+        (put(b"a", 1, b""), put(b"a", 1, b"")),
+    ] {
+        let file = MemFs::new().open(Path::new("/t"), OpenMode::Create).unwrap();
+        let order = KeyOrder::bytewise();
+        let mut writer = TableWriter::create(file, FILE_ID, TableOptions::default(), order, SEED, 0).unwrap();
+        writer.add(a.entry()).unwrap();
+        assert_eq!(writer.add(b.entry()).unwrap_err().kind(), ErrorKind::Corruption);
+    }
+}
+
+fn some_rows(n: u64) -> Vec<Row> {
+    (0..n)
+        .map(|i| put(format!("key {:05}", 2 * i).as_bytes(), 1 + i % 9, format!("value {i}").repeat(3).as_bytes()))
+        .collect()
+}
+
+#[test]
+fn absent_keys_are_filtered_under_any_seed() {
+    let rows = some_rows(3000);
+    let options = TableOptions { metadata_block_size: 512, ..TableOptions::default() };
+    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    for db_seed in [SEED, 5] {
+        let table = world.open_with(8 << 20, db_seed).unwrap();
+        for row in &rows {
+            let lookup = Lookup::new(&row.user, SeqNo::MAX, &table.order, db_seed);
+            assert_eq!(table.get(&lookup).unwrap().unwrap().value, row.value);
+        }
+        let data_reads = |table: &Table| {
+            let (_, data) = table.source.cache.stats().kinds[0];
+            data.hits + data.misses
+        };
+        let before = data_reads(&table);
+        for i in 0..3000 {
+            let key = format!("key {:05}", 2 * i + 1);
+            assert!(table.get(&Lookup::new(key.as_bytes(), SeqNo::MAX, &table.order, db_seed)).unwrap().is_none());
+        }
+        assert!(data_reads(&table) - before < 60, "about one in a hundred gets through");
+        let no_hash = Lookup { key: &rows[5].user, hash: None, at: SeqNo::MAX };
+        assert!(table.get(&no_hash).unwrap().is_some());
+    }
+}
+
+#[test]
+fn options_say_where_index_and_filter_live() {
+    let rows = some_rows(4000);
+    let kinds = |table: &Table| {
+        let stats = table.source.cache.stats();
+        [1, 2, 3, 4].map(|i| stats.kinds[i].1.blocks)
+    };
+    let mut held = Vec::new();
+    for (partition, cached, pin) in
+        [(true, false, false), (true, true, true), (true, true, false), (false, false, true), (false, true, true)]
+    {
+        let options = TableOptions {
+            metadata_block_size: 512,
+            partition_index_and_filters: partition,
+            cache_index_and_filter_blocks: cached,
+            pin_top_level: pin,
+            ..TableOptions::default()
+        };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with(8 << 20, SEED).unwrap();
+        let at_open = table.pinned_bytes();
+        rows.iter().for_each(|row| assert!(get(&table, &row.user, SeqNo::MAX).unwrap().is_some()));
+        let [index, index_top, filter, filter_top] = kinds(&table);
+        let properties = table.properties().clone();
+        assert_eq!((index_top, filter_top), if partition && cached && !pin { (1, 1) } else { (0, 0) });
+        let in_cache = partition || cached;
+        let pieces = (properties.index_pieces, properties.filter_pieces);
+        assert_eq!((index, filter), if in_cache { pieces } else { (0, 0) });
+        assert_eq!(pieces == (1, 1), !partition);
+        assert_eq!(table.pinned_bytes() > at_open, !in_cache);
+        held.push(table.pinned_bytes());
+    }
+    let [tops, tops_pinned, nothing, whole, one_cached] = held[..] else { panic!() };
+    assert!(tops == tops_pinned && nothing < tops && tops < whole && one_cached == nothing, "{held:?}");
+}
+
+#[test]
+fn what_the_cache_never_takes_is_held() {
+    let rows = some_rows(4000);
+    let options = TableOptions {
+        partition_index_and_filters: false,
+        cache_index_and_filter_blocks: true,
+        ..TableOptions::default()
+    };
+    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let table = world.open_with(8000, SEED).unwrap();
+    let at_open = table.pinned_bytes();
+    get(&table, &rows[0].user, SeqNo::MAX).unwrap();
+    assert!(table.pinned_bytes() > at_open + 4000);
+}
+
+#[test]
+fn a_table_opens_in_two_reads_and_only_in_its_order() {
+    let rows = some_rows(4000);
+    let world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    let other = World { order: KeyOrder::custom(Arc::new(Reversed)), ..world };
+    let error = other.open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.message().contains("azekura.bytewise") && error.message().contains("reversed"), "{error}");
+    let world = World { order: KeyOrder::bytewise(), ..other };
+    let faults = FaultFs::new(Arc::new(world.fs.clone()));
+    world.open_on(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+    assert_eq!(faults.count(OpKind::Read), 2);
+    for change in [
+        |meta: &mut TableMeta| meta.entries += 1,
+        |meta: &mut TableMeta| meta.size += 1,
+        |meta: &mut TableMeta| meta.size = 3,
+        |meta: &mut TableMeta| meta.highest = SeqNo(77),
+    ] {
+        let mut wrong = world.with_bytes(&world.bytes());
+        change(&mut wrong.meta);
+        let error = wrong.open().unwrap_err();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(Path::new(PATH))));
+    }
+}
+
+/// Reads everything; each answer is an error of a fitting kind, or right.
+fn read_damaged(world: &World, rows: &[Row], absent: &[u8]) -> bool {
+    let fits = |kind| matches!(kind, ErrorKind::Corruption | ErrorKind::Unsupported);
+    let table = match world.open() {
+        Ok(table) => table,
+        Err(error) => {
+            assert!(fits(error.kind()) && error.file().is_some(), "{error}");
+            return true;
+        }
+    };
+    let mut found_out = table.verify().is_err_and(|error| fits(error.kind()));
+    for row in rows {
+        match get(&table, &row.user, row.seqno) {
+            Ok(found) => assert_eq!(found, Some((row.seqno, row.kind, row.value.clone()))),
+            Err(error) => {
+                assert!(fits(error.kind()) && error.file().is_some() && error.offset().is_some(), "{error}");
+                found_out = true;
+            }
+        }
+    }
+    if let Ok(found) = get(&table, absent, SeqNo::MAX) {
+        assert_eq!(found, None);
+    }
+    let mut cursor = table.cursor(true);
+    let mut moved = cursor.seek_to_first();
+    for row in rows {
+        if moved.is_err() {
+            break;
+        }
+        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        moved = cursor.next();
+    }
+    assert!(!cursor.valid());
+    let mut moved = cursor.seek_to_last();
+    for row in rows.iter().rev() {
+        if moved.is_err() {
+            break;
+        }
+        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        moved = cursor.prev();
+    }
+    assert!(!cursor.valid());
+    found_out
+}
+
+#[test]
+fn every_flipped_byte_is_found_and_never_believed() {
+    let rows = some_rows(40);
+    for partition in [true, false] {
+        let options = TableOptions {
+            block_size: 256,
+            metadata_block_size: 64,
+            partition_index_and_filters: partition,
+            ..TableOptions::default()
+        };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let good = world.bytes();
+        assert!(!read_damaged(&world, &rows, b"key 00003"));
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            assert!(read_damaged(&world.with_bytes(&bad), &rows, b"key 00003"), "byte {at} of {}", good.len());
+        }
+    }
+}
+
+#[test]
+fn a_table_cut_or_grown_at_any_length_is_refused() {
+    let rows = some_rows(20);
+    let world = World::new(&rows, &TableOptions { block_size: 128, ..TableOptions::default() }, &KeyOrder::bytewise());
+    let good = world.bytes();
+    for len in 0..good.len() {
+        let mut cut = world.with_bytes(&good[..len]);
+        assert_eq!(cut.open().unwrap_err().kind(), ErrorKind::Corruption);
+        cut.meta.size = len as u64; // even if the manifest agreed
+        assert_eq!(cut.open().unwrap_err().kind(), ErrorKind::Corruption);
+    }
+    let mut grown = world.with_bytes(&[good.as_slice(), &[0]].concat());
+    assert_eq!(grown.open().unwrap_err().kind(), ErrorKind::Corruption);
+    grown.meta.size += 1;
+    assert_eq!(grown.open().unwrap_err().kind(), ErrorKind::Corruption);
+}
+
+#[test]
+fn a_file_cut_while_it_is_open_gives_errors() {
+    let rows = some_rows(400);
+    let world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    let table = world.open().unwrap();
+    world.fs.open(Path::new(PATH), OpenMode::Write).unwrap().set_length(100).unwrap();
+    assert_eq!(get(&table, &rows[0].user, SeqNo::MAX).unwrap_err().kind(), ErrorKind::Corruption);
+    assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
+    let mut cursor = table.cursor(true);
+    assert!(cursor.seek_to_first().is_err() && !cursor.valid());
+}
+
+#[test]
+fn a_filter_that_cannot_be_read_lets_everything_through() {
+    let rows = some_rows(2000);
+    for partition in [true, false] {
+        let options = TableOptions {
+            metadata_block_size: 512,
+            compression: CompressionType::None,
+            partition_index_and_filters: partition,
+            ..TableOptions::default()
+        };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let mut bytes = world.bytes();
+        for (kind, at, len) in frames(&bytes) {
+            if matches!(kind, BlockKind::Filter) {
+                bytes[at + len - 9] ^= 1;
+            }
+        }
+        let table = world.with_bytes(&bytes).open().unwrap();
+        check(&table, &rows, &targets(&rows[..100], &mut Random(6)));
+        assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
+        let faults = FaultFs::new(Arc::new(world.fs.clone()));
+        let table = world.open_on(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+        faults.fail(FaultPlan::new(OpKind::Read, 1, Fault::Error(std::io::ErrorKind::Other)));
+        assert!(get(&table, &rows[7].user, SeqNo::MAX).unwrap().is_some(), "the failing read was the filter's");
+        assert_eq!(faults.struck(), 1);
+    }
+}
+
+/// Kind, offset and length of each frame of a table that is stored without a codec.
+fn frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
+    let (mut frames, mut at) = (Vec::new(), 64);
+    while at < bytes.len() - FOOTER_LEN {
+        assert_eq!(bytes[at + 8], 0, "no codec");
+        let len = FRAME_HEADER_LEN + u32::from_le_bytes(bytes[at + 11..at + 15].try_into().unwrap()) as usize;
+        frames.push((BlockKind::from_byte(bytes[at + 10]).unwrap(), at, len));
+        at += len;
+    }
+    frames
+}
+
+#[test]
+fn blocks_that_verify_and_lie_cause_errors_at_worst() {
+    let rows = some_rows(60);
+    let options = TableOptions {
+        block_size: 256,
+        metadata_block_size: 100,
+        compression: CompressionType::None,
+        ..TableOptions::default()
+    };
+    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let good = world.bytes();
+    let frames = frames(&good);
+    let mut random = Random(2024);
+    for round in 0..4000 {
+        let mut bad = good.clone();
+        let (_, at, len) = frames[round % frames.len()];
+        for _ in 0..1 + random.below(3) {
+            let byte = at + FRAME_HEADER_LEN + random.below((len - FRAME_HEADER_LEN) as u64) as usize;
+            bad[byte] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6) as usize];
+        }
+        let sum = xxh3(place_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
+        bad[at..at + 8].copy_from_slice(&sum.to_le_bytes());
+        let Ok(table) = world.with_bytes(&bad).open() else { continue };
+        let _ = table.verify();
+        for row in rows.iter().step_by(7) {
+            let _ = get(&table, &row.user, SeqNo(5));
+        }
+        let mut cursor = table.cursor(true);
+        for (user, forward) in [(&b"key 00050"[..], true), (b"key 00051", false), (b"", true), (b"z", false)] {
+            let target = KeyRef::first_of(user);
+            let mut moved = if forward { cursor.seek(target) } else { cursor.seek_before(target) };
+            let mut steps = 0;
+            while moved.is_ok() && cursor.valid() {
+                moved = if forward { cursor.next() } else { cursor.prev() };
+                steps += 1;
+                assert!(steps < 10_000);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cursor_seeks_again_after_an_error() {
+    let rows = some_rows(400);
+    let options = TableOptions { compression: CompressionType::None, ..TableOptions::default() };
+    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let mut bytes = world.bytes();
+    bytes[200] ^= 1; // in the first data block
+    let table = world.with_bytes(&bytes).open().unwrap();
+    let mut cursor = table.cursor(true);
+    assert_eq!(cursor.seek_to_first().unwrap_err().offset(), Some(64));
+    cursor.seek_to_last().unwrap();
+    assert_eq!(shown(&cursor).as_ref(), rows.last());
+    while cursor.valid() && cursor.prev().is_ok() {}
+    assert!(!cursor.valid());
+    cursor.seek(rows[399].key()).unwrap();
+    assert_eq!(shown(&cursor).as_ref(), rows.last());
+}
+
+#[test]
+fn handles_of_files_are_bounded() {
+    let fs = MemFs::new();
+    fs.create_dir_all(Path::new("/db")).unwrap();
+    for id in 0..10 {
+        let file = fs.open(Path::new(&format!("/db/{id:06}.sst")), OpenMode::Create).unwrap();
+        file.write_at(&[id], 0).unwrap();
+    }
+    let files = TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4);
+    let mut random = Random(1);
+    for _ in 0..200 {
+        let id = random.below(10);
+        let mut byte = [99];
+        files.file(FileId(id)).unwrap().read_exact_at(&mut byte, 0).unwrap();
+        assert_eq!(u64::from(byte[0]), id);
+        assert!(files.open_files() <= 4);
+    }
+    files.file(FileId(3)).unwrap();
+    files.forget(FileId(3));
+    fs.remove_file(Path::new("/db/000003.sst")).unwrap();
+    assert_eq!(files.file(FileId(3)).unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn the_same_entries_give_the_same_bytes() {
+    let mut random = Random(12);
+    let rows = random_rows(100, &mut random, &KeyOrder::bytewise());
+    let options = TableOptions { block_size: 512, ..TableOptions::default() };
+    let one = World::new(&rows, &options, &KeyOrder::bytewise());
+    let two = World::new(&rows, &options, &KeyOrder::bytewise());
+    assert!(one.bytes() == two.bytes());
+    let by_key: BTreeMap<&[u8], &Row> = rows.iter().rev().map(|row| (row.user.as_slice(), row)).collect();
+    for (user, newest) in by_key {
+        assert_eq!(get(&one.open().unwrap(), user, SeqNo::MAX).unwrap().unwrap().0, newest.seqno);
+    }
+}

@@ -1,12 +1,14 @@
 //! Checks a whole table: every byte, every count, every promise that the format makes.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use crate::base::file_header::FileHeader;
 use crate::base::{Error, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::{Block, BlockCursor, BlockHandle, BlockKind, FilterBlock};
 use crate::table::format::FOOTER_LEN;
 use crate::table::index::{CONTINUES, IndexCursor};
+use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
 use crate::table::reader::Table;
 
@@ -31,14 +33,13 @@ struct Walk<'a> {
     last: (Vec<u8>, SeqNo),
     /// The separator of the block before, and whether its last user key goes on.
     bound: Option<(Vec<u8>, SeqNo, bool)>,
-    /// Hashes of user keys for the filter piece at hand.
     filter: Option<FilterWalk>,
 }
 
 /// A walk over the pieces of the filter beside the keys.
 struct FilterWalk {
     top: BlockCursor,
-    piece: std::sync::Arc<FilterBlock>,
+    piece: Arc<FilterBlock>,
 }
 
 impl Table {
@@ -47,7 +48,6 @@ impl Table {
     /// # Errors
     /// `Corruption` with file and offset of the first thing that is wrong.
     pub(crate) fn verify(&self) -> Result<VerifyReport> {
-        let file_name = || self.source.path();
         let mut walk = Walk {
             table: self,
             frames: Vec::new(),
@@ -56,7 +56,7 @@ impl Table {
             bound: None,
             filter: None,
         };
-        walk.run().map_err(|error| error.in_file(file_name()))
+        walk.run().map_err(|error| error.in_file(self.source.path()))
     }
 }
 
@@ -87,7 +87,7 @@ impl Walk<'_> {
     /// Opens the file anew, so that header, footer, directory, properties and tops are read again.
     fn sections(&mut self) -> Result<()> {
         let table = self.table;
-        let options = crate::table::ReadOptions { cache_index_and_filter_blocks: false, pin_top_level: true };
+        let options = ReadOptions { cache_index_and_filter_blocks: false, pin_top_level: true };
         let (files, cache) = (table.source.files.clone(), table.source.cache.clone());
         let again = Table::open(files, cache, &table.meta, table.order.clone(), 0, options)?;
         if again.properties() != table.properties() || again.directory != table.directory {
@@ -105,7 +105,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn filter_piece(&mut self, top: &BlockCursor) -> Result<std::sync::Arc<FilterBlock>> {
+    fn filter_piece(&mut self, top: &BlockCursor) -> Result<Arc<FilterBlock>> {
         let handle = BlockHandle::decode(top.value())?;
         self.frames.push(handle);
         self.seen.filter_pieces += 1;

@@ -4,10 +4,14 @@
 //! after [`Fs::sync_dir`] of its directory. Everything else may or may not survive, in any combination.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::{Error, Result};
+
+/// The name of the file that a database's lock is taken on.
+pub(crate) const LOCK: &str = "LOCK";
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +95,19 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// Whether stores into a mapping of an allocated file below `dir` can never fail for want of space. True only where
     /// overwriting an allocated block needs no new one (ext4, tmpfs, XFS without reflinks).
     fn overwrites_in_place(&self, dir: &Path) -> bool;
+}
+
+/// Makes the names that lead to `path` durable: that of `path` in its parent, that of the parent in its own, up to the root
+/// or the working directory. Directories above the first that may not be read were there before.
+pub(crate) fn sync_names_above(fs: &dyn Fs, path: &Path) -> Result<()> {
+    for (height, above) in path.ancestors().skip(1).enumerate() {
+        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        match fs.sync_dir(above) {
+            Err(error) if height > 0 && error.os_kind() == Some(ErrorKind::PermissionDenied) => break,
+            other => other?,
+        }
+    }
+    Ok(())
 }
 
 /// An open file. Thread safe; offsets are explicit, there is no position.

@@ -23,4 +23,4 @@ pub(crate) mod mem;
 pub(crate) mod mmap;
 
 pub(crate) use env::Env;
-pub(crate) use fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+pub(crate) use fs::{File, FileLock, Fs, LockMode, Mapping, OpenMode};

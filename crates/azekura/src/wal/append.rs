@@ -54,7 +54,7 @@ impl Wal {
         let begun = log.begun;
         while log.sealed.iter().any(|sealed| sealed.unsynced.is_some()) {
             drop(log);
-            self.sync_sealed_segments()?;
+            self.sync_alone(false)?;
             log = self.log();
             if log.begun != begun {
                 return Ok(log);
@@ -152,5 +152,168 @@ impl Log {
         active.end = self.writer.position();
         self.bytes += active.end - start;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::Arc;
+
+    use crate::base::ErrorKind;
+    use crate::vfs::Fs;
+    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+    use crate::vfs::mem::MemFs;
+    use crate::wal::options::RecoveryMode;
+    use crate::wal::testing::{Mini, options, read};
+
+    fn faulty(size: u64, mapped: bool) -> (FaultFs, Mini) {
+        let fs = FaultFs::new(Arc::new(MemFs::new()));
+        let mini = Mini::open(Arc::new(fs.clone()), options(size, mapped), 1).unwrap();
+        (fs, mini)
+    }
+
+    fn full(op: OpKind) -> FaultPlan {
+        FaultPlan::new(op, 1, Fault::Error(io::ErrorKind::StorageFull))
+    }
+
+    #[test]
+    fn a_group_is_one_write_and_numbers_must_follow() {
+        let (fs, mini) = faulty(1 << 20, false);
+        let commit = |first: u64, count| LogCommit { first: SeqNo(first), count, payload: b"abc" };
+        mini.wal.append(&[commit(1, 1)]).unwrap();
+        let before = fs.count(OpKind::Write);
+        mini.wal.append(&[commit(2, 3), commit(5, 1), commit(6, 2)]).unwrap();
+        assert_eq!(fs.count(OpKind::Write), before + 1);
+        mini.wal.append(&[]).unwrap();
+        for bad in [vec![commit(9, 1)], vec![commit(7, 1)], vec![commit(8, 0)], vec![commit(8, 1), commit(10, 1)]] {
+            assert_eq!(mini.wal.append(&bad).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        assert_eq!((mini.wal.appended(), mini.wal.durable()), (SeqNo(7), SeqNo(0)));
+        let stats = mini.wal.stats();
+        assert_eq!((stats.commits, stats.bytes), (4, 4 * 32));
+        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 4);
+    }
+
+    #[test]
+    fn mapped_appends_write_nothing_through_the_file_and_survive_a_failed_populate() {
+        let (fs, mini) = faulty(1 << 20, true);
+        mini.append(1, &[1; 1000]).unwrap();
+        let before = fs.count(OpKind::Write);
+        for _ in 0..100 {
+            mini.append(1, &[2; 1000]).unwrap();
+        }
+        assert_eq!(fs.count(OpKind::Write), before);
+        fs.fail(full(OpKind::Populate));
+        for _ in 0..600 {
+            mini.append(1, &[3; 1000]).unwrap();
+        }
+        assert_eq!(fs.struck(), 1);
+        assert!(fs.count(OpKind::Write) > before + 400, "the rest goes the other way");
+        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 701);
+    }
+
+    #[test]
+    fn groups_larger_than_a_segment_get_one_of_their_size() {
+        let (_, mini) = faulty(4096, true);
+        for len in [0, 3000, 100_000, 1, 300_000, 40] {
+            mini.append(1, &vec![7; len]).unwrap();
+        }
+        let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!(
+            commits.iter().map(|(.., payload)| payload.len()).collect::<Vec<_>>(),
+            [0, 3000, 100_000, 1, 300_000, 40]
+        );
+        let found: Vec<SeqNo> = report.segments.iter().map(|info| info.last).collect();
+        assert_eq!(found, mini.wal.segments().iter().map(|info| info.last).collect::<Vec<_>>());
+        assert!(mini.wal.live_bytes() > 400_000);
+    }
+
+    #[test]
+    fn a_full_disk_changes_nothing_and_writing_resumes() {
+        for (op, mapped) in
+            [(OpKind::Allocate, false), (OpKind::Allocate, true), (OpKind::Create, false), (OpKind::SyncDir, false)]
+        {
+            let (fs, mini) = faulty(128 << 10, mapped);
+            let mut appended = 0u64;
+            let mut refused = 0;
+            for i in 0..400 {
+                if i % 10 == 0 {
+                    fs.fail(full(op).in_path(if op == OpKind::SyncDir { "/" } else { ".wal" }));
+                }
+                match mini.append(1, &[i as u8; 2000]) {
+                    Ok(_) => appended += 1,
+                    Err(e) => {
+                        assert_eq!(e.kind(), ErrorKind::OutOfSpace, "{op:?}");
+                        refused += 1;
+                    }
+                }
+                assert_eq!(mini.wal.appended(), SeqNo(appended));
+            }
+            fs.repair();
+            assert!(refused > 3, "{op:?} {refused}");
+            assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len() as u64, appended);
+            mini.sync();
+        }
+    }
+
+    #[test]
+    fn a_full_manifest_changes_nothing_either() {
+        let (fs, mini) = faulty(4096, false);
+        mini.append(1, &[1; 2000]).unwrap();
+        fs.fail(full(OpKind::Write).in_path("MANIFEST"));
+        assert_eq!(mini.append(1, &[2; 3000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        mini.append(1, &[3; 3000]).unwrap();
+        mini.sync();
+        let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!(commits.iter().map(|(.., payload)| payload[0]).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!((report.segments.len(), report.spares.len()), (2, 0));
+    }
+
+    #[test]
+    fn a_failed_write_of_frames_or_of_a_header_poisons() {
+        for what in [Fault::Short, Fault::Error(io::ErrorKind::Other)] {
+            for seal in [false, true] {
+                let (fs, mini) = faulty(1 << 20, false);
+                mini.append(1, b"kept").unwrap();
+                mini.sync();
+                let nth = if seal { 2 } else { 1 }; // a fresh spare's header comes first, and may fail
+                fs.fail(FaultPlan::new(OpKind::Write, nth, what).in_path(".wal"));
+                let error = if seal { mini.wal.seal().unwrap_err() } else { mini.append(1, &[1; 600]).unwrap_err() };
+                assert_eq!(error.kind(), ErrorKind::Poisoned);
+                for result in [mini.append(1, b"x").map(drop), mini.wal.sync(SeqNo(1), false), mini.wal.seal()] {
+                    assert_eq!(result.unwrap_err().kind(), ErrorKind::Poisoned);
+                }
+                assert_eq!(mini.wal.appended(), SeqNo(1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_note_of_the_durable_point_hurts_nobody() {
+        let (fs, mini) = faulty(1 << 20, false);
+        mini.append(1, b"one").unwrap();
+        fs.fail(FaultPlan::new(OpKind::Write, 1, Fault::Short).in_path(".wal"));
+        mini.sync();
+        assert_eq!(fs.struck(), 1);
+        mini.append(1, b"two").unwrap();
+        mini.sync();
+        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn a_third_segment_waits_for_the_sync_of_the_first() {
+        let (_, mini) = faulty(4096, false);
+        for i in 0..12 {
+            mini.append(1, &[i; 1500]).unwrap();
+            let segments = mini.wal.segments();
+            if segments.len() > 2 {
+                assert!(mini.wal.durable() >= segments[segments.len() - 3].last);
+            }
+        }
+        assert!(mini.wal.segments().len() >= 6);
+        let fs: Arc<dyn Fs> = Arc::clone(&mini.fs);
+        assert_eq!(read(&fs, RecoveryMode::Strict).unwrap().0.len(), 12);
     }
 }

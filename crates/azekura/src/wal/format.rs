@@ -137,3 +137,76 @@ pub(crate) fn scan_bytes(bytes: &[u8]) -> Result<SegmentScan> {
     let (last, end) = (reader.last(), reader.end());
     Ok(SegmentScan { header, commits, last, durable, end, behind: reader.search()? })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+    use crate::record::writer::{FrameWriter, Record};
+    use crate::vfs::dice::Dice;
+
+    fn header() -> SegmentHeader {
+        let (epoch, previous) = (Epoch(9), Epoch(7));
+        SegmentHeader { file_id: [5; 16], database_id: [6; 16], epoch, previous, first: SeqNo(100) }
+    }
+
+    #[test]
+    fn no_flipped_bit_of_the_header_passes() {
+        let good = header().encode();
+        assert_eq!(SegmentHeader::decode(&good).unwrap(), header());
+        for bit in 0..104 * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(SegmentHeader::decode(&bad).unwrap_err().kind(), ErrorKind::Corruption, "bit {bit}");
+        }
+        for len in 0..HEADER_LEN {
+            assert!(SegmentHeader::decode(&good[..len]).is_err());
+        }
+        let senseless = SegmentHeader { previous: Epoch(9), ..header() };
+        assert!(SegmentHeader::decode(&senseless.encode()).is_err());
+    }
+
+    #[test]
+    fn names_are_canonical() {
+        assert_eq!(parse_name("000012.wal"), Some(FileId(12)));
+        assert_eq!(parse_name("1234567.wal"), Some(FileId(1_234_567)));
+        for name in ["12.wal", "+00012.wal", "0001234567.wal", "000012.sst", ".wal", "99999999999999999999999.wal"] {
+            assert_eq!(parse_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_scan_tells_what_a_segment_holds_and_survives_random_bytes() {
+        let mut bytes = header().encode().to_vec();
+        let mut writer = FrameWriter::new();
+        writer.begin(512);
+        let mut sink = |piece: &[u8], _: u64| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        };
+        for first in [100, 103] {
+            let record = Record { first: SeqNo(first), count: 3, durable: SeqNo(99), payload: b"payload" };
+            writer.put(&header().place(), &record, &mut sink).unwrap();
+        }
+        writer.put_watermark(&header().place(), SeqNo(105), SeqNo(102), &mut sink).unwrap();
+        writer.flush(&mut sink).unwrap();
+        let scan = scan_bytes(&bytes).unwrap();
+        assert_eq!((scan.commits, scan.last, scan.durable, scan.end), (2, SeqNo(105), SeqNo(102), bytes.len() as u64));
+        assert_eq!(scan.behind, Behind::default());
+
+        let mut dice = Dice::new(4, 4);
+        for _ in 0..3000 {
+            let mut bad = bytes.clone();
+            for _ in 0..1 + dice.below(4) {
+                let at = dice.below(bad.len());
+                bad[at] = dice.throw() as u8;
+            }
+            bad.truncate(bad.len() - dice.below(60));
+            if let Ok(scan) = scan_bytes(&bad) {
+                assert!(scan.commits <= 2 && scan.end <= bad.len() as u64);
+            }
+            let random: Vec<u8> = (0..dice.below(700)).map(|_| dice.throw() as u8).collect();
+            assert!(scan_bytes(&random).is_err());
+        }
+    }
+}

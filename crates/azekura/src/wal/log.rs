@@ -2,18 +2,22 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::base::edit::{Epoch, FileId};
-use crate::base::{Result, SeqNo};
+use crate::base::sync::lock;
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::poison::Poison;
 use crate::record::writer::FrameWriter;
-use crate::vfs::{Env, File, Fs};
-use crate::wal::format::SegmentHeader;
+use crate::vfs::{Env, File, Fs, OpenMode};
+use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
 use crate::wal::host::WalHost;
 use crate::wal::options::{ReplayReport, SegmentInfo, WalOptions, WalStats};
 use crate::wal::segment::{ActiveSegment, PAGE, create_spare, fresh_id};
 use crate::wal::sync::SyncState;
+
+/// More epochs than this cannot have been used without the manifest knowing.
+const EPOCHS_SKIPPED_MAX: u32 = 1 << 16;
 
 /// A write-ahead log that is open for appending. Thread safe.
 ///
@@ -30,8 +34,6 @@ pub(crate) struct Wal {
     pub(super) sync: Mutex<SyncState>,
     /// Told when a sync ended.
     pub(super) synced: Condvar,
-    /// Told when a sync that is about to start has the company it waits for.
-    pub(super) gathered: Condvar,
     pub(super) appended: AtomicU64,
     pub(super) durable: AtomicU64,
     pub(super) syncs: AtomicU64,
@@ -54,6 +56,8 @@ pub(super) struct Log {
     pub(super) spares: Vec<FileId>,
     /// The epoch that the next segment follows.
     previous: Epoch,
+    /// No segment's header has a higher epoch.
+    highest: Epoch,
     /// Segments begun since the start.
     pub(super) begun: u64,
     pub(super) bytes: u64,
@@ -97,7 +101,10 @@ impl Wal {
         next: SeqNo,
     ) -> Result<Wal> {
         if !replayed.spares.is_empty() {
-            // A name that only the memory of the system holds must not be listed.
+            // What only the memory of the system holds, header or name, must not be listed: a killed process left both so.
+            for spare in &replayed.spares {
+                fs.open(&segment_path(dir, *spare), OpenMode::Write)?.sync_data()?;
+            }
             fs.sync_dir(dir)?;
         }
         let maps = options.mapped && fs.overwrites_in_place(dir);
@@ -111,6 +118,7 @@ impl Wal {
             retired: Vec::new(),
             spares: replayed.spares.clone(),
             previous: replayed.last_epoch,
+            highest: replayed.highest_epoch.max(replayed.last_epoch),
             begun: 0,
             bytes: 0,
             commits: 0,
@@ -127,7 +135,6 @@ impl Wal {
             log: Mutex::new(log),
             sync: Mutex::new(SyncState::new(last)),
             synced: Condvar::new(),
-            gathered: Condvar::new(),
             appended: AtomicU64::new(last.0),
             durable: AtomicU64::new(last.0),
             syncs: AtomicU64::new(0),
@@ -138,7 +145,7 @@ impl Wal {
     }
 
     pub(super) fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     /// Begins a segment with room for `need` bytes and seals the one before it.
@@ -147,7 +154,7 @@ impl Wal {
     /// `OutOfSpace` and `Io`: everything is as before. `Poisoned` if the header could not be written, because then a
     /// segment is listed of which nobody knows what it holds.
     pub(super) fn begin(&self, log: &mut Log, need: u64) -> Result<()> {
-        let (epoch, fresh) = self.host.new_segment()?;
+        let (epoch, fresh) = self.new_numbers(log.highest)?;
         let file = match log.spares.pop() {
             Some(spare) => spare,
             None => {
@@ -158,7 +165,7 @@ impl Wal {
         // A spare that cannot be opened is not offered again; the next open of the database finds it.
         let mut segment = ActiveSegment::open(&*self.fs, &self.dir, (epoch, file), self.segment_size, need)
             .inspect_err(|e| {
-                if e.kind() == crate::base::ErrorKind::OutOfSpace {
+                if e.kind() == ErrorKind::OutOfSpace {
                     log.spares.push(file)
                 }
             })?;
@@ -170,13 +177,25 @@ impl Wal {
             previous: log.previous,
             first: log.next,
         };
-        let usual = need + crate::wal::format::HEADER_LEN as u64 <= self.segment_size;
+        let usual = need + HEADER_LEN as u64 <= self.segment_size;
         segment.write_header(&header, self.maps && usual).map_err(|e| self.poison.set(e))?;
         self.seal_active(log);
-        (log.previous, log.marked) = (epoch, SeqNo::ZERO);
+        (log.previous, log.highest, log.marked) = (epoch, epoch, SeqNo::ZERO);
         log.begun += 1;
         log.active = Some(segment);
         Ok(())
+    }
+
+    /// Fresh numbers, with an epoch above `highest`: power loss may have taken the manifest's note of one that a file's
+    /// header still has.
+    fn new_numbers(&self, highest: Epoch) -> Result<(Epoch, FileId)> {
+        for _ in 0..EPOCHS_SKIPPED_MAX {
+            let numbers = self.host.new_segment()?;
+            if numbers.0 > highest {
+                return Ok(numbers);
+            }
+        }
+        Err(Error::corruption(format!("a log segment has epoch {}, far beyond what the manifest knows", highest.0)))
     }
 
     fn seal_active(&self, log: &mut Log) {

@@ -9,20 +9,25 @@
 //! - replay reads only; a replayed segment is never appended to;
 //! - after a failed sync or a failed write of frames nothing is written any more.
 //!
-//! Rooms in reading order: [`format`](mod@format), [`options`], [`host`], [`segment`] (the one being written), [`log`] (the state), [`append`],
-//! [`sync`], [`retire`]; then reading: [`survey`] (what files there are), [`replay`](mod@replay), [`salvage`].
+//! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`],
+//! [`host`], [`segment`] (the one being written), [`log`] (the state), [`append`], [`sync`], [`retire`]; then reading: [`survey`] (what files there are), [`replay`](mod@replay), [`salvage`].
 
 pub(crate) mod append;
 pub(crate) mod format;
 pub(crate) mod host;
 pub(crate) mod log;
 pub(crate) mod options;
+pub(crate) mod payload;
 pub(crate) mod replay;
 pub(crate) mod retire;
 pub(crate) mod salvage;
 pub(crate) mod segment;
+#[cfg(test)]
+mod speed;
 pub(crate) mod survey;
 pub(crate) mod sync;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use options::RecoveryMode;
 

@@ -86,6 +86,8 @@ pub(crate) struct ReplayReport {
     pub(crate) last: SeqNo,
     /// The segment where the log ends; the next one names it as its predecessor.
     pub(crate) last_epoch: Epoch,
+    /// The highest epoch in the header of any segment file, dead ones included; the next must be above it.
+    pub(crate) highest_epoch: Epoch,
     /// All live segments, oldest first, with those that link to them although the manifest does not list them.
     pub(crate) segments: Vec<SegmentInfo>,
     /// Other segment files, free to be written over.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::edit::{Epoch, FileId};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::scan::{Behind, Item, Order, RecordReader};
 use crate::record::window::Source;
 use crate::vfs::Fs;
@@ -59,8 +59,8 @@ pub(crate) struct Walk<'a> {
 enum Ending {
     /// At the sequence number where the next segment, or an earlier recovery, says it does.
     Agreed,
-    /// `apply` wants no more.
-    Refused,
+    /// `apply` does not take the commit at `offset`.
+    Refused { offset: u64, behind: Behind },
     /// Where no further commit could be read.
     Stopped { offset: u64, behind: Behind },
 }
@@ -89,8 +89,8 @@ impl<'a> Walk<'a> {
 
     /// Reads segment after segment for as long as they are linked.
     fn chain(&mut self) -> Result<()> {
-        let mut next = match self.first_listed() {
-            Some(first) if first.header.first.0 > self.options.from.0 + 1 => return self.hole(first),
+        let mut next = match self.start() {
+            Some(first) if self.begins_late(first) => return self.hole(first),
             Some(first) => {
                 self.last = SeqNo(first.header.first.0 - 1);
                 Some(first)
@@ -105,7 +105,10 @@ impl<'a> Walk<'a> {
             let bound = self.bound(segment)?;
             next = match self.read(segment, bound).map_err(|e| e.in_file(&segment.path))? {
                 Ending::Agreed => self.linked(),
-                Ending::Refused => None,
+                Ending::Refused { offset, behind } => {
+                    self.judge_refused(&segment.path, offset, behind)?;
+                    None
+                }
                 Ending::Stopped { offset, behind } => {
                     self.judge(&segment.path, offset, behind)?;
                     None
@@ -115,16 +118,31 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// The oldest listed segment, unless it follows on one that power loss left without its header: then the log ended in
+    /// front of both.
+    fn start(&self) -> Option<&'a Segment> {
+        let first = self.first_listed()?;
+        let is_cut_off = self.survey.absent.iter().any(|(epoch, _)| *epoch <= first.header.previous);
+        (!is_cut_off).then_some(first)
+    }
+
+    /// Whether records are missing in front of the oldest segment. What lies before it was retired, and the manifest would
+    /// not have let go of what is needed; only for the first segment behind a known end can more be said.
+    fn begins_late(&self, first: &Segment) -> bool {
+        self.options
+            .log_end
+            .is_some_and(|(epoch, end)| first.header.previous == epoch && first.header.first.0 > end.0 + 1)
+    }
+
     /// The segment that goes on where the log has come to.
     fn linked(&self) -> Option<&'a Segment> {
         self.survey.successor(self.last_epoch).filter(|segment| segment.header.first.0 == self.last.0 + 1)
     }
 
     fn hole(&mut self, first: &Segment) -> Result<()> {
-        let (found, needed) = (first.header.first, self.options.from.0 + 1);
-        let message = format!("log begins with sequence number {found}, but records from {needed} on are needed");
+        let (found, needed) = (first.header.first, self.last.0 + 1);
+        let message = format!("log begins with sequence number {found}, where {needed} should come next");
         let error = Error::corruption(message).in_file(&first.path).at_offset(0);
-        self.last = self.options.from;
         if self.is_strict() { Err(error) } else { Ok(()) }
     }
 
@@ -165,7 +183,7 @@ impl<'a> Walk<'a> {
                 Item::Watermark(_) => {}
                 Item::Record(record) if bound.is_none_or(|bound| record.last() <= bound) => {
                     if !self.apply(record.first, record.count, &mut reader)? {
-                        break Ending::Refused;
+                        break Ending::Refused { offset: at, behind: self.search(&mut reader)? };
                     }
                 }
                 Item::Record(_) => break Ending::Stopped { offset: at, behind: self.search(&mut reader)? },
@@ -226,6 +244,19 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the manifest
+    /// first, so such a commit was never synced; if it was, it is the manifest that has lost something.
+    fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind) -> Result<()> {
+        self.judge(path, offset, behind).map_err(|error| match error.kind() {
+            ErrorKind::Corruption => {
+                let message =
+                    "a synced commit names a partition that the manifest does not know: the manifest has lost its end";
+                Error::corruption(message).in_file(self.dir.join("MANIFEST"))
+            }
+            _ => error,
+        })
+    }
+
     fn report(self) -> ReplayReport {
         let mut segments = self.visited;
         let dead = self.survey.segments.values().map(|segment| (segment.header.epoch, segment.file));
@@ -243,10 +274,11 @@ impl<'a> Walk<'a> {
         }
         let segments: Vec<SegmentInfo> = segments.into_values().collect();
         let is_used = |file: &FileId| segments.iter().any(|info| info.file == *file);
-        let spares = self.survey.files.iter().copied().filter(|file| !is_used(file)).collect();
+        let spares = self.survey.whole.iter().copied().filter(|file| !is_used(file)).collect();
         ReplayReport {
             last: self.last.max(self.options.from),
             last_epoch: self.last_epoch,
+            highest_epoch: self.survey.highest,
             segments,
             spares,
             commits: self.commits,
@@ -257,4 +289,417 @@ impl<'a> Walk<'a> {
 
 fn info(segment: &Segment, last: SeqNo, end: u64) -> SegmentInfo {
     SegmentInfo { epoch: segment.header.epoch, file: segment.file, first: segment.header.first, last, end }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::OpenMode;
+    use crate::vfs::dice::Dice;
+    use crate::vfs::mem::{MemFs, Survival};
+    use crate::wal::testing::{
+        Commit, DATABASE, Mini, dir, file_bytes, flip, known, length, options, overwrite, payload, read, read_from,
+    };
+
+    fn mem() -> (MemFs, Arc<dyn Fs>) {
+        let fs = MemFs::new();
+        (fs.clone(), Arc::new(fs))
+    }
+
+    fn opened(fs: &Arc<dyn Fs>, size: u64) -> Mini {
+        Mini::open(Arc::clone(fs), options(size, false), 1).unwrap()
+    }
+
+    #[test]
+    fn random_commits_come_back_over_several_opens() {
+        for (seed, mapped) in [(1, false), (2, true), (3, false), (4, true)] {
+            let (_, fs) = mem();
+            let mut dice = Dice::new(seed, 0);
+            let mut wrote: Vec<Commit> = Vec::new();
+            for generation in 0..5 {
+                let mini = Mini::open(Arc::clone(&fs), options(4096, mapped), generation).unwrap();
+                assert_eq!(mini.replayed, wrote);
+                for _ in 0..dice.below(60) {
+                    let len = length(&mut dice);
+                    wrote.push(mini.append(1 + dice.below(5) as u32, &payload(&mut dice, len)).unwrap());
+                    match dice.below(9) {
+                        0 => mini.sync(),
+                        1 => mini.wal.seal().unwrap(),
+                        2 => drop(mini.wal.sync_sealed().unwrap()),
+                        _ => {}
+                    }
+                }
+                let segments = mini.wal.segments();
+                assert!(segments.windows(2).all(|pair| pair[0].last.0 + 1 == pair[1].first.0));
+                assert_eq!(read(&fs, RecoveryMode::Strict).unwrap().1.segments.len(), segments.len());
+            }
+            assert_eq!(read(&fs, RecoveryMode::Salvage).unwrap().0, wrote);
+            assert_eq!(read(&fs, RecoveryMode::PointInTime).unwrap().0, wrote);
+        }
+    }
+
+    /// Checks what reading a damaged log gave: a prefix, or an error that names a file.
+    fn prefix_or_typed(what: &str, result: Result<(Vec<Commit>, ReplayReport)>, wrote: &[Commit]) -> Option<usize> {
+        match result {
+            Ok((commits, report)) => {
+                assert!(wrote.starts_with(&commits), "{what}: not a prefix");
+                let end = commits.last().map_or(0, |(first, count, _)| first + u64::from(*count) - 1);
+                assert_eq!(report.last, SeqNo(end), "{what}");
+                Some(commits.len())
+            }
+            Err(e) => {
+                assert!(matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Unsupported), "{what}: {e}");
+                assert!(e.file().is_some(), "{what}: {e} names no file");
+                None
+            }
+        }
+    }
+
+    /// Ten commits over two segments; all but the last three synced, with a watermark frame behind the sync.
+    fn small_log(fs: &Arc<dyn Fs>) -> (Mini, Vec<Commit>) {
+        let mini = opened(fs, 4096);
+        let mut dice = Dice::new(9, 9);
+        let mut wrote = Vec::new();
+        for i in 0..10 {
+            wrote.push(mini.append(1 + i % 3, &payload(&mut dice, 30 + 7 * i as usize)).unwrap());
+            if i == 3 {
+                mini.wal.seal().unwrap();
+            }
+            if i == 6 {
+                mini.sync();
+            }
+        }
+        (mini, wrote)
+    }
+
+    #[test]
+    fn every_flipped_byte_is_an_error_or_only_ends_what_was_never_synced() {
+        let (mem, fs) = mem();
+        let (mini, wrote) = small_log(&fs);
+        let (durable, segments) = (mini.wal.durable().0, mini.wal.segments());
+        let synced = wrote.iter().filter(|(first, ..)| *first <= durable).count();
+        assert_eq!((synced, segments.len()), (7, 2));
+        let (mut dropped, mut corrupt) = (0, 0);
+        for (at, info) in segments.iter().enumerate() {
+            for offset in 0..info.end + 16 {
+                let copy: Arc<dyn Fs> = Arc::new(mem.fork());
+                flip(&copy, &mini.path(at), offset);
+                let what = format!("segment {at} byte {offset}");
+                let strict = read(&copy, RecoveryMode::Strict);
+                let report = strict.as_ref().ok().map(|(_, report)| report.clone());
+                match prefix_or_typed(&what, strict, &wrote) {
+                    Some(n) => assert!(n >= synced, "{what}: lost what was synced"),
+                    None => corrupt += 1,
+                }
+                if let Some(found) = report.and_then(|report| report.dropped_after_damage) {
+                    assert!(found.frames > 0 && found.file == mini.path(at) && found.offset <= offset);
+                    dropped += 1;
+                }
+                let point = read(&copy, RecoveryMode::PointInTime);
+                prefix_or_typed(&what, point, &wrote).or_else(|| (offset < 512).then_some(0)).expect(&what);
+                let salvaged = read(&copy, RecoveryMode::Salvage).map(|(commits, _)| commits).unwrap_or_default();
+                assert!(salvaged.iter().all(|commit| wrote.contains(commit)), "{what}: a wrong payload");
+                assert!(offset < 512 || salvaged.len() + 1 >= wrote.len(), "{what}: salvage lost more than one");
+            }
+        }
+        assert!(corrupt > 400 && dropped > 50, "{corrupt} {dropped}");
+    }
+
+    #[test]
+    fn truncated_at_every_length_is_an_error_or_a_prefix() {
+        let (mem, fs) = mem();
+        let (mini, wrote) = small_log(&fs);
+        for (at, info) in mini.wal.segments().iter().enumerate() {
+            for len in 0..info.end {
+                let copy: Arc<dyn Fs> = Arc::new(mem.fork());
+                copy.open(&mini.path(at), OpenMode::Write).unwrap().set_length(len).unwrap();
+                let read =
+                    prefix_or_typed(&format!("segment {at} cut at {len}"), read(&copy, RecoveryMode::Strict), &wrote);
+                assert!(at == 1 || read.is_none_or(|n| n == wrote.len()), "the first segment was synced");
+            }
+        }
+    }
+
+    #[test]
+    fn a_lost_page_below_the_watermark_is_corruption_that_names_the_place() {
+        let (mem, fs) = mem();
+        let mini = opened(&fs, 1 << 20);
+        let mut dice = Dice::new(1, 1);
+        let wrote: Vec<Commit> = (0..100).map(|_| mini.append(1, &payload(&mut dice, 300)).unwrap()).collect();
+        mini.sync();
+        overwrite(&fs, &mini.path(0), 8192, &[0; 4096]);
+        let error = read(&fs, RecoveryMode::Strict).unwrap_err();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(mini.path(0).as_path())));
+        assert!((7800..8192).contains(&error.offset().unwrap()));
+        let (point, report) = read(&fs, RecoveryMode::PointInTime).unwrap();
+        assert!(wrote.starts_with(&point) && point.len() > 20 && point.len() < 30);
+        assert!(report.dropped_after_damage.unwrap().frames > 50);
+        let (salvaged, _) = read(&fs, RecoveryMode::Salvage).unwrap();
+        assert!(salvaged.len() > 80 && salvaged.iter().all(|commit| wrote.contains(commit)));
+        assert!(salvaged.is_sorted());
+        drop(mem);
+    }
+
+    #[test]
+    fn damage_in_a_segment_before_the_last_two_is_corruption_without_any_watermark() {
+        let (_, fs) = mem();
+        let mini = opened(&fs, 4096);
+        for _ in 0..3 {
+            mini.append(1, &[7; 500]).unwrap();
+            mini.wal.seal().unwrap();
+        }
+        // The rest of the log says nothing: only the headers do.
+        for segment in 1..3 {
+            let path = mini.path(segment);
+            let len = file_bytes(&fs, &path).len();
+            overwrite(&fs, &path, 512, &vec![0; len - 512]);
+        }
+        let end = mini.wal.segments()[0].end;
+        flip(&fs, &mini.path(0), end - 20);
+        assert_eq!(read(&fs, RecoveryMode::Strict).unwrap_err().file(), Some(mini.path(0).as_path()));
+    }
+
+    #[test]
+    fn torn_tails_of_several_opens_are_not_damage() {
+        let (_, fs) = mem();
+        let mut kept: Vec<Commit> = Vec::new();
+        for generation in 0..6 {
+            let mini = opened(&fs, 8192);
+            assert_eq!(mini.replayed, kept, "generation {generation}");
+            for i in 0..4 {
+                kept.push(mini.append(2, &[generation; 90]).unwrap());
+                if i == 1 {
+                    mini.sync();
+                }
+            }
+            // The fifth commit is torn, and a sixth behind it is whole.
+            let start = mini.wal.segments().last().unwrap().end;
+            mini.append(1, &[1; 50]).unwrap();
+            mini.append(1, &[2; 50]).unwrap();
+            let segment = mini.wal.segments().len() - 1;
+            flip(&fs, &mini.path(segment), start + 30);
+        }
+        let (commits, report) = read(&fs, RecoveryMode::Strict).unwrap();
+        assert_eq!(commits, kept);
+        assert_eq!(report.dropped_after_damage.unwrap().frames, 1);
+        assert_eq!(read(&fs, RecoveryMode::Salvage).unwrap().0[..kept.len()], kept, "and salvage takes the cut too");
+    }
+
+    #[test]
+    fn a_log_cut_by_its_caller_stays_cut() {
+        let (_, fs) = mem();
+        let mini = opened(&fs, 8192);
+        let mut kept: Vec<Commit> = (0..8).map(|i| mini.append(1, &[i; 60]).unwrap()).collect();
+        mini.sync();
+        kept.truncate(5);
+        for generation in 0..3 {
+            // The first open refuses commit 6; later ones must not find it again.
+            let refuse_at = if generation == 0 { 6 } else { u64::MAX };
+            let mini =
+                Mini::open_as(Arc::clone(&fs), options(8192, false), generation, RecoveryMode::Strict, refuse_at);
+            let mini = mini.unwrap();
+            assert_eq!(mini.replayed, kept, "generation {generation}");
+            kept.push(mini.append(1, &[99; 70]).unwrap());
+            kept.push(mini.append(1, &[98; 70]).unwrap());
+        }
+    }
+
+    #[test]
+    fn point_in_time_recovery_lasts() {
+        let (_, fs) = mem();
+        let (mini, wrote) = small_log(&fs);
+        flip(&fs, &mini.path(0), 700);
+        drop(mini);
+        assert!(Mini::open(Arc::clone(&fs), options(4096, false), 5).is_err());
+        let mini =
+            Mini::open_as(Arc::clone(&fs), options(4096, false), 5, RecoveryMode::PointInTime, u64::MAX).unwrap();
+        let mut kept = mini.replayed.clone();
+        assert!(wrote.starts_with(&kept) && kept.len() < 4);
+        kept.push(mini.append(1, b"afterwards").unwrap());
+        mini.sync();
+        drop(mini);
+        for generation in 0..3 {
+            let mini = Mini::open(Arc::clone(&fs), options(4096, false), generation).unwrap();
+            assert_eq!(mini.replayed, kept);
+            kept.push(mini.append(1, b"more").unwrap());
+        }
+    }
+
+    #[test]
+    fn missing_foreign_doubled_and_newer_segments_are_named() {
+        let (mem, fs) = mem();
+        let (mini, _) = small_log(&fs);
+        let kind_and_file = |fs: &Arc<dyn Fs>| {
+            let error = read(fs, RecoveryMode::Strict).unwrap_err();
+            (error.kind(), error.file().map(PathBuf::from))
+        };
+        for at in 0..2 {
+            let copy: Arc<dyn Fs> = Arc::new(mem.fork());
+            copy.remove_file(&mini.path(at)).unwrap();
+            assert_eq!(kind_and_file(&copy), (ErrorKind::Corruption, Some(mini.path(at))), "missing");
+        }
+        let copy: Arc<dyn Fs> = Arc::new(mem.fork());
+        copy.hard_link(&mini.path(1), &dir().join("000777.wal")).unwrap();
+        let error = read(&copy, RecoveryMode::Strict).unwrap_err();
+        assert!(error.message().contains("epoch") && error.message().contains(".wal"), "{error}");
+
+        let live = known(&fs).unwrap().live.into_iter().collect();
+        let options = ReplayOptions { live, ..ReplayOptions::default() };
+        let error = replay(Arc::clone(&fs), dir(), [1; 16], options, &mut |_| Ok(true)).unwrap_err();
+        assert!(error.message().contains("another database") && error.file().is_some());
+
+        let mut head = file_bytes(&fs, &mini.path(0))[..64].to_vec();
+        head[8] = 9;
+        let sum = crate::base::checksum::xxh3(0, &head[..56]);
+        head[56..].copy_from_slice(&sum.to_le_bytes());
+        overwrite(&fs, &mini.path(0), 0, &head);
+        assert_eq!(kind_and_file(&fs), (ErrorKind::Unsupported, Some(mini.path(0))));
+    }
+
+    #[test]
+    fn other_names_are_left_alone_and_junk_segments_are_spares() {
+        let (_, fs) = mem();
+        let (mini, wrote) = small_log(&fs);
+        for name in ["7.wal", "x.wal", "0000001.wal", "000900.wal"] {
+            overwrite_new(&fs, name, &[0xaa; 600]);
+        }
+        let (commits, report) = read(&fs, RecoveryMode::Strict).unwrap();
+        assert_eq!(commits, wrote);
+        assert_eq!(report.spares, [FileId(900)]);
+        assert_eq!(report.segments, mini.wal.segments());
+    }
+
+    fn overwrite_new(fs: &Arc<dyn Fs>, name: &str, bytes: &[u8]) {
+        fs.open(&dir().join(name), OpenMode::Create).unwrap().write_at(bytes, 0).unwrap();
+    }
+
+    #[test]
+    fn records_that_are_flushed_are_still_handed_over_and_the_end_is_never_below_them() {
+        let (_, fs) = mem();
+        let (_mini, wrote) = small_log(&fs);
+        let (commits, report) = read_from(&fs, RecoveryMode::Strict, SeqNo(4), u64::MAX).unwrap();
+        assert_eq!((commits, report.commits), (wrote, 10));
+        let (none, report) = read_from(&mem().1, RecoveryMode::Strict, SeqNo(40), u64::MAX).unwrap();
+        assert_eq!((none.len(), report.last, report.last_epoch), (0, SeqNo(40), Epoch(0)));
+    }
+
+    /// Runs a random history, crashes it in many ways at its end, and checks each outcome.
+    fn crash_run(seed: u64, mapped: bool) {
+        let mem = MemFs::new();
+        let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+        let mut dice = Dice::new(seed, 77);
+        let mut kept: Vec<Commit> = Vec::new();
+        let mut retired = SeqNo::ZERO;
+        for generation in 0..4 {
+            let mini = Mini::open(Arc::clone(&fs), options(4096, mapped), seed * 10 + generation).unwrap();
+            let base = mini.replayed.first().map_or(0, |(first, ..)| first - 1);
+            let expect: Vec<Commit> = kept.iter().filter(|(first, ..)| *first > base).cloned().collect();
+            if !mini.replayed.is_empty() {
+                assert_eq!(mini.replayed, expect, "seed {seed} generation {generation}");
+            }
+            let mut durable = mini.wal.durable();
+            for _ in 0..dice.below(50) {
+                let len = length(&mut dice);
+                kept.push(mini.append(1 + dice.below(3) as u32, &payload(&mut dice, len)).unwrap());
+                match dice.below(8) {
+                    0 => mini.sync(),
+                    1 => drop(mini.wal.sync_sealed().unwrap()),
+                    2 => {
+                        retired = mini.wal.durable();
+                        mini.retire(retired).unwrap();
+                    }
+                    _ => {}
+                }
+                durable = mini.wal.durable();
+            }
+            for (way, survival) in
+                [Survival::Random, Survival::Nothing, Survival::DataOnly, Survival::MetadataOnly, Survival::Everything]
+                    .into_iter()
+                    .cycle()
+                    .take(12)
+                    .enumerate()
+            {
+                let crashed = mem.fork();
+                crashed.crash(survival, seed ^ (way as u64) << 20);
+                let fs: Arc<dyn Fs> = Arc::new(crashed);
+                check_crashed(&fs, &kept, durable, retired, &format!("seed {seed} {survival:?} way {way}"));
+            }
+            drop(mini);
+            mem.crash(Survival::Random, seed + generation);
+            let (left, report) = read(&fs, RecoveryMode::Strict).unwrap();
+            let end = left.last().map_or(report.last.0, |(first, count, _)| first + u64::from(*count) - 1);
+            kept.retain(|(first, ..)| *first <= end);
+        }
+    }
+
+    fn check_crashed(fs: &Arc<dyn Fs>, wrote: &[Commit], durable: SeqNo, retired: SeqNo, what: &str) {
+        let (left, report) = read(fs, RecoveryMode::Strict).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(report.last >= durable, "{what}: {} was durable, {} is left", durable, report.last);
+        if let Some((first, ..)) = left.first() {
+            assert!(*first <= retired.0 + 1, "{what}: a hole in front");
+            let start = wrote.iter().position(|commit| commit.0 == *first).unwrap();
+            assert!(wrote[start..].starts_with(&left), "{what}: not a prefix");
+        }
+        // And it opens, takes writes, and opens again.
+        let mini = Mini::open(Arc::clone(fs), options(4096, false), 3).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let new = mini.append(1, b"after the crash").unwrap();
+        mini.sync();
+        drop(mini);
+        let again = Mini::open(Arc::clone(fs), options(4096, false), 4).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!(again.replayed.last(), Some(&new), "{what}");
+    }
+
+    #[test]
+    fn power_loss_leaves_a_prefix_with_everything_durable() {
+        for seed in 0..24 {
+            crash_run(seed, seed % 2 == 0);
+        }
+    }
+
+    #[test]
+    fn power_loss_at_every_operation() {
+        let run = |mem: &MemFs| -> (Vec<Commit>, SeqNo, SeqNo) {
+            let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+            let (mut wrote, mut durable, mut retired) = (Vec::new(), SeqNo::ZERO, SeqNo::ZERO);
+            let Ok(mini) = Mini::open(fs, options(4096, false), 1) else { return (wrote, durable, retired) };
+            for i in 0..30u8 {
+                let first = mini.wal.appended().plus(1).0;
+                wrote.push((first, 1, vec![i; 500]));
+                if mini.append(1, &[i; 500]).is_err() {
+                    break;
+                }
+                let done = match i % 5 {
+                    1 => mini.wal.sync(mini.wal.appended(), i % 2 == 0),
+                    3 => mini.wal.sync_sealed().map(drop),
+                    4 => {
+                        retired = mini.wal.durable();
+                        mini.retire(retired).map(drop)
+                    }
+                    _ => Ok(()),
+                };
+                durable = mini.wal.durable();
+                if done.is_err() {
+                    break;
+                }
+            }
+            (wrote, durable, retired)
+        };
+        let whole = MemFs::new();
+        run(&whole);
+        let ops = whole.op_count();
+        assert!(ops > 60, "{ops}");
+        for op in 0..ops {
+            let mem = MemFs::new();
+            mem.freeze_after(Some(op));
+            let (wrote, durable, retired) = run(&mem);
+            for (seed, survival) in
+                [Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random].into_iter().enumerate()
+            {
+                let crashed = mem.fork();
+                crashed.crash(survival, op * 7 + seed as u64);
+                let fs: Arc<dyn Fs> = Arc::new(crashed);
+                check_crashed(&fs, &wrote, durable, retired, &format!("operation {op} {survival:?} {seed}"));
+            }
+        }
+    }
 }

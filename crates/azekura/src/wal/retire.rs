@@ -3,7 +3,7 @@
 use crate::base::edit::Epoch;
 use crate::base::{Result, SeqNo};
 use crate::wal::format::segment_path;
-use crate::wal::log::Wal;
+use crate::wal::log::{Log, SealedSegment, Wal};
 
 /// Spare files that are kept.
 const SPARES_MAX: usize = 2;
@@ -11,12 +11,19 @@ const SPARES_MAX: usize = 2;
 impl Wal {
     /// Takes the sealed segments that hold nothing above `flushed_through` off the live list. The caller makes their
     /// retirement durable in the manifest and then calls [`Wal::recycle`].
+    ///
+    /// # Errors
+    /// `Poisoned` if a sync was needed and failed; nothing was retired.
     pub(crate) fn retire(&self, flushed_through: SeqNo) -> Result<Vec<Epoch>> {
         let mut log = self.log();
-        // Oldest first, and never around one that stays: the chain must not get a hole.
-        let stays =
-            |sealed: &crate::wal::log::SealedSegment| sealed.info.last > flushed_through || sealed.unsynced.is_some();
-        let count = log.sealed.iter().position(stays).unwrap_or(log.sealed.len());
+        if log.retirable(flushed_through) > 0 && !log.next_is_anchored(flushed_through) {
+            // Power loss could take the header of the new oldest segment; then nothing would say any more where the log
+            // ends.
+            drop(log);
+            self.sync_alone(true)?;
+            log = self.log();
+        }
+        let count = log.retirable(flushed_through);
         let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
         log.retired.extend(&leaving);
         Ok(leaving.iter().map(|info| info.epoch).collect())
@@ -47,5 +54,87 @@ impl Wal {
             result = result.and(self.fs.remove_file(&segment_path(&self.dir, file)));
         }
         result
+    }
+}
+
+impl Log {
+    /// How many segments can go: oldest first, and never around one that stays, so that the chain gets no hole.
+    fn retirable(&self, flushed_through: SeqNo) -> usize {
+        let goes = |sealed: &&SealedSegment| sealed.info.last <= flushed_through && sealed.unsynced.is_none();
+        self.sealed.iter().take_while(goes).count()
+    }
+
+    /// Whether the start of the oldest segment that stays is known after power loss too: from its own header, or, for the
+    /// first that was begun, from the end of the log that the manifest notes when the database is opened.
+    fn next_is_anchored(&self, flushed_through: SeqNo) -> bool {
+        match self.sealed.get(self.retirable(flushed_through)) {
+            Some(sealed) => sealed.unsynced.is_none(),
+            None => self.begun == 1 || self.active.as_ref().is_some_and(|active| active.header_synced),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::base::SeqNo;
+    use crate::vfs::mem::MemFs;
+    use crate::wal::format::parse_name;
+    use crate::wal::options::RecoveryMode;
+    use crate::wal::testing::{Mini, dir, options, read};
+
+    fn files(mini: &Mini) -> usize {
+        mini.fs.read_dir(dir()).unwrap().iter().filter(|entry| parse_name(&entry.name).is_some()).count()
+    }
+
+    #[test]
+    fn retired_files_are_written_over_or_removed() {
+        let mini = Mini::open(Arc::new(MemFs::new()), options(4096, true), 1).unwrap();
+        for _ in 0..10 {
+            mini.append(1, &[1; 3000]).unwrap();
+        }
+        mini.sync();
+        assert_eq!((mini.wal.segments().len(), files(&mini)), (10, 10));
+        assert_eq!(mini.retire(SeqNo(0)).unwrap(), 0);
+        assert_eq!(mini.retire(SeqNo(4)).unwrap(), 4, "only what is flushed as a whole");
+        assert_eq!((mini.wal.segments()[0].first, files(&mini)), (SeqNo(5), 8), "two spares are kept");
+        assert_eq!(mini.retire(SeqNo(99)).unwrap(), 5, "never the active one");
+        assert_eq!(files(&mini), 3);
+        let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!((commits[0].0, commits.len(), report.spares.len()), (10, 1, 2));
+        for _ in 0..2 {
+            mini.append(1, &[2; 3000]).unwrap();
+        }
+        assert_eq!(files(&mini), 3, "the spares are in use now");
+        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 3, "nothing of their old lives is left");
+    }
+
+    #[test]
+    fn after_seal_everything_can_be_retired() {
+        let mini = Mini::open(Arc::new(MemFs::new()), options(4096, false), 1).unwrap();
+        mini.wal.seal().unwrap();
+        assert_eq!(mini.wal.segments().len(), 1, "nothing to seal");
+        mini.append(3, b"x").unwrap();
+        mini.sync();
+        mini.wal.seal().unwrap();
+        assert_eq!(mini.retire(SeqNo(3)).unwrap(), 1);
+        let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!((commits.len(), report.last), (0, SeqNo(3)));
+        let again = Mini::open(Arc::clone(&mini.fs), options(4096, false), 2).unwrap();
+        assert_eq!(again.append(1, b"y").unwrap().0, 4);
+    }
+
+    #[test]
+    fn a_worker_keeps_a_spare_ready_once_the_log_has_rotated() {
+        let mini = Mini::open(Arc::new(MemFs::new()), options(4096, false), 1).unwrap();
+        mini.append(1, &[1; 3000]).unwrap();
+        assert!(!mini.wal.sync_sealed().unwrap());
+        mini.append(1, &[1; 3000]).unwrap();
+        assert!(mini.wal.sync_sealed().unwrap());
+        assert_eq!((mini.wal.durable(), files(&mini)), (SeqNo(1), 3));
+        assert!(!mini.wal.sync_sealed().unwrap());
+        mini.append(1, &[1; 3000]).unwrap();
+        assert_eq!(files(&mini), 3);
     }
 }

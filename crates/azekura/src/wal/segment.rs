@@ -58,6 +58,8 @@ pub(crate) struct ActiveSegment {
     pub(crate) first: SeqNo,
     /// Where the next frame goes.
     pub(crate) end: u64,
+    /// Whether the header survives power loss.
+    pub(crate) header_synced: bool,
     size: u64,
     allocated: u64,
     step: u64,
@@ -89,6 +91,7 @@ impl ActiveSegment {
             place: Place { file_id: [0; 16], epoch: epoch.0 },
             first: SeqNo::ZERO,
             end: HEADER_LEN as u64,
+            header_synced: false,
             size,
             allocated: 0,
             step: STEP_MIN,

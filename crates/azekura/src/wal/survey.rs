@@ -28,6 +28,10 @@ pub(crate) struct Survey {
     pub(crate) absent: Vec<(Epoch, FileId)>,
     /// Every segment file.
     pub(crate) files: Vec<FileId>,
+    /// Those with a header that verifies; what a crash left half made is not among them.
+    pub(crate) whole: Vec<FileId>,
+    /// The highest epoch that any header has.
+    pub(crate) highest: Epoch,
 }
 
 /// Reads the headers of all segment files.
@@ -47,6 +51,8 @@ pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &R
     }
     check_epochs(&found)?;
     survey.files = found.keys().copied().collect();
+    survey.whole = found.iter().filter(|(_, segment)| segment.is_ok()).map(|(file, _)| *file).collect();
+    survey.highest = found.values().flatten().map(|segment| segment.header.epoch).max().unwrap_or_default();
     let lenient = options.mode != RecoveryMode::Strict;
     for (epoch, file) in &options.live {
         match listed(found.remove(file), *epoch, *file, dir) {

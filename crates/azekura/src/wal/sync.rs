@@ -2,17 +2,20 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
 
 use crate::base::edit::Epoch;
+use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
 use crate::wal::log::Wal;
 
 /// The longest that a leader waits for company, in nanoseconds.
 const GATHER_MAX_NS: u64 = 2_000_000;
-/// Less than this is not worth going to sleep for.
+/// Less than this is not worth it.
 const GATHER_MIN_NS: u64 = 20_000;
+/// However slowly the clock goes, a leader looks around for company no more often than this.
+const GATHER_LOOKS: u32 = 4_000;
 /// For so many groups after two threads last met, a leader expects company.
 const SOCIABLE_GROUPS: u32 = 8;
 
@@ -35,8 +38,6 @@ pub(crate) struct SyncState {
     sociable: u32,
     /// Running average of a sync, in nanoseconds.
     average_ns: u64,
-    /// The leader waits for this many.
-    awaited: u32,
 }
 
 impl SyncState {
@@ -50,26 +51,25 @@ impl SyncState {
             groups: [0; 2],
             sociable: 0,
             average_ns: 0,
-            awaited: 0,
         }
     }
 
-    /// How many callers to wait for, and for how long at most; pure.
+    /// How many callers to wait for, and for how many nanoseconds at most; pure.
     ///
     /// Writers that commit in a closed loop otherwise fall into two half groups that take turns, each waiting for the
     /// other's sync.
-    fn company(&self) -> Option<(u32, Duration)> {
+    fn company(&self) -> Option<(u32, u64)> {
         let wanted = self.groups[0] + self.groups[1];
         let patience = (self.average_ns / 4).min(GATHER_MAX_NS);
         let worth_it = self.sociable > 0 && self.joined < wanted && patience >= GATHER_MIN_NS;
-        worth_it.then_some((wanted, Duration::from_nanos(patience)))
+        worth_it.then_some((wanted, patience))
     }
 }
 
 /// Files to sync, in order.
 struct Batch {
     sealed: Vec<(Epoch, Arc<dyn File>)>,
-    active: Option<Arc<dyn File>>,
+    active: Option<(Epoch, Arc<dyn File>)>,
     target: SeqNo,
 }
 
@@ -103,7 +103,7 @@ impl Wal {
     }
 
     fn sync_state(&self) -> MutexGuard<'_, SyncState> {
-        self.sync.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sync)
     }
 
     /// Counts the caller among those whom the next sync serves, unless the running one does.
@@ -116,22 +116,15 @@ impl Wal {
         }
         state.joined += 1;
         state.want_all |= all;
-        if state.awaited > 0 && state.joined >= state.awaited {
-            self.gathered.notify_one();
-        }
     }
 
     /// Syncs everything appended so far, for all who joined.
-    fn lead(&self, mut state: MutexGuard<'_, SyncState>) -> Result<()> {
+    fn lead<'a>(&'a self, mut state: MutexGuard<'a, SyncState>) -> Result<()> {
         let role = LeaderRole { wal: self, done: false };
         if let Some((wanted, patience)) = state.company() {
-            state.awaited = wanted;
-            let (woken, _) = self
-                .gathered
-                .wait_timeout_while(state, patience, |state| state.joined < state.awaited)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.awaited = 0;
+            drop(state);
+            self.gather(wanted, patience);
+            state = self.sync_state();
         }
         let (group, all) = (std::mem::take(&mut state.joined), std::mem::take(&mut state.want_all));
         let batch = self.batch(true);
@@ -155,15 +148,27 @@ impl Wal {
         Ok(())
     }
 
-    /// Syncs sealed segments that are not synced yet, as the only one who syncs; false if there were none.
-    pub(super) fn sync_sealed_segments(&self) -> Result<bool> {
+    /// Lets others run until enough have joined, or the time is over.
+    fn gather(&self, wanted: u32, patience: u64) {
+        let start = self.env.monotonic_ns();
+        for _ in 0..GATHER_LOOKS {
+            thread::yield_now();
+            if self.sync_state().joined >= wanted || self.env.monotonic_ns().saturating_sub(start) >= patience {
+                return;
+            }
+        }
+    }
+
+    /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false if
+    /// there were none.
+    pub(super) fn sync_alone(&self, with_active: bool) -> Result<bool> {
         let mut state = self.sync_state();
         while state.leading {
             state = self.synced.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         self.poison.check()?;
-        let batch = self.batch(false);
-        if batch.sealed.is_empty() {
+        let batch = self.batch(with_active);
+        if batch.sealed.is_empty() && batch.active.is_none() {
             return Ok(false);
         }
         state.leading = true;
@@ -183,7 +188,7 @@ impl Wal {
         };
         let sealed = log.sealed.iter().filter_map(unsynced).collect();
         let target = if with_active { log.last() } else { SeqNo(log.active().first.0 - 1) };
-        let active = with_active.then(|| Arc::clone(&log.active().handle));
+        let active = with_active.then(|| (log.active().epoch, Arc::clone(&log.active().handle)));
         Batch { sealed, active, target }
     }
 
@@ -192,8 +197,8 @@ impl Wal {
     fn run(&self, batch: Batch, all: bool) -> Result<()> {
         let sync_all_files = || {
             self.host.before_sync()?;
-            let files = batch.sealed.iter().map(|(_, file)| file).chain(&batch.active);
-            files.into_iter().try_for_each(|file| if all { file.sync_all() } else { file.sync_data() })
+            let mut files = batch.sealed.iter().chain(&batch.active);
+            files.try_for_each(|(_, file)| if all { file.sync_all() } else { file.sync_data() })
         };
         sync_all_files().map_err(|e| self.poison.set(e))?;
         self.syncs.fetch_add(1, Ordering::Relaxed);
@@ -202,6 +207,9 @@ impl Wal {
             if let Some(sealed) = log.sealed.iter_mut().find(|sealed| sealed.info.epoch == *epoch) {
                 sealed.unsynced = None;
             }
+        }
+        if batch.active.is_some_and(|(epoch, _)| epoch == log.active().epoch) {
+            log.active().header_synced = true;
         }
         drop(log);
         self.durable.fetch_max(batch.target.0, Ordering::AcqRel);
@@ -214,7 +222,7 @@ impl Wal {
     /// # Errors
     /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare could be made, which hurts nobody yet.
     pub(crate) fn sync_sealed(&self) -> Result<bool> {
-        let synced = self.sync_sealed_segments()?;
+        let synced = self.sync_alone(false)?;
         let log = self.log();
         if log.begun < 2 || !log.spares.is_empty() {
             return Ok(synced);
@@ -249,5 +257,123 @@ impl Drop for LeaderRole<'_> {
         state.reaches = None;
         drop(state);
         self.wal.synced.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::Mutex;
+
+    use crate::vfs::Env;
+    use crate::vfs::env::SystemEnv;
+    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+    use crate::vfs::mem::MemFs;
+    use crate::wal::options::{LogCommit, RecoveryMode};
+    use crate::wal::testing::{Mini, options, read};
+
+    fn faulty() -> (FaultFs, Mini) {
+        let fs = FaultFs::new(Arc::new(MemFs::new()));
+        let mini = Mini::open(Arc::new(fs.clone()), options(1 << 20, true), 1).unwrap();
+        (fs, mini)
+    }
+
+    #[test]
+    fn nothing_is_synced_twice_and_the_manifest_comes_first() {
+        let (fs, mini) = faulty();
+        mini.append(1, b"a").unwrap();
+        mini.append(1, b"b").unwrap();
+        let syncs = fs.count(OpKind::Sync);
+        mini.wal.sync(SeqNo(1), false).unwrap();
+        assert_eq!(mini.wal.durable(), SeqNo(2), "everything appended is covered");
+        mini.wal.sync(SeqNo(2), false).unwrap();
+        mini.wal.sync(SeqNo(99), false).unwrap();
+        assert_eq!((mini.wal.stats().syncs, mini.host.before_syncs.load(Ordering::Relaxed)), (1, 1));
+        assert_eq!(fs.count(OpKind::Sync), syncs + 2, "manifest and segment");
+        mini.wal.sync(SeqNo(2), true).unwrap();
+        mini.wal.sync(SeqNo(2), true).unwrap();
+        assert_eq!(mini.wal.stats().syncs, 2, "metadata once more");
+    }
+
+    #[test]
+    fn a_failed_sync_poisons_for_ever() {
+        for path in [".wal", "MANIFEST"] {
+            let (fs, mini) = faulty();
+            mini.append(1, b"a").unwrap();
+            let syncs = fs.count(OpKind::Sync);
+            fs.fail(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(path));
+            for _ in 0..3 {
+                assert_eq!(mini.wal.sync(SeqNo(1), false).unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(mini.append(1, b"b").unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(mini.wal.sync_sealed().unwrap_err().kind(), ErrorKind::Poisoned);
+            }
+            assert_eq!((mini.wal.durable(), fs.struck()), (SeqNo(0), 1));
+            let tried = if path == "MANIFEST" { 1 } else { 2 };
+            assert_eq!(fs.count(OpKind::Sync), syncs + tried, "and is not tried again");
+        }
+    }
+
+    /// Runs closed-loop writers; the order of commits is kept by a lock, as the database does.
+    fn writers(mini: &Mini, threads: usize, each: u64) -> Vec<Result<()>> {
+        let env = SystemEnv::new();
+        let (order, results) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
+        let start = |_| {
+            let (wal, order, results) = (Arc::clone(&mini.wal), Arc::clone(&order), Arc::clone(&results));
+            let write = move || {
+                let turn = lock(&order);
+                let first = wal.appended().plus(1);
+                wal.append(&[LogCommit { first, count: 1, payload: &[5; 140] }])?;
+                drop(turn);
+                wal.sync(first, false)?;
+                assert!(wal.durable() >= first);
+                Ok(())
+            };
+            let body = move || {
+                let result = (0..each).try_for_each(|_| write());
+                lock(&results).push(result);
+            };
+            env.spawn("writer", Box::new(body)).unwrap()
+        };
+        let running: Vec<_> = (0..threads).map(start).collect();
+        assert!(running.into_iter().all(|thread| thread.join()));
+        std::mem::take(&mut *lock(&results))
+    }
+
+    #[test]
+    fn eight_writers_share_syncs() {
+        let env = Arc::new(SystemEnv::new());
+        let mini = Mini::open_in(Arc::new(MemFs::new()), options(1 << 20, true), env).unwrap();
+        mini.host.pause_us.store(1000, Ordering::Relaxed);
+        let results = writers(&mini, 8, 40);
+        assert!(results.len() == 8 && results.iter().all(Result::is_ok));
+        let stats = mini.wal.stats();
+        assert_eq!((stats.commits, mini.wal.durable()), (320, SeqNo(320)));
+        assert!(stats.syncs < 160, "{} syncs for 320 commits", stats.syncs);
+        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 320);
+    }
+
+    #[test]
+    fn every_waiter_wakes_when_a_sync_fails() {
+        let (fs, mini) = faulty();
+        fs.fail(FaultPlan::new(OpKind::Sync, 20, Fault::Error(io::ErrorKind::Other)).in_path(".wal").forever());
+        let results = writers(&mini, 8, 1000);
+        assert!(results.len() == 8);
+        assert!(results.iter().all(|result| result.as_ref().unwrap_err().kind() == ErrorKind::Poisoned));
+    }
+
+    #[test]
+    fn company_is_awaited_only_where_threads_meet_and_a_sync_takes_time() {
+        let mut state = SyncState::new(SeqNo::ZERO);
+        (state.groups, state.joined, state.average_ns) = ([4, 4], 3, 1_000_000);
+        assert_eq!(state.company(), None, "one thread alone");
+        state.sociable = 1;
+        assert_eq!(state.company(), Some((8, 250_000)));
+        state.joined = 8;
+        assert_eq!(state.company(), None, "everyone is here");
+        (state.joined, state.average_ns) = (1, 60_000);
+        assert_eq!(state.company(), None, "not worth it");
+        state.average_ns = 1 << 40;
+        assert_eq!(state.company(), Some((8, GATHER_MAX_NS)));
     }
 }

@@ -6,5 +6,10 @@
     reason = "the bans of clippy.toml are for the engine; a test that judges it stands outside of it"
 )]
 
+mod crash;
+mod damage;
 mod fs_contract;
+mod model;
+mod regressions;
 mod tidy;
+mod world;

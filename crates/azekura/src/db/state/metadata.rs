@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
+use crate::base::ledger::Ledger;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result};
-use crate::db::state::ledger::Ledger;
 use crate::manifest::Manifest;
 use crate::vfs::Env;
 use crate::wal::WalHost;

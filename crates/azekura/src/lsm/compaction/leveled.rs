@@ -92,6 +92,9 @@ mod tests {
     use crate::lsm::version::Change;
     use crate::lsm::version::tests::table;
 
+    /// Why, from, to, upper, lower, whether it is a move.
+    type Chosen = (Reason, u8, u8, Vec<u64>, Vec<u64>, bool);
+
     /// Level 0 runs oldest first, then (level, table).
     struct Shape {
         version: Version<TableMeta>,
@@ -119,7 +122,7 @@ mod tests {
             View { version, order, options, positions, oldest_point: SeqNo::MAX }
         }
 
-        fn choose(&self, forced: bool) -> Option<(Reason, u8, u8, Vec<u64>, Vec<u64>, bool)> {
+        fn choose(&self, forced: bool) -> Option<Chosen> {
             let plan = choose(&self.view(&KeyOrder::bytewise()), forced)?;
             let ids = |ids: Vec<FileId>| ids.into_iter().map(|id| id.0).collect::<Vec<_>>();
             Some((plan.reason, plan.from, plan.to, ids(plan.upper), ids(plan.lower), plan.moves))

@@ -68,7 +68,7 @@ impl LsmTree {
         let options = self.options();
         let mut remembered = lock(&self.remembered);
         remembered.oldest_point = oldest_point.unwrap_or(SeqNo::ZERO);
-        choose(&self.view(now, &options, &remembered), forced)
+        choose(&self.compaction_view(now, &options, &remembered), forced)
     }
 
     /// Gives tables another level without touching them.
@@ -105,7 +105,7 @@ impl LsmTree {
         let obsolete = [upper, handles(&now, plan.to, &plan.lower)].concat();
         obsolete.iter().for_each(|table| table.doom());
         let read = self.options().read_options();
-        let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read.clone());
+        let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read);
         self.publish_compaction(&inputs, tables.into_iter().map(|meta| (level, handle(meta))).collect());
         Counters::add(&self.counters.compactions, 1);
         Counters::add(&self.counters.compacted_read, bytes_read);

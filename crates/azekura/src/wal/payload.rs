@@ -1,4 +1,4 @@
-#![doc = include_str!("../../../docs/format/commit.md")]
+#![doc = include_str!("../../docs/format/commit.md")]
 
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::edit::PartitionId;

@@ -1,0 +1,274 @@
+//! Every crash point of a script, several survivals of each, and the judge.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{FaultFs, FaultPlan, Fs, MemFs, Survival, TestEnv};
+use azekura::{Config, PersistMode};
+
+use super::script::{DIR, Played, Script, play};
+use crate::world::reading::read_all;
+use crate::world::{Dice, Event, State, Write};
+
+/// What is done to the machine before a script is played: the bug that the search must find.
+pub(super) enum Planted {
+    Nothing,
+    Fault(FaultPlan),
+    Engine(fn(Config) -> Config),
+}
+
+/// A crash that went wrong, and how to see it again.
+pub(super) struct Finding {
+    pub(super) seed: u64,
+    pub(super) point: u64,
+    pub(super) survival: Option<(Survival, u64)>,
+    pub(super) what: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} after {} operations, {:?}: {}", self.seed, self.point, self.survival, self.what)
+    }
+}
+
+/// What was explored.
+#[derive(Default)]
+pub(super) struct Search {
+    pub(super) scripts: u64,
+    pub(super) points: u64,
+    pub(super) states: u64,
+    /// Crashes during the recovery from a crash.
+    pub(super) deep: u64,
+    /// Of the states, those that held more than was promised and less than everything.
+    pub(super) partial: u64,
+    pub(super) copies: u64,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl fmt::Display for Search {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} scripts, {} crash points, {} states, of them {} after a second crash during recovery and {} between \
+             what was promised and all; {} checkpoints opened; {} wrong",
+            self.scripts,
+            self.points,
+            self.states,
+            self.deep,
+            self.partial,
+            self.copies,
+            self.findings.len()
+        )
+    }
+}
+
+/// The survivals of one crash point: each mode without chance, and `random` times chance.
+fn survivals(dice: &mut Dice, random: usize) -> Vec<(Survival, u64)> {
+    let mut list =
+        vec![(Survival::Nothing, 0), (Survival::Everything, 0), (Survival::DataOnly, 0), (Survival::MetadataOnly, 0)];
+    list.extend((0..random).map(|_| (Survival::Random, dice.throw())));
+    list
+}
+
+fn run(script: &Script, planted: &Planted, ops: Option<u64>) -> Played {
+    let machine = MemFs::new();
+    let inner: Arc<dyn Fs> = Arc::new(machine.clone());
+    let played = catch_unwind(AssertUnwindSafe(|| match planted {
+        Planted::Nothing => play(script, &machine, &inner, ops, &|config| config),
+        Planted::Engine(bug) => play(script, &machine, &inner, ops, bug),
+        Planted::Fault(plan) => {
+            let faulty = FaultFs::new(inner);
+            faulty.fail(plan.clone());
+            let fs: Arc<dyn Fs> = Arc::new(faulty);
+            play(script, &machine, &fs, ops, &|config| config)
+        }
+    }));
+    played.unwrap_or_else(|panic| Played {
+        history: Default::default(),
+        copies: Vec::new(),
+        machine: MemFs::new(),
+        ops: 0,
+        failed: Some(format!("panicked: {}", message(&*panic))),
+    })
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or(panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
+}
+
+impl Search {
+    /// Explores at most `points` crash points of `script`, spread evenly; how many it was. Stops at `enough` findings.
+    pub(super) fn explore(&mut self, script: &Script, planted: &Planted, points: u64, enough: usize) -> u64 {
+        self.scripts += 1;
+        let whole = run(script, planted, None);
+        if let Some(what) = whole.failed {
+            self.findings.push(Finding { seed: script.seed, point: whole.ops, survival: None, what });
+            return 1;
+        }
+        let total = whole.ops + 1;
+        let points = points.min(total);
+        let mut dice = Dice::new(script.seed ^ 0x0005_EA2C);
+        for i in 0..points {
+            // All of them when they fit, else one at random of each stretch.
+            let stretch = (i * total / points, (i + 1) * total / points);
+            let point = stretch.0 + dice.below(stretch.1 - stretch.0);
+            self.point(script, planted, point, &mut dice);
+            if self.findings.len() >= enough {
+                return i + 1;
+            }
+        }
+        points
+    }
+
+    fn point(&mut self, script: &Script, planted: &Planted, point: u64, dice: &mut Dice) {
+        self.points += 1;
+        let played = run(script, planted, Some(point));
+        if let Some(what) = &played.failed {
+            self.findings.push(Finding { seed: script.seed, point, survival: None, what: what.clone() });
+            return;
+        }
+        for (survival, salt) in survivals(dice, 3) {
+            let floor = match survival {
+                Survival::Everything => played.history.acknowledged,
+                _ => played.history.durable,
+            };
+            let crashed = played.machine.fork();
+            crashed.crash(survival, salt);
+            let deep = dice.one_in(4).then(|| dice.throw());
+            self.states += 1;
+            let mut judged = guarded(|| self.judge(script, &played, &crashed, floor, dice.throw()));
+            if let (Ok(()), Some(salt)) = (&judged, deep) {
+                judged = guarded(|| self.deeper(script, &played, &crashed, floor, salt));
+            }
+            if let Err(what) = judged {
+                self.findings.push(Finding { seed: script.seed, point, survival: Some((survival, salt)), what });
+            }
+        }
+    }
+
+    /// Opens what a crash left, compares it with the history, and goes on working with it.
+    fn judge(&mut self, script: &Script, played: &Played, crashed: &MemFs, floor: usize, salt: u64) -> Judged {
+        let machine = crashed.fork();
+        let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+        let env = TestEnv::new(salt);
+        let open = |fs: &Arc<dyn Fs>| script.config(Arc::clone(fs), &env).open().map_err(|e| format!("open: {e}"));
+        let db = open(&fs)?;
+        let found = read_all(&db, &script.shape).map_err(|e| format!("read: {e}"))?;
+        let count = played.history.judge(&found, floor)?;
+        self.partial += u64::from(count > floor && count < played.history.events.len());
+        no_orphans(&db, &*fs, script)?;
+        if salt.is_multiple_of(4) {
+            // What an open has shown is durable.
+            let again = machine.fork();
+            again.crash(Survival::Nothing, 0);
+            let fs: Arc<dyn Fs> = Arc::new(again);
+            let later = read_all(&open(&fs)?, &script.shape).map_err(|e| format!("read: {e}"))?;
+            same(&found, &later, "what was read after the crash is gone after the next")?;
+        }
+        self.copies(script, played, &fs, &env)?;
+        let mut state = found;
+        five_more(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
+        db.close().map_err(|e| format!("close: {e}"))?;
+        let db = open(&fs)?;
+        let last = read_all(&db, &script.shape).map_err(|e| format!("read: {e}"))?;
+        same(&state, &last, "after going on and a clean close")?;
+        match db.metrics().replayed_records {
+            0 => Ok(()),
+            n => Err(format!("{n} records were replayed after a clean close")),
+        }
+    }
+
+    /// Checkpoints are there when acknowledged, and whole when they are there.
+    fn copies(&mut self, script: &Script, played: &Played, fs: &Arc<dyn Fs>, env: &TestEnv) -> Judged {
+        for copy in &played.copies {
+            let there = fs.exists(&copy.path).map_err(|e| e.to_string())?;
+            if !there && !copy.acknowledged {
+                continue;
+            }
+            self.copies += 1;
+            let config = script.shape.config(&copy.path, Arc::clone(fs), env);
+            let db = config.open_read_only().map_err(|e| format!("open of {}: {e}", copy.path.display()))?;
+            let found = read_all(&db, &script.shape).map_err(|e| format!("read of {}: {e}", copy.path.display()))?;
+            same(&copy.state, &found, "in the checkpoint")?;
+        }
+        Ok(())
+    }
+
+    /// Crashes again while recovery is under way, and judges what the second recovery makes of it.
+    fn deeper(&mut self, script: &Script, played: &Played, crashed: &MemFs, floor: usize, salt: u64) -> Judged {
+        let mut dice = Dice::new(salt);
+        let opening = |machine: &MemFs, salt: u64| {
+            let env = TestEnv::new(salt);
+            let opened = script.config(Arc::new(machine.clone()), &env).open();
+            let ops = machine.op_count();
+            machine.freeze_after(Some(0));
+            (opened.map(drop), ops)
+        };
+        let first = crashed.fork();
+        let before = first.op_count();
+        let (opened, after) = opening(&first, salt);
+        opened.map_err(|e| format!("open: {e}"))?;
+        let second = crashed.fork();
+        second.freeze_after(Some(dice.below(after - before + 1)));
+        drop(opening(&second, salt));
+        let survival = dice.pick(&[Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random]);
+        second.crash(survival, dice.throw());
+        self.states += 1;
+        self.deep += 1;
+        let judged = self.judge(script, played, &second, floor, dice.throw());
+        judged.map_err(|what| format!("after a second crash ({survival:?}) during recovery: {what}"))
+    }
+}
+
+type Judged = Result<(), String>;
+
+/// A panic is a finding.
+fn guarded(body: impl FnOnce() -> Judged) -> Judged {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(format!("panicked: {}", message(&*panic))))
+}
+
+fn same(wanted: &State, found: &State, when: &str) -> Judged {
+    if wanted == found {
+        return Ok(());
+    }
+    Err(format!("{when}: {:.5?}", crate::world::history::differences(wanted, found)))
+}
+
+/// After an open there is no table that no partition names.
+fn no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &Script) -> Judged {
+    let mut named = 0;
+    for name in db.list_partitions() {
+        let part = db.open_partition(&name, script.shape.partition(&name)).map_err(|e| e.to_string())?;
+        named += part.metrics().levels.iter().map(|level| level.tables).sum::<usize>();
+    }
+    let entries = fs.read_dir(Path::new(DIR)).map_err(|e| e.to_string())?;
+    let tables: Vec<String> = entries.into_iter().map(|e| e.name).filter(|name| name.ends_with(".sst")).collect();
+    if tables.len() == named { Ok(()) } else { Err(format!("{named} tables are named, there are {tables:?}")) }
+}
+
+/// Five more operations, in a new partition and in an old one.
+fn five_more(db: &azekura::Database, script: &Script, state: &mut State) -> azekura::Result<()> {
+    let write = |partition: &str, key: &str, value: Option<&str>| Write {
+        partition: partition.into(),
+        key: key.into(),
+        value: value.map(Into::into),
+    };
+    let old = state.keys().next().cloned();
+    let after = db.open_partition("after", script.shape.partition("after"))?;
+    after.insert("one", "1")?;
+    let mut batch = db.batch().durability(PersistMode::SyncData);
+    batch.insert(&after, "two", "2");
+    let mut events = vec![Event::Create("after".into()), Event::Commit(vec![write("after", "two", Some("2"))])];
+    if let Some(name) = &old {
+        batch.insert(&db.open_partition(name, script.shape.partition(name))?, "two", "2");
+        events.push(Event::Commit(vec![write(name, "two", Some("2"))]));
+    }
+    batch.commit()?;
+    after.flush()?;
+    after.remove("one")?;
+    events.iter().for_each(|event| event.apply(state));
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Damage of every kind to the files of a small database: it tells the truth, or names the file.
+//!
+//! The only exception is the log above its highest durable watermark, where damage cannot be told from what power loss
+//! leaves: there the log ends, and what verifies behind is reported.
+//!
+//! - `AZEKURA_FLIP_STRIDE`: flip every so many bytes only; 1 by default.
+//!
+//! Rooms in reading order: `sample` (the database), `check` (what it may do).
+
+mod check;
+mod sample;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, OpenMode};
+use azekura::inspect;
+
+use crate::world::disk::put;
+use crate::world::number;
+use check::{Damage, How, Outcome};
+use sample::{DIR, Sample};
+
+fn path(name: &str) -> PathBuf {
+    Path::new(DIR).join(name)
+}
+
+/// How often each outcome came, by kind of file, and what must not be.
+#[derive(Default)]
+struct Toll {
+    outcomes: BTreeMap<(String, Outcome), u64>,
+    total: u64,
+    wrong: Vec<String>,
+}
+
+impl Toll {
+    fn note(&mut self, file: &str, what: &str, outcome: Result<Outcome, String>) -> Option<Outcome> {
+        self.total += 1;
+        let kind = file.rsplit('.').next().unwrap_or(file).to_owned();
+        match outcome {
+            Ok(outcome) => {
+                *self.outcomes.entry((kind, outcome)).or_default() += 1;
+                Some(outcome)
+            }
+            Err(wrong) => {
+                self.wrong.push(format!("{file}, {what}: {wrong}"));
+                None
+            }
+        }
+    }
+
+    fn finish(self, name: &str) {
+        println!("{name}: {} pieces of damage: {:?}", self.total, self.outcomes);
+        let shown: Vec<&String> = self.wrong.iter().take(12).collect();
+        assert!(self.wrong.is_empty(), "{name}: {} of {} wrong: {shown:#?}", self.wrong.len(), self.total);
+    }
+}
+
+/// Damage to one file that leaves every frame behind it in place.
+fn in_place<'a>(sample: &'a Sample, file: &str) -> Damage<'a> {
+    let floor = sample.history.durable;
+    Damage { sample, files: vec![file.into()], floor, reports_dropped: file.ends_with(".wal") }
+}
+
+/// What `verify` finds wrong with a file.
+fn verified(machine: &MemFs, file: &str) -> bool {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    let report = inspect::verify(&fs, Path::new(DIR), &mut |_, _| {}).unwrap();
+    report.dropped_after_damage.is_some()
+        || report.files.iter().any(|found| found.path == path(file) && found.problem.is_some())
+}
+
+#[test]
+fn every_flipped_byte_is_harmless_or_told() {
+    let stride = number("AZEKURA_FLIP_STRIDE", 1).max(1) as usize;
+    let sample = Sample::new(1);
+    let machine = sample.machine();
+    let mut toll = Toll::default();
+    let mut unseen = Vec::new();
+    for (name, bytes) in &sample.files {
+        let damage = in_place(&sample, name);
+        for at in (0..bytes.len()).step_by(stride) {
+            for (pattern, how) in [(0x01, How::Writing), (0xff, How::ReadOnly)] {
+                let flipped = machine.fork();
+                let file = flipped.open(&path(name), OpenMode::Write).unwrap();
+                file.write_at(&[bytes[at] ^ pattern], at as u64).unwrap();
+                drop(file);
+                let seen = at % 5 != 0 || verified(&flipped, name);
+                let outcome = damage.check(&flipped, how);
+                let outcome = toll.note(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
+                // A torn tail is nothing wrong.
+                let harmless = [Some(Outcome::Same), Some(Outcome::Shorter)].contains(&outcome);
+                if !seen && (name.ends_with(".sst") || !harmless) {
+                    unseen.push(format!("{name} byte {at} ^ {pattern:#x} ({outcome:?})"));
+                }
+            }
+        }
+    }
+    toll.finish("flips");
+    assert!(unseen.is_empty(), "verify finds nothing wrong with {}: {:#?}", unseen.len(), &unseen[..unseen.len().min(9)]);
+}
+
+#[test]
+fn every_truncation_is_harmless_or_told() {
+    let stride = number("AZEKURA_CUT_STRIDE", 3).max(1) as usize;
+    let mut toll = Toll::default();
+    for sample in [Sample::new(2), Sample::closed(2)] {
+        let machine = sample.machine();
+        for (name, bytes) in &sample.files {
+            // A log that is cut loses its watermarks with its end: that cannot be told from power loss.
+            let damage = Damage { floor: sample.flushed, reports_dropped: false, ..in_place(&sample, name) };
+            let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            for len in (0..used.min(bytes.len())).step_by(stride) {
+                let cut = machine.fork();
+                cut.open(&path(name), OpenMode::Write).unwrap().set_length(len as u64).unwrap();
+                let how = if len % 2 == 0 { How::Writing } else { How::ReadOnly };
+                toll.note(name, &format!("cut to {len} of {}", bytes.len()), damage.check(&cut, how));
+            }
+        }
+    }
+    toll.finish("truncations");
+}
+
+#[test]
+fn missing_empty_and_longer_files_are_told() {
+    let mut toll = Toll::default();
+    for sample in [Sample::new(3), Sample::closed(3)] {
+        let machine = sample.machine();
+        for name in sample.files.keys() {
+            let damage = Damage { floor: sample.flushed, reports_dropped: false, ..in_place(&sample, name) };
+            for how in [How::Writing, How::ReadOnly] {
+                let missing = machine.fork();
+                missing.remove_file(&path(name)).unwrap();
+                toll.note(name, "missing", damage.check(&missing, how));
+                let empty = machine.fork();
+                put(&empty, &path(name), b"");
+                toll.note(name, "empty", damage.check(&empty, how));
+                let zeros = machine.fork();
+                put(&zeros, &path(name), &vec![0; sample.files[name].len()]);
+                toll.note(name, "zeros", damage.check(&zeros, how));
+                let longer = machine.fork();
+                let file = longer.open(&path(name), OpenMode::Write).unwrap();
+                file.write_at(&[7; 100], file.length().unwrap()).unwrap();
+                drop(file);
+                toll.note(name, "longer", damage.check(&longer, how));
+            }
+        }
+    }
+    toll.finish("missing, empty, zeros, longer");
+}
+
+#[test]
+fn swapped_and_foreign_files_are_told() {
+    let mut toll = Toll::default();
+    let (sample, twin) = (Sample::new(4), Sample::new(5));
+    let machine = sample.machine();
+    let names: Vec<&String> = sample.files.keys().collect();
+    for (i, one) in names.iter().enumerate() {
+        for other in &names[i + 1..] {
+            let swapped = machine.fork();
+            put(&swapped, &path(one), &sample.files[*other]);
+            put(&swapped, &path(other), &sample.files[*one]);
+            let mut damage = in_place(&sample, one);
+            damage.files.push(other.to_string());
+            toll.note(one, &format!("swapped with {other}"), damage.check(&swapped, How::Writing));
+        }
+        if let Some(bytes) = twin.files.get(*one) {
+            let foreign = machine.fork();
+            put(&foreign, &path(one), bytes);
+            // Any file may be the one that does not fit to the others.
+            let files = sample.files.keys().cloned().collect();
+            let damage = Damage { files, ..in_place(&sample, one) };
+            toll.note(one, "of another database", damage.check(&foreign, How::Writing));
+        }
+    }
+    toll.finish("swapped, foreign");
+}
+
+#[test]
+fn unknown_files_do_no_harm_and_stay() {
+    let sample = Sample::new(6);
+    let table = sample.files.iter().find(|(name, _)| name.ends_with(".sst")).map(|(_, bytes)| bytes.clone()).unwrap();
+    let extras: [(&str, &[u8], bool); 8] = [
+        ("notes.txt", b"mine", true),
+        ("000007.sst.bak", &table, true),
+        ("7.sst", &table, true),
+        ("manifest", b"", true),
+        ("MANIFEST.tmp", b"half a manifest", false),
+        ("009999.sst", &table, false),
+        ("009998.sst", b"", false),
+        ("009997.wal", b"no segment", false),
+    ];
+    let machine = sample.machine();
+    machine.create_dir_all(&path("directory")).unwrap();
+    for (name, bytes, _) in extras {
+        put(&machine, &path(name), bytes);
+    }
+    let damage = in_place(&sample, "");
+    for how in [How::ReadOnly, How::Writing, How::Writing] {
+        assert_eq!(damage.check(&machine, how), Ok(Outcome::Same), "{how:?}");
+    }
+    for (name, _, stays) in extras {
+        assert!(!stays || machine.exists(&path(name)).unwrap(), "{name} was removed by guess");
+    }
+    assert!(machine.exists(&path("directory")).unwrap());
+}

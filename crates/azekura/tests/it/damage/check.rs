@@ -1,0 +1,164 @@
+//! What a damaged database may do: tell the truth, or name the file that keeps it from doing so.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs};
+use azekura::{Config, Database, Error, ErrorKind, Result};
+
+use super::sample::{DIR, Sample, config, options};
+use crate::world::State;
+use crate::world::disk::image;
+
+/// What came of one piece of damage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Outcome {
+    /// Everything is as if nothing had happened.
+    Same,
+    /// An error at opening that names the file; nothing on disk has changed.
+    Refused,
+    /// It opens, and reading what is damaged gives an error that names the file.
+    Reads,
+    /// The log ends early, above what was synced.
+    Shorter,
+    /// The same, and what verified behind the damage is reported.
+    Dropped,
+}
+
+/// How a damaged database is opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum How {
+    Writing,
+    ReadOnly,
+}
+
+pub(super) struct Damage<'a> {
+    pub(super) sample: &'a Sample,
+    /// Files that an error may name.
+    pub(super) files: Vec<String>,
+    /// The state must be a prefix of at least so many events.
+    pub(super) floor: usize,
+    /// Whether commits that verify behind the damage can tell that something is missing.
+    pub(super) reports_dropped: bool,
+}
+
+impl Damage<'_> {
+    /// Opens what stands on `machine` and reads all of it; says what came of it, or what must not be.
+    pub(super) fn check(&self, machine: &MemFs, how: How) -> std::result::Result<Outcome, String> {
+        let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+        catch_unwind(AssertUnwindSafe(|| self.open_and_read(&fs, how))).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            Err(format!("panicked: {:?}", text.or(panic.downcast_ref::<&str>().map(ToString::to_string))))
+        })
+    }
+
+    fn open_and_read(&self, fs: &Arc<dyn Fs>, how: How) -> std::result::Result<Outcome, String> {
+        let before = image(&**fs, Path::new(DIR));
+        let config: Config = config(Arc::clone(fs), 99);
+        let opened = match how {
+            How::Writing => config.open(),
+            How::ReadOnly => config.open_read_only(),
+        };
+        let unchanged = || image(&**fs, Path::new(DIR)) == before;
+        let db = match opened {
+            Err(error) => {
+                self.blames(&error)?;
+                return if unchanged() { Ok(Outcome::Refused) } else { Err("a failed open changed files".into()) };
+            }
+            Ok(db) => db,
+        };
+        let read = self.read(&db)?;
+        let outcome = match read {
+            None => Outcome::Reads,
+            Some(state) => {
+                let history = &self.sample.history;
+                let count = history.judge(&state, self.floor)?;
+                let dropped = db.metrics().dropped_after_damage;
+                match dropped {
+                    _ if count == history.events.len() => Outcome::Same,
+                    Some(dropped) if self.names(&dropped.file) && dropped.frames > 0 => Outcome::Dropped,
+                    Some(dropped) => return Err(format!("blames {dropped:?}")),
+                    None if count + 1 < history.events.len() && self.reports_dropped => {
+                        return Err(format!("ends after {count} commits and does not say that more verified"));
+                    }
+                    None => Outcome::Shorter,
+                }
+            }
+        };
+        if matches!(how, How::ReadOnly) && !unchanged() {
+            return Err("opening for reading changed files".into());
+        }
+        Ok(outcome)
+    }
+
+    fn names(&self, path: &Path) -> bool {
+        self.files.iter().any(|file| Path::new(DIR).join(file) == path)
+    }
+
+    fn blames(&self, error: &Error) -> std::result::Result<(), String> {
+        let kind = matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported);
+        match error.file() {
+            Some(file) if kind && self.names(file) => Ok(()),
+            file => Err(format!("{:?} that names {:?}: {error}", error.kind(), file.map(PathBuf::from))),
+        }
+    }
+
+    /// Everything, or `None` where an error that names the file stood in the way of some of it; what was given before
+    /// and after it was right.
+    fn read(&self, db: &Database) -> std::result::Result<Option<State>, String> {
+        let wanted = self.sample.history.state(self.sample.history.events.len());
+        let mut state = State::new();
+        let mut hindered = false;
+        for name in db.list_partitions() {
+            let opened = db.open_partition(&name, options(&name));
+            let Some(part) = self.allow(opened, &mut hindered)? else { continue };
+            let mut pairs = Vec::new();
+            for pair in part.iter() {
+                let Some((key, value)) = self.allow(pair, &mut hindered)? else { break };
+                pairs.push((key.to_vec(), value.to_vec()));
+            }
+            let mut backward = 0;
+            for pair in part.iter().rev() {
+                let Some((key, value)) = self.allow(pair, &mut hindered)? else { break };
+                let place = pairs.len().checked_sub(backward + 1).map(|at| &pairs[at]);
+                if !hindered && place.is_none_or(|(k, v)| k[..] != key[..] || v[..] != value[..]) {
+                    return Err(format!("{name}: backward gives {key:?}"));
+                }
+                backward += 1;
+            }
+            for n in 0..30 {
+                let key = format!("key {n:03}").into_bytes();
+                let Some(got) = self.allow(part.get(&key), &mut hindered)? else { continue };
+                let iterated = pairs.iter().find(|(k, _)| *k == key).map(|(_, v)| &v[..]);
+                if !hindered && got.as_deref() != iterated {
+                    return Err(format!("{name}: get of {key:?} and iteration disagree"));
+                }
+                let right = wanted.get(&name).and_then(|map| map.get(&key)).map(|v| &v[..]);
+                if hindered && got.as_deref() != right {
+                    return Err(format!("{name}: wrong value of {key:?} beside an error"));
+                }
+            }
+            if hindered && !is_beginning(&pairs, wanted.get(&name)) {
+                return Err(format!("{name}: wrong pairs before an error"));
+            }
+            state.insert(name, pairs.into_iter().collect());
+        }
+        Ok((!hindered).then_some(state))
+    }
+
+    /// Lets an error pass that blames the right file.
+    fn allow<T>(&self, result: Result<T>, hindered: &mut bool) -> std::result::Result<Option<T>, String> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => {
+                *hindered = true;
+                self.blames(&error).map(|()| None)
+            }
+        }
+    }
+}
+
+fn is_beginning(pairs: &[(Vec<u8>, Vec<u8>)], wanted: Option<&crate::world::Map>) -> bool {
+    pairs.iter().map(|(k, v)| (k, v)).eq(wanted.into_iter().flatten().take(pairs.len()))
+}

@@ -1,0 +1,148 @@
+//! A small database with something of everything, as files.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, TestEnv};
+use azekura::{
+    CompactionStrategy, CompressionType, Config, Database, FilterPolicy, LeveledOptions, Partition,
+    PartitionCreateOptions, PersistMode,
+};
+
+use crate::world::disk::{image, put};
+use crate::world::{Event, History, Write};
+
+pub(super) const DIR: &str = "/db";
+
+pub(super) type Files = BTreeMap<String, Vec<u8>>;
+
+/// A database that was not closed: tables on two levels, a log with synced and unsynced commits.
+pub(super) struct Sample {
+    pub(super) files: Files,
+    pub(super) history: History,
+    /// So many events are in tables, and no log can take them back.
+    pub(super) flushed: usize,
+}
+
+pub(super) fn config(fs: Arc<dyn Fs>, salt: u64) -> Config {
+    Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).log_segment_size(64 << 10).cache_size(1 << 20)
+}
+
+/// The options of a partition, by its name.
+pub(super) fn options(name: &str) -> PartitionCreateOptions {
+    let leveled =
+        LeveledOptions { l0_trigger: 2, table_size: 4 << 10, level_ratio: 2, ..LeveledOptions::default() };
+    let options = PartitionCreateOptions::default()
+        .block_size(128)
+        .metadata_block_size(64)
+        .compaction_strategy(CompactionStrategy::Leveled(leveled));
+    match name {
+        "plain" => options.compression(CompressionType::None).partition_index_and_filters(true),
+        "packed" => options.compression(CompressionType::Lz4).restart_interval(4),
+        _ => options.compression(CompressionType::Miniz(6)).filter_policy(FilterPolicy::None),
+    }
+}
+
+const NAMES: [&str; 3] = ["plain", "packed", "zipped"];
+
+struct Maker {
+    db: Database,
+    parts: Vec<Partition>,
+    history: History,
+}
+
+impl Maker {
+    /// One commit over all partitions: a key of each is set, another removed.
+    fn commit(&mut self, n: u32, mode: PersistMode) {
+        let mut writes = Vec::new();
+        for name in NAMES {
+            let value = format!("value {n} {}", "abcdefgh ".repeat(n as usize % 4)).into_bytes();
+            writes.push(Write { partition: name.into(), key: format!("key {n:03}").into(), value: Some(value) });
+            if n > 3 && n.is_multiple_of(3) {
+                writes.push(Write { partition: name.into(), key: format!("key {:03}", n - 3).into(), value: None });
+            }
+        }
+        self.history.ask(Event::Commit(writes.clone()));
+        let mut batch = self.db.batch().durability(mode);
+        for write in &writes {
+            let part = self.parts.iter().find(|part| *part.name == write.partition[..]).expect("it is open");
+            match &write.value {
+                Some(value) => batch.insert(part, &write.key, value),
+                None => batch.remove(part, &write.key),
+            }
+        }
+        batch.commit().unwrap();
+        self.history.acknowledge();
+        if mode != PersistMode::Buffer {
+            self.history.promise();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.parts.iter().for_each(|part| part.flush().unwrap());
+    }
+}
+
+impl Sample {
+    /// The same `salt` makes the same files.
+    pub(super) fn new(salt: u64) -> Sample {
+        let machine = MemFs::new();
+        let (maker, flushed) = make(&machine, salt);
+        let mut files = image(&machine.fork(), Path::new(DIR));
+        for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with(".wal")) {
+            // Segments grow ahead of time; the unused part is zeros, of which a few do.
+            let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            bytes.truncate((used + 100).min(bytes.len()));
+        }
+        let history = maker.history.clone();
+        Sample { files, history, flushed }
+    }
+
+    /// The same database, closed.
+    pub(super) fn closed(salt: u64) -> Sample {
+        let machine = MemFs::new();
+        let (maker, _) = make(&machine, salt);
+        let Maker { db, parts, mut history } = maker;
+        drop(parts);
+        db.close().unwrap();
+        history.promise();
+        let flushed = history.acknowledged;
+        Sample { files: image(&machine, Path::new(DIR)), history, flushed }
+    }
+
+    /// These files on a machine of their own.
+    pub(super) fn machine(&self) -> MemFs {
+        let machine = MemFs::new();
+        machine.create_dir_all(Path::new(DIR)).unwrap();
+        put(&machine, &Path::new(DIR).join("LOCK"), b"");
+        for (name, bytes) in &self.files {
+            put(&machine, &Path::new(DIR).join(name), bytes);
+        }
+        machine
+    }
+}
+
+fn make(machine: &MemFs, salt: u64) -> (Maker, usize) {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    let db = config(Arc::clone(&fs), salt).open().unwrap();
+    let mut history = History::default();
+    let mut parts = Vec::new();
+    for name in NAMES {
+        history.ask(Event::Create(name.into()));
+        parts.push(db.open_partition(name, options(name)).unwrap());
+        history.acknowledge();
+    }
+    let mut maker = Maker { db, parts, history };
+    (0..12).for_each(|n| maker.commit(n, PersistMode::Buffer));
+    maker.flush();
+    maker.parts.iter().for_each(|part| part.major_compact().unwrap());
+    (12..18).for_each(|n| maker.commit(n, PersistMode::Buffer));
+    maker.flush();
+    let flushed = maker.history.acknowledged;
+    (18..22).for_each(|n| maker.commit(n, PersistMode::Buffer));
+    maker.commit(22, PersistMode::SyncData);
+    maker.history.promise();
+    (23..27).for_each(|n| maker.commit(n, PersistMode::Buffer));
+    (maker, flushed)
+}

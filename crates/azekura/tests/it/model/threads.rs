@@ -1,0 +1,182 @@
+//! Writers on keys of their own, readers who look for half a batch, and workers who move everything underneath.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use azekura::fs::{DiskFs, Fs, MemFs};
+use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
+
+use crate::world::{Dice, number};
+
+const WRITERS: u64 = 3;
+const KEYS: u64 = 8;
+
+/// The value of all keys of a writer, in both partitions, after its `round`; in every fifth they are removed.
+fn value(round: u64) -> Option<Vec<u8>> {
+    (!round.is_multiple_of(5)).then(|| {
+        let mut value = format!("{round:08} ").into_bytes();
+        value.resize(20 + (round % 7) as usize * 40, b'.');
+        value
+    })
+}
+
+fn key(writer: u64, index: u64) -> String {
+    format!("w{writer}/{index}")
+}
+
+struct Stage {
+    db: Database,
+    parts: [Partition; 2],
+    /// The last round that each writer has been acknowledged.
+    rounds: [AtomicU64; WRITERS as usize],
+    stop: AtomicBool,
+    checks: AtomicU64,
+}
+
+impl Stage {
+    fn write(&self, writer: u64, rounds: u64) {
+        let mut dice = Dice::new(writer);
+        for round in 1..=rounds {
+            let mode = if dice.one_in(50) { PersistMode::SyncData } else { PersistMode::Buffer };
+            let mut batch = self.db.batch().durability(mode);
+            for part in &self.parts {
+                for index in 0..KEYS {
+                    match value(round) {
+                        Some(value) => batch.insert(part, key(writer, index), value),
+                        None => batch.remove(part, key(writer, index)),
+                    }
+                }
+            }
+            batch.commit().unwrap();
+            self.rounds[writer as usize].store(round, Ordering::SeqCst);
+        }
+    }
+
+    /// What a set of values of one writer says: its round, or that all are removed. Panics at half a batch.
+    fn round_of(values: &[Option<Vec<u8>>], how: &str) -> Option<u64> {
+        let first = &values[0];
+        assert!(values.iter().all(|value| value == first), "half a batch by {how}: {values:.40?}");
+        let value = first.as_ref()?;
+        let round: u64 = std::str::from_utf8(&value[..8]).unwrap().parse().unwrap();
+        assert_eq!(Some(value), self::value(round).as_ref(), "by {how}");
+        Some(round)
+    }
+
+    fn read(&self, salt: u64) {
+        let mut dice = Dice::new(salt);
+        let mut seen = [0; WRITERS as usize];
+        while !self.stop.load(Ordering::SeqCst) {
+            let writer = dice.below(WRITERS);
+            let before = self.rounds[writer as usize].load(Ordering::SeqCst);
+            let way = dice.below(4);
+            let (values, how) = self.look(writer, way);
+            if let Some(round) = Stage::round_of(&values, how) {
+                let least = before.max(seen[writer as usize]);
+                assert!(round >= least, "{how}: round {round} after round {least} was acknowledged or seen");
+                seen[writer as usize] = round;
+            }
+            self.checks.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All values of a writer at one moment, by one of the ways there are.
+    fn look(&self, writer: u64, way: u64) -> (Vec<Option<Vec<u8>>>, &'static str) {
+        let keys: Vec<String> = (0..KEYS).map(|index| key(writer, index)).collect();
+        let owned = |slice: Option<azekura::Slice>| slice.map(|slice| slice.to_vec());
+        let fill = |mut found: Vec<Option<Vec<u8>>>| {
+            assert!(found.is_empty() || found.len() == KEYS as usize, "half a batch: {} keys", found.len());
+            found.resize(KEYS as usize, None);
+            found
+        };
+        let prefix = format!("w{writer}/");
+        match way {
+            0 => {
+                let snapshot = self.db.snapshot();
+                let both = self.parts.iter().flat_map(|part| keys.iter().map(|k| snapshot.get(part, k).unwrap()));
+                (both.map(owned).collect(), "snapshot")
+            }
+            1 => (self.parts[0].multi_get(&keys).unwrap().into_iter().map(owned).collect(), "multi_get"),
+            2 => {
+                let pairs = self.parts[1].prefix(&prefix).map(|pair| Some(pair.unwrap().1.to_vec()));
+                (fill(pairs.collect()), "prefix")
+            }
+            _ => {
+                let end = format!("w{writer}0");
+                let pairs = self.parts[0].range(prefix..end).rev().map(|pair| Some(pair.unwrap().1.to_vec()));
+                (fill(pairs.collect()), "range backward")
+            }
+        }
+    }
+
+    fn disturb(&self) {
+        let mut dice = Dice::new(77);
+        while !self.stop.load(Ordering::SeqCst) {
+            let part = &self.parts[dice.index(2)];
+            if dice.one_in(4) {
+                part.major_compact().unwrap()
+            } else {
+                part.flush().unwrap()
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+fn run(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
+    let config = || Config::new(dir).fs(Arc::clone(&fs)).workers(2).log_segment_size(256 << 10).cache_size(256 << 10);
+    let options = || PartitionCreateOptions::default().max_memtable_size(32 << 10).block_size(512);
+    let db = config().open().unwrap();
+    let parts = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
+    let stage =
+        Stage { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|salt| {
+                scope.spawn({
+                    let stage = &stage;
+                    move || stage.read(salt)
+                })
+            })
+            .collect();
+        let disturber = scope.spawn(|| stage.disturb());
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                scope.spawn({
+                    let stage = &stage;
+                    move || stage.write(writer, rounds)
+                })
+            })
+            .collect();
+        let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        stage.stop.store(true, Ordering::SeqCst);
+        let others: Vec<_> = readers.into_iter().chain([disturber]).map(|thread| thread.join()).collect();
+        written.into_iter().chain(others).for_each(|joined| joined.unwrap());
+    });
+    println!("{} rounds of {WRITERS} writers, {} checks", rounds, stage.checks.load(Ordering::Relaxed));
+    assert!(stage.db.metrics().flushes > 2, "nothing moved underneath");
+    let Stage { db, parts, .. } = stage;
+    drop(parts);
+    db.close().unwrap();
+    let db = config().open().unwrap();
+    for name in ["left", "right"] {
+        let part = db.open_partition(name, options()).unwrap();
+        for writer in 0..WRITERS {
+            for index in 0..KEYS {
+                assert_eq!(part.get(key(writer, index)).unwrap().as_deref(), value(rounds).as_deref());
+            }
+        }
+    }
+}
+
+#[test]
+fn readers_never_see_half_a_batch_in_memory() {
+    run(Arc::new(MemFs::new()), Path::new("/db"), number("AZEKURA_ROUNDS", 1_200));
+}
+
+#[test]
+fn readers_never_see_half_a_batch_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    run(Arc::new(DiskFs::new()), &dir.path().join("db"), number("AZEKURA_ROUNDS", 1_200));
+}

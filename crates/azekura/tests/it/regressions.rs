@@ -1,0 +1,138 @@
+//! Bugs that the proofs found, each as the shortest story that shows it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, Survival, TestEnv};
+use azekura::{Config, Database, Partition, PersistMode};
+
+/// A database that works by hand only, in a machine that can lose power.
+fn open(machine: &MemFs, dir: &str, salt: u64) -> Database {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    Config::new(Path::new(dir)).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).open().unwrap()
+}
+
+fn part(db: &Database, name: &str) -> Partition {
+    db.open_partition(name, Default::default()).unwrap()
+}
+
+/// What the machine holds after a power failure in which nothing unsynced survives.
+fn power_lost(machine: &MemFs) -> MemFs {
+    let after = machine.fork();
+    after.crash(Survival::Nothing, 0);
+    after
+}
+
+#[test]
+fn a_partition_without_records_does_not_hold_the_start_of_the_log() {
+    let machine = MemFs::new();
+    for life in 0..4 {
+        let db = open(&machine, "/db", life);
+        assert_eq!(db.metrics().replayed_records, 0, "in life {life}");
+        part(&db, "empty");
+        let full = part(&db, "full");
+        assert_eq!(full.len().unwrap(), life);
+        full.insert(life.to_string(), "v").unwrap();
+        db.close().unwrap();
+    }
+}
+
+#[test]
+fn new_directories_above_a_new_database_are_durable() {
+    let machine = MemFs::new();
+    let db = open(&machine, "/new/too/db", 1);
+    let p = part(&db, "p");
+    p.insert("k", "v").unwrap();
+    db.persist(PersistMode::SyncAll).unwrap();
+    let db = open(&power_lost(&machine), "/new/too/db", 2);
+    assert_eq!(part(&db, "p").get("k").unwrap().as_deref(), Some(&b"v"[..]));
+}
+
+#[test]
+fn a_new_database_below_the_working_directory_is_durable() {
+    let machine = MemFs::new();
+    let db = open(&machine, "db", 1);
+    let p = part(&db, "p");
+    p.insert("k", "v").unwrap();
+    db.persist(PersistMode::SyncAll).unwrap();
+    let db = open(&power_lost(&machine), "db", 2);
+    assert_eq!(part(&db, "p").get("k").unwrap().as_deref(), Some(&b"v"[..]));
+}
+
+#[test]
+fn a_deletion_does_not_outlive_the_commits_before_it() {
+    let machine = MemFs::new();
+    let db = open(&machine, "/db", 1);
+    let (old, new) = (part(&db, "old"), part(&db, "new"));
+    old.insert("k", "v").unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
+    let mut moving = db.batch();
+    moving.remove(&old, "k");
+    moving.insert(&new, "k", "v");
+    moving.commit().unwrap();
+    db.delete_partition(old).unwrap();
+    let db = open(&power_lost(&machine), "/db", 2);
+    assert!(!db.partition_exists("old"), "a deletion is durable when it returns");
+    let moved = part(&db, "new").get("k").unwrap();
+    assert_eq!(moved.as_deref(), Some(&b"v"[..]), "the deletion is there, the commit before it is lost");
+}
+
+#[test]
+fn a_half_made_segment_is_not_used_as_it_is() {
+    let machine = MemFs::new();
+    for ops in 0..60 {
+        let cut = machine.fork();
+        cut.freeze_after(Some(ops));
+        let fs: Arc<dyn Fs> = Arc::new(cut.clone());
+        drop(Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(3))).workers(0).open());
+        for survival in [Survival::Everything, Survival::MetadataOnly] {
+            let half = cut.fork();
+            half.crash(survival, 0);
+            part(&open(&half, "/db", 4), "p").insert("k", "v").unwrap();
+            for seed in 0..40 {
+                let after = half.fork();
+                after.crash(Survival::Random, seed);
+                let fs: Arc<dyn Fs> = Arc::new(after);
+                let opened = Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(5))).workers(0).open();
+                assert!(opened.is_ok(), "{ops} operations, {survival:?}, seed {seed}: {:?}", opened.err());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_iterator_goes_on_when_its_partition_is_deleted() {
+    let machine = MemFs::new();
+    let db = open(&machine, "/db", 1);
+    let p = part(&db, "p");
+    (0..9).for_each(|n| p.insert(n.to_string(), "v").unwrap());
+    p.flush().unwrap();
+    (9..20).for_each(|n| p.insert(n.to_string(), "v").unwrap());
+    let (fresh, mut begun) = (p.iter(), p.iter());
+    begun.next().unwrap().unwrap();
+    db.delete_partition(p).unwrap();
+    while db.step().unwrap() {}
+    assert_eq!(fresh.map(|pair| pair.unwrap()).count(), 20, "an iterator that had not moved yet");
+    assert_eq!(begun.rev().map(|pair| pair.unwrap()).count(), 19, "an iterator that had moved at one end");
+}
+
+#[test]
+fn a_manifest_that_lost_its_end_does_not_take_synced_commits_along() {
+    let machine = MemFs::new();
+    let db = open(&machine, "/db", 1);
+    part(&db, "p").insert("k", "v").unwrap();
+    db.persist(PersistMode::SyncAll).unwrap();
+    let cut = machine.fork();
+    let fs: Arc<dyn Fs> = Arc::new(cut);
+    let manifest = fs.open(Path::new("/db/MANIFEST"), azekura::fs::OpenMode::Write).unwrap();
+    for len in (1..manifest.length().unwrap()).rev() {
+        manifest.set_length(len).unwrap();
+        match Config::new("/db").fs(Arc::clone(&fs)).env(Arc::new(TestEnv::new(2))).workers(0).open_read_only() {
+            Err(error) => assert_eq!(error.kind(), azekura::ErrorKind::Corruption, "{error}"),
+            Ok(db) => {
+                assert!(db.partition_exists("p"), "cut to {len}: the partition is gone without a word");
+                assert!(part(&db, "p").contains_key("k").unwrap(), "cut to {len}");
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! A directory's bytes, and what a test does to them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{DiskFs, File, Fs, MemFs, OpenMode};
+
+/// A file system of each kind with a directory for a database; the temporary directory lives as long as the place.
+pub(crate) struct Place {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) dir: std::path::PathBuf,
+    /// When in memory.
+    pub(crate) memory: Option<MemFs>,
+    _temporary: Option<tempfile::TempDir>,
+}
+
+impl Place {
+    /// In memory.
+    pub(crate) fn memory() -> Place {
+        let memory = MemFs::new();
+        let fs: Arc<dyn Fs> = Arc::new(memory.clone());
+        fs.create_dir_all(Path::new("/srv")).unwrap();
+        Place { fs, dir: "/srv/db".into(), memory: Some(memory), _temporary: None }
+    }
+
+    /// In a temporary directory.
+    pub(crate) fn disk() -> Place {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = temporary.path().join("db");
+        Place { fs: Arc::new(DiskFs::new()), dir, memory: None, _temporary: Some(temporary) }
+    }
+}
+
+/// All bytes of a file.
+pub(crate) fn bytes_of(file: &dyn File) -> Vec<u8> {
+    let mut bytes = vec![0; file.length().unwrap() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// The regular files of a directory by name, with their bytes; the lock file, which is always empty, is left out.
+pub(crate) fn image(fs: &dyn Fs, dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let names = fs.read_dir(dir).unwrap().into_iter().filter(|entry| entry.is_file && entry.name != "LOCK");
+    names.map(|entry| (entry.name.clone(), content(fs, &dir.join(&entry.name)))).collect()
+}
+
+/// All bytes of the file at `path`.
+pub(crate) fn content(fs: &dyn Fs, path: &Path) -> Vec<u8> {
+    bytes_of(&*fs.open(path, OpenMode::Read).unwrap())
+}
+
+/// Makes the file at `path` hold exactly `bytes`.
+pub(crate) fn put(fs: &dyn Fs, path: &Path, bytes: &[u8]) {
+    if fs.exists(path).unwrap() {
+        fs.remove_file(path).unwrap();
+    }
+    fs.open(path, OpenMode::Create).unwrap().write_at(bytes, 0).unwrap();
+}

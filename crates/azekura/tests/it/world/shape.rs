@@ -1,0 +1,83 @@
+//! Options drawn at random: so small that a few hundred operations fill levels, pieces and segments.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, TestEnv};
+use azekura::{CompactionStrategy, CompressionType, Config, FilterPolicy, LeveledOptions, PartitionCreateOptions};
+
+use super::dice::Dice;
+
+/// The options of one run, all of them from its seed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) seed: u64,
+}
+
+const CODECS: [CompressionType; 5] = [
+    CompressionType::None,
+    CompressionType::Lz4,
+    CompressionType::Miniz(0),
+    CompressionType::Miniz(6),
+    CompressionType::Miniz(10),
+];
+
+impl Shape {
+    pub(crate) fn new(seed: u64) -> Shape {
+        Shape { seed }
+    }
+
+    /// The database's options: manual work, and a world without chance. A run has one `env` for all its opens, so that
+    /// no random number comes twice.
+    pub(crate) fn config(&self, path: &Path, fs: Arc<dyn Fs>, env: &TestEnv) -> Config {
+        let mut dice = Dice::new(self.seed ^ 0xC0F1);
+        Config::new(path)
+            .fs(fs)
+            .env(Arc::new(env.clone()))
+            .workers(0)
+            .cache_size(dice.pick(&[0, 4 << 10, 64 << 10, 8 << 20]))
+            .memory_budget(dice.pick(&[1 << 20, 16 << 20]))
+            .max_open_files(dice.pick(&[8, 512]))
+            .log_segment_size(dice.pick(&[64 << 10, 100_000, 1 << 20]))
+            .max_log_size(dice.pick(&[1 << 20, 2 << 20, 512 << 20]))
+            .mapped_log(!dice.one_in(3))
+            .compression(dice.pick(&CODECS))
+    }
+
+    /// The options of the partition of that name.
+    pub(crate) fn partition(&self, name: &str) -> PartitionCreateOptions {
+        let salt = name.bytes().fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        let mut dice = Dice::new(self.seed ^ (salt << 20) ^ 0x0A67);
+        let mut options = PartitionCreateOptions::default()
+            .block_size(dice.pick(&[64, 100, 256, 1000, 4096]))
+            .restart_interval(dice.pick(&[1, 2, 3, 16, 255]))
+            .metadata_block_size(dice.pick(&[64, 128, 1000, 4096]))
+            .partition_index_and_filters(dice.one_in(2))
+            .cache_index_and_filter_blocks(dice.one_in(2))
+            .pin_top_level(dice.one_in(2))
+            .max_memtable_size(dice.pick(&[4 << 10, 6_000, 16 << 10, 64 << 10]))
+            .compaction_strategy(CompactionStrategy::Leveled(leveled(&mut dice)));
+        if dice.one_in(2) {
+            options = options.compression(dice.pick(&CODECS));
+        }
+        if dice.one_in(2) {
+            let levels = (0..1 + dice.below(3)).map(|_| dice.pick(&CODECS)).collect();
+            options = options.compression_per_level(levels);
+        }
+        match dice.below(4) {
+            0 => options.filter_policy(FilterPolicy::None),
+            1 => options.filter_policy(FilterPolicy::Bloom { bits_per_key: 1.0 }),
+            2 => options.filter_policy(FilterPolicy::Bloom { bits_per_key: 20.0 }),
+            _ => options,
+        }
+    }
+}
+
+fn leveled(dice: &mut Dice) -> LeveledOptions {
+    LeveledOptions {
+        l0_trigger: dice.pick(&[1, 2, 4]),
+        table_size: dice.pick(&[4 << 10, 8 << 10, 64 << 10]),
+        level_ratio: dice.pick(&[2, 3, 10]),
+        base_size: dice.pick(&[8 << 10, 32 << 10, 1 << 20]),
+    }
+}
