@@ -25,10 +25,10 @@ pub(crate) fn to_fill(path: &Path) -> Result<Database> {
     Ok(Config::new(path).open()?)
 }
 
-/// A partition that must exist.
+/// A partition that must exist, with the options that are stored with it.
 pub(crate) fn existing(db: &Database, name: &str) -> Result<Partition> {
     if db.partition_exists(name) {
-        return Ok(db.open_partition(name, PartitionCreateOptions::default())?);
+        return Ok(db.partition(name)?);
     }
     let names = db.list_partitions();
     let others = if names.is_empty() { "there are none".into() } else { format!("there are: {}", names.join(", ")) };
@@ -46,7 +46,10 @@ pub(crate) fn map_to_read(map: &MapArgs) -> Result<(Database, Partition)> {
 /// The partition to write to, with its database; both are created if they are missing.
 pub(crate) fn map_to_fill(map: &MapArgs) -> Result<(Database, Partition)> {
     let db = to_fill(&map.db.path)?;
-    let partition = db.open_partition(&map.partition, PartitionCreateOptions::default())?;
+    let partition = match db.partition_exists(&map.partition) {
+        true => db.partition(&map.partition)?,
+        false => db.open_partition(&map.partition, PartitionCreateOptions::default())?,
+    };
     Ok((db, partition))
 }
 

@@ -104,10 +104,10 @@ impl Manifest {
         }
         let mut log = self.log();
         let end = log.end;
-        log.append(edits).or_else(|error| {
+        log.append(edits).map_err(|error| {
             // Half a record may be there. It must not stay: a shorter record written over it would leave its tail.
             let undone = error.kind() == ErrorKind::OutOfSpace && log.file.set_length(end).is_ok();
-            Err(if undone { error } else { self.poison.set(error) })
+            if undone { error } else { self.poison.set(error) }
         })
     }
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use azekura::{Database, DroppedAfterDamage, Metrics, PartitionMetrics};
+use azekura::{Database, DroppedAfterDamage, ErrorKind, Metrics, PartitionMetrics};
 use serde_json::{Value, json};
 
 use crate::args::LookArgs;
 use crate::display::{self, bytes, count, plural};
-use crate::failure::{Answer, Result};
+use crate::failure::{Answer, Failure, Result};
 use crate::open;
 use crate::output::Output;
 
@@ -53,9 +53,22 @@ pub(crate) fn levels(args: &LookArgs, output: &mut Output) -> Result<Answer> {
 
 fn look(args: &LookArgs) -> Result<(Database, Vec<PartitionMetrics>)> {
     let db = open::to_read(&args.db.path)?;
-    let mut partitions = open::named_or_all(&db, args.partition.as_deref())?;
-    partitions.sort_by(|a, b| a.name.cmp(&b.name));
-    let metrics = partitions.iter().map(|partition| partition.metrics()).collect();
+    let mut names = match &args.partition {
+        Some(name) => vec![name.clone()],
+        None => db.list_partitions(),
+    };
+    names.sort();
+    let mut metrics = Vec::new();
+    for name in names {
+        match open::existing(&db, &name) {
+            Ok(partition) => metrics.push(partition.metrics()),
+            // Its keys have an order that only its program knows; the others can be shown all the same.
+            Err(Failure::Engine(error)) if args.partition.is_none() && error.kind() == ErrorKind::Invalid => {
+                eprintln!("azekura: not shown: {}.", error.message());
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
     Ok((db, metrics))
 }
 

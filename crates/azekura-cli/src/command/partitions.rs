@@ -26,7 +26,9 @@ pub(crate) fn run(args: &PartitionsArgs, output: &mut Output) -> Result<Answer> 
         PartitionsAction::Create { name } => {
             let db = open::to_fill(path)?;
             let created = !db.partition_exists(name);
-            drop(db.open_partition(name, PartitionCreateOptions::default())?);
+            if created {
+                drop(db.open_partition(name, PartitionCreateOptions::default())?);
+            }
             db.close()?;
             tell(output, name, "created", created, "existed already")?;
             Ok(Answer::Yes)

@@ -1,7 +1,7 @@
 //! Generated versions of a file: deterministic edits, so that they can be checked without being kept.
 
-/// The `version`-th version of `content`: some bytes replaced and a line put in, at places that follow from the path
-/// and the number alone. Version 0 is the content itself.
+/// The `version`-th version of `content`: some bytes replaced and some lines put in, at places that follow from the
+/// path and the number alone. Version 0 is the content itself.
 pub(crate) fn edited(mut content: Vec<u8>, path: &[u8], version: u64) -> Vec<u8> {
     if version == 0 {
         return content;
@@ -14,8 +14,9 @@ pub(crate) fn edited(mut content: Vec<u8>, path: &[u8], version: u64) -> Vec<u8>
         }
     }
     let at = random.below(content.len() + 1);
-    let line = format!("\nversion {version} {:016x}\n", random.next());
-    content.splice(at..at, line.bytes());
+    // So long that tiny files, too, give memtables their weight in a reasonable number of puts.
+    let lines = format!("\nversion {version}\n{}\n", sample_text(random.next(), 300));
+    content.splice(at..at, lines.bytes());
     content
 }
 

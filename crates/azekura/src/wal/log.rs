@@ -10,11 +10,11 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::poison::Poison;
 use crate::record::writer::FrameWriter;
 use crate::vfs::{Env, File, Fs, OpenMode};
+use crate::wal::company::SyncState;
 use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
 use crate::wal::host::WalHost;
 use crate::wal::options::{ReplayReport, SegmentInfo, WalOptions, WalStats};
 use crate::wal::segment::{ActiveSegment, PAGE, create_spare, fresh_id};
-use crate::wal::sync::SyncState;
 
 /// More epochs than this cannot have been used without the manifest knowing.
 const EPOCHS_SKIPPED_MAX: u32 = 1 << 16;
@@ -85,7 +85,8 @@ impl Log {
 
 impl Wal {
     /// Starts to write behind what was replayed, all of which must be synced: begins a segment for `next`, which is
-    /// above `replayed.last`.
+    /// above
+    /// `replayed.last`.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace`; the log is not started.

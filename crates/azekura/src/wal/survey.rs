@@ -26,9 +26,8 @@ pub(crate) struct Survey {
     pub(crate) segments: BTreeMap<Epoch, Segment>,
     /// Listed segments that were never synced (or that the mode lets pass), with their epochs.
     pub(crate) absent: Vec<(Epoch, FileId)>,
-    /// Every segment file.
-    pub(crate) files: Vec<FileId>,
-    /// Those with a header that verifies; what a crash left half made is not among them.
+    /// Every file with a header that verifies. What a crash left half made is not among them: listed again, and then
+    /// losing the header of its new life, it would look damaged.
     pub(crate) whole: Vec<FileId>,
     /// The highest epoch that any header has.
     pub(crate) highest: Epoch,
@@ -50,7 +49,6 @@ pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &R
         }
     }
     check_epochs(&found)?;
-    survey.files = found.keys().copied().collect();
     survey.whole = found.iter().filter(|(_, segment)| segment.is_ok()).map(|(file, _)| *file).collect();
     survey.highest = found.values().flatten().map(|segment| segment.header.epoch).max().unwrap_or_default();
     let lenient = options.mode != RecoveryMode::Strict;

@@ -9,6 +9,8 @@
 mod crash;
 mod damage;
 mod fs_contract;
+mod kill;
+mod limits;
 mod model;
 mod regressions;
 mod tidy;

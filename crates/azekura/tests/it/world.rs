@@ -2,7 +2,7 @@
 //!
 //! Rooms in reading order: `dice`, `order` (comparators and what they mean to a `BTreeMap`), `shape` (options at
 //! random), `history` (what was acknowledged, and which states a crash may leave), `reading` (a whole database as plain
-//! maps), `disk` (a directory's bytes).
+//! maps), `disk` (a directory's bytes), `watchdog`.
 
 pub(crate) mod dice;
 pub(crate) mod disk;
@@ -10,6 +10,7 @@ pub(crate) mod history;
 pub(crate) mod order;
 pub(crate) mod reading;
 pub(crate) mod shape;
+pub(crate) mod watchdog;
 
 pub(crate) use dice::{Dice, Replay, number};
 pub(crate) use history::{Event, History, Map, State, Write};

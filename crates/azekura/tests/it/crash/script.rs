@@ -262,6 +262,10 @@ impl Player<'_> {
     fn event(&mut self, event: Event, durable: bool, act: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.history.ask(event);
         act(self)?;
+        // A store through a mapping cannot fail: when the machine stands still, it may or may not have been done.
+        if !durable && self.machine.is_frozen() {
+            return Err(azekura::Error::new(azekura::ErrorKind::Io, "the machine stands still"));
+        }
         self.history.acknowledge();
         if durable {
             self.history.promise();

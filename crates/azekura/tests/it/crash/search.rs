@@ -123,6 +123,19 @@ impl Search {
         points
     }
 
+    /// Explores one crash point, and tells the story that leads to it.
+    pub(super) fn retell(&mut self, script: &Script, point: u64) {
+        let played = run(script, &Planted::Nothing, Some(point));
+        for (i, step) in script.steps.iter().enumerate() {
+            println!("step {i}: {step:.150?}");
+        }
+        for (i, event) in played.history.events.iter().enumerate() {
+            println!("event {}: {event:.150?}", i + 1);
+        }
+        println!("{} acknowledged, {} durable", played.history.acknowledged, played.history.durable);
+        self.point(script, &Planted::Nothing, point, &mut Dice::new(point));
+    }
+
     fn point(&mut self, script: &Script, planted: &Planted, point: u64, dice: &mut Dice) {
         self.points += 1;
         let played = run(script, planted, Some(point));

@@ -1,0 +1,228 @@
+//! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing
+//! that it acknowledged is lost, and every batch is whole.
+//!
+//! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database.
+//!
+//! - `AZEKURA_KILLS`: how often.
+
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
+
+use crate::world::{Dice, Map, Replay, number};
+
+/// Tells the process that it is the writer, and where.
+const WRITER: &str = "AZEKURA_KILL_WRITER";
+/// Each has keys of its own.
+const WRITERS: u64 = 2;
+const KEYS: u64 = 40;
+const PARTS: [&str; 2] = ["left", "right"];
+
+/// What the writer's `n`-th commit (from 1 on) does, in both partitions alike.
+fn commit(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
+    let mut dice = Dice::new(writer << 40 | n);
+    let mut writes = Vec::new();
+    for _ in 0..1 + dice.below(4) {
+        let key = format!("w{writer} {:02}", dice.below(KEYS));
+        let len = if dice.one_in(30) { 20_000 } else { dice.below(300) };
+        let value = (!dice.one_in(5)).then(|| [format!("{n:08} ").into_bytes(), dice.noise(len as usize)].concat());
+        writes.push((key, value));
+    }
+    writes
+}
+
+/// What the writer's keys hold after so many commits.
+fn state(writer: u64, commits: u64) -> Map {
+    let mut state = Map::new();
+    for n in 1..=commits {
+        for (key, value) in commit(writer, n) {
+            match value {
+                Some(value) => _ = state.insert(key.into(), value),
+                None => _ = state.remove(key.as_bytes()),
+            }
+        }
+    }
+    state
+}
+
+fn open(dir: &Path) -> azekura::Result<Database> {
+    Config::new(dir.join("db")).workers(2).log_segment_size(128 << 10).cache_size(1 << 20).open()
+}
+
+fn parts(db: &Database) -> azekura::Result<Vec<Partition>> {
+    let options = || PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
+    PARTS.iter().map(|name| db.open_partition(name, options())).collect()
+}
+
+fn notes(dir: &Path, writer: u64) -> PathBuf {
+    dir.join(format!("acknowledged {writer}"))
+}
+
+/// How many commits the writer has noted as acknowledged.
+fn acknowledged(dir: &Path, writer: u64) -> u64 {
+    fs::read(notes(dir, writer)).map_or(0, |bytes| bytes.len() as u64 / 8)
+}
+
+/// The writer: goes on where the notes end, until it is killed.
+#[test]
+fn writer() {
+    let Some(dir) = std::env::var_os(WRITER).map(PathBuf::from) else { return };
+    let out = Mutex::new(std::io::stdout());
+    let say = |what: &str| {
+        let mut out = out.lock().unwrap();
+        writeln!(out, "\nsays {what}").and_then(|()| out.flush()).unwrap();
+    };
+    say("opening");
+    let db = open(&dir).unwrap();
+    let parts = parts(&db).unwrap();
+    say("open");
+    thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (dir, db, parts) = (&dir, &db, &parts);
+            scope.spawn(move || write_for_ever(dir, db, parts, writer));
+        }
+    });
+}
+
+fn write_for_ever(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
+    let mut notes = OpenOptions::new().append(true).create(true).open(notes(dir, writer)).unwrap();
+    // The database may be ahead of the notes by the commit that was under way.
+    let mut n = acknowledged(dir, writer);
+    if held(parts, writer).as_ref() == Ok(&state(writer, n + 1)) && state(writer, n) != state(writer, n + 1) {
+        n += 1;
+        notes.write_all(&n.to_le_bytes()).unwrap();
+    }
+    loop {
+        n += 1;
+        let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
+        let mut batch = db.batch().durability(mode);
+        for (key, value) in commit(writer, n) {
+            for part in parts {
+                match &value {
+                    Some(value) => batch.insert(part, &key, value),
+                    None => batch.remove(part, &key),
+                }
+            }
+        }
+        batch.commit().unwrap();
+        notes.write_all(&n.to_le_bytes()).unwrap();
+    }
+}
+
+/// What a writer's keys hold; the partitions must agree.
+fn held(parts: &[Partition], writer: u64) -> Result<Map, String> {
+    let read = |part: &Partition| -> Result<Map, String> {
+        let pairs = part.prefix(format!("w{writer} ")).map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())));
+        pairs.collect::<azekura::Result<Map>>().map_err(|e| e.to_string())
+    };
+    let (left, right) = (read(&parts[0])?, read(&parts[1])?);
+    if left == right { Ok(left) } else { Err(format!("half a batch of writer {writer}")) }
+}
+
+/// How often each thing happened.
+#[derive(Debug, Default)]
+struct Tally {
+    kills: u64,
+    before_opening: u64,
+    while_creating: u64,
+    while_opening: u64,
+    while_writing: u64,
+    acknowledged: u64,
+    replayed: u64,
+}
+
+/// Starts the writer and kills it some time after it says `word`.
+fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
+    let mut child: Child = Command::new(std::env::current_exe().unwrap())
+        .args(["kill::writer", "--exact", "--nocapture", "--test-threads=1"])
+        .env(WRITER, dir)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut said = Vec::new();
+    let mut line = String::new();
+    while said.last().is_none_or(|last| last != word) {
+        line.clear();
+        if out.read_line(&mut line).unwrap() == 0 {
+            let output = child.wait_with_output().unwrap();
+            panic!("the writer ended by itself: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        if let Some(word) = line.trim().strip_prefix("says ") {
+            said.push(word.to_owned());
+        }
+    }
+    thread::sleep(delay);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let rest = out.lines().map_while(Result::ok);
+    said.extend(rest.filter_map(|line| line.trim().strip_prefix("says ").map(str::to_owned)));
+    said
+}
+
+/// Opens what the killed process left and compares it with its notes.
+fn check(dir: &Path, tally: &mut Tally) {
+    let db = open(dir).unwrap_or_else(|e| panic!("does not open: {e}"));
+    let parts = parts(&db).unwrap();
+    for writer in 0..WRITERS {
+        let noted = acknowledged(dir, writer);
+        let held = held(&parts, writer).unwrap();
+        let whole = held == state(writer, noted) || held == state(writer, noted + 1);
+        assert!(
+            whole,
+            "writer {writer}: {noted} commits were acknowledged, and this is neither their state nor the next"
+        );
+    }
+    tally.replayed += db.metrics().replayed_records;
+    for name in PARTS {
+        assert!(db.partition_exists(name));
+    }
+    db.close().unwrap();
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_by_kill() {
+    let kills = number("AZEKURA_KILLS", 40);
+    let seed = number("AZEKURA_SEED", 1);
+    let replay = Replay::new("kill::nothing_acknowledged_is_lost_by_kill", seed);
+    let mut dice = Dice::new(seed);
+    let mut tally = Tally::default();
+    let mut place = tempfile::tempdir().unwrap();
+    for kill in 0..kills {
+        replay.at(format!("kill {kill}"));
+        // A new database every fourth time, killed within a moment of its creation every second time.
+        let fresh = kill % 4 == 0;
+        if fresh {
+            count_acknowledged(place.path(), &mut tally);
+            place = tempfile::tempdir().unwrap();
+        }
+        let word = if kill % 2 == 0 { "opening" } else { "open" };
+        let longest = if word == "opening" { 6_000 } else { 60_000 };
+        let said = start_and_kill(place.path(), word, Duration::from_micros(dice.below(longest)));
+        tally.kills += 1;
+        let existed = place.path().join("db").exists();
+        match (said.iter().any(|word| word == "open"), fresh) {
+            (true, _) => tally.while_writing += 1,
+            (false, _) if !existed => tally.before_opening += 1,
+            (false, true) => tally.while_creating += 1,
+            (false, false) => tally.while_opening += 1,
+        }
+        // Every third time the next writer is the one who opens it.
+        if kill % 3 != 0 || kill + 1 == kills || (kill + 1) % 4 == 0 {
+            check(place.path(), &mut tally);
+        }
+    }
+    count_acknowledged(place.path(), &mut tally);
+    println!("{tally:?}");
+}
+
+fn count_acknowledged(dir: &Path, tally: &mut Tally) {
+    tally.acknowledged += (0..WRITERS).map(|writer| acknowledged(dir, writer)).sum::<u64>();
+}

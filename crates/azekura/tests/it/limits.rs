@@ -1,0 +1,51 @@
+//! Every limit gives its typed error before anything is logged, and what is within the limits works.
+//!
+//! Rooms in reading order: `sizes` (keys, values, batches), `names` (of partitions, and options), `handles` (what lives
+//! on after what), `orders` (comparators that do not fit), `panics` (foreign code that does not return).
+
+mod handles;
+mod names;
+mod orders;
+mod panics;
+mod sizes;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, TestEnv};
+use azekura::{Config, Database, Error, ErrorKind, Partition, Result};
+
+/// A database that works by hand only.
+fn config(machine: &MemFs) -> Config {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(machine.op_count()))).workers(0)
+}
+
+fn open(machine: &MemFs) -> Database {
+    config(machine).open().unwrap()
+}
+
+fn part(db: &Database, name: &str) -> Partition {
+    db.open_partition(name, Default::default()).unwrap()
+}
+
+fn error<T>(result: Result<T>) -> Error {
+    result.err().expect("an error")
+}
+
+fn kind<T>(result: Result<T>) -> ErrorKind {
+    error(result).kind()
+}
+
+/// Runs calls that must all be refused as `Invalid`, and shows that none of them reached the log.
+fn refused(db: &Database, calls: &mut [(&str, &mut dyn FnMut() -> Result<()>)]) {
+    let written = |db: &Database| {
+        let metrics = db.metrics();
+        (metrics.commits, metrics.records, metrics.log_bytes, metrics.user_bytes)
+    };
+    let before = written(db);
+    for (what, call) in calls {
+        assert_eq!(kind(call()), ErrorKind::Invalid, "{what}");
+        assert_eq!(written(db), before, "{what} left something behind");
+    }
+}

@@ -1,0 +1,156 @@
+//! What lives on after what: handles, iterators and snapshots when partitions and databases end.
+
+use azekura::fs::MemFs;
+use azekura::{Database, ErrorKind, Partition};
+
+use super::{config, kind, open, part};
+
+fn fill(p: &Partition, keys: std::ops::Range<u32>) {
+    keys.for_each(|n| p.insert(format!("{n:04}"), format!("value {n}")).unwrap());
+}
+
+#[test]
+fn handles_of_a_deleted_partition_are_closed() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let p = part(&db, "p");
+    fill(&p, 0..50);
+    p.flush().unwrap();
+    let (other, snapshot) = (p.clone(), db.snapshot());
+    let mut batch = db.batch();
+    batch.insert(&part(&db, "q"), "k", "v");
+    batch.insert(&other, "k", "v");
+    db.delete_partition(p.clone()).unwrap();
+    let closed = [
+        kind(other.get("0001")),
+        kind(other.contains_key("0001")),
+        kind(other.size_of("0001")),
+        kind(other.multi_get(["0001"])),
+        kind(other.insert("k", "v")),
+        kind(other.remove("k")),
+        kind(other.remove_weak("k")),
+        kind(other.first_key_value()),
+        kind(other.len()),
+        kind(other.is_empty()),
+        kind(other.flush()),
+        kind(other.major_compact()),
+        kind(other.iter().next().unwrap()),
+        kind(other.range("a"..).next_back().unwrap()),
+        kind(other.prefix("a").next().unwrap()),
+        kind(snapshot.get(&other, "0001")),
+        kind(snapshot.iter(&other).next().unwrap()),
+        kind(batch.commit()),
+        kind(db.delete_partition(p)),
+    ];
+    assert!(closed.iter().all(|kind| *kind == ErrorKind::Closed), "{closed:?}");
+    assert!(part(&db, "q").is_empty().unwrap(), "half a batch");
+    let again = part(&db, "p");
+    assert!(again.is_empty().unwrap() && other.get("0001").is_err(), "a new partition of the name is another one");
+    again.insert("k", "v").unwrap();
+    while db.step().unwrap() {}
+    drop((again, other, snapshot, db));
+    let db = open(&machine);
+    assert_eq!((part(&db, "p").len().unwrap(), db.list_partitions().len()), (1, 2));
+}
+
+#[test]
+fn the_last_handle_closes_cleanly_whichever_it_is() {
+    let machine = MemFs::new();
+    for last in 0..4 {
+        let db = open(&machine);
+        assert_eq!(db.metrics().replayed_records, 0, "before {last}");
+        let p = part(&db, "p");
+        fill(&p, 0..20);
+        p.insert("last", [last]).unwrap();
+        let (copy, snapshot, batch) = (db.clone(), db.snapshot(), db.batch());
+        let mut handles: Vec<Box<dyn std::any::Any>> =
+            vec![Box::new(db), Box::new(p), Box::new(snapshot), Box::new(copy)];
+        drop(batch);
+        let kept = handles.swap_remove(usize::from(last));
+        drop(handles);
+        assert_eq!(kind(config(&machine).open()), ErrorKind::Locked, "a handle is left");
+        drop(kept);
+    }
+    let db = open(&machine);
+    assert_eq!(db.metrics().replayed_records, 0);
+    assert_eq!(part(&db, "p").get("last").unwrap().as_deref(), Some(&[3][..]));
+}
+
+#[test]
+fn with_workers_too_the_last_handle_closes_cleanly() {
+    let machine = MemFs::new();
+    for life in 0..4u8 {
+        let env: std::sync::Arc<dyn azekura::fs::Env> = std::sync::Arc::new(azekura::fs::SystemEnv::new());
+        let db = config(&machine).workers(2).env(env).open().unwrap();
+        assert_eq!(db.metrics().replayed_records, 0);
+        let options = azekura::PartitionCreateOptions::default().max_memtable_size(4 << 10);
+        let p = db.open_partition("p", options).unwrap();
+        (0..500u32).for_each(|n| p.insert(n.to_be_bytes(), [life; 40]).unwrap());
+        if life % 2 == 0 { drop(p) } else { db.close().unwrap() }
+    }
+    assert_eq!(part(&open(&machine), "p").len().unwrap(), 500);
+}
+
+#[test]
+fn after_close_every_other_handle_is_closed() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let p = part(&db, "p");
+    fill(&p, 0..20);
+    let (copy, snapshot) = (db.clone(), db.snapshot());
+    let mut batch = copy.batch();
+    batch.insert(&p, "k", "v");
+    db.close().unwrap();
+    let closed = [
+        kind(p.insert("k", "v")),
+        kind(batch.commit()),
+        kind(p.flush()),
+        kind(copy.persist(azekura::PersistMode::SyncAll)),
+        kind(copy.open_partition("new", Default::default())),
+        kind(copy.checkpoint("/copy")),
+        kind(copy.step()),
+        kind(p.get("0001")),
+        kind(snapshot.get(&p, "0001")),
+        kind(p.len()),
+    ];
+    assert!(closed.iter().all(|kind| *kind == ErrorKind::Closed), "{closed:?}");
+    assert_eq!(part(&open(&machine), "p").len().unwrap(), 20, "the directory is free");
+    copy.close().unwrap();
+}
+
+#[test]
+fn iterators_outlive_every_handle() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let p = part(&db, "p");
+    fill(&p, 0..100);
+    p.flush().unwrap();
+    fill(&p, 100..200);
+    let (fresh, mut begun) = (p.iter(), p.iter());
+    let range = db.snapshot().range(&p, "0050".."0150");
+    begun.next().unwrap().unwrap();
+    begun.next_back().unwrap().unwrap();
+    drop((p, db));
+    move_everything(&machine);
+    let keys = |iter: azekura::Iter| iter.map(|pair| pair.unwrap().0.to_vec()).collect::<Vec<_>>();
+    let wanted = |keys: std::ops::Range<u32>| keys.map(|n| format!("{n:04}").into_bytes()).collect::<Vec<_>>();
+    assert_eq!(keys(fresh), wanted(0..200), "an iterator that had not moved");
+    assert_eq!(keys(begun), wanted(1..199), "an iterator that had moved");
+    assert_eq!(keys(range), wanted(50..150), "a range of a snapshot");
+}
+
+/// Whoever opens the directory next, if it is free, rewrites every table.
+fn move_everything(machine: &MemFs) {
+    let opened: azekura::Result<Database> = config(machine).open();
+    match opened {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "an iterator may keep it open, and nothing else"),
+        Ok(db) => {
+            let p = part(&db, "p");
+            fill(&p, 0..200);
+            p.major_compact().unwrap();
+            (0..200).for_each(|n| p.remove(format!("{n:04}")).unwrap());
+            p.major_compact().unwrap();
+            db.close().unwrap();
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Names of partitions, and options out of their range.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs};
+use azekura::{
+    CompactionStrategy, CompressionType, Config, ErrorKind, FilterPolicy, LeveledOptions, PartitionCreateOptions,
+};
+
+use super::{config, error, kind, open, part, refused};
+use crate::world::disk::image;
+
+#[test]
+fn names_are_any_text_of_1_to_255_bytes_and_never_paths() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let long = "x".repeat(256);
+    let wide = "\u{2713}".repeat(86);
+    refused(
+        &db,
+        &mut [
+            ("the empty name", &mut || db.open_partition("", Default::default()).map(drop)),
+            ("256 bytes", &mut || db.open_partition(&long, Default::default()).map(drop)),
+            ("258 bytes in 86 letters", &mut || db.open_partition(&wide, Default::default()).map(drop)),
+        ],
+    );
+    assert!(db.list_partitions().is_empty());
+    let names = ["..", "../../x", "/etc/passwd", "a\0b", "\u{2713} \u{1f980}", "LOCK", "000001.sst", &long[1..], " "];
+    for name in names {
+        part(&db, name).insert("name", name).unwrap();
+        part(&db, name).flush().unwrap();
+    }
+    let here: Vec<String> = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name).collect();
+    assert!(
+        here.iter().all(|n| n == "LOCK" || n == "MANIFEST" || n.ends_with(".sst") || n.ends_with(".wal")),
+        "{here:?}"
+    );
+    assert_eq!(machine.read_dir(Path::new("/")).unwrap().len(), 1, "something was made outside");
+    db.close().unwrap();
+    let db = open(&machine);
+    let mut sorted = names.to_vec();
+    sorted.sort_unstable();
+    assert_eq!(db.list_partitions(), sorted);
+    for name in names {
+        assert!(db.partition_exists(name));
+        assert_eq!(part(&db, name).get("name").unwrap().as_deref(), Some(name.as_bytes()));
+    }
+    assert!(!db.partition_exists("none") && !db.partition_exists(""));
+}
+
+#[test]
+fn options_of_a_partition_out_of_range_create_nothing() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let good = PartitionCreateOptions::default;
+    let leveled = |change: &dyn Fn(&mut LeveledOptions)| {
+        let mut options = LeveledOptions::default();
+        change(&mut options);
+        good().compaction_strategy(CompactionStrategy::Leveled(options))
+    };
+    let bad = [
+        ("block_size", good().block_size(63)),
+        ("block_size", good().block_size((1 << 20) + 1)),
+        ("metadata_block_size", good().metadata_block_size(0)),
+        ("restart_interval", good().restart_interval(0)),
+        ("max_memtable_size", good().max_memtable_size(4095)),
+        ("max_memtable_size", good().max_memtable_size(u64::MAX)),
+        ("filter", good().filter_policy(FilterPolicy::Bloom { bits_per_key: 0.0 })),
+        ("filter", good().filter_policy(FilterPolicy::Bloom { bits_per_key: f32::NAN })),
+        ("zlib", good().compression(CompressionType::Miniz(11))),
+        ("zlib", good().compression_per_level(vec![CompressionType::None, CompressionType::Miniz(200)])),
+        ("compression_per_level", good().compression_per_level(vec![CompressionType::None; 65])),
+        ("l0_trigger", leveled(&|options| options.l0_trigger = 0)),
+        ("table_size", leveled(&|options| options.table_size = 1)),
+        ("level_ratio", leveled(&|options| options.level_ratio = 1)),
+        ("base_size", leveled(&|options| options.base_size = 0)),
+    ];
+    part(&db, "old").insert("k", "v").unwrap();
+    for (what, options) in bad {
+        for name in ["new", "old"] {
+            refused(&db, &mut [(what, &mut || db.open_partition(name, options.clone()).map(drop))]);
+            let message = error(db.open_partition(name, options.clone())).to_string();
+            assert!(message.contains(what), "{message:?} does not name {what}");
+        }
+    }
+    assert_eq!(db.list_partitions(), ["old"]);
+}
+
+#[test]
+fn options_of_a_database_out_of_range_touch_nothing() {
+    let machine = MemFs::new();
+    let bad: [(&str, fn(Config) -> Config); 11] = [
+        ("workers", |c| c.workers(65)),
+        ("log_segment_size", |c| c.log_segment_size(1)),
+        ("log_segment_size", |c| c.log_segment_size((1 << 30) + 1)),
+        ("max_log_size", |c| c.log_segment_size(1 << 20).max_log_size(1 << 19)),
+        ("max_open_files", |c| c.max_open_files(7)),
+        ("memory_budget", |c| c.memory_budget(1000)),
+        ("memory_budget", |c| c.memory_budget(u64::MAX)),
+        ("cache_size", |c| c.cache_size(u64::MAX)),
+        ("sync_interval", |c| c.sync_interval(Some(0))),
+        ("sync_interval", |c| c.sync_interval(Some(u64::MAX))),
+        ("zlib", |c| c.compression(CompressionType::Miniz(11))),
+    ];
+    for (what, tune) in bad {
+        let refused = error(tune(config(&machine)).open());
+        assert_eq!(refused.kind(), ErrorKind::Invalid);
+        assert!(refused.to_string().contains(what), "{refused} does not name {what}");
+        assert_eq!(machine.op_count(), 0, "{what}: the disk was touched");
+    }
+    open(&machine).close().unwrap();
+    let before = image(&machine, Path::new("/db"));
+    for (_, tune) in bad {
+        assert_eq!(kind(tune(config(&machine)).open()), ErrorKind::Invalid);
+        assert_eq!(kind(tune(config(&machine)).open_read_only()), ErrorKind::Invalid);
+    }
+    assert!(image(&machine, Path::new("/db")) == before);
+    let widest = config(&machine).workers(64).cache_size(0).max_open_files(8).log_segment_size(64 << 10);
+    let env: Arc<dyn azekura::fs::Env> = Arc::new(azekura::fs::SystemEnv::new());
+    widest.env(env).sync_interval(Some(1)).open().unwrap().close().unwrap();
+}

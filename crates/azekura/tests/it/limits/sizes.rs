@@ -1,0 +1,156 @@
+//! Keys, values and batches at their limits and beyond.
+
+use azekura::fs::{MemFs, Survival};
+use azekura::{Config, ErrorKind};
+
+use super::{config, kind, open, part, refused};
+
+const KEY_MAX: usize = 65_535;
+
+#[test]
+fn what_is_too_long_is_refused_before_anything_is_logged() {
+    let machine = MemFs::new();
+    // The budget must not be what refuses them.
+    let db = config(&machine).memory_budget(1 << 40).open().unwrap();
+    let p = part(&db, "p");
+    let key = vec![b'k'; KEY_MAX + 1];
+    // Zeros that nobody looks at take no memory.
+    let value = vec![0u8; 1 << 32];
+    let batch = |fill: &dyn Fn(&mut azekura::Batch)| {
+        let mut batch = db.batch();
+        batch.insert(&p, "before", "v");
+        fill(&mut batch);
+        batch.insert(&p, "after", "v");
+        batch.commit()
+    };
+    refused(
+        &db,
+        &mut [
+            ("insert of a long key", &mut || p.insert(&key, "v")),
+            ("remove of a long key", &mut || p.remove(&key)),
+            ("remove_weak of a long key", &mut || p.remove_weak(&key)),
+            ("insert of a long value", &mut || p.insert("k", &value)),
+            ("a batch with a long key", &mut || batch(&|batch| batch.insert(&p, &key, "v"))),
+            ("a batch that removes a long key", &mut || batch(&|batch| batch.remove(&p, &key))),
+            ("a batch with a long value", &mut || batch(&|batch| batch.insert(&p, "k", &value))),
+        ],
+    );
+    assert!(p.is_empty().unwrap(), "a refused batch left something");
+    // No such key can be there, and asking is no mistake.
+    assert_eq!(p.get(&key).unwrap(), None);
+    assert!(!p.contains_key(&key).unwrap() && p.size_of(&key).unwrap().is_none());
+    assert_eq!(p.multi_get([&key]).unwrap(), [None]);
+    assert_eq!(p.range(key.clone()..).count() + p.range(..key.clone()).count() + p.prefix(&key).count(), 0);
+}
+
+#[test]
+fn what_is_larger_than_half_the_budget_is_refused() {
+    let machine = MemFs::new();
+    let db = config(&machine).memory_budget(1 << 20).open().unwrap();
+    let p = part(&db, "p");
+    let half = vec![7; 1 << 19];
+    refused(
+        &db,
+        &mut [
+            ("a value", &mut || p.insert("k", [&half[..], b"x"].concat())),
+            ("a batch", &mut || {
+                let mut batch = db.batch();
+                (0..600).for_each(|n: u32| batch.insert(&p, n.to_be_bytes(), &half[..1000]));
+                batch.commit()
+            }),
+        ],
+    );
+    p.insert("k", &half[..500_000]).unwrap();
+    let mut batch = db.batch();
+    (0..400).for_each(|n: u32| batch.insert(&p, n.to_be_bytes(), &half[..1000]));
+    batch.commit().unwrap();
+    assert_eq!(p.len().unwrap(), 401);
+}
+
+#[test]
+fn the_empty_and_the_longest_key_go_all_the_way() {
+    let machine = MemFs::new();
+    let longest = vec![0xff; KEY_MAX];
+    let keys: [&[u8]; 5] = [b"", b"\0", &longest[..KEY_MAX - 1], &longest, b"m"];
+    let check = |db: &azekura::Database| {
+        let p = part(db, "p");
+        for key in keys {
+            let wanted = format!("value of {}", key.len());
+            assert_eq!(p.get(key).unwrap().as_deref(), Some(wanted.as_bytes()), "{} bytes", key.len());
+        }
+        let found: Vec<usize> = p.keys().map(|key| key.unwrap().len()).collect();
+        assert_eq!(found, [0, 1, 1, KEY_MAX - 1, KEY_MAX]);
+        assert_eq!(p.first_key_value().unwrap().unwrap().0.len(), 0);
+        assert_eq!(p.last_key_value().unwrap().unwrap().0.len(), KEY_MAX);
+        assert_eq!(p.prefix("").count(), 5);
+        assert_eq!(p.prefix(&longest[..3]).rev().count(), 2);
+    };
+    let db = open(&machine);
+    keys.iter().for_each(|key| part(&db, "p").insert(key, format!("value of {}", key.len())).unwrap());
+    check(&db);
+    machine.freeze_after(Some(0));
+    drop(db);
+    machine.crash(Survival::Everything, 0);
+    let db = open(&machine);
+    assert_eq!(db.metrics().replayed_records, 5);
+    check(&db);
+    part(&db, "p").flush().unwrap();
+    check(&db);
+    keys.iter().for_each(|key| part(&db, "p").insert(key, format!("value of {}", key.len())).unwrap());
+    part(&db, "p").major_compact().unwrap();
+    check(&db);
+    db.close().unwrap();
+    check(&open(&machine));
+}
+
+#[test]
+fn values_of_many_mebibytes_span_segments() {
+    for mapped in [true, false] {
+        let machine = MemFs::new();
+        let tune = |config: Config| config.log_segment_size(64 << 10).mapped_log(mapped);
+        let values: Vec<Vec<u8>> = (1..5u8).map(|n| vec![n; usize::from(n) * 1_500_000 + 7]).collect();
+        let db = tune(config(&machine)).open().unwrap();
+        let p = part(&db, "p");
+        for (n, value) in values.iter().enumerate() {
+            p.insert([n as u8], value).unwrap();
+            p.insert("small", [n as u8]).unwrap();
+        }
+        let held = machine.fork();
+        drop((p, db));
+        for machine in [held, machine] {
+            let db = tune(config(&machine)).open().unwrap();
+            let p = part(&db, "p");
+            for (n, value) in values.iter().enumerate() {
+                assert!(p.get([n as u8]).unwrap().as_deref() == Some(&value[..]), "value {n}, mapped {mapped}");
+                assert_eq!(p.size_of([n as u8]).unwrap(), Some(value.len() as u32));
+            }
+            assert_eq!(p.get("small").unwrap().as_deref(), Some(&[3u8][..]));
+        }
+    }
+}
+
+#[test]
+fn an_empty_batch_does_nothing_but_sync() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let p = part(&db, "p");
+    db.batch().commit().unwrap();
+    assert_eq!(db.metrics().commits, 0);
+    p.insert("k", "v").unwrap();
+    let batch = db.batch().durability(azekura::PersistMode::SyncData);
+    assert!(batch.is_empty() && batch.len() == 0);
+    batch.commit().unwrap();
+    let after = machine.fork();
+    after.crash(Survival::Nothing, 0);
+    assert!(part(&open(&after), "p").contains_key("k").unwrap());
+    let dropped = {
+        let mut batch = db.batch();
+        batch.insert(&p, "dropped", "v");
+        batch.len()
+    };
+    assert_eq!((dropped, p.contains_key("dropped").unwrap()), (1, false));
+    let other = open(&MemFs::new());
+    let mut batch = db.batch();
+    batch.insert(&part(&other, "p"), "k", "v");
+    assert_eq!(kind(batch.commit()), ErrorKind::Invalid, "a partition of another database");
+}
