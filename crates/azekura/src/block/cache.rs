@@ -52,6 +52,7 @@ impl BlockCache {
     }
 
     /// In bytes.
+    #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -153,6 +154,7 @@ impl std::fmt::Debug for BlockCache {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use std::sync::Arc;
 

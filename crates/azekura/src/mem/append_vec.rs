@@ -109,6 +109,7 @@ fn segment_bytes<T>(segment: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use std::sync::Arc;
 

@@ -94,7 +94,8 @@ impl Drop for Pages {
     }
 }
 
-/// Gives the memory that is kept for reuse (at most 32 MiB) back to the system; for the close of the last database.
+/// Gives the memory that is kept for reuse (at most 32 MiB) back to the system.
+#[cfg(test)]
 pub(crate) fn release_spares() {
     let spares = std::mem::take(&mut *SPARES.lock().unwrap_or_else(PoisonError::into_inner));
     for spare in spares {

@@ -19,6 +19,13 @@ pub(crate) struct MemtableCursor {
     at: Option<usize>,
 }
 
+impl Memtable {
+    /// A cursor over what is in now; what is inserted later may or may not appear.
+    pub(crate) fn cursor(self: &Arc<Self>) -> MemtableCursor {
+        MemtableCursor::new(Arc::clone(self))
+    }
+}
+
 impl MemtableCursor {
     pub(crate) fn new(table: Arc<Memtable>) -> MemtableCursor {
         MemtableCursor { table, leaf: LeafCopy::new(), at: None }

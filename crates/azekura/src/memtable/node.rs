@@ -152,7 +152,6 @@ impl Head {
 
 /// A leaf or an inner node: sorted references to records under their prefixes.
 pub(crate) trait Node {
-    const CAP: usize;
     /// The first entry that a search compares: the first link of an inner node has no separator, it is the way to
     /// whatever is before the second.
     const FIRST: usize;
@@ -286,7 +285,6 @@ pub(crate) struct Leaf {
 }
 
 impl Node for Leaf {
-    const CAP: usize = LEAF_CAP;
     const FIRST: usize = 0;
 
     #[inline]
@@ -377,7 +375,6 @@ pub(crate) struct Inner {
 }
 
 impl Node for Inner {
-    const CAP: usize = INNER_CAP;
     const FIRST: usize = 1;
 
     #[inline]

@@ -389,6 +389,7 @@ impl Tree {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use super::*;
     use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};

@@ -83,6 +83,7 @@ impl TableFiles {
     }
 
     /// Handles kept now.
+    #[cfg(test)]
     pub(crate) fn open_files(&self) -> usize {
         self.lock().files.len()
     }

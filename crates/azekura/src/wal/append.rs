@@ -70,6 +70,7 @@ impl Wal {
     ///
     /// # Errors
     /// As [`Wal::append`].
+    #[cfg(test)]
     pub(crate) fn seal(&self) -> Result<()> {
         self.poison.check()?;
         let mut log = self.log();

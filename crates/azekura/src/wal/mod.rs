@@ -24,8 +24,6 @@ pub(crate) mod replay;
 pub(crate) mod retire;
 pub(crate) mod salvage;
 pub(crate) mod segment;
-#[cfg(test)]
-mod speed;
 pub(crate) mod survey;
 pub(crate) mod sync;
 #[cfg(test)]
@@ -34,8 +32,8 @@ pub(crate) mod walk;
 
 pub use options::RecoveryMode;
 
-pub(crate) use format::{SegmentScan, scan_bytes};
+pub(crate) use format::scan_bytes;
 pub(crate) use host::WalHost;
 pub(crate) use log::Wal;
-pub(crate) use options::{LogCommit, ReplayOptions, ReplayReport, SegmentInfo, WalOptions, WalStats};
+pub(crate) use options::{LogCommit, ReplayOptions, ReplayReport, WalOptions};
 pub(crate) use replay::replay;
