@@ -98,7 +98,12 @@ fn every_flipped_byte_is_harmless_or_told() {
         }
     }
     toll.finish("flips");
-    assert!(unseen.is_empty(), "verify finds nothing wrong with {}: {:#?}", unseen.len(), &unseen[..unseen.len().min(9)]);
+    assert!(
+        unseen.is_empty(),
+        "verify finds nothing wrong with {}: {:#?}",
+        unseen.len(),
+        &unseen[..unseen.len().min(9)]
+    );
 }
 
 #[test]

@@ -31,8 +31,7 @@ pub(super) fn config(fs: Arc<dyn Fs>, salt: u64) -> Config {
 
 /// The options of a partition, by its name.
 pub(super) fn options(name: &str) -> PartitionCreateOptions {
-    let leveled =
-        LeveledOptions { l0_trigger: 2, table_size: 4 << 10, level_ratio: 2, ..LeveledOptions::default() };
+    let leveled = LeveledOptions { l0_trigger: 2, table_size: 4 << 10, level_ratio: 2, ..LeveledOptions::default() };
     let options = PartitionCreateOptions::default()
         .block_size(128)
         .metadata_block_size(64)
