@@ -1,1 +1,135 @@
-fn main() {}
+//! `azekura-bench`: workloads that measure azekura, alone and beside its peers. The README says what makes them fair.
+//!
+//! Reading order: [`cli`] what can be asked; [`task`] parent and child processes; [`workload`] what is done; [`engine`]
+//! to whom; [`machine`] what is measured; [`report`] how it is told.
+
+// A bench measures the machine itself: files, clocks and threads are its subject, not an environment to be simulated.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod bytes;
+mod cli;
+mod engine;
+mod failure;
+mod machine;
+mod report;
+mod task;
+mod workload;
+
+use clap::Parser;
+use cli::{Cli, Command, Common, Open, Partitions, Run};
+use failure::Result;
+use machine::conditions::Conditions;
+use machine::disk::Scratch;
+use report::{summary, table};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::time::Duration;
+use task::opening::SMALL_RECORDS;
+use task::rounds;
+use task::task::{Job, Task};
+use workload::Shape;
+
+/// With memtables as small as the tables of `open`, Fjall 3.1.13 comes to a standstill: its writer sleeps, its workers too.
+const MEMTABLE_PER_TABLE: u64 = 64;
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(run) => compare(&run),
+        Command::Open(open) => time_opening(&open),
+        Command::Partitions(partitions) => time_partitions(&partitions),
+        Command::Device(common) => show_device(&common),
+        Command::Child { task } => child(&task),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("azekura-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn child(task: &str) -> Result<()> {
+    let task: Task = serde_json::from_str(task)?;
+    println!("{}", task.here()?);
+    Ok(())
+}
+
+fn begin(common: &Common, shape: &Shape) -> Result<(Scratch, Conditions, Duration)> {
+    let scratch = Scratch::create(&common.dir, common.keep)?;
+    let each = Duration::try_from_secs_f64(common.device_seconds)?;
+    let conditions = Conditions::begin(scratch.path(), shape, each)?;
+    Ok((scratch, conditions, each))
+}
+
+fn compare(run: &Run) -> Result<()> {
+    let comparison = run.comparison()?;
+    let (scratch, mut conditions, each) = begin(&run.common, &comparison.plan.shape)?;
+    let measurements = comparison.run(&scratch)?;
+    conditions.finish(scratch.path(), each)?;
+    let summaries = summary::summarise(&measurements);
+    if run.common.json {
+        let settings = json!({"options": comparison.options, "key_size": run.key_size, "value_size": run.value_size.0});
+        for summary in &summaries {
+            println!("{}", summary.json(&conditions, &settings));
+        }
+    } else {
+        let options = &comparison.options;
+        print!("{}\n{}", table::medians(&summaries), table::conditions(&conditions));
+        println!("medians of {} interleaved rounds; {options:?}", comparison.rounds);
+    }
+    Ok(())
+}
+
+fn time_opening(open: &Open) -> Result<()> {
+    open.engines.check()?;
+    let (scratch, conditions, each) = begin(&open.common, &SMALL_RECORDS)?;
+    let memtable = bytes::Bytes(open.table_size.0.saturating_mul(MEMTABLE_PER_TABLE));
+    let options = open.engines.options(memtable, Some(open.table_size));
+    let (first, then) = (Job::BuildTables(open.tables), Job::OpenTables);
+    let answers = rounds::opening(&scratch, &open.engines, &options, (&first, &then), false)?;
+    show_openings(&answers, "open", conditions, &scratch, each, open.common.json)
+}
+
+fn time_partitions(partitions: &Partitions) -> Result<()> {
+    partitions.engines.check()?;
+    let (scratch, conditions, each) = begin(&partitions.common, &SMALL_RECORDS)?;
+    let options = partitions.engines.options(bytes::Bytes(64 << 20), None);
+    let (first, then) = (Job::CreatePartitions(partitions.count), Job::OpenPartitions(partitions.count));
+    let answers = rounds::opening(&scratch, &partitions.engines, &options, (&first, &then), true)?;
+    show_openings(&answers, "partitions", conditions, &scratch, each, partitions.common.json)
+}
+
+fn show_openings(
+    answers: &[(String, Value)],
+    workload: &str,
+    mut conditions: Conditions,
+    scratch: &Scratch,
+    each: Duration,
+    as_json: bool,
+) -> Result<()> {
+    conditions.finish(scratch.path(), each)?;
+    if !as_json {
+        print!("{}\n{}", table::openings(answers), table::conditions(&conditions));
+        return Ok(());
+    }
+    for (engine, answer) in answers {
+        let mut object = json!({"engine": engine, "workload": workload});
+        if let (Value::Object(object), Value::Object(answer)) = (&mut object, answer) {
+            object.extend(answer.clone());
+            object.insert("conditions".into(), json!(conditions));
+        }
+        println!("{object}");
+    }
+    Ok(())
+}
+
+fn show_device(common: &Common) -> Result<()> {
+    let (_scratch, conditions, _) = begin(common, &SMALL_RECORDS)?;
+    if common.json {
+        println!("{}", json!(conditions));
+    } else {
+        print!("{}", table::conditions(&conditions));
+    }
+    Ok(())
+}

@@ -90,6 +90,13 @@ pub(crate) struct TaskReport {
     pub(crate) bytes_written: u64,
 }
 
+/// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
+/// show in it, under sequence numbers above those that were published when it was taken.
+pub(crate) trait View: Send {
+    /// A cursor over all versions of all keys of that moment. It owns what it walks.
+    fn cursor(&self) -> Result<Box<dyn Cursor>>;
+}
+
 /// What stands behind a partition.
 pub(crate) trait Engine: Send + Sync {
     /// Puts one record into memory. The caller holds the commit order: records arrive with rising sequence numbers, and
@@ -102,8 +109,8 @@ pub(crate) trait Engine: Send + Sync {
     /// The length of the value of `key` as of `at`.
     fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>>;
 
-    /// A cursor over all versions of all keys that are in the tree now. It owns what it walks.
-    fn cursor(&self) -> Result<Box<dyn Cursor>>;
+    /// The tree as it is now, kept for as long as it is held.
+    fn view(&self) -> Box<dyn View>;
 
     /// Every record of this tree up to here was in tables already at the last flush: replay skips those.
     fn flushed_through(&self) -> SeqNo;

@@ -23,7 +23,7 @@ use crate::table::files::{self, TableFiles};
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
 use crate::vfs::fs::LOCK;
-use crate::vfs::{Fs, OpenMode};
+use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
 use crate::wal::payload::Records;
 use crate::wal::payload::check_payload;
@@ -193,10 +193,7 @@ fn verify_tables(
     let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8));
     let cache = Arc::new(BlockCache::new(0));
     for partition in ledger.partitions.values() {
-        let order = match partition.meta.comparator.as_str() {
-            BYTEWISE_NAME => KeyOrder::bytewise(),
-            name => KeyOrder::custom(Arc::new(AnyOrder(name.to_owned()))),
-        };
+        let order = order_named(&partition.meta.comparator);
         for (_, meta) in partition.tables.values() {
             let outcome = verify_table(&files, &cache, meta, &order, ledger.hash_seed);
             report.note(&files.path(meta.id), "table", meta.entries, outcome);
@@ -247,7 +244,7 @@ fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Verify
     }
 }
 
-/// Reads and checks one file by itself.
+/// Reads and checks one file by itself, without what the manifest knows of it.
 ///
 /// # Errors
 /// `Io` where it cannot be read; damage stands in the report.
@@ -256,22 +253,47 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let bytes = open.length()?;
     let mut magic = [0; 8];
     let n = open.read_at(&mut magic, 0)?;
-    let (dir, name) = (path.parent().unwrap_or(Path::new(".")), path.file_name().unwrap_or_default());
-    let report = verify(fs, dir, &mut |_, _| {})?;
-    let known = report.files.into_iter().find(|file| file.path.file_name() == Some(name));
-    let kind = match &magic[..n] {
-        b"AZEKTBL\n" => "table",
-        b"AZEKWAL\n" => "log",
-        b"AZEKMAN\n" => "manifest",
-        _ => "unknown",
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let (kind, outcome) = match (&magic[..n], files::parse_name(name)) {
+        (b"AZEKTBL\n", Some(id)) => ("table", file_of_table(fs, dir, id)),
+        (b"AZEKWAL\n", _) => ("log", read_whole(&*open, bytes).and_then(|b| Ok(wal::scan_bytes(&b)?.commits))),
+        (b"AZEKMAN\n", _) => {
+            let edits = |b: Vec<u8>| Ok(manifest::decode(&b)?.edits.len() as u64);
+            ("manifest", read_whole(&*open, bytes).and_then(edits))
+        }
+        _ => ("unknown", Ok(0)),
     };
-    Ok(known.unwrap_or(FileReport {
-        path: path.to_path_buf(),
-        kind: kind.to_owned(),
-        bytes,
-        entries: 0,
-        problem: None,
-    }))
+    let path = path.to_path_buf();
+    let (entries, problem) = match outcome {
+        Ok(entries) => (entries, None),
+        Err(error) => (0, Some(error.in_file(&path))),
+    };
+    Ok(FileReport { path, kind: kind.to_owned(), bytes, entries, problem })
+}
+
+fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<u64> {
+    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 1));
+    let cache = Arc::new(BlockCache::new(0));
+    let meta = Table::describe(&files, &cache, id)?;
+    let comparator = Table::comparator(&files, &cache, id)?;
+    verify_table(&files, &cache, &meta, &order_named(&comparator), 0).map(|()| meta.entries)
+}
+
+fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let len = usize::try_from(len).ok().filter(|len| bytes.try_reserve_exact(*len).is_ok());
+    bytes.resize(len.ok_or_else(|| Error::corruption("no memory for a file of this length"))?, 0);
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// The order of that name, as far as it is known here.
+fn order_named(comparator: &str) -> KeyOrder {
+    match comparator {
+        BYTEWISE_NAME => KeyOrder::bytewise(),
+        name => KeyOrder::custom(Arc::new(AnyOrder(name.to_owned()))),
+    }
 }
 
 /// The decoders that meet bytes from disk, for fuzzing.

@@ -80,8 +80,8 @@ impl Manifest {
     /// Reads the manifest; writes nothing.
     ///
     /// # Errors
-    /// `Io` with `os_kind` `NotFound` if there is none; `Corruption` with file and offset if what was durable is damaged;
-    /// `Unsupported` if a newer version wrote it.
+    /// `Io` with `os_kind` `NotFound` if there is none; `Corruption` with file and offset if what was durable is
+    /// damaged; `Unsupported` if a newer version wrote it.
     pub(crate) fn load(fs: Arc<dyn Fs>, dir: &Path) -> Result<LoadedManifest> {
         let path = dir.join(NAME);
         let file = fs.open(&path, OpenMode::Read)?;
@@ -104,10 +104,10 @@ impl Manifest {
         }
         let mut log = self.log();
         let end = log.end;
-        log.append(edits).or_else(|error| {
+        log.append(edits).map_err(|error| {
             // Half a record may be there. It must not stay: a shorter record written over it would leave its tail.
             let undone = error.kind() == ErrorKind::OutOfSpace && log.file.set_length(end).is_ok();
-            Err(if undone { error } else { self.poison.set(error) })
+            if undone { error } else { self.poison.set(error) }
         })
     }
 
@@ -218,8 +218,8 @@ impl Log {
         Ok(())
     }
 
-    /// Notes, unsynced, how far the manifest is durable. It only helps to tell damage from a torn tail; a failed attempt
-    /// is written over by the next record, which is longer than a note.
+    /// Notes, unsynced, how far the manifest is durable. It only helps to tell damage from a torn tail; a failed
+    /// attempt is written over by the next record, which is longer than a note.
     fn note_durable(&mut self) {
         let _ = self.write(|writer, place, last, durable, sink| writer.put_watermark(place, last, durable, sink));
     }

@@ -7,9 +7,13 @@ use crate::base::edit::Edit;
 use crate::base::event::Event;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result};
+use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
 use crate::db::worker::{flush_and_wait, retire_log};
 use crate::vfs::env::Thread;
+
+/// Threads that flush while a database with many partitions closes.
+const CLOSING_THREADS_MAX: usize = 8;
 
 /// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition) and
 /// [`Snapshot`](crate::Snapshot); dropping the last one closes the database as `close` does, with failures told to the
@@ -49,16 +53,41 @@ impl Handle {
         finished
     }
 
+    /// A flush waits for the device several times. With many partitions several threads share the waiting, because the
+    /// file system writes what they sync at the same time together; by hand there is one, so that tests are deterministic.
     fn flush_all(&self) -> Result<()> {
         let shared = &self.shared;
         shared.poison.check()?;
-        for partition in shared.catalog.all() {
-            // A partition whose comparator never came keeps its records in the log.
-            if partition.tree_if_built().is_some() && !partition.is_deleted() {
+        // A partition whose comparator never came keeps its records in the log.
+        let is_dirty = |p: &Arc<PartitionState>| p.tree_if_built().is_some() && p.first_unflushed().is_some();
+        let dirty: Vec<_> = shared.catalog.all().into_iter().filter(is_dirty).collect();
+        let threads = if shared.settings.workers == 0 { 1 } else { dirty.len().min(CLOSING_THREADS_MAX) };
+        let queue = Arc::new(Mutex::new(dirty));
+        let drain = |shared: &Shared, queue: &Mutex<Vec<Arc<PartitionState>>>| {
+            while let Some(partition) = { lock(queue).pop() } {
                 flush_and_wait(shared, &partition)?;
             }
+            Ok(())
+        };
+        let failed: Arc<Mutex<Result<()>>> = Arc::new(Mutex::new(Ok(())));
+        let mut helpers = Vec::new();
+        for i in 1..threads {
+            let (shared, queue, failed) = (Arc::clone(shared), Arc::clone(&queue), Arc::clone(&failed));
+            let body = move || {
+                if let Err(error) = drain(&shared, &queue) {
+                    *lock(&failed) = Err(error);
+                }
+            };
+            // Without another thread this one does it all.
+            helpers.extend(self.shared.env.spawn(&format!("azekura-close-{i}"), Box::new(body)));
         }
-        Ok(())
+        let mut result = drain(shared, &queue);
+        for helper in helpers {
+            if !helper.join() {
+                result = Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "a flush panicked")));
+            }
+        }
+        result.and_then(|()| lock(&failed).clone())
     }
 
     fn finish_log(&self) -> Result<()> {

@@ -1,13 +1,12 @@
 //! Walking over the keys of a partition, from both ends.
 
 use std::ops::{Bound, RangeBounds};
-use std::sync::Arc;
 
 use crate::base::{Error, KeyOrder, Result};
 use crate::cursor::Cursor;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::db::state::read_points::ReadPin;
-use crate::engine::Engine;
+use crate::engine::{Engine, View};
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
 
@@ -32,10 +31,10 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
-/// One walk: two cursors that come towards each other, each made when first needed. Keys and values are borrowed until
-/// the next step.
+/// One walk: two cursors that come towards each other, each made when first needed from the moment that the walk holds.
+/// Keys and values are borrowed until the next step.
 pub(crate) struct Walk {
-    tree: Arc<LsmTree>,
+    view: Box<dyn View>,
     order: KeyOrder,
     bounds: Bounds,
     pin: ReadPin,
@@ -49,7 +48,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub(crate) fn new(tree: Arc<LsmTree>, bounds: Bounds, pin: ReadPin) -> Walk {
+    pub(crate) fn new(tree: &LsmTree, bounds: Bounds, pin: ReadPin) -> Walk {
         let order = tree.order().clone();
         // An empty or reversed range is empty, not a panic.
         let ended = match (&bounds.0, &bounds.1) {
@@ -59,7 +58,7 @@ impl Walk {
             }
             _ => false,
         };
-        Walk { tree, order, bounds, pin, front: None, back: None, front_key: None, back_key: None, ended }
+        Walk { view: tree.view(), order, bounds, pin, front: None, back: None, front_key: None, back_key: None, ended }
     }
 
     /// Steps the front end; true if it stands on an entry.
@@ -79,7 +78,7 @@ impl Walk {
                 front
             }
             empty => {
-                let cursor = Ascending::new(self.tree.cursor()?, self.order.clone(), self.pin.at());
+                let cursor = Ascending::new(self.view.cursor()?, self.order.clone(), self.pin.at());
                 let front = empty.insert(cursor);
                 front.seek(self.bounds.0.as_ref().map(Vec::as_slice))?;
                 front
@@ -126,7 +125,7 @@ impl Walk {
                 back
             }
             empty => {
-                let cursor = Descending::new(self.tree.cursor()?, self.order.clone(), self.pin.at());
+                let cursor = Descending::new(self.view.cursor()?, self.order.clone(), self.pin.at());
                 let back = empty.insert(cursor);
                 back.seek(self.bounds.1.as_ref().map(Vec::as_slice))?;
                 back

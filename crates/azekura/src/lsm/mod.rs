@@ -32,8 +32,3 @@ pub(crate) mod slot;
 pub(crate) mod super_version;
 pub(crate) mod tree;
 pub(crate) mod version;
-
-pub(crate) use handle::TreeContext;
-pub(crate) use metrics::{LevelMetrics, LsmMetrics};
-pub(crate) use options::{LeveledOptions, LsmOptions};
-pub(crate) use tree::LsmTree;

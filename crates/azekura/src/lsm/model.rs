@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
-use crate::base::{ErrorKind, KeyOrder, RecordKind, SeqNo};
-use crate::engine::{Engine, ReadPoint, Task};
+use crate::base::edit::Edit;
+use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::engine::{Engine, Host, ReadPoint, Task};
 use crate::lsm::harness::{World, small_options, tables_in};
 use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM;
@@ -150,6 +151,43 @@ fn a_record_that_is_not_published_yet_survives_a_flush() {
     world.check();
 }
 
+/// Writes and seals while a flush waits for the log.
+struct Meanwhile<'a>(&'a World);
+
+impl Host for Meanwhile<'_> {
+    fn make_log_durable(&self, through: SeqNo) -> Result<()> {
+        let entry = EntryRef { user: b"b", seqno: SeqNo(2), kind: RecordKind::Put, value: b"later" };
+        self.0.tree.apply(entry)?;
+        self.0.tree.seal();
+        self.0.host.make_log_durable(through)
+    }
+    fn commit_edits(&self, edits: &[Edit]) -> Result<()> {
+        self.0.host.commit_edits(edits)
+    }
+    fn read_points(&self) -> Vec<SeqNo> {
+        self.0.host.read_points()
+    }
+    fn now_ms(&self) -> u64 {
+        self.0.host.now_ms()
+    }
+    fn should_yield(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn what_is_sealed_while_a_flush_runs_waits_for_the_next() {
+    let mut world = World::new(KeyOrder::bytewise(), small_options(), 5);
+    world.put("a", "1");
+    world.tree.seal();
+    world.tree.run(Task::Flush, false, &Meanwhile(&world)).unwrap();
+    assert_eq!((world.tree.flushed_through(), world.tree.first_unflushed()), (SeqNo(1), Some(SeqNo(2))));
+    assert_eq!(world.tree.next_task(false), Some(Task::Flush));
+    assert_eq!(world.tree.get(b"b", ReadPoint::At(SeqNo(2))).unwrap().unwrap(), b"later");
+    world.run(Task::Flush, false).unwrap();
+    assert_eq!((world.tree.flushed_through(), world.tree.first_unflushed()), (SeqNo(2), None));
+}
+
 #[test]
 fn what_does_not_overlap_moves() {
     let mut world = World::new(KeyOrder::bytewise(), small_options(), 5);
@@ -219,7 +257,7 @@ fn iterators_keep_the_files_they_walk() {
         world.put(&format!("{i:05}"), "first");
     }
     world.flush();
-    let mut cursor = world.tree.cursor().unwrap();
+    let mut cursor = world.tree.view().cursor().unwrap();
     let before = world.tables();
     for i in 0..300 {
         world.put(&format!("{i:05}"), "second");
@@ -241,7 +279,7 @@ fn iterators_keep_the_files_they_walk() {
 /// failed. Each time the tree must be as it was, and no file left behind.
 fn fail_until_through(world: &World, op: OpKind, task: Task) -> u64 {
     for nth in 0..1000 {
-        let before = world.tree.tables();
+        let before = world.tables();
         let struck = world.faults.struck();
         world.faults.fail(FaultPlan::new(op, nth, Fault::Error(io::ErrorKind::StorageFull)));
         let result = world.run(task, true);
@@ -253,7 +291,7 @@ fn fail_until_through(world: &World, op: OpKind, task: Task) -> u64 {
             }
             Err(error) => assert_eq!(error.kind(), ErrorKind::OutOfSpace),
         }
-        assert_eq!(world.tree.tables(), before);
+        assert_eq!(world.tables(), before);
         world.check_files();
         if nth % 8 == 0 {
             world.check();
@@ -389,7 +427,7 @@ fn restore_misses_what_is_missing() {
     let mut world = World::new(KeyOrder::bytewise(), small_options(), 3);
     world.put("a", "1");
     world.flush();
-    let (tables, files) = (world.tree.tables(), Arc::clone(&world.tree.context.files));
+    let (tables, files) = (world.tables(), Arc::clone(&world.tree.context.files));
     let check = |listing: &HashMap<_, _>| check_files(tables.iter().map(|(_, table)| table), listing, &files);
     let mut listing = tables_in(&world.fs);
     check(&listing).unwrap();
@@ -432,7 +470,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
         world.put(&format!("{i:05}"), "value");
     }
     world.flush();
-    let cursor = world.tree.cursor().unwrap();
+    let cursor = world.tree.view().cursor().unwrap();
     world.tree.discard();
     assert_eq!(world.tree.next_task(true), None);
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);
@@ -485,7 +523,7 @@ fn readers_never_miss_a_key_while_tasks_run() {
             for i in 0..200 {
                 seqno += 1;
                 let (key, value) = (format!("{i:03}"), format!("{round:04}"));
-                let entry = crate::base::EntryRef {
+                let entry = EntryRef {
                     user: key.as_bytes(),
                     seqno: SeqNo(seqno),
                     kind: RecordKind::Put,

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::edit::{Edit, FileId, PartitionId, TableMeta};
+use crate::base::edit::{FileId, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport};
+use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, View as EngineView};
 use crate::lsm::compaction::leveled;
 use crate::lsm::compaction::run::Remembered;
 use crate::lsm::compaction::strategy::{View, choose};
@@ -42,27 +42,6 @@ pub(crate) struct LsmTree {
     discarded: AtomicBool,
 }
 
-/// The tables of one moment: while it lives, none of their files is removed.
-pub(crate) struct Pinned {
-    partition: PartitionId,
-    version: Arc<Version<TableHandle>>,
-    flushed: SeqNo,
-}
-
-impl Pinned {
-    /// The edits that make up this state.
-    pub(crate) fn edits(&self) -> Vec<Edit> {
-        let partition = self.partition;
-        let tables = self.version.tables();
-        let added = tables.map(|(level, table)| Edit::TableAdded { partition, level, table: table.meta().clone() });
-        added.chain([Edit::Flushed { partition, through: self.flushed }]).collect()
-    }
-
-    pub(crate) fn tables(&self) -> impl Iterator<Item = (u8, &Arc<TableHandle>)> {
-        self.version.tables()
-    }
-}
-
 /// Checks that `listing`, the files of the directory with their lengths, has every table, whole.
 ///
 /// # Errors
@@ -84,13 +63,8 @@ pub(crate) fn check_files<'a>(
 }
 
 impl LsmTree {
-    /// An empty tree.
-    pub(crate) fn new(context: TreeContext, options: LsmOptions) -> LsmTree {
-        LsmTree::with_version(context, options, Version::empty(), SeqNo::ZERO)
-    }
-
-    /// The tree that the manifest lists: its tables, on their levels, and the last sequence number they cover. The files
-    /// were checked with [`check_files`]; tables are opened when they are first used.
+    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, and the last sequence number
+    /// they cover. The files were checked with [`check_files`]; tables are opened when they are first used.
     ///
     /// # Errors
     /// `Corruption` if a table cannot lie where the manifest says.
@@ -100,23 +74,13 @@ impl LsmTree {
         tables: Vec<(u8, TableMeta)>,
         flushed: SeqNo,
     ) -> Result<LsmTree> {
-        let shared = Arc::new(context);
+        let context = Arc::new(context);
         let read = options.read_options();
-        let handle = |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&shared), read));
-        let version = Version::restore(tables.into_iter().map(handle).collect(), &shared.order)?;
-        Ok(LsmTree::with_version(shared, options, version, flushed))
-    }
-
-    fn with_version(
-        context: impl Into<Arc<TreeContext>>,
-        options: LsmOptions,
-        version: Version<TableHandle>,
-        flushed: SeqNo,
-    ) -> LsmTree {
-        let context = context.into();
+        let handle = |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), read));
+        let version = Version::restore(tables.into_iter().map(handle).collect(), &context.order)?;
         let active = Arc::new(Memtable::new(context.order.clone(), context.hash_seed));
         let (sealed, version) = (Arc::default(), Arc::new(version));
-        LsmTree {
+        Ok(LsmTree {
             max_memtable_size: AtomicU64::new(options.max_memtable_size),
             options: Mutex::new(Arc::new(options)),
             writing: Mutex::new(Arc::clone(&active)),
@@ -128,7 +92,7 @@ impl LsmTree {
             counters: Counters::default(),
             discarded: AtomicBool::new(false),
             context,
-        }
+        })
     }
 
     pub(crate) fn options(&self) -> Arc<LsmOptions> {
@@ -158,20 +122,9 @@ impl LsmTree {
         tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
     }
 
-    /// Keeps the tables of now.
-    pub(crate) fn pin(&self) -> Pinned {
-        let partition = self.context.partition;
-        self.current.with(|now| Pinned { partition, version: Arc::clone(&now.version), flushed: now.flushed })
-    }
-
-    /// The edits that restore the tree as its tables are now.
-    pub(crate) fn live_edits(&self) -> Vec<Edit> {
-        self.pin().edits()
-    }
-
-    /// The tables of now with their levels.
-    pub(crate) fn tables(&self) -> Vec<(u8, TableMeta)> {
-        self.pin().tables().map(|(level, table)| (level, table.meta().clone())).collect()
+    /// The tables of now; while the version is held, none of their files is removed.
+    pub(crate) fn version(&self) -> Arc<Version<TableHandle>> {
+        self.current.with(|now| Arc::clone(&now.version))
     }
 
     /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and has the
@@ -184,8 +137,8 @@ impl LsmTree {
         let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.name_output().to_vec());
         unwanted.extend(lock(&self.uncommitted_flush).take().into_iter().flat_map(|written| written.tables));
         unwanted.iter().for_each(|table| self.context.remove_table(table.id));
-        let pinned = self.pin();
-        pinned.tables().for_each(|(_, table)| table.doom());
+        let version = self.version();
+        version.tables().for_each(|(_, table)| table.doom());
         self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });
     }
 
@@ -198,7 +151,7 @@ impl LsmTree {
         }
     }
 
-    pub(crate) fn view<'a>(
+    pub(crate) fn compaction_view<'a>(
         &'a self,
         now: &'a SuperVersion,
         options: &'a LsmOptions,
@@ -253,12 +206,25 @@ impl LsmTree {
         let now = self.current.get();
         let options = self.options();
         let mut remembered = lock(&self.remembered);
-        let wanted = remembered.paused.is_some() || choose(&self.view(&now, &options, &remembered), forced).is_some();
+        let wanted =
+            remembered.paused.is_some() || choose(&self.compaction_view(&now, &options, &remembered), forced).is_some();
         if forced && !wanted {
             // Snapshots may be gone by the next time: let it look again at tables whose tombstones could not go now.
             remembered.oldest_point = SeqNo::MAX;
         }
         wanted
+    }
+}
+
+/// The tree at one moment: it keeps the memtables and the tables that were there.
+struct TreeView {
+    now: SuperVersion,
+    context: Arc<TreeContext>,
+}
+
+impl EngineView for TreeView {
+    fn cursor(&self) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(self.now.cursor(&self.context)))
     }
 }
 
@@ -288,8 +254,8 @@ impl Engine for LsmTree {
         self.current.with(|now| now.find(&self.context, key, at, |value| value.len() as u32))
     }
 
-    fn cursor(&self) -> Result<Box<dyn Cursor>> {
-        Ok(Box::new(self.current.get().cursor(&self.context)))
+    fn view(&self) -> Box<dyn EngineView> {
+        Box::new(TreeView { now: self.current.get(), context: Arc::clone(&self.context) })
     }
 
     fn flushed_through(&self) -> SeqNo {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::append_vec::AppendVec;
 use crate::mem::pages::{HUGE_PAGE, Pages};
+use crate::mem::prefetch::prefetch;
 
 /// The first chunk; each next one is twice as large until [`HUGE_PAGE`].
 const FIRST_CHUNK: usize = 16 << 10;
@@ -96,8 +97,7 @@ impl Arena {
     #[inline]
     pub(crate) fn prefetch(&self, at: ArenaRef) {
         if let Some(bytes) = self.bytes_from(at) {
-            prefetch(bytes.as_ptr());
-            prefetch(bytes.as_ptr().wrapping_add(64));
+            prefetch(&bytes[..bytes.len().min(128)]);
         }
     }
 
@@ -105,18 +105,6 @@ impl Arena {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
-}
-
-#[inline]
-fn prefetch(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch never faults, whatever the address; SSE is part of the architecture.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(any(not(target_arch = "x86_64"), miri))]
-    let _ = at;
 }
 
 /// The one that appends to an [`Arena`].

@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn every_length_round_trips_and_sub_slices() {
-        for len in 0..64usize {
+        for len in 0..if cfg!(miri) { 34 } else { 64usize } {
             let bytes: Vec<u8> = (0..len as u8).collect();
             let slice = Slice::from(bytes.as_slice());
             assert_eq!(slice.to_vec(), bytes);

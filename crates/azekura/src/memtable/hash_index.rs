@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::mem::append_vec::AppendVec;
 use crate::mem::arena::ArenaRef;
+use crate::mem::prefetch::prefetch;
 
 /// Slots of a segment: 4 KiB.
 const SLOTS: usize = 512;
@@ -94,12 +95,24 @@ impl HashIndex {
             }
             fence(Ordering::Acquire);
             let same = entry.load(Ordering::Relaxed) == before && self.depth.load(Ordering::Relaxed) == depth;
-            if same && before % 2 == 0 {
+            if same && before.is_multiple_of(2) {
                 return self.miss();
             }
             std::hint::spin_loop();
         }
         Found::Unknown
+    }
+
+    /// Fetches the slot that a search for `hash` begins with beside what is done next.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        let tag = (hash >> 32) as u32;
+        let depth = self.depth.load(Ordering::Acquire);
+        let entry = self.directories[depth as usize].get().map(|directory| &directory[index_of(tag, depth)]);
+        let segment = entry.and_then(|entry| self.segments.get((entry.load(Ordering::Acquire) >> 32) as u32));
+        if let Some(segment) = segment {
+            prefetch(&segment.0[tag as usize % SLOTS]);
+        }
     }
 
     fn miss(&self) -> Found {

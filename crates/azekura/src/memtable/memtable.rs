@@ -70,7 +70,12 @@ impl Memtable {
         let mut writer =
             self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
         let Writer { arena, hashes, scratch } = &mut *writer;
-        let place = match self.hash_with(entry.user, scratch) {
+        let hash = self.hash_with(entry.user, scratch);
+        if let Some(hash) = hash {
+            self.hashes.prefetch(hash); // arrives while the ordered index is searched
+        }
+        let ordered = self.tree.place(&self.records, entry.key());
+        let place = match hash {
             Some(hash) => {
                 let place = self.hashes.place(hashes, hash, |at| self.is_key(at, entry.user));
                 if place.is_none() {
@@ -85,7 +90,7 @@ impl Memtable {
             return Err(Error::invalid("sequence numbers of a key must rise"));
         }
         let at = self.records.append(arena, entry, older)?;
-        self.tree.insert(&self.records, at.to_bits(), entry.key())?;
+        self.tree.insert(&self.records, &ordered, at.to_bits(), entry.user)?;
         if let Some(place) = place {
             self.hashes.put(hashes, place, at);
         }

@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Error, ErrorKind, KeyRef, Result};
 use crate::mem::append_vec::AppendVec;
+use crate::mem::prefetch::prefetch;
 use crate::memtable::node::{INNER_CAP, Inner, LEAF_CAP, Leaf, Node};
 use crate::memtable::record::Records;
 
 /// How often a reader tries again before it reads an open node the slow way.
 const PATIENCE: usize = 32;
 
-/// More levels of inner nodes than 2^32 records can fill.
-const HEIGHT_MAX: usize = 32;
+/// More levels of inner nodes than 2^32 records can fill: but for ascending runs every node is half full, and runs fill it.
+const HEIGHT_MAX: usize = 12;
 
 /// Where a reader wants to go.
 #[derive(Clone, Copy)]
@@ -51,7 +52,7 @@ impl LeafCopy {
     fn take(&mut self, leaf: &Leaf, records: &Records, goal: Goal<'_>) {
         for _ in 0..PATIENCE {
             let version = leaf.head().version();
-            if version % 2 == 0 {
+            if version.is_multiple_of(2) {
                 self.collect(leaf);
                 self.rank = match goal {
                     Goal::AtOrBehind(target) | Goal::Before(target) => leaf.rank(records, target, false),
@@ -114,6 +115,13 @@ struct Path {
     len: usize,
 }
 
+/// Where the writer is about to insert: leaf and index in it.
+pub(crate) struct Place {
+    path: Path,
+    leaf: u32,
+    at: usize,
+}
+
 /// Ordered references to records. Any number of readers beside one writer.
 pub(crate) struct Tree {
     /// Levels of inner nodes << 32 | number of the topmost node. Leaf 0 is always the leftmost one.
@@ -148,7 +156,9 @@ impl Tree {
     /// Finds `goal`: copies its leaf to `copy` and returns its index there, or `None` if there is no such entry.
     pub(crate) fn seek(&self, records: &Records, goal: Goal<'_>, copy: &mut LeafCopy) -> Option<usize> {
         self.leaves.get(0)?;
-        copy.take(self.leaf(self.descend(records, goal)), records, goal);
+        let leaf = self.leaf(self.descend(records, goal));
+        prefetch(leaf);
+        copy.take(leaf, records, goal);
         match goal {
             Goal::AtOrBehind(_) => {
                 while copy.rank == copy.count {
@@ -197,7 +207,7 @@ impl Tree {
                     Some((parent, version)) => parent.head().unchanged(version),
                     None => self.root.load(Ordering::Acquire) == root,
                 };
-                if version % 2 == 1 || !still {
+                if !version.is_multiple_of(2) || !still {
                     std::hint::spin_loop();
                     continue 'again;
                 }
@@ -217,22 +227,31 @@ impl Tree {
         (0..height).fold(root, |node, _| follow_open(self.inner(node), records, goal))
     }
 
-    /// Inserts the record `bits` with this key. Only one thread at a time may insert.
-    ///
-    /// # Errors
-    /// `OutOfSpace` if there is no memory; then nothing was changed.
-    pub(crate) fn insert(&self, records: &Records, bits: u32, key: KeyRef<'_>) -> Result<()> {
+    /// Where a record with this key goes. Good until the next insertion.
+    pub(crate) fn place(&self, records: &Records, key: KeyRef<'_>) -> Place {
         if self.leaves.len() == 0 {
-            self.leaves.push(Leaf::new()).ok_or_else(no_memory)?;
+            return Place { path: Path { steps: [(0, 0); HEIGHT_MAX], len: 0 }, leaf: 0, at: 0 };
         }
         let (path, number) = self.path_to(records, key);
         let leaf = self.leaf(number);
-        let at = leaf.rank(records, key, false);
+        prefetch(leaf);
+        Place { path, leaf: number, at: leaf.rank(records, key, false) }
+    }
+
+    /// Inserts the record `bits` with key `user` where [`Tree::place`] said. Only one thread at a time may insert.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no memory; then nothing was changed.
+    pub(crate) fn insert(&self, records: &Records, place: &Place, bits: u32, user: &[u8]) -> Result<()> {
+        if self.leaves.len() == 0 {
+            self.leaves.push(Leaf::new()).ok_or_else(no_memory)?;
+        }
+        let leaf = self.leaf(place.leaf);
         if leaf.head().shape().count < LEAF_CAP {
-            leaf.insert(at, bits, key.user, records);
+            leaf.insert(place.at, bits, user, records);
             return Ok(());
         }
-        self.split_and_insert(records, &path, number, at, (bits, key.user))
+        self.split_and_insert(records, place, bits, user)
     }
 
     /// The writer's descent: nothing changes meanwhile.
@@ -248,16 +267,11 @@ impl Tree {
         (path, node)
     }
 
-    /// Splits the full leaf `number` and inserts the record that belongs at `at` into one half. Where records come in
+    /// Splits the full leaf of `place` and inserts the record into one half. Where records come in
     /// ascending order the left half stays full.
-    fn split_and_insert(
-        &self,
-        records: &Records,
-        path: &Path,
-        number: u32,
-        at: usize,
-        (bits, user): (u32, &[u8]),
-    ) -> Result<()> {
+    fn split_and_insert(&self, records: &Records, place: &Place, bits: u32, user: &[u8]) -> Result<()> {
+        let Place { path, leaf: number, at } = place;
+        let (number, at) = (*number, *at);
         let leaf = self.leaf(number);
         let shape = leaf.head().shape();
         let ascending = at > 0 && at == shape.follows;
@@ -430,7 +444,7 @@ mod tests {
                         let goal = Goal::AtOrBehind(KeyRef::new(&goal, SeqNo(1)));
                         assert!(follow_open(inner, records, goal) <= n / 10);
                         let version = inner.head().version();
-                        if version % 2 == 0
+                        if version.is_multiple_of(2)
                             && let Some(child) = follow(inner, version, records, goal)
                         {
                             assert!(child <= n / 10, "{child} for {n}");

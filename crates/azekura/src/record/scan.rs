@@ -240,7 +240,8 @@ impl<'a> RecordReader<'a> {
         Ok(None)
     }
 
-    /// Counts what verifies from the position on, and how far it says the log was durable. Reading cannot go on after it.
+    /// Counts what verifies from the position on, and how far it says the log was durable. Reading cannot go on after
+    /// it.
     ///
     /// # Errors
     /// `Corruption` if so much looks like frames that the search was given up.

@@ -83,10 +83,13 @@ impl FrameWriter {
     #[inline]
     pub(crate) fn stored_len(&self, record: &Record<'_>) -> u64 {
         let len = record.prefix_len() + record.payload.len();
+        if len <= self.frame_max {
+            return stored_len(len);
+        }
         let whole = len / self.frame_max;
         let rest = len % self.frame_max;
         let whole_len = whole as u64 * stored_len(self.frame_max);
-        if rest > 0 || whole == 0 { whole_len + stored_len(rest) } else { whole_len }
+        if rest > 0 { whole_len + stored_len(rest) } else { whole_len }
     }
 
     /// Forgets what was gathered; the next frame goes to `at`.

@@ -93,10 +93,7 @@ impl Table {
     /// # Errors
     /// As [`open`](Table::open).
     pub(crate) fn describe(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
-        let size = files.file(id)?.length()?;
-        let (files, cache) = (Arc::clone(files), Arc::clone(cache));
-        let mut source = Source { files, cache, id, file_id: [0; 16], size };
-        let properties = Tail::read(&mut source)?.properties()?;
+        let (size, properties) = Table::read_properties(files, cache, id)?;
         Ok(TableMeta {
             id,
             size,
@@ -109,6 +106,21 @@ impl Table {
             smallest: properties.smallest,
             largest: properties.largest,
         })
+    }
+
+    /// The name of the order that a table says it is in.
+    ///
+    /// # Errors
+    /// As [`open`](Table::open).
+    pub(crate) fn comparator(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<String> {
+        Table::read_properties(files, cache, id).map(|(_, properties)| properties.comparator)
+    }
+
+    fn read_properties(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(u64, Properties)> {
+        let size = files.file(id)?.length()?;
+        let (files, cache) = (Arc::clone(files), Arc::clone(cache));
+        let mut source = Source { files, cache, id, file_id: [0; 16], size };
+        Ok((size, Tail::read(&mut source)?.properties()?))
     }
 
     /// The newest version of the key that is not newer than asked for; tombstones are found like values.

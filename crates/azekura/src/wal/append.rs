@@ -13,12 +13,12 @@ impl Wal {
     /// Appends commits as one group: afterwards they survive the death of the process, and power loss after
     /// [`Wal::sync`]. Their sequence numbers must follow on [`Wal::appended`]; the caller sees to the order.
     ///
-    /// Begins a segment if the group does not fit the one being written, and waits for the sync of an earlier one only if
-    /// two are unsynced.
+    /// Begins a segment if the group does not fit the one being written, and waits for the sync of an earlier one only
+    /// if two are unsynced.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io` if there is no room: nothing was appended, and a later call may succeed. `Poisoned` after a
-    /// failed write or sync, for ever. `Invalid` if the sequence numbers don't follow.
+    /// `OutOfSpace` and `Io` if there is no room: nothing was appended, and a later call may succeed. `Poisoned` after
+    /// a failed write or sync, for ever. `Invalid` if the sequence numbers don't follow.
     pub(crate) fn append(&self, commits: &[LogCommit<'_>]) -> Result<()> {
         self.poison.check()?;
         let durable = self.durable();

@@ -9,12 +9,12 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::poison::Poison;
 use crate::record::writer::FrameWriter;
-use crate::vfs::{Env, File, Fs};
-use crate::wal::format::{HEADER_LEN, SegmentHeader};
+use crate::vfs::{Env, File, Fs, OpenMode};
+use crate::wal::company::SyncState;
+use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
 use crate::wal::host::WalHost;
 use crate::wal::options::{ReplayReport, SegmentInfo, WalOptions, WalStats};
 use crate::wal::segment::{ActiveSegment, PAGE, create_spare, fresh_id};
-use crate::wal::sync::SyncState;
 
 /// More epochs than this cannot have been used without the manifest knowing.
 const EPOCHS_SKIPPED_MAX: u32 = 1 << 16;
@@ -84,7 +84,8 @@ impl Log {
 }
 
 impl Wal {
-    /// Starts to write behind what was replayed, all of which must be synced: begins a segment for `next`, which is above
+    /// Starts to write behind what was replayed, all of which must be synced: begins a segment for `next`, which is
+    /// above
     /// `replayed.last`.
     ///
     /// # Errors
@@ -101,7 +102,10 @@ impl Wal {
         next: SeqNo,
     ) -> Result<Wal> {
         if !replayed.spares.is_empty() {
-            // A name that only the memory of the system holds must not be listed.
+            // What only the memory of the system holds, header or name, must not be listed: a killed process left both so.
+            for spare in &replayed.spares {
+                fs.open(&segment_path(dir, *spare), OpenMode::Write)?.sync_data()?;
+            }
             fs.sync_dir(dir)?;
         }
         let maps = options.mapped && fs.overwrites_in_place(dir);

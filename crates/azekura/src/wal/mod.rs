@@ -9,10 +9,12 @@
 //! - replay reads only; a replayed segment is never appended to;
 //! - after a failed sync or a failed write of frames nothing is written any more.
 //!
-//! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`],
-//! [`host`], [`segment`] (the one being written), [`log`] (the state), [`append`], [`sync`], [`retire`]; then reading: [`survey`] (what files there are), [`replay`](mod@replay), [`salvage`].
+//! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`], [`host`], [`segment`] (the
+//! one being written), [`company`] (who syncs), [`log`] (the state), [`append`], [`sync`], [`retire`]; then reading:
+//! [`survey`] (what files there are), [`walk`] (from segment to segment), [`salvage`], [`replay`](mod@replay).
 
 pub(crate) mod append;
+pub(crate) mod company;
 pub(crate) mod format;
 pub(crate) mod host;
 pub(crate) mod log;
@@ -28,6 +30,7 @@ pub(crate) mod survey;
 pub(crate) mod sync;
 #[cfg(test)]
 pub(crate) mod testing;
+pub(crate) mod walk;
 
 pub use options::RecoveryMode;
 

@@ -62,8 +62,8 @@ pub enum RecoveryMode {
     Strict,
     /// The log ends at the first damage, whatever was durable behind it: a consistent, older state.
     PointInTime,
-    /// Damage is skipped and every whole commit that still verifies is applied, in order: as much as possible, but later
-    /// commits may be there without earlier ones.
+    /// Damage is skipped and every whole commit that still verifies is applied, in order: as much as possible, but
+    /// later commits may be there without earlier ones.
     Salvage,
 }
 

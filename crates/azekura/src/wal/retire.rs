@@ -1,4 +1,5 @@
-//! The end of a segment's life: retired when nothing in it is needed, written over or removed when the manifest says so.
+//! The end of a segment's life: retired when nothing in it is needed, written over or removed when the manifest says
+//! so.
 
 use crate::base::edit::Epoch;
 use crate::base::{Result, SeqNo};
@@ -64,8 +65,8 @@ impl Log {
         self.sealed.iter().take_while(goes).count()
     }
 
-    /// Whether the start of the oldest segment that stays is known after power loss too: from its own header, or, for the
-    /// first that was begun, from the end of the log that the manifest notes when the database is opened.
+    /// Whether the start of the oldest segment that stays is known after power loss too: from its own header, or, for
+    /// the first that was begun, from the end of the log that the manifest notes when the database is opened.
     fn next_is_anchored(&self, flushed_through: SeqNo) -> bool {
         match self.sealed.get(self.retirable(flushed_through)) {
             Some(sealed) => sealed.unsynced.is_none(),

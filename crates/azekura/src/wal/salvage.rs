@@ -3,8 +3,8 @@
 use crate::base::{Result, SeqNo};
 use crate::record::scan::{Item, Order};
 use crate::record::window::Source;
-use crate::wal::replay::Walk;
 use crate::wal::survey::Segment;
+use crate::wal::walk::Walk;
 
 /// Applies what verifies of all segments from the oldest listed one on.
 pub(crate) fn salvage(walk: &mut Walk<'_>) -> Result<()> {

@@ -26,8 +26,9 @@ pub(crate) struct Survey {
     pub(crate) segments: BTreeMap<Epoch, Segment>,
     /// Listed segments that were never synced (or that the mode lets pass), with their epochs.
     pub(crate) absent: Vec<(Epoch, FileId)>,
-    /// Every segment file.
-    pub(crate) files: Vec<FileId>,
+    /// Every file with a header that verifies. What a crash left half made is not among them: listed again, and then
+    /// losing the header of its new life, it would look damaged.
+    pub(crate) whole: Vec<FileId>,
     /// The highest epoch that any header has.
     pub(crate) highest: Epoch,
 }
@@ -35,8 +36,8 @@ pub(crate) struct Survey {
 /// Reads the headers of all segment files.
 ///
 /// # Errors
-/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if two
-/// have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
+/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if
+/// two have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
 pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &ReplayOptions) -> Result<Survey> {
     let mut survey = Survey::default();
     let mut found: BTreeMap<FileId, Result<Segment>> = BTreeMap::new();
@@ -48,7 +49,7 @@ pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &R
         }
     }
     check_epochs(&found)?;
-    survey.files = found.keys().copied().collect();
+    survey.whole = found.iter().filter(|(_, segment)| segment.is_ok()).map(|(file, _)| *file).collect();
     survey.highest = found.values().flatten().map(|segment| segment.header.epoch).max().unwrap_or_default();
     let lenient = options.mode != RecoveryMode::Strict;
     for (epoch, file) in &options.live {
@@ -101,8 +102,8 @@ fn check_epochs(found: &BTreeMap<FileId, Result<Segment>>) -> Result<()> {
     Ok(())
 }
 
-/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it was
-/// before.
+/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it
+/// was before.
 fn listed(found: Option<Result<Segment>>, epoch: Epoch, file: FileId, dir: &Path) -> Result<Option<Segment>> {
     let path = segment_path(dir, file);
     let Some(segment) = found else {

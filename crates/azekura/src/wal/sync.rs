@@ -8,63 +8,13 @@ use crate::base::edit::Epoch;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
+use crate::wal::company::SyncState;
 use crate::wal::log::Wal;
 
-/// The longest that a leader waits for company, in nanoseconds.
-const GATHER_MAX_NS: u64 = 2_000_000;
-/// Less than this is not worth it.
-const GATHER_MIN_NS: u64 = 20_000;
 /// However slowly the clock goes, a leader looks around for company no more often than this.
 const GATHER_LOOKS: u32 = 4_000;
 /// For so many groups after two threads last met, a leader expects company.
 const SOCIABLE_GROUPS: u32 = 8;
-
-/// Who syncs and who waits.
-#[derive(Debug)]
-pub(crate) struct SyncState {
-    /// Whether some thread syncs or gathers.
-    leading: bool,
-    /// Up to where the running sync reaches, once that is settled.
-    reaches: Option<SeqNo>,
-    /// Callers that the next sync will serve.
-    joined: u32,
-    /// Whether one of them wants all metadata synced.
-    want_all: bool,
-    /// Up to here all metadata is synced too.
-    durable_all: SeqNo,
-    /// Callers that the last two syncs served.
-    groups: [u32; 2],
-    /// Groups for which company is still expected.
-    sociable: u32,
-    /// Running average of a sync, in nanoseconds.
-    average_ns: u64,
-}
-
-impl SyncState {
-    pub(super) fn new(durable: SeqNo) -> SyncState {
-        SyncState {
-            leading: false,
-            reaches: None,
-            joined: 0,
-            want_all: false,
-            durable_all: durable,
-            groups: [0; 2],
-            sociable: 0,
-            average_ns: 0,
-        }
-    }
-
-    /// How many callers to wait for, and for how many nanoseconds at most; pure.
-    ///
-    /// Writers that commit in a closed loop otherwise fall into two half groups that take turns, each waiting for the
-    /// other's sync.
-    fn company(&self) -> Option<(u32, u64)> {
-        let wanted = self.groups[0] + self.groups[1];
-        let patience = (self.average_ns / 4).min(GATHER_MAX_NS);
-        let worth_it = self.sociable > 0 && self.joined < wanted && patience >= GATHER_MIN_NS;
-        worth_it.then_some((wanted, patience))
-    }
-}
 
 /// Files to sync, in order.
 struct Batch {
@@ -159,8 +109,8 @@ impl Wal {
         }
     }
 
-    /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false if
-    /// there were none.
+    /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false
+    /// if there were none.
     pub(super) fn sync_alone(&self, with_active: bool) -> Result<bool> {
         let mut state = self.sync_state();
         while state.leading {
@@ -192,8 +142,8 @@ impl Wal {
         Batch { sealed, active, target }
     }
 
-    /// Syncs the files and moves the durable point. Only one thread at a time may be in here: the system reports a failed
-    /// write-back once per open file, so of two syncs at the same time one would wrongly succeed.
+    /// Syncs the files and moves the durable point. Only one thread at a time may be in here: the system reports a
+    /// failed write-back once per open file, so of two syncs at the same time one would wrongly succeed.
     fn run(&self, batch: Batch, all: bool) -> Result<()> {
         let sync_all_files = || {
             self.host.before_sync()?;
@@ -216,8 +166,8 @@ impl Wal {
         Ok(())
     }
 
-    /// Background work: syncs sealed segments, and once the log has needed a second segment keeps a spare file ready for
-    /// the next. False if there was nothing to do.
+    /// Background work: syncs sealed segments, and once the log has needed a second segment keeps a spare file ready
+    /// for the next. False if there was nothing to do.
     ///
     /// # Errors
     /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare could be made, which hurts nobody yet.
@@ -360,20 +310,5 @@ mod tests {
         let results = writers(&mini, 8, 1000);
         assert!(results.len() == 8);
         assert!(results.iter().all(|result| result.as_ref().unwrap_err().kind() == ErrorKind::Poisoned));
-    }
-
-    #[test]
-    fn company_is_awaited_only_where_threads_meet_and_a_sync_takes_time() {
-        let mut state = SyncState::new(SeqNo::ZERO);
-        (state.groups, state.joined, state.average_ns) = ([4, 4], 3, 1_000_000);
-        assert_eq!(state.company(), None, "one thread alone");
-        state.sociable = 1;
-        assert_eq!(state.company(), Some((8, 250_000)));
-        state.joined = 8;
-        assert_eq!(state.company(), None, "everyone is here");
-        (state.joined, state.average_ns) = (1, 60_000);
-        assert_eq!(state.company(), None, "not worth it");
-        state.average_ns = 1 << 40;
-        assert_eq!(state.company(), Some((8, GATHER_MAX_NS)));
     }
 }

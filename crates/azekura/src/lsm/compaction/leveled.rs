@@ -183,6 +183,17 @@ mod tests {
     }
 
     #[test]
+    fn a_young_table_never_moves_past_an_older_one() {
+        let young = vec![vec![table(4, "b", "e")], vec![table(5, "d", "f"), table(6, "x", "z")]];
+        let shape = Shape::new(young, vec![(6, table(1, "a", "c"))]);
+        assert_eq!(
+            shape.choose(false),
+            Some((Reason::YoungRuns, 0, 6, vec![6], vec![], true)),
+            "4 stays, and so does 5"
+        );
+    }
+
+    #[test]
     fn a_full_level_goes_down_in_turn() {
         let deep = vec![
             (5, table(1, "a", "c")),

@@ -68,7 +68,7 @@ impl LsmTree {
         let options = self.options();
         let mut remembered = lock(&self.remembered);
         remembered.oldest_point = oldest_point.unwrap_or(SeqNo::ZERO);
-        choose(&self.view(now, &options, &remembered), forced)
+        choose(&self.compaction_view(now, &options, &remembered), forced)
     }
 
     /// Gives tables another level without touching them.

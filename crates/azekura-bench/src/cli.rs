@@ -1,0 +1,242 @@
+//! The command line.
+
+use crate::bytes::Bytes;
+use crate::engine::{Compression, Options, Sync, registry};
+use crate::failure::Result;
+use crate::task::rounds::Comparison;
+use crate::task::task::Plan;
+use crate::workload::keys::KeyOrder;
+use crate::workload::{Shape, Workload};
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Measures azekura, alone and beside its peers. What makes a comparison fair is written in the README of this crate.
+#[derive(Debug, Parser)]
+#[command(name = "azekura-bench", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run workloads on engines, interleaved, and compare them.
+    Run(Run),
+    /// Time the opening of a database of many tables.
+    Open(Open),
+    /// Time the creation and reopening of many partitions.
+    Partitions(Partitions),
+    /// Measure what the device below a directory can do.
+    Device(Common),
+    /// One task, for a parent process.
+    #[command(hide = true)]
+    Child {
+        /// The task as JSON.
+        task: String,
+    },
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    /// Directory to work below; a directory of this run's own is made in it and removed at the end.
+    #[arg(long, default_value = "target/bench")]
+    pub(crate) dir: PathBuf,
+    /// Leave the databases there.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Print one JSON object per run instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Seconds for each of the measurements of the device.
+    #[arg(long, default_value_t = 0.5)]
+    pub(crate) device_seconds: f64,
+}
+
+/// What every command that opens engines takes.
+#[derive(Debug, Args)]
+pub(crate) struct Engines {
+    /// Engines, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "azekura")]
+    pub(crate) engine: Vec<String>,
+    /// Rounds; engines take turns in each.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Background threads of each engine; as many as processors by default.
+    #[arg(long)]
+    pub(crate) workers: Option<usize>,
+    /// What a write must survive before it returns.
+    #[arg(long, value_enum, default_value = "none")]
+    pub(crate) sync: Sync,
+    /// Compression of every level.
+    #[arg(long, value_enum, default_value = "none")]
+    pub(crate) compression: Compression,
+    /// Block cache of each engine.
+    #[arg(long, default_value = "512M")]
+    pub(crate) cache_size: Bytes,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// Workloads, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', required = true)]
+    pub(crate) workload: Vec<Workload>,
+    /// Records of the data set.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+    pub(crate) n: u64,
+    /// Operations; n by default, n/10 for scans.
+    #[arg(long)]
+    pub(crate) ops: Option<u64>,
+    /// End each measurement after so many seconds.
+    #[arg(long)]
+    pub(crate) seconds: Option<f64>,
+    /// Bytes of each key.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(8..))]
+    pub(crate) key_size: u16,
+    /// Bytes of each value; half of them compressible.
+    #[arg(long, default_value = "100")]
+    pub(crate) value_size: Bytes,
+    /// Threads.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) threads: u64,
+    /// Memtable of each engine.
+    #[arg(long, default_value = "64M")]
+    pub(crate) memtable_size: Bytes,
+    /// Uncounted reads before a workload that reads; half its operations by default.
+    #[arg(long)]
+    pub(crate) warm_ops: Option<u64>,
+    /// Records read behind each seek of seekrandom.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) seek_nexts: u64,
+    /// Seed of every choice.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u32,
+    /// Print the rate of every second while running.
+    #[arg(long)]
+    pub(crate) seconds_report: bool,
+    #[command(flatten)]
+    pub(crate) engines: Engines,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Open {
+    /// Tables the database must have at least.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) tables: u64,
+    /// Bytes of one table; a memtable is 64 times as large.
+    #[arg(long, default_value = "64K")]
+    pub(crate) table_size: Bytes,
+    #[command(flatten)]
+    pub(crate) engines: Engines,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Partitions {
+    /// Partitions.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: u64,
+    #[command(flatten)]
+    pub(crate) engines: Engines,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+impl Engines {
+    /// The options every engine is opened with.
+    pub(crate) fn options(&self, memtable: Bytes, table: Option<Bytes>) -> Options {
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Options {
+            cache_bytes: self.cache_size.0,
+            memtable_bytes: memtable.0,
+            table_bytes: table.map(|bytes| bytes.0),
+            sync: self.sync,
+            compression: self.compression,
+            workers: self.workers.unwrap_or(processors).max(1),
+        }
+    }
+
+    /// Refuses engines that this build does not have.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.engine.iter().try_for_each(|name| registry::check(name))
+    }
+}
+
+impl Run {
+    /// The comparison asked for.
+    pub(crate) fn comparison(&self) -> Result<Comparison> {
+        self.engines.check()?;
+        if self.value_size.0 < 8 || self.value_size.0 > 1 << 31 {
+            return Err(
+                "--value-size must be 8 bytes to 2 GiB: the first 8 tell which generation of the record it is".into()
+            );
+        }
+        if self.n < self.threads {
+            return Err("--n must be at least --threads: each thread writes records of its own".into());
+        }
+        let shape = Shape {
+            n: self.n,
+            key_size: usize::from(self.key_size),
+            value_size: self.value_size.0 as usize,
+            order: KeyOrder::Scrambled,
+        };
+        let plan = Plan {
+            workload: Workload::FillRandom,
+            shape,
+            ops: 0,
+            seconds: self.seconds,
+            threads: self.threads,
+            warm_ops: self.warm_ops.unwrap_or(0),
+            seek_nexts: self.seek_nexts,
+            seed: u64::from(self.seed),
+            round: 0,
+            show_seconds: self.seconds_report,
+        };
+        Ok(Comparison {
+            workloads: self.workload.clone(),
+            engines: self.engines.engine.clone(),
+            rounds: self.engines.rounds,
+            options: self.engines.options(self.memtable_size, None),
+            plan,
+            ops: self.ops,
+            warm_ops: self.warm_ops,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cli, Command};
+    use clap::{CommandFactory, Parser};
+
+    #[test]
+    fn command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lists_and_sizes_are_taken() {
+        let line = "azekura-bench run --workload fillrandom,ycsb-a --engine azekura --value-size 4K --n 10 --sync data";
+        let Command::Run(run) = Cli::parse_from(line.split(' ')).command else { panic!("not a run") };
+        let comparison = run.comparison().unwrap();
+        assert_eq!(comparison.workloads.len(), 2);
+        assert_eq!(comparison.plan.shape.value_size, 4096);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in ["run --workload nothing", "run", "run --workload overwrite --n 0", "open --tables 0"] {
+            assert!(Cli::try_parse_from(["azekura-bench"].into_iter().chain(line.split(' '))).is_err(), "{line}");
+        }
+        let parse = |line: &str| match Cli::parse_from(line.split(' ')).command {
+            Command::Run(run) => run.comparison().is_err(),
+            _ => false,
+        };
+        assert!(parse("b run --workload overwrite --value-size 4"));
+        assert!(parse("b run --workload overwrite --threads 8 --n 4"));
+        assert!(parse("b run --workload overwrite --engine nosuchdb"));
+    }
+}

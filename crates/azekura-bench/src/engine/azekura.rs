@@ -1,0 +1,132 @@
+//! azekura itself, through its public interface only.
+
+use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
+use crate::engine::{Compression, Engine, Options, Sync};
+use crate::failure::Result;
+use ::azekura::{
+    CompactionStrategy, CompressionType, Config, Database, FilterPolicy, LeveledOptions, Partition,
+    PartitionCreateOptions, PersistMode,
+};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+struct AzekuraEngine {
+    partition: Partition,
+    database: Database,
+    options: Options,
+}
+
+/// Opens or creates an azekura database at `dir`.
+pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    let durability = match options.sync {
+        Sync::None => PersistMode::Buffer,
+        Sync::Data => PersistMode::SyncData,
+        Sync::All => PersistMode::SyncAll,
+    };
+    let database = Config::new(dir)
+        .cache_size(options.cache_bytes)
+        .workers(options.workers.max(1))
+        .durability(durability)
+        .open()?;
+    let partition = database.open_partition(PARTITION, partition_options(options))?;
+    Ok(Box::new(AzekuraEngine { partition, database, options: options.clone() }))
+}
+
+fn partition_options(options: &Options) -> PartitionCreateOptions {
+    let codec = match options.compression {
+        Compression::None => CompressionType::None,
+        Compression::Lz4 => CompressionType::Lz4,
+    };
+    let mut leveled = LeveledOptions::default();
+    if let Some(bytes) = options.table_bytes {
+        leveled.table_size = bytes;
+    }
+    PartitionCreateOptions::default()
+        .max_memtable_size(options.memtable_bytes)
+        .block_size(BLOCK_BYTES)
+        .compression(codec)
+        .filter_policy(FilterPolicy::Bloom { bits_per_key: BLOOM_BITS })
+        .compaction_strategy(CompactionStrategy::Leveled(leveled))
+}
+
+impl Engine for AzekuraEngine {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        Ok(self.partition.insert(key, value)?)
+    }
+
+    fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let found = self.partition.get(key)?;
+        if let Some(value) = &found {
+            seen(value);
+        }
+        Ok(found.is_some())
+    }
+
+    fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let records = match from {
+            Some(key) => self.partition.range(key..),
+            None => self.partition.iter(),
+        };
+        let mut count = 0;
+        for record in records.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+            let (key, value) = record?;
+            seen(&key, &value);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(self.partition.flush()?)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.database.persist(PersistMode::SyncData)?)
+    }
+
+    fn busy(&self) -> Result<bool> {
+        Ok(self.partition.metrics().sealed_memtables > 0) // compactions show as CPU and writes, which `settle` watches
+    }
+
+    fn tables(&self) -> Result<u64> {
+        Ok(self.partition.metrics().levels.iter().map(|level| level.tables as u64).sum())
+    }
+
+    fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
+        let partition = self.database.open_partition(name, partition_options(&self.options))?;
+        Ok(Box::new(AzekuraEngine { partition, database: self.database.clone(), options: self.options.clone() }))
+    }
+
+    fn stats(&self) -> Map<String, Value> {
+        let metrics = self.database.metrics();
+        let own = self.partition.metrics();
+        let levels: Vec<Value> = own
+            .levels
+            .iter()
+            .map(
+                |level| json!({"level": level.level, "runs": level.runs, "tables": level.tables, "bytes": level.bytes}),
+            )
+            .collect();
+        let value = json!({
+            "commits": metrics.commits, "log_syncs": metrics.log_syncs, "log_bytes": metrics.log_bytes,
+            "log_live_bytes": metrics.log_live_bytes,
+            "flushes": metrics.flushes, "flushed_bytes": metrics.flushed_bytes,
+            "compactions": metrics.compactions, "trivial_moves": metrics.trivial_moves,
+            "compaction_bytes_read": metrics.compaction_bytes_read,
+            "compaction_bytes_written": metrics.compaction_bytes_written,
+            "own_write_amp": metrics.write_amplification(), "stall_s": metrics.stall_ns as f64 / 1e9,
+            "cache_used_bytes": metrics.cache.used, "data_hits": metrics.cache.data.hits,
+            "data_misses": metrics.cache.data.misses, "levels": levels,
+        });
+        match value {
+            Value::Object(stats) => stats,
+            _ => Map::new(),
+        }
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        let AzekuraEngine { partition, database, .. } = *self;
+        drop(partition);
+        Ok(database.close()?)
+    }
+}

@@ -1,0 +1,125 @@
+//! Fjall 3.
+
+use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
+use crate::engine::{Compression, Engine, Options, Sync};
+use crate::failure::Result;
+use fjall::compaction::Leveled;
+use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
+use fjall::{CompressionType, Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+struct FjallEngine {
+    keyspace: Keyspace,
+    database: Database,
+    options: Options,
+}
+
+/// Opens or creates a Fjall database at `dir`.
+pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    let database = Database::builder(dir)
+        .cache_size(options.cache_bytes)
+        .worker_threads(options.workers.max(1))
+        .journal_compression(codec(options.compression))
+        .open()?;
+    let keyspace = database.keyspace(PARTITION, || keyspace_options(options))?;
+    Ok(Box::new(FjallEngine { keyspace, database, options: options.clone() }))
+}
+
+fn codec(compression: Compression) -> CompressionType {
+    match compression {
+        Compression::None => CompressionType::None,
+        Compression::Lz4 => CompressionType::Lz4,
+    }
+}
+
+fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
+    let mut leveled = Leveled::default();
+    if let Some(bytes) = options.table_bytes {
+        leveled = leveled.with_table_target_size(bytes);
+    }
+    let bloom = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(BLOOM_BITS));
+    KeyspaceCreateOptions::default()
+        .max_memtable_size(options.memtable_bytes)
+        .data_block_size_policy(BlockSizePolicy::all(BLOCK_BYTES))
+        .data_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
+        .index_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
+        .filter_policy(FilterPolicy::all(bloom))
+        .compaction_strategy(Arc::new(leveled))
+}
+
+impl Engine for FjallEngine {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.keyspace.insert(key, value)?;
+        match self.options.sync {
+            Sync::None => {}
+            Sync::Data => self.database.persist(PersistMode::SyncData)?,
+            Sync::All => self.database.persist(PersistMode::SyncAll)?,
+        }
+        Ok(())
+    }
+
+    fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let found = self.keyspace.get(key)?;
+        if let Some(value) = &found {
+            seen(value);
+        }
+        Ok(found.is_some())
+    }
+
+    fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let records = match from {
+            Some(key) => self.keyspace.range(key..),
+            None => self.keyspace.iter(),
+        };
+        let mut count = 0;
+        for guard in records.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+            let (key, value) = guard.into_inner()?;
+            seen(&key, &value);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.keyspace.rotate_memtable_and_wait()?;
+        while self.keyspace.sealed_memtable_count() > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.database.persist(PersistMode::SyncData)?)
+    }
+
+    fn busy(&self) -> Result<bool> {
+        Ok(self.database.active_compactions() > 0
+            || self.database.outstanding_flushes() > 0
+            || self.keyspace.sealed_memtable_count() > 0)
+    }
+
+    fn tables(&self) -> Result<u64> {
+        Ok(self.keyspace.table_count() as u64)
+    }
+
+    fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
+        let keyspace = self.database.keyspace(name, || keyspace_options(&self.options))?;
+        Ok(Box::new(FjallEngine { keyspace, database: self.database.clone(), options: self.options.clone() }))
+    }
+
+    fn stats(&self) -> Map<String, Value> {
+        let mut stats = Map::new();
+        stats.insert("tables".into(), json!(self.keyspace.table_count()));
+        stats.insert("l0_tables".into(), json!(self.keyspace.l0_table_count()));
+        stats.insert("compactions".into(), json!(self.database.compactions_completed()));
+        stats.insert("cache_used_bytes".into(), json!(self.database.cache_size()));
+        stats
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(()) // Fjall has no close: the last handle dropped joins the workers.
+    }
+}

@@ -1,0 +1,100 @@
+//! An ordered map as an engine, for tests of the harness: right, or wrong in one chosen way.
+
+use crate::engine::Engine;
+use crate::failure::Result;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::sync::RwLock;
+
+/// The one thing a [`Memory`] does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// Nothing.
+    None,
+    /// It keeps the first value of a key for ever.
+    Stale,
+    /// It forgets every hundredth record it is given.
+    Forgets,
+    /// It flips a bit of what it gives back.
+    Flips,
+    /// It finds everything.
+    FindsAll,
+    /// Its scans leave the first record out.
+    SkipsFirst,
+    /// Its scans give each record twice.
+    Repeats,
+}
+
+/// A map and its lie.
+pub(crate) struct Memory {
+    map: RwLock<BTreeMap<Vec<u8>, Vec<u8>>>,
+    lie: Lie,
+}
+
+impl Memory {
+    pub(crate) fn new(lie: Lie) -> Memory {
+        Memory { map: RwLock::default(), lie }
+    }
+}
+
+impl Engine for Memory {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let mut map = self.map.write().unwrap();
+        if (self.lie == Lie::Stale && map.contains_key(key)) || (self.lie == Lie::Forgets && key[7].is_multiple_of(100))
+        {
+            return Ok(());
+        }
+        map.insert(key.to_vec(), value.to_vec());
+        Ok(())
+    }
+
+    fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let Some(mut value) = self.map.read().unwrap().get(key).cloned() else { return Ok(self.lie == Lie::FindsAll) };
+        if self.lie == Lie::Flips {
+            *value.last_mut().unwrap() ^= 1;
+        }
+        seen(&value);
+        Ok(true)
+    }
+
+    fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let map = self.map.read().unwrap();
+        let skipped = usize::from(self.lie == Lie::SkipsFirst);
+        let mut count = 0;
+        for (key, value) in map.range(from.unwrap_or_default().to_vec()..).skip(skipped).take(limit as usize) {
+            for _ in 0..if self.lie == Lie::Repeats { 2 } else { 1 } {
+                seen(key, value);
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn busy(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn tables(&self) -> Result<u64> {
+        Ok(1)
+    }
+
+    fn partition(&self, _name: &str) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(Memory::new(self.lie)))
+    }
+
+    fn stats(&self) -> Map<String, Value> {
+        Map::new()
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}

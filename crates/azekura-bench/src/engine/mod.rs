@@ -1,0 +1,21 @@
+//! The engines under test, each in a file of its own behind one small trait.
+//!
+//! Invariants: a peer is reached through [`Engine`] only, so every engine pays the same price for the harness; options
+//! that mean the same thing are given the same value ([`Options`]); an engine that is not compiled in is named in the
+//! error with the feature that brings it.
+//!
+//! Rooms: [`engine`] the trait; [`options`] what every engine is told; [`registry`] names to engines; then one file per
+//! engine: [`azekura`], `fjall`, and for tests of the harness `memory`.
+
+pub(crate) mod azekura;
+#[allow(clippy::module_inception)]
+pub(crate) mod engine;
+#[cfg(feature = "fjall")]
+pub(crate) mod fjall;
+#[cfg(test)]
+pub(crate) mod memory;
+pub(crate) mod options;
+pub(crate) mod registry;
+
+pub(crate) use engine::Engine;
+pub(crate) use options::{Compression, Options, Sync};

@@ -1,0 +1,119 @@
+//! Files below a directory: how many bytes they take, copying them, removing them.
+
+use crate::failure::Result;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What a directory tree takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct DiskUse {
+    /// Bytes allocated.
+    pub(crate) allocated: u64,
+    /// Files.
+    pub(crate) files: u64,
+}
+
+/// Adds up every file below `dir`. Files that vanish meanwhile are left out.
+pub(crate) fn usage(dir: &Path) -> DiskUse {
+    let mut total = DiskUse::default();
+    let Ok(entries) = fs::read_dir(dir) else { return total };
+    for entry in entries.flatten() {
+        let Ok(metadata) = entry.metadata() else { continue };
+        if metadata.is_dir() {
+            let below = usage(&entry.path());
+            total.allocated += below.allocated;
+            total.files += below.files;
+        } else {
+            total.allocated += metadata.blocks() * 512;
+            total.files += 1;
+        }
+    }
+    total
+}
+
+/// Copies a directory tree and syncs each file, so that nothing is left to write back; `to` must not exist.
+pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), &target)?;
+            fs::File::open(&target)?.sync_all()?;
+        }
+    }
+    Ok(())
+}
+
+/// A directory of our own below the one the caller named; removed with everything in it when dropped, unless kept.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Scratch {
+    /// Creates `parent/azekura-bench-<process id>`.
+    pub(crate) fn create(parent: &Path, keep: bool) -> Result<Scratch> {
+        let path = parent.join(format!("azekura-bench-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
+        Ok(Scratch { path, keep })
+    }
+
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A path below it where nothing is: whatever was there is removed.
+    pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path.join(name);
+        if path.exists() {
+            fs::remove_dir_all(&path)?;
+        }
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !self.keep {
+            let _ = fs::remove_dir_all(&self.path); // nothing more can be done about it
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Scratch, copy_tree, usage};
+    use std::fs;
+
+    #[test]
+    fn copies_have_the_same_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = dir.path().join("from");
+        fs::create_dir_all(from.join("below")).unwrap();
+        fs::write(from.join("a"), vec![1; 10_000]).unwrap();
+        fs::write(from.join("below/b"), b"b").unwrap();
+        let to = dir.path().join("to");
+        copy_tree(&from, &to).unwrap();
+        assert_eq!(fs::read(to.join("a")).unwrap(), vec![1; 10_000]);
+        assert_eq!(fs::read(to.join("below/b")).unwrap(), b"b");
+        assert_eq!(usage(&to).files, 2);
+        assert!(usage(&from).allocated >= 8192);
+    }
+
+    #[test]
+    fn scratch_goes_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let scratch = Scratch::create(dir.path(), false).unwrap();
+        let path = scratch.fresh("db").unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(!scratch.fresh("db").unwrap().exists());
+        drop(scratch);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,150 @@
+//! Workloads that only write: fillseq, fillrandom, overwrite. Fill is also how databases are loaded.
+
+use crate::engine::Engine;
+use crate::failure::Result;
+use crate::machine::meter::Meter;
+use crate::workload::generations::Generations;
+use crate::workload::rng::Rng;
+use crate::workload::shape::Shape;
+use crate::workload::workload::{Share, Work};
+use std::sync::Arc;
+
+/// Generation of a record when it is first written.
+pub(crate) const FIRST_GENERATION: u64 = 1;
+
+/// Buffers to build a record in, reused from one operation to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+}
+
+impl Record {
+    /// Builds and writes one record, and tells the meter its bytes.
+    pub(crate) fn put(
+        &mut self,
+        engine: &dyn Engine,
+        shape: &Shape,
+        index: u64,
+        generation: u64,
+        meter: &mut Meter<'_>,
+    ) -> Result<()> {
+        shape.keys().write(index, &mut self.key);
+        shape.values().write(index, generation, &mut self.value);
+        engine.put(&self.key, &self.value)?;
+        meter.wrote(shape.record_bytes());
+        Ok(())
+    }
+}
+
+/// Writes each of the thread's indices once.
+pub(crate) struct Fill {
+    shape: Shape,
+    next: u64,
+    stride: u64,
+    record: Record,
+}
+
+impl Fill {
+    /// The indices of one thread: a stretch of its own when keys ascend, every `threads`-th index otherwise.
+    pub(crate) fn new(share: &Share, ascending: bool) -> Fill {
+        let (next, stride) =
+            if ascending { (share.shape.n / share.threads * share.thread, 1) } else { (share.thread, share.threads) };
+        Fill { shape: share.shape, next, stride, record: Record::default() }
+    }
+}
+
+impl Work for Fill {
+    fn step(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
+        self.record.put(engine, &self.shape, self.next, FIRST_GENERATION, meter)?;
+        self.next += self.stride;
+        meter.inserted();
+        meter.done(1);
+        Ok(())
+    }
+}
+
+/// Writes the next generation of random records of the thread's own class.
+pub(crate) struct Overwrite {
+    shape: Shape,
+    class: Class,
+    rng: Rng,
+    generations: Arc<Generations>,
+    record: Record,
+}
+
+impl Overwrite {
+    /// The share of one thread.
+    pub(crate) fn new(share: Share) -> Overwrite {
+        Overwrite {
+            shape: share.shape,
+            class: Class::of(&share),
+            rng: Rng::new(share.seed),
+            generations: share.generations,
+            record: Record::default(),
+        }
+    }
+}
+
+impl Work for Overwrite {
+    fn step(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
+        let index = self.class.nearest(self.rng.below(self.shape.n));
+        let generation = self.generations.acknowledged(index) + 1;
+        self.record.put(engine, &self.shape, index, generation, meter)?;
+        self.generations.acknowledge(index, generation);
+        meter.done(1);
+        Ok(())
+    }
+}
+
+/// The indices one thread may write: those with its number as remainder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Class {
+    n: u64,
+    thread: u64,
+    threads: u64,
+}
+
+impl Class {
+    /// The class of a share; `n` must be at least the number of threads.
+    pub(crate) fn of(share: &Share) -> Class {
+        Class { n: share.shape.n, thread: share.thread, threads: share.threads }
+    }
+
+    /// An index of the class next to `index`, inside the data set.
+    pub(crate) fn nearest(&self, index: u64) -> u64 {
+        let own = index - index % self.threads + self.thread;
+        if own < self.n { own } else { own - self.threads }
+    }
+
+    /// The `i`-th index of the class, which may lie behind the loaded records.
+    pub(crate) fn nth(&self, i: u64) -> u64 {
+        i * self.threads + self.thread
+    }
+
+    /// How many loaded records are in the class.
+    pub(crate) fn loaded(&self) -> u64 {
+        (self.n + self.threads - 1 - self.thread) / self.threads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Class;
+
+    #[test]
+    fn classes_share_the_indices_out() {
+        for (n, threads) in [(10, 1), (10, 3), (11, 4), (4, 4)] {
+            let classes: Vec<Class> = (0..threads).map(|thread| Class { n, thread, threads }).collect();
+            let mut all: Vec<u64> = classes.iter().flat_map(|c| (0..c.loaded()).map(|i| c.nth(i))).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..n).collect::<Vec<_>>());
+            for class in &classes {
+                for index in 0..n {
+                    let own = class.nearest(index);
+                    assert!(own < n && own % threads == class.thread, "{own} for {index} in {class:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `verify`: reads and checks every byte of every file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::ErrorKind;
+use azekura::fs::{DiskFs, Fs, LockMode};
+use azekura::inspect::{self, FileReport, VerifyReport};
+use serde_json::{Value, json};
+
+use crate::command::look;
+use crate::failure::{Answer, Result, engine_error_json};
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::{display, open};
+
+/// Checks, and tells what is wrong.
+pub(crate) fn verify(path: &Path, output: &mut Output) -> Result<Answer> {
+    let report = check_files(path, output.json())?;
+    let problems = problems(&report);
+    if output.json() {
+        let files: Vec<Value> = report.files.iter().map(file_json).collect();
+        let dropped = report.dropped_after_damage.as_ref().map(look::dropped_json);
+        output.line(json!({ "sound": problems.is_empty(), "files": files, "dropped_after_damage": dropped }))?;
+        return Ok(Answer::yes_if(problems.is_empty()));
+    }
+    output.line(summary(&report))?;
+    for problem in &problems {
+        output.line(format!("  {problem}"))?;
+    }
+    output.line(match problems.is_empty() {
+        true => "Everything is sound.",
+        false => "Not sound: restore what is named above from a checkpoint or a copy.",
+    })?;
+    Ok(Answer::yes_if(problems.is_empty()))
+}
+
+/// Everything that is wrong, a line each.
+pub(crate) fn problems(report: &VerifyReport) -> Vec<String> {
+    let mut lines: Vec<String> = report.files.iter().filter_map(problem_line).collect();
+    if let Some(dropped) = &report.dropped_after_damage {
+        lines.push(format!(
+            "{}: damaged at byte {}; {} behind it were never synced, and opening leaves them out",
+            dropped.file.display(),
+            dropped.offset,
+            display::plural(dropped.frames, "commit frame")
+        ));
+    }
+    lines
+}
+
+/// Reads every file of the database at `path`, which nobody may be writing to.
+pub(crate) fn check_files(path: &Path, json: bool) -> Result<VerifyReport> {
+    open::must_exist(path)?;
+    let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+    // Files that change under our eyes would look damaged. A directory without a lock file has no writer.
+    let lock_file = path.join("LOCK");
+    let _lock = if lock_file.exists() { Some(fs.lock(&lock_file, LockMode::Shared)?) } else { None };
+    let progress = Progress::bytes(json, 0, "Checking");
+    Ok(inspect::verify(&fs, path, &mut |done, total| progress.set(done, total))?)
+}
+
+fn summary(report: &VerifyReport) -> String {
+    let bytes = report.files.iter().map(|file| file.bytes).sum();
+    let entries = report.files.iter().map(|file| file.entries).sum();
+    format!(
+        "{}, {}, {} read and checked.",
+        display::plural(report.files.len() as u64, "file"),
+        display::bytes(bytes),
+        display::plural(entries, "entry")
+    )
+}
+
+/// "000007.sst (table, 2.0 MiB): damaged: checksum does not match, at byte 4096".
+fn problem_line(file: &FileReport) -> Option<String> {
+    let error = file.problem.as_ref()?;
+    let place = error.offset().map(|offset| format!(", at byte {offset}")).unwrap_or_default();
+    let kind = if error.kind() == ErrorKind::Corruption { "damaged".into() } else { error.kind().to_string() };
+    let size = display::bytes(file.bytes);
+    Some(format!("{} ({}, {size}): {kind}: {}{place}", file.path.display(), file.kind, error.message()))
+}
+
+fn file_json(file: &FileReport) -> Value {
+    json!({
+        "file": file.path.to_string_lossy(),
+        "kind": file.kind,
+        "bytes": file.bytes,
+        "entries": file.entries,
+        "problem": file.problem.as_ref().map(engine_error_json),
+    })
+}

@@ -1,0 +1,98 @@
+//! put, get, del, scan, count, partitions.
+
+use super::program::Program;
+
+#[test]
+fn what_is_put_is_got_scanned_counted_and_removed() {
+    let p = Program::new();
+    for (key, value) in [("user:1", "ann"), ("user:2", "bob"), ("other", "x")] {
+        p.ok(&format!("put --db d {key} {value}"));
+    }
+    assert_eq!(p.ok("get --db d user:2"), "bob");
+    assert_eq!(p.ok("scan --db d"), "other\tx\nuser:1\tann\nuser:2\tbob\n");
+    assert_eq!(p.ok("count --db d"), "3\n");
+    assert_eq!(p.ok("count --db d --prefix user:"), "2\n");
+    assert_eq!(p.ok("del --db d user:1 nobody"), "1 of 2 keys removed\n");
+    let gone = p.run("get --db d user:1");
+    assert_eq!((gone.code, gone.out.as_slice()), (Some(1), &b""[..]));
+    assert_eq!(p.ok("count --db d"), "2\n");
+    p.ok("put --db d other y");
+    assert_eq!(p.ok("get --db d other"), "y");
+}
+
+#[test]
+fn values_come_from_arguments_files_and_standard_input() {
+    let p = Program::new();
+    let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+    std::fs::write(p.path("file"), &bytes).unwrap();
+    p.ok("put --db d f --file file");
+    assert_eq!(p.run("get --db d f").out, bytes);
+    let piped = p.run_with_input(["put", "--db", "d", "stdin", "-"], &bytes);
+    assert_eq!(piped.code, Some(0), "{piped:?}");
+    assert_eq!(p.run("get --db d stdin").out, bytes);
+    assert_eq!(p.run_args(["put", "--db", "d", "", ""]).code, Some(0), "the empty key and value are legal");
+    assert_eq!(p.run_args(["get", "--db", "d", ""]).code, Some(0));
+    assert_eq!(p.run("put --db d key value --file file").code, Some(2));
+    assert_eq!(p.run("put --db d key").code, Some(2));
+}
+
+#[test]
+fn hexadecimal_in_and_out() {
+    let p = Program::new();
+    p.ok("put --db d --hex 00ff CAFE");
+    assert_eq!(p.ok("get --db d --hex 00ff"), "cafe\n");
+    assert_eq!(p.run("get --db d --hex 00FF").code, Some(0));
+    assert_eq!(p.ok("scan --db d --hex"), "00ff\tcafe\n");
+    assert_eq!(p.ok("scan --db d"), "\\x00\\xff\t\\xca\\xfe\n");
+    assert_eq!(p.ok("scan --db d --hex --prefix 00 --keys-only"), "00ff\n");
+    let bad = p.run("get --db d --hex 0");
+    assert_eq!(bad.code, Some(2));
+    assert!(bad.err.contains("hexadecimal"), "{bad:?}");
+}
+
+#[test]
+fn scans_take_ranges_directions_and_limits() {
+    let p = Program::new();
+    let lines: String = (0..50).map(|n| format!("{{\"key\":\"k{n:02}\",\"value\":\"{}\"}}\n", "v".repeat(n))).collect();
+    assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
+    let keys = |line: &str| p.ok(&format!("scan --db d --keys-only {line}")).replace('\n', " ");
+    assert_eq!(keys("--from k10 --to k13"), "k10 k11 k12 ");
+    assert_eq!(keys("--from k10 --to k13 --reverse"), "k12 k11 k10 ");
+    assert_eq!(keys("--limit 2"), "k00 k01 ");
+    assert_eq!(keys("--reverse --limit 2"), "k49 k48 ");
+    assert_eq!(keys("--prefix k3 --limit 3 --reverse"), "k39 k38 k37 ");
+    assert_eq!(keys("--from k48"), "k48 k49 ");
+    assert_eq!(keys("--from k10 --to k10"), "");
+    assert_eq!(keys("--prefix nothing"), "");
+    assert_eq!(p.ok("count --db d --from k10 --to k20"), "10\n");
+    assert_eq!(p.ok("scan --db d --sizes --from k48"), "k48\t48\nk49\t49\n");
+    assert_eq!(p.run("scan --db d --from b --to a").code, Some(2));
+    assert_eq!(p.run("scan --db d --prefix a --from a").code, Some(2));
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let p = Program::new();
+    let line = format!("{{\"key\":\"k\",\"value\":\"{}\"}}\n", "v".repeat(4 << 20));
+    assert_eq!(p.run_with_input(["import", "--db", "d", "-"], line.as_bytes()).code, Some(0));
+    let mut child = p.command(["scan", "--db", "d"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn partitions_are_made_listed_used_and_dropped() {
+    let p = Program::new();
+    p.ok("partitions --db d create users");
+    p.ok("partitions --db d create users");
+    p.ok("put --db d --partition events e1 1");
+    p.ok("put --db d --partition users u1 1");
+    assert_eq!(p.ok("partitions --db d list"), "events\nusers\n");
+    assert_eq!(p.ok("scan --db d --partition users"), "u1\t1\n");
+    let unknown = p.run("get --db d key");
+    assert_eq!(unknown.code, Some(3), "{unknown:?}");
+    assert!(unknown.err.contains("\"default\"") && unknown.err.contains("events, users"), "{unknown:?}");
+    p.ok("partitions --db d drop users");
+    assert_eq!(p.run("partitions --db d drop users").code, Some(1));
+    assert_eq!(p.json("partitions --db d list"), serde_json::json!({"partitions": ["events"]}));
+}

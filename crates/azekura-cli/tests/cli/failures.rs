@@ -1,0 +1,124 @@
+//! What goes wrong, said in a sentence and an exit code.
+
+use azekura::Config;
+
+use super::program::Program;
+
+#[test]
+fn no_database_here() {
+    let p = Program::new();
+    for line in
+        ["get --db nowhere k", "scan --db nowhere", "del --db nowhere k", "stats --db nowhere", "verify --db nowhere"]
+    {
+        let ran = p.run(line);
+        assert_eq!(ran.code, Some(3), "{line}: {ran:?}");
+        assert!(ran.err.contains("no database") && ran.err.contains("nowhere"), "{line}: {ran:?}");
+        assert!(!p.path("nowhere").exists(), "{line} created something");
+    }
+}
+
+#[test]
+fn a_directory_that_holds_something_else_is_refused_and_left_alone() {
+    let p = Program::new();
+    std::fs::create_dir(p.path("holiday")).unwrap();
+    std::fs::write(p.path("holiday/photo.jpg"), "not a table").unwrap();
+    std::fs::write(p.path("file"), "not even a directory").unwrap();
+    for line in [
+        "put --db holiday k v",
+        "get --db holiday k",
+        "import --db holiday tmp",
+        "compact --db holiday",
+        "get --db file k",
+    ] {
+        let ran = p.run(&format!("{line} --json"));
+        assert_eq!(ran.code, Some(3), "{line}: {ran:?}");
+        let error = ran.error();
+        assert!(error["file"].as_str().is_some_and(|f| f.contains("holiday") || f.contains("file")), "{line}: {error}");
+        assert!(error["message"].as_str().is_some_and(|m| m.len() > 10), "{line}: {error}");
+    }
+    let left: Vec<_> = std::fs::read_dir(p.path("holiday")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["photo.jpg"]);
+    std::fs::write(p.path("holiday/MANIFEST"), "this is no manifest either").unwrap();
+    let ran = p.run("get --db holiday k");
+    assert!(matches!(ran.code, Some(3 | 5)), "{ran:?}");
+    assert!(ran.err.contains("MANIFEST"), "{ran:?}");
+}
+
+#[test]
+fn a_database_in_use_is_locked() {
+    let p = Program::new();
+    p.ok("put --db d k v");
+    let writer = Config::new(p.path("d")).open().unwrap();
+    for line in ["get --db d k", "put --db d k v", "stats --db d", "verify --db d", "compact --db d"] {
+        let ran = p.run(&format!("{line} --json"));
+        assert_eq!(ran.code, Some(4), "{line}: {ran:?}");
+        assert_eq!(ran.error()["kind"], "locked", "{line}");
+    }
+    writer.close().unwrap();
+
+    let reader = Config::new(p.path("d")).open_read_only().unwrap();
+    for line in
+        ["get --db d k", "scan --db d", "count --db d", "stats --db d", "levels --db d", "partitions --db d list"]
+    {
+        assert_eq!(p.run(line).code, Some(0), "{line} beside a reader");
+    }
+    assert_eq!(p.run("put --db d k v").code, Some(4));
+    reader.close().unwrap();
+    assert_eq!(p.ok("get --db d k"), "v");
+}
+
+#[test]
+fn commands_that_read_change_nothing() {
+    let p = Program::new();
+    p.ok("put --db d k v");
+    let state = || -> Vec<_> {
+        let files = walkdir::WalkDir::new(p.path("d")).sort_by_file_name().into_iter().map(Result::unwrap);
+        let files = files.filter(|entry| entry.file_type().is_file());
+        files.map(|f| (f.path().to_path_buf(), std::fs::read(f.path()).unwrap())).collect()
+    };
+    let before = state();
+    for line in [
+        "get --db d k",
+        "scan --db d",
+        "count --db d",
+        "stats --db d",
+        "levels --db d",
+        "verify --db d",
+        "export --db d -",
+    ] {
+        assert_eq!(p.run(line).code, Some(0), "{line}");
+        assert!(state() == before, "{line} changed the database");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_told_in_both_forms() {
+    let p = Program::new();
+    let ran = p.run("get");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("Usage:"), "{ran:?}");
+    let ran = p.run("get --json");
+    assert_eq!(ran.code, Some(2));
+    let error = ran.error();
+    assert_eq!(error["kind"], "usage");
+    assert!(error["message"].as_str().is_some_and(|m| m.contains("<KEY>")), "{error}");
+    assert_eq!(p.run("fly").code, Some(2));
+    let long = "k".repeat(70_000);
+    let ran = p.run_args(["put", "--db", "d", &long, "v"]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.err.contains("65535") || ran.err.contains("65,535"), "{ran:?}");
+}
+
+#[test]
+fn help_is_there_for_everything() {
+    let p = Program::new();
+    let all = "demo put get del scan count import export stats levels verify compact checkpoint partitions exit-codes";
+    let top = p.ok("--help");
+    for command in all.split(' ') {
+        assert!(top.contains(command), "{command}");
+        assert!(p.ok(&format!("help {command}")).contains("azekura"), "{command}");
+    }
+    assert!(p.ok("help exit-codes").contains("locked"));
+    assert!(p.ok("exit-codes").contains("130"));
+    assert!(p.ok("--version").starts_with("azekura "));
+}

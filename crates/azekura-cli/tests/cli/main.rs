@@ -1,0 +1,8 @@
+//! The built program, run in temporary directories as a user would.
+
+mod demo;
+mod entries;
+mod failures;
+mod program;
+mod transfer;
+mod whole_database;

@@ -1,0 +1,91 @@
+//! Running the program.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The program in a directory of its own, which is also its current and its temporary one.
+pub(crate) struct Program {
+    pub(crate) dir: TempDir,
+}
+
+/// What a run gave.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: Vec<u8>,
+    pub(crate) err: String,
+}
+
+impl Program {
+    pub(crate) fn new() -> Program {
+        let program = Program { dir: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(program.path("tmp")).unwrap();
+        program
+    }
+
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_azekura"));
+        command.args(args).current_dir(self.dir.path()).env("TMPDIR", self.path("tmp"));
+        command
+    }
+
+    /// Runs with the words of a line.
+    pub(crate) fn run(&self, line: &str) -> Ran {
+        self.run_args(line.split_whitespace())
+    }
+
+    pub(crate) fn run_args<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Ran {
+        self.run_with_input(args, b"")
+    }
+
+    pub(crate) fn run_with_input<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> Ran {
+        let piped = |command: &mut Command| {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let mut child = piped(&mut self.command(args));
+        // A program that does not want the input may have left already.
+        let _ = child.stdin.take().unwrap().write_all(input);
+        let output = child.wait_with_output().unwrap();
+        Ran { code: output.status.code(), out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
+    }
+
+    /// Runs a line that must succeed, and gives what it printed.
+    pub(crate) fn ok(&self, line: &str) -> String {
+        let ran = self.run(line);
+        assert_eq!(ran.code, Some(0), "{line}: {ran:?}");
+        ran.text()
+    }
+
+    /// Runs a line with `--json` that must succeed and print one object.
+    pub(crate) fn json(&self, line: &str) -> Value {
+        let text = self.ok(&format!("{line} --json"));
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {e}: {text}"))
+    }
+
+    /// Nothing may be left in the temporary directory.
+    pub(crate) fn assert_cleaned_up(&self) {
+        let left: Vec<_> = std::fs::read_dir(self.path("tmp")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+impl Ran {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.out.clone()).unwrap()
+    }
+
+    /// The object under "error" on standard error.
+    pub(crate) fn error(&self) -> Value {
+        let mut object: Value = serde_json::from_str(&self.err).unwrap_or_else(|e| panic!("{e}: {self:?}"));
+        object["error"].take()
+    }
+}

@@ -1,0 +1,127 @@
+//! import and export, byte for byte both ways.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::program::Program;
+
+/// Files of every awkward kind.
+fn make_files(root: &Path) {
+    std::fs::create_dir_all(root.join("a/deep er/below")).unwrap();
+    let every_byte: Vec<u8> = (0..=255).cycle().take(70_000).collect();
+    let large: Vec<u8> =
+        (0..5_000_000u32).flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 7).to_le_bytes()).take(5_000_000).collect();
+    let files: [(&[u8], &[u8]); 7] = [
+        (b"plain.txt", b"hello\n"),
+        (b"empty", b""),
+        (b"a/deep er/below/binary", &every_byte),
+        (b"a/large", &large),
+        ("a/f\u{fc}r".as_bytes(), "\u{e9}\"\\".as_bytes()),
+        (b"a/not\xffutf8", b"\xff\xfe"),
+        (b"a/-n", b"dash"),
+    ];
+    for (name, content) in files {
+        std::fs::write(root.join(OsStr::from_bytes(name)), content).unwrap();
+    }
+}
+
+fn contents(root: &Path) -> BTreeMap<std::path::PathBuf, Vec<u8>> {
+    let files = walkdir::WalkDir::new(root).into_iter().map(Result::unwrap).filter(|entry| entry.file_type().is_file());
+    files.map(|f| (f.path().strip_prefix(root).unwrap().to_path_buf(), std::fs::read(f.path()).unwrap())).collect()
+}
+
+#[test]
+fn a_directory_goes_in_and_comes_out_the_same() {
+    let p = Program::new();
+    make_files(&p.path("in"));
+    let stored = p.json("import --db d in");
+    assert_eq!(stored["entries"], 7);
+    assert_eq!(p.json("export --db d out")["entries"], 7);
+    let (before, after) = (contents(&p.path("in")), contents(&p.path("out")));
+    assert_eq!(before.len(), 7);
+    assert!(before == after, "the copy differs");
+    assert_eq!(p.run("get --db d plain.txt").out, b"hello\n");
+    let again = p.run("export --db d out");
+    assert_eq!(again.code, Some(3), "a directory that holds something is refused");
+}
+
+#[test]
+fn json_lines_go_out_and_come_in_the_same() {
+    let p = Program::new();
+    make_files(&p.path("in"));
+    p.ok("import --db d in");
+    p.ok("put --db d --hex 00 0001ff");
+    assert_eq!(p.json("export --db d all.jsonl")["entries"], 8);
+    let lines = std::fs::read(p.path("all.jsonl")).unwrap();
+    for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+        assert!(serde_json::from_slice::<serde_json::Value>(line).unwrap().is_object());
+    }
+    assert!(p.run("export --db d -").out == lines, "a file and standard output get the same");
+    assert!(p.run("scan --db d --json").out == lines, "scan prints what import reads");
+    assert_eq!(p.json("import --db e all.jsonl")["entries"], 8);
+    let piped = p.run_with_input(["import", "--db", "f", "-"], &lines);
+    assert_eq!(piped.code, Some(0), "{piped:?}");
+    for copy in ["e", "f"] {
+        assert!(p.run(&format!("export --db {copy} -")).out == lines, "{copy} differs");
+    }
+    assert_eq!(p.ok("get --db e --hex 00"), "0001ff\n");
+}
+
+#[test]
+fn a_line_that_is_no_entry_is_named() {
+    let p = Program::new();
+    for (bad, why) in [
+        ("nonsense", "line 3"),
+        ("[1]", "not a JSON object"),
+        ("{\"key\":\"a\"}", "\"value\""),
+        ("{\"key\":1,\"value\":\"\"}", "must be a string"),
+        ("{\"key_hex\":\"0\",\"value\":\"\"}", "not hexadecimal"),
+    ] {
+        let input = format!("{{\"key\":\"good\",\"value\":\"1\"}}\n\n{bad}\n");
+        let ran = p.run_with_input(["import", "--db", "d", "-"], input.as_bytes());
+        assert_eq!(ran.code, Some(3), "{bad}: {ran:?}");
+        assert!(ran.err.contains("line 3") && ran.err.contains(why), "{bad}: {ran:?}");
+        assert_eq!(p.ok("count --db d"), "1\n");
+    }
+}
+
+#[test]
+fn keys_that_lead_out_of_the_directory_stay_in_the_database() {
+    let p = Program::new();
+    for key in ["fine", "../escape", "/absolute", "a//b", "dir", "dir/file"] {
+        p.ok(&format!("put --db d {key} x"));
+    }
+    let ran = p.run("export --db d out --json");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let told: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+    // "dir" cannot be both a file and a directory; whichever comes first wins.
+    assert_eq!((told["entries"].as_u64(), told["left_out"].as_array().map(Vec::len)), (Some(2), Some(4)), "{told}");
+    assert!(!p.path("escape").exists());
+    assert_eq!(contents(&p.path("out")).len(), 2);
+}
+
+#[test]
+fn what_cannot_be_read_is_left_out_and_named() {
+    let p = Program::new();
+    make_files(&p.path("in"));
+    std::os::unix::fs::symlink("nowhere", p.path("in/link")).unwrap();
+    assert_eq!(p.json("import --db d in")["left_out"], serde_json::json!([]), "links are no files");
+    assert_eq!(p.run("import --db d nowhere").code, Some(3));
+    let long = format!("{{\"key\":\"{}\",\"value\":\"\"}}\n{{\"key\":\"short\",\"value\":\"\"}}\n", "k".repeat(70_000));
+    let ran = p.run_with_input(["import", "--db", "e", "-", "--json"], long.as_bytes());
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let told: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+    assert_eq!((told["entries"].as_u64(), &told["left_out"][0]["name"]), (Some(1), &"line 1".into()), "{told}");
+}
+
+#[test]
+fn a_database_inside_the_imported_directory_does_not_swallow_itself() {
+    let p = Program::new();
+    std::fs::create_dir(p.path("in")).unwrap();
+    std::fs::write(p.path("in/file"), "x").unwrap();
+    for _ in 0..2 {
+        assert_eq!(p.json("import --db in/db in")["entries"], 1);
+    }
+}

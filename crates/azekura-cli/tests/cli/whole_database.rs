@@ -1,0 +1,127 @@
+//! stats, levels, verify, compact, checkpoint.
+
+use std::path::PathBuf;
+
+use super::program::Program;
+
+/// A database with tables: 3,000 entries, some overwritten, some removed.
+fn filled() -> Program {
+    let p = Program::new();
+    let line =
+        |n: u32, v: u32| format!("{{\"key\":\"key{n:05}\",\"value\":\"{v}-{}\"}}\n", "x".repeat((n % 300) as usize));
+    for version in 0..2 {
+        let lines: String = (0..3000).map(|n| line(n, version)).collect();
+        assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
+    }
+    p.ok("del --db d key00001 key00002");
+    p
+}
+
+fn tables(p: &Program) -> Vec<PathBuf> {
+    let names = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
+    names.filter(|path| path.extension().is_some_and(|e| e == "sst")).collect()
+}
+
+#[test]
+fn compacting_keeps_what_is_there() {
+    let p = filled();
+    let before = p.run("export --db d -").out;
+    let told = p.json("compact --db d");
+    assert_eq!(told["partitions"][0]["name"], "default");
+    assert!(p.run("export --db d -").out == before, "compaction changed the content");
+    assert_eq!(p.ok("count --db d"), "2998\n");
+    let levels = p.json("levels --db d");
+    let level = |name: &str| -> u64 {
+        levels["partitions"][0]["levels"].as_array().unwrap().iter().map(|l| l[name].as_u64().unwrap()).sum()
+    };
+    assert_eq!((level("entries"), level("tombstones")), (2998, 0), "{levels}");
+    let drawn = p.ok("levels --db d");
+    assert!(drawn.contains("default") && drawn.contains('█') && drawn.contains("2,998"), "{drawn}");
+    assert!(p.ok("stats --db d").contains("recovery"));
+    assert!(p.ok("compact --db d").contains("default"));
+}
+
+#[test]
+fn verify_finds_a_flipped_byte_and_names_the_file() {
+    let p = filled();
+    p.ok("compact --db d");
+    assert!(p.ok("verify --db d").contains("sound"));
+    assert_eq!(p.json("verify --db d")["sound"], true);
+    let table = tables(&p).pop().expect("a compacted database has a table");
+    let good = std::fs::read(&table).unwrap();
+    for at in [0, 100, good.len() / 2, good.len() - 1] {
+        let mut bad = good.clone();
+        bad[at] ^= 0x40;
+        std::fs::write(&table, &bad).unwrap();
+        let ran = p.run("verify --db d");
+        assert_eq!(ran.code, Some(1), "byte {at}: {ran:?}");
+        assert!(ran.text().contains(table.file_name().unwrap().to_str().unwrap()), "byte {at}: {ran:?}");
+        let ran = p.run("verify --db d --json");
+        assert_eq!(ran.code, Some(1));
+        let told: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+        let wrong: Vec<_> = told["files"].as_array().unwrap().iter().filter(|f| !f["problem"].is_null()).collect();
+        assert_eq!((told["sound"].as_bool(), wrong.len()), (Some(false), 1), "byte {at}: {told}");
+        assert_eq!(wrong[0]["problem"]["kind"], "corruption", "byte {at}: {told}");
+    }
+    std::fs::write(&table, &good[..good.len() / 2]).unwrap();
+    assert_eq!(p.run("verify --db d").code, Some(1), "cut in half");
+    std::fs::remove_file(&table).unwrap();
+    let ran = p.run("verify --db d");
+    assert!(matches!(ran.code, Some(1 | 5)), "missing: {ran:?}");
+    std::fs::write(&table, &good).unwrap();
+    p.ok("verify --db d");
+}
+
+#[test]
+fn a_damaged_table_is_an_error_that_names_it() {
+    let p = filled();
+    p.ok("compact --db d");
+    let table = tables(&p).pop().unwrap();
+    let mut bytes = std::fs::read(&table).unwrap();
+    for byte in &mut bytes[200..400] {
+        *byte ^= 1;
+    }
+    std::fs::write(&table, bytes).unwrap();
+    let ran = p.run("scan --db d --json");
+    assert_eq!(ran.code, Some(5), "{}", ran.err);
+    let error = ran.error();
+    assert_eq!(error["kind"], "corruption");
+    assert!(error["file"].as_str().unwrap().ends_with(".sst") && error["offset"].is_u64(), "{error}");
+}
+
+#[test]
+fn a_checkpoint_opens_and_stays_as_it_was() {
+    let p = filled();
+    p.ok("put --db d --partition second k v");
+    let before = p.run("export --db d -").out;
+    let told = p.json("checkpoint --db d copy");
+    assert_eq!(told["partitions"], 2);
+    p.ok("put --db d key00003 later");
+    assert!(p.run("export --db copy -").out == before, "the copy differs");
+    assert_eq!(p.ok("get --db copy --partition second k"), "v");
+    p.ok("verify --db copy");
+    p.ok("put --db copy own 1");
+    assert_eq!(p.run("get --db d own").code, Some(1));
+    let again = p.run("checkpoint --db d copy");
+    assert_eq!(again.code, Some(3), "an existing path is refused: {again:?}");
+}
+
+#[test]
+fn json_is_printed_by_every_command() {
+    let p = filled();
+    assert_eq!(p.json("put --db d k v")["bytes"], 1);
+    assert_eq!(p.json("get --db d k"), serde_json::json!({"key": "k", "value": "v", "found": true}));
+    assert_eq!(p.json("del --db d k"), serde_json::json!({"asked": 1, "existed": 1}));
+    let missing = p.run("get --db d k --json");
+    assert_eq!(missing.code, Some(1));
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&missing.out).unwrap()["found"], false);
+    assert_eq!(p.json("scan --db d --limit 1 --sizes"), serde_json::json!({"key": "key00000", "size": 2}));
+    assert_eq!(p.json("count --db d")["count"], 2998);
+    let stats = p.json("stats --db d");
+    for name in ["disk_bytes", "user_bytes", "flushes", "cache", "recovery_ns", "partitions"] {
+        assert!(!stats[name].is_null(), "{name}: {stats}");
+    }
+    assert!(p.json("levels --db d --partition default")["partitions"][0]["levels"].is_array());
+    assert_eq!(p.json("partitions --db d create more")["created"], true);
+    assert_eq!(p.json("partitions --db d drop more")["dropped"], true);
+}
