@@ -175,7 +175,10 @@ fn check(dir: &Path, tally: &mut Tally) {
         let noted = acknowledged(dir, writer);
         let held = held(&parts, writer).unwrap();
         let whole = held == state(writer, noted) || held == state(writer, noted + 1);
-        assert!(whole, "writer {writer}: {noted} commits were acknowledged, and this is neither their state nor the next");
+        assert!(
+            whole,
+            "writer {writer}: {noted} commits were acknowledged, and this is neither their state nor the next"
+        );
     }
     tally.replayed += db.metrics().replayed_records;
     for name in PARTS {

@@ -8,6 +8,7 @@
 
 mod crash;
 mod damage;
+mod faults;
 mod fs_contract;
 mod kill;
 mod limits;

@@ -32,7 +32,10 @@ fn names_are_any_text_of_1_to_255_bytes_and_never_paths() {
         part(&db, name).flush().unwrap();
     }
     let here: Vec<String> = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name).collect();
-    assert!(here.iter().all(|n| n == "LOCK" || n == "MANIFEST" || n.ends_with(".sst") || n.ends_with(".wal")), "{here:?}");
+    assert!(
+        here.iter().all(|n| n == "LOCK" || n == "MANIFEST" || n.ends_with(".sst") || n.ends_with(".wal")),
+        "{here:?}"
+    );
     assert_eq!(machine.read_dir(Path::new("/")).unwrap().len(), 1, "something was made outside");
     db.close().unwrap();
     let db = open(&machine);
