@@ -109,11 +109,6 @@ impl LsmTree {
         &self.context.order
     }
 
-    /// Whether a memtable waits to be flushed. Asked after every commit: no lock.
-    pub(crate) fn wants_flush(&self) -> bool {
-        self.current.with(|now| !now.sealed.is_empty())
-    }
-
     /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
     pub(crate) fn approximate_len(&self) -> u64 {
         let now = self.current.get();
@@ -229,8 +224,9 @@ impl EngineView for TreeView {
 }
 
 impl Engine for LsmTree {
-    fn apply(&self, entry: EntryRef<'_>) -> Result<()> {
+    fn apply(&self, entry: EntryRef<'_>) -> Result<bool> {
         let mut active = lock(&self.writing);
+        let mut sealed = false;
         if let Err(error) = active.insert(entry) {
             // Perhaps it is full, and an empty one has room.
             if error.kind() != ErrorKind::Invalid || active.is_empty() {
@@ -238,11 +234,13 @@ impl Engine for LsmTree {
             }
             self.seal_active(&mut active);
             active.insert(entry)?;
+            sealed = true;
         }
         if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
             self.seal_active(&mut active);
+            sealed = true;
         }
-        Ok(())
+        Ok(sealed)
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
