@@ -29,8 +29,7 @@ use task::rounds;
 use task::task::{Job, Task};
 use workload::Shape;
 
-/// With memtables as small as the tables of `open`, Fjall 3.1.13 comes to a standstill: its writer sleeps, its workers
-/// too.
+/// With memtables as small as the tables of `open`, Fjall 3.1.13 comes to a standstill: writer and workers both sleep.
 const MEMTABLE_PER_TABLE: u64 = 64;
 
 fn main() -> ExitCode {

@@ -24,7 +24,7 @@ impl View for TreeView {
 }
 
 impl Engine for LsmTree {
-    fn apply(&self, entry: EntryRef<'_>) -> Result<()> {
+    fn apply(&self, entry: EntryRef<'_>) -> Result<bool> {
         self.insert(entry)
     }
 

@@ -104,11 +104,6 @@ impl LsmTree {
         &self.context.order
     }
 
-    /// Whether a memtable waits to be flushed. Asked after every commit: no lock.
-    pub(crate) fn wants_flush(&self) -> bool {
-        self.current.with(|now| !now.sealed.is_empty())
-    }
-
     /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
     pub(crate) fn approximate_len(&self) -> u64 {
         let now = self.current.get();
@@ -173,13 +168,14 @@ impl LsmTree {
         metrics
     }
 
-    /// Adds a record to the memtable, and seals it when it is full.
+    /// Adds a record to the memtable; true if that sealed one.
     ///
     /// # Errors
     /// As [`Memtable::insert`].
     #[inline]
-    pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
+    pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<bool> {
         let mut active = lock(&self.writing);
+        let mut sealed = false;
         if let Err(error) = active.insert(entry) {
             // Perhaps it is full, and an empty one has room.
             if error.kind() != ErrorKind::Invalid || active.is_empty() {
@@ -187,11 +183,13 @@ impl LsmTree {
             }
             self.seal_active(&mut active);
             active.insert(entry)?;
+            sealed = true;
         }
         if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
             self.seal_active(&mut active);
+            sealed = true;
         }
-        Ok(())
+        Ok(sealed)
     }
 
     /// Seals the active memtable unless it is empty.

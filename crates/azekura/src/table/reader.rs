@@ -113,8 +113,8 @@ impl Table {
         Ok((size, Tail::read(&mut source)?.properties()?))
     }
 
-    /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees the
-    /// value where it lies.
+    /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees
+    /// the value where it lies.
     ///
     /// # Errors
     /// `Corruption`, `Unsupported` or `Io` if a block on the way cannot be read.

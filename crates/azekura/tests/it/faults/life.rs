@@ -1,0 +1,290 @@
+//! A short life in phases, lived on whatever file system it is given.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, SystemEnv, TestEnv};
+use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, PersistMode, Result};
+
+use crate::world::{Dice, Map};
+
+pub(super) const DIR: &str = "/data/db";
+const PARTS: [&str; 2] = ["left", "right"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    Create,
+    Write,
+    Flush,
+    Compact,
+    Checkpoint,
+    Close,
+    Reopen,
+    Last,
+}
+
+pub(super) const PHASES: [Phase; 8] = [
+    Phase::Create,
+    Phase::Write,
+    Phase::Flush,
+    Phase::Compact,
+    Phase::Checkpoint,
+    Phase::Close,
+    Phase::Reopen,
+    Phase::Last,
+];
+
+/// How a life is lived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Style {
+    pub(super) workers: usize,
+    pub(super) mapped: bool,
+}
+
+/// One database with the record of what it said. Both partitions get the same writes.
+pub(super) struct Life {
+    style: Style,
+    fs: Arc<dyn Fs>,
+    db: Option<Database>,
+    parts: Vec<Partition>,
+    /// For each key the value that was acknowledged last, and those of failed commits since, which may be there or not.
+    sure: Map,
+    maybe: BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>,
+    commits: u32,
+    pub(super) errors: Vec<(Phase, azekura::Error)>,
+    phase: Phase,
+    dice: Dice,
+}
+
+fn config(fs: Arc<dyn Fs>, style: Style, salt: u64) -> Config {
+    let env: Arc<dyn azekura::fs::Env> =
+        if style.workers == 0 { Arc::new(TestEnv::new(salt)) } else { Arc::new(SystemEnv::new()) };
+    Config::new(Path::new(DIR))
+        .fs(fs)
+        .env(env)
+        .workers(style.workers)
+        .mapped_log(style.mapped)
+        .log_segment_size(64 << 10)
+        .max_open_files(8)
+        .cache_size(4 << 10)
+}
+
+fn options() -> PartitionCreateOptions {
+    PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10)
+}
+
+impl Life {
+    pub(super) fn new(fs: Arc<dyn Fs>, style: Style) -> Life {
+        Life {
+            style,
+            fs,
+            db: None,
+            parts: Vec::new(),
+            sure: Map::new(),
+            maybe: BTreeMap::new(),
+            commits: 0,
+            errors: Vec::new(),
+            phase: Phase::Create,
+            dice: Dice::new(7),
+        }
+    }
+
+    /// Notes an error and goes on.
+    fn note<T>(&mut self, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.errors.push((self.phase, error));
+                None
+            }
+        }
+    }
+
+    /// Lives through one phase. Whatever fails, the next phase tries to go on.
+    pub(super) fn live(&mut self, phase: Phase) {
+        self.phase = phase;
+        match phase {
+            Phase::Create => self.open(1),
+            Phase::Write => self.write(12),
+            Phase::Flush => {
+                self.write(4);
+                for part in self.parts.clone() {
+                    self.note(part.flush());
+                }
+                self.read();
+            }
+            Phase::Compact => {
+                self.write(6);
+                for part in self.parts.clone() {
+                    self.note(part.flush());
+                    self.note(part.major_compact());
+                }
+                self.work();
+                self.write(3);
+                self.read();
+            }
+            Phase::Checkpoint => {
+                if let Some(db) = self.db.clone() {
+                    self.note(db.checkpoint("/data/copy"));
+                }
+            }
+            Phase::Close => {
+                self.write(2);
+                self.parts.clear();
+                if let Some(db) = self.db.take() {
+                    self.note(db.close());
+                }
+            }
+            Phase::Reopen => self.open(2),
+            Phase::Last => {
+                self.open(3);
+                self.write(5);
+                self.read();
+                self.parts.clear();
+                self.db = None;
+            }
+        }
+    }
+
+    fn open(&mut self, salt: u64) {
+        if self.db.is_none() {
+            let opened = config(Arc::clone(&self.fs), self.style, salt).open();
+            self.db = self.note(opened);
+        }
+        let Some(db) = self.db.clone() else { return };
+        if self.parts.len() < PARTS.len() {
+            let parts: Vec<Option<Partition>> =
+                PARTS.iter().map(|name| db.open_partition(name, options())).map(|part| self.note(part)).collect();
+            self.parts = parts.into_iter().collect::<Option<Vec<_>>>().unwrap_or_default();
+        }
+    }
+
+    fn work(&mut self) {
+        for _ in 0..10 {
+            let Some(db) = self.db.clone() else { return };
+            if self.style.workers > 0 || self.note(db.step()) != Some(true) {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, commits: u32) {
+        if self.parts.is_empty() {
+            self.open(u64::from(self.commits) + 100);
+        }
+        let Some(db) = self.db.clone() else { return };
+        if self.parts.is_empty() {
+            return;
+        }
+        for _ in 0..commits {
+            self.commits += 1;
+            let mode = [PersistMode::Buffer, PersistMode::Buffer, PersistMode::SyncData][self.commits as usize % 3];
+            let mut batch = db.batch().durability(mode);
+            let mut writes = Map::new();
+            for _ in 0..3 {
+                let key = format!("key {:02}", self.dice.below(20)).into_bytes();
+                let len = if self.dice.one_in(12) { 20_000 } else { 30 };
+                writes.insert(key, [self.commits.to_be_bytes().to_vec(), self.dice.noise(len)].concat());
+            }
+            let removed = format!("key {:02}", self.dice.below(20)).into_bytes();
+            writes.remove(&removed);
+            for part in &self.parts {
+                writes.iter().for_each(|(key, value)| batch.insert(part, key, value));
+                batch.remove(part, &removed);
+            }
+            let done = self.note(batch.commit());
+            let all = writes.into_iter().map(|(key, value)| (key, Some(value))).chain([(removed, None)]);
+            all.for_each(|(key, value)| self.record(key, value, done.is_some()));
+        }
+    }
+
+    fn record(&mut self, key: Vec<u8>, value: Option<Vec<u8>>, acknowledged: bool) {
+        if !acknowledged {
+            self.maybe.entry(key).or_default().push(value);
+            return;
+        }
+        self.maybe.remove(&key);
+        match value {
+            Some(value) => _ = self.sure.insert(key, value),
+            None => _ = self.sure.remove(&key),
+        }
+    }
+
+    /// Whether `found` is what a key may hold.
+    fn fits(&self, key: &[u8], found: Option<&[u8]>) -> bool {
+        let failed = self.maybe.get(key).into_iter().flatten();
+        failed.map(|value| value.as_deref()).chain([self.sure.get(key).map(|value| &value[..])]).any(|v| v == found)
+    }
+
+    /// Reads go on whatever has failed, or say what is in their way; they never tell an untruth.
+    fn read(&mut self) {
+        for part in self.parts.clone() {
+            for n in 0..20 {
+                let key = format!("key {n:02}").into_bytes();
+                if let Some(found) = self.note(part.get(&key)) {
+                    assert!(
+                        self.fits(&key, found.as_deref()),
+                        "{:?}: {} in {}",
+                        self.phase,
+                        key.escape_ascii(),
+                        part.name
+                    );
+                }
+            }
+            let pairs: Result<Vec<_>> = part.iter().collect();
+            if let Some(pairs) = self.note(pairs) {
+                self.compare(&pairs.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect());
+            }
+        }
+    }
+
+    fn compare(&self, found: &Map) {
+        for n in 0..20 {
+            let key = format!("key {n:02}").into_bytes();
+            let value = found.get(&key);
+            assert!(
+                self.fits(&key, value.map(|v| &v[..])),
+                "{:?}: {} holds {value:.9?}",
+                self.phase,
+                key.escape_ascii()
+            );
+        }
+        assert!(found.len() <= 20);
+    }
+
+    /// The device is in order again: the database opens, has everything that was acknowledged, and half of nothing.
+    pub(super) fn end(mut self, machine: &MemFs) {
+        self.parts.clear();
+        self.db = None;
+        self.phase = Phase::Last;
+        let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+        let style = Style { workers: 0, ..self.style };
+        let db = config(Arc::clone(&fs), style, 999).open().unwrap_or_else(|e| panic!("does not open: {e}"));
+        let read = |name: &str| -> Map {
+            let part = db.open_partition(name, options()).unwrap();
+            part.iter().map(|pair| pair.unwrap()).map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
+        };
+        let (left, right) = (read(PARTS[0]), read(PARTS[1]));
+        self.compare(&left);
+        assert!(left == right, "half a batch");
+        db.batch().commit().unwrap();
+        db.close().unwrap();
+        if machine.exists(Path::new("/data/copy")).unwrap() {
+            let copy = Config::new("/data/copy").fs(fs).env(Arc::new(TestEnv::new(5))).workers(0).open();
+            copy.unwrap_or_else(|e| panic!("the checkpoint does not open: {e}"));
+        }
+    }
+
+    /// Every error has a kind that says what to do, and a poisoned database stays so until it is opened anew.
+    pub(super) fn check_errors(&self) {
+        for (phase, error) in &self.errors {
+            let kinds =
+                [ErrorKind::Io, ErrorKind::OutOfSpace, ErrorKind::Poisoned, ErrorKind::Locked, ErrorKind::Closed];
+            // A read that is cut short looks like a file that ends too early, a checkpoint may find half of another.
+            let short = [ErrorKind::Corruption, ErrorKind::Invalid];
+            assert!(kinds.contains(&error.kind()) || short.contains(&error.kind()), "{phase:?}: {error}");
+            assert!(!error.message().is_empty());
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Every call of every kind fails in turn.
+
+use std::io::ErrorKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use azekura::fs::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
+
+use super::life::{Life, PHASES, Style};
+use crate::world::number;
+use crate::world::watchdog::within_ten_seconds;
+
+const KINDS: [OpKind; 19] = [
+    OpKind::Open,
+    OpKind::Create,
+    OpKind::CreateDir,
+    OpKind::ReadDir,
+    OpKind::Exists,
+    OpKind::Rename,
+    OpKind::RemoveFile,
+    OpKind::RemoveDir,
+    OpKind::HardLink,
+    OpKind::SyncDir,
+    OpKind::Lock,
+    OpKind::Read,
+    OpKind::Write,
+    OpKind::Length,
+    OpKind::SetLength,
+    OpKind::Allocate,
+    OpKind::Sync,
+    OpKind::Map,
+    OpKind::Populate,
+];
+
+/// A failing device, a full one, a call that is cut short, and a process without file handles to spare.
+fn faults(op: OpKind) -> Vec<Fault> {
+    let mut faults = vec![Fault::Error(ErrorKind::Other)];
+    if matches!(op, OpKind::Write | OpKind::Allocate | OpKind::Create | OpKind::SetLength | OpKind::Populate) {
+        faults.push(Fault::Error(ErrorKind::StorageFull));
+    }
+    if matches!(op, OpKind::Read | OpKind::Write | OpKind::Allocate | OpKind::Populate) {
+        faults.push(Fault::Short);
+    }
+    faults
+}
+
+fn machine() -> (MemFs, FaultFs) {
+    let machine = MemFs::new();
+    let fs = FaultFs::new(Arc::new(machine.clone()));
+    (machine, fs)
+}
+
+/// Calls of each kind in a life without faults.
+fn calls(style: Style) -> Vec<(OpKind, u64)> {
+    let (machine, fs) = machine();
+    let mut life = Life::new(Arc::new(fs.clone()), style);
+    PHASES.iter().for_each(|phase| life.live(*phase));
+    assert!(life.errors.is_empty(), "without a fault: {:?}", life.errors);
+    let calls = KINDS.iter().map(|op| (*op, fs.count(*op))).collect();
+    life.end(&machine);
+    calls
+}
+
+/// A life with one fault; what went wrong.
+fn run(style: Style, plan: FaultPlan) -> Result<u64, String> {
+    let what = format!("{style:?} {plan:?}");
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        within_ten_seconds(&what, move || {
+            let (machine, fs) = machine();
+            fs.fail(plan);
+            let mut life = Life::new(Arc::new(fs.clone()), style);
+            PHASES.iter().for_each(|phase| life.live(*phase));
+            life.check_errors();
+            let struck = fs.struck();
+            fs.repair();
+            life.end(&machine);
+            struck
+        })
+    }));
+    result.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or(panic.downcast_ref::<&str>().map(ToString::to_string));
+        format!("{what}: {}", text.unwrap_or_default())
+    })
+}
+
+fn sweep(style: Style, stride: u64) {
+    let (mut lives, mut struck, mut sites) = (0, 0, 0);
+    let mut wrong = Vec::new();
+    for (op, count) in calls(style) {
+        sites += count;
+        for fault in faults(op) {
+            // The first calls of each kind are the rarest ones; later ones repeat.
+            let mut nth = 1;
+            while nth <= count {
+                for forever in [false, true] {
+                    let plan = FaultPlan::new(op, nth, fault);
+                    lives += 1;
+                    match run(style, if forever { plan.forever() } else { plan }) {
+                        Ok(count) => struck += u64::from(count > 0),
+                        Err(what) => wrong.push(what),
+                    }
+                }
+                nth += if nth < 8 { 1 } else { stride.max(nth / 12) };
+            }
+        }
+    }
+    println!("{style:?}: {sites} calls, {lives} lives with a fault, struck in {struck}, {} wrong", wrong.len());
+    let shown: Vec<&String> = wrong.iter().take(12).collect();
+    assert!(wrong.is_empty(), "{} of {lives} lives went wrong: {shown:#?}", wrong.len());
+}
+
+#[test]
+fn every_call_may_fail() {
+    let stride = number("AZEKURA_FAULT_STRIDE", 5);
+    sweep(Style { workers: 0, mapped: false }, stride);
+    sweep(Style { workers: 0, mapped: true }, stride);
+}
+
+#[test]
+fn every_call_may_fail_with_workers() {
+    sweep(Style { workers: 2, mapped: true }, number("AZEKURA_FAULT_STRIDE", 5) * 10);
+}
