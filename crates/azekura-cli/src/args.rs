@@ -8,6 +8,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::demo::{DemoArgs, WriterArgs};
 use crate::failure::EXIT_CODES;
 
+/// Below the list of commands.
+const START: &str = "Start here:
+  azekura demo                        the whole path on your own files, a crash included
+  azekura put --db my.db hello world  write one entry
+  azekura scan --db my.db             list all entries
+  azekura help put                    more about one command
+  azekura help exit-codes             what the exit codes mean";
+
 /// Look into, fill, check and compact azekura databases.
 ///
 /// A database is a directory. It holds partitions, which are named maps from byte strings to byte strings, in the order
@@ -17,10 +25,7 @@ use crate::failure::EXIT_CODES;
     name = "azekura",
     version,
     max_term_width = 100,
-    after_help = "Start here:\n  azekura demo                        the whole path on your own files, a crash included\n  \
-                  azekura put --db my.db hello world  write one entry\n  azekura scan --db my.db             list all \
-                  entries\n  azekura help put                    more about one command\n  azekura help exit-codes        \
-                  \u{20}    what the exit codes mean"
+    after_help = START
 )]
 pub(crate) struct Cli {
     /// Print results and errors as JSON, and no progress bars.
