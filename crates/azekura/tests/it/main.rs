@@ -7,6 +7,7 @@
     reason = "the bans of clippy.toml are for the engine; a test that judges it stands outside of it"
 )]
 
+mod bad_input;
 mod crash;
 mod damage;
 mod faults;
