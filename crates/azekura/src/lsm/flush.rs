@@ -1,7 +1,8 @@
 //! From sealed memtables to a run on level 0.
 //!
-//! When committing the edit fails, nobody knows whether it is in the manifest: then its tables must stay, and the same edit
-//! is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later ones.)
+//! When committing the edit fails, nobody knows whether it is in the manifest: then its tables must stay, and the same
+//! edit is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later
+//! ones.)
 
 use std::sync::Arc;
 
@@ -43,7 +44,8 @@ impl LsmTree {
         else {
             return Ok(TaskReport::default());
         };
-        // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent too.
+        // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent
+        // too.
         host.make_log_durable(written.through)?;
         let partition = self.context.partition;
         let tables = written.tables.iter();

@@ -24,8 +24,8 @@ use crate::table::files::TableFiles;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
-/// Thread safe. Readers never wait. The locks, in the order in which they are taken: `writing`, then the turn of `current`;
-/// none of them, and neither `remembered` nor `options`, is held while anything is read, written or synced.
+/// Thread safe. Readers never wait. The locks, in the order in which they are taken: `writing`, then the turn of
+/// `current`; none of them, and neither `remembered` nor `options`, is held while anything is read, written or synced.
 pub(crate) struct LsmTree {
     pub(crate) context: Arc<TreeContext>,
     options: Mutex<Arc<LsmOptions>>,
@@ -63,8 +63,8 @@ pub(crate) fn check_files<'a>(
 }
 
 impl LsmTree {
-    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, and the last sequence number
-    /// they cover. The files were checked with [`check_files`]; tables are opened when they are first used.
+    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, and the last sequence
+    /// number they cover. The files were checked with [`check_files`]; tables are opened when they are first used.
     ///
     /// # Errors
     /// `Corruption` if a table cannot lie where the manifest says.
@@ -109,11 +109,6 @@ impl LsmTree {
         &self.context.order
     }
 
-    /// Whether a memtable waits to be flushed. Asked after every commit: no lock.
-    pub(crate) fn wants_flush(&self) -> bool {
-        self.current.with(|now| !now.sealed.is_empty())
-    }
-
     /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
     pub(crate) fn approximate_len(&self) -> u64 {
         let now = self.current.get();
@@ -127,8 +122,8 @@ impl LsmTree {
         self.current.with(|now| Arc::clone(&now.version))
     }
 
-    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and has the
-    /// files removed as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and has
+    /// the files removed as soon as no reader needs them. Tasks fail with `Closed` from then on.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flushing.occupy(true);
@@ -229,8 +224,9 @@ impl EngineView for TreeView {
 }
 
 impl Engine for LsmTree {
-    fn apply(&self, entry: EntryRef<'_>) -> Result<()> {
+    fn apply(&self, entry: EntryRef<'_>) -> Result<bool> {
         let mut active = lock(&self.writing);
+        let mut sealed = false;
         if let Err(error) = active.insert(entry) {
             // Perhaps it is full, and an empty one has room.
             if error.kind() != ErrorKind::Invalid || active.is_empty() {
@@ -238,11 +234,13 @@ impl Engine for LsmTree {
             }
             self.seal_active(&mut active);
             active.insert(entry)?;
+            sealed = true;
         }
         if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
             self.seal_active(&mut active);
+            sealed = true;
         }
-        Ok(())
+        Ok(sealed)
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
@@ -273,9 +271,9 @@ impl Engine for LsmTree {
         self.seal_active(&mut lock(&self.writing));
     }
 
-    /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits for
-    /// it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have what is
-    /// in memory compacted too.
+    /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits
+    /// for it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have
+    /// what is in memory compacted too.
     fn next_task(&self, forced: bool) -> Option<Task> {
         if self.discarded.load(Ordering::SeqCst) {
             return None;

@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record::frame::Place;
 use crate::record::writer::{FrameWriter, Record, Sink};
 use crate::wal::log::{Log, Wal};
@@ -30,13 +30,26 @@ impl Wal {
             check(&log, commits, durable)?;
         }
         log.active().reserve(need)?;
-        log.write(commits, durable).map_err(|e| {
-            // Frames of this group may be whole in the file already, with sequence numbers that a later group would use
-            // again behind or around them; a replay could not tell which were acknowledged. So nothing may follow.
-            self.poison.set(e)
-        })?;
+        if let Err(error) = log.write(commits, durable) {
+            return Err(self.give_up_tail(&mut log, error));
+        }
         self.appended.store(log.last().0, Ordering::Release);
         Ok(())
+    }
+
+    /// Frames of a group whose writing failed may be whole in the file already, with sequence numbers that a later group
+    /// will use again: behind or around them a replay could not tell which were acknowledged. A device that ran out of
+    /// space, as can happen where overwriting needs new blocks, is left in peace: the next group goes to a new segment,
+    /// whose header says where this one ended. After any other failure nothing may follow.
+    #[cold]
+    fn give_up_tail(&self, log: &mut Log, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::OutOfSpace => {
+                log.active().close();
+                error
+            }
+            _ => self.poison.set(error),
+        }
     }
 
     /// Begins a segment if the active one has no room for `need` bytes.
@@ -161,7 +174,6 @@ mod tests {
     use std::io;
     use std::sync::Arc;
 
-    use crate::base::ErrorKind;
     use crate::vfs::Fs;
     use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::mem::MemFs;

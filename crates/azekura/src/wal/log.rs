@@ -179,7 +179,11 @@ impl Wal {
             first: log.next,
         };
         let usual = need + HEADER_LEN as u64 <= self.segment_size;
-        segment.write_header(&header, self.maps && usual).map_err(|e| self.poison.set(e))?;
+        segment.write_header(&header, self.maps && usual).map_err(|e| match e.kind() {
+            // The file keeps its older header and counts as never begun; it is listed and so not offered again.
+            ErrorKind::OutOfSpace => e,
+            _ => self.poison.set(e),
+        })?;
         self.seal_active(log);
         (log.previous, log.highest, log.marked) = (epoch, epoch, SeqNo::ZERO);
         log.begun += 1;

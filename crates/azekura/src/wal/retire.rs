@@ -58,6 +58,16 @@ impl Wal {
     }
 }
 
+impl Wal {
+    /// Removes the spare files, for a database that is about to close. What cannot be removed is found again.
+    pub(crate) fn release_spares(&self) {
+        let spares = std::mem::take(&mut self.log().spares);
+        for file in spares {
+            let _found_by_the_next_open = self.fs.remove_file(&segment_path(&self.dir, file));
+        }
+    }
+}
+
 impl Log {
     /// How many segments can go: oldest first, and never around one that stays, so that the chain gets no hole.
     fn retirable(&self, flushed_through: SeqNo) -> usize {

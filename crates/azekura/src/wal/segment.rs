@@ -116,6 +116,11 @@ impl ActiveSegment {
         Ok(())
     }
 
+    /// Takes no more frames.
+    pub(crate) fn close(&mut self) {
+        self.size = self.end;
+    }
+
     /// Bytes of frames that it can still take.
     #[inline]
     pub(crate) fn room(&self) -> u64 {

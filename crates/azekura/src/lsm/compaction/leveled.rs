@@ -1,8 +1,9 @@
 //! Leveled compaction: how large each level may be, and which one is most over it.
 //!
 //! The bottom is what it is; every level above it is allowed `level_ratio` times less, up to the *base*, the level that
-//! level 0 is merged into. A small tree has its base at the bottom, so that it is never rewritten more often than needed
-//! and holds few versions twice; as it grows, the base moves up. Data above the base, left from before, is drained.
+//! level 0 is merged into. A small tree has its base at the bottom, so that it is never rewritten more often than
+//! needed and holds few versions twice; as it grows, the base moves up. Data above the base, left from before, is
+//! drained.
 
 use crate::lsm::compaction::strategy::{Plan, Reason, View};
 use crate::lsm::options::LeveledOptions;

@@ -83,8 +83,8 @@ impl LsmTree {
         Ok(TaskReport { level, tables: plan.upper.len() as u64, ..TaskReport::default() })
     }
 
-    /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is: whether
-    /// the manifest names its tables is not known then.
+    /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is:
+    /// whether the manifest names its tables is not known then.
     fn complete(&self, mut job: Job, host: &dyn Host) -> Result<TaskReport> {
         self.check_open()?;
         let (plan, bytes_read) = (job.plan.clone(), job.bytes_read);

@@ -96,8 +96,8 @@ impl<T: Described> View<'_, T> {
         self.options.compaction.table_size.saturating_mul(MERGE_TABLES_MAX)
     }
 
-    /// All of level 0 into `to`, or, for nothing, those tables of it that meet neither an older table of level 0 nor one
-    /// of `to`.
+    /// All of level 0 into `to`, or, for nothing, those tables of it that meet neither an older table of level 0 nor
+    /// one of `to`.
     pub(crate) fn young(&self, reason: Reason, to: u8, move_tombstones: bool) -> Plan {
         let movable = if self.may_move(0, to) { self.movable_young(to, move_tombstones) } else { Vec::new() };
         if !movable.is_empty() {
@@ -198,8 +198,8 @@ pub(crate) fn ids<T: Described>(tables: Vec<&Arc<T>>) -> Vec<FileId> {
     tables.into_iter().map(|table| table.meta().id).collect()
 }
 
-/// A table whose tombstones are more than half of it goes where they meet what they hide; at the bottom, or with nothing
-/// below, it is rewritten without them.
+/// A table whose tombstones are more than half of it goes where they meet what they hide; at the bottom, or with
+/// nothing below, it is rewritten without them.
 fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     let dense = |table: &T| table.meta().tombstones > table.meta().entries / 2;
     for (number, level) in view.version.levels().filter(|(_, level)| level.tombstones > 0) {
@@ -226,8 +226,8 @@ fn rewrite<T: Described>(reason: Reason, level: u8, tables: Vec<&Arc<T>>) -> Pla
     Plan { reason, from: level, to: level, upper: ids(tables), lower: Vec::new(), moves: false }
 }
 
-/// Pushes the shallowest data down, a bounded merge at a time, until all of it is at the bottom; then rewrites the bottom
-/// tables that hold tombstones.
+/// Pushes the shallowest data down, a bounded merge at a time, until all of it is at the bottom; then rewrites the
+/// bottom tables that hold tombstones.
 fn force<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     let (shallowest, _) = view.version.levels().find(|(_, level)| !level.is_empty())?;
     let to = (shallowest + 1..=BOTTOM).find(|&level| !view.level(level).is_empty()).unwrap_or(BOTTOM);

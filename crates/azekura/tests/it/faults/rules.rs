@@ -164,22 +164,18 @@ fn a_full_disk_stops_writing_until_there_is_space() {
 /// Where files are written copy on write, overwriting needs space too.
 #[test]
 fn a_full_disk_under_the_log_itself_is_no_poison() {
-    for fault in [ENOSPC, Fault::Short] {
-        let stage = Stage::new(false);
-        stage.fs.fail(FaultPlan::new(OpKind::Write, 1, fault).in_path(".wal").forever());
-        if fault == Fault::Short {
-            stage.fs.repair();
-            stage.fs.fail(FaultPlan::new(OpKind::Write, 1, fault).in_path(".wal"));
-        }
+    let stage = Stage::new(false);
+    stage.fs.fail(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal").forever());
+    for _ in 0..3 {
         let refused = stage.p.insert("refused", "v").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
-        assert!(!stage.p.contains_key("refused").unwrap());
-        stage.fs.repair();
-        stage.p.insert("space is back", "v").unwrap();
-        stage.synced_insert("synced").unwrap();
-        let db = stage.reopen(&["old", "space is back", "synced"]);
-        assert!(!db.open_partition("p", Default::default()).unwrap().contains_key("refused").unwrap());
     }
+    assert!(!stage.p.contains_key("refused").unwrap());
+    stage.fs.repair();
+    stage.p.insert("space is back", "v").unwrap();
+    stage.synced_insert("synced").unwrap();
+    let db = stage.reopen(&["old", "space is back", "synced"]);
+    assert!(!db.open_partition("p", Default::default()).unwrap().contains_key("refused").unwrap());
 }
 
 #[test]
