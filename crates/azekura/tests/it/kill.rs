@@ -1,5 +1,5 @@
-//! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing that
-//! it acknowledged is lost, and every batch is whole.
+//! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing
+//! that it acknowledged is lost, and every batch is whole.
 //!
 //! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database.
 //!
@@ -189,7 +189,7 @@ fn check(dir: &Path, tally: &mut Tally) {
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill() {
-    let kills = number("AZEKURA_KILLS", 40);
+    let kills = number("AZEKURA_KILLS", 80);
     let seed = number("AZEKURA_SEED", 1);
     let replay = Replay::new("kill::nothing_acknowledged_is_lost_by_kill", seed);
     let mut dice = Dice::new(seed);
