@@ -15,8 +15,8 @@ use crate::vfs::env::Thread;
 /// Threads that flush while a database with many partitions closes.
 const CLOSING_THREADS_MAX: usize = 8;
 
-/// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition), [`Snapshot`](crate::Snapshot) and iterator; dropping the last one closes the database as `close` does, with failures told to the
-/// listener.
+/// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition), [`Snapshot`](crate::Snapshot) and
+/// iterator; dropping the last one closes the database as `close` does, with failures told to the listener.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     threads: Mutex<Vec<Box<dyn Thread>>>,
@@ -54,7 +54,8 @@ impl Handle {
     }
 
     /// A flush waits for the device several times. With many partitions several threads share the waiting, because the
-    /// file system writes what they sync at the same time together; by hand there is one, so that tests are deterministic.
+    /// file system writes what they sync at the same time together; by hand there is one, so that tests are
+    /// deterministic.
     fn flush_all(&self) -> Result<()> {
         let shared = &self.shared;
         shared.poison.check()?;

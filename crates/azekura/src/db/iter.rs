@@ -256,7 +256,8 @@ macro_rules! iterator {
     ($(#[$doc:meta])* $name:ident, $item:ty, $shape:expr) => {
         $(#[$doc])*
         ///
-        /// Shows one moment, however long it lives; owns what it needs and keeps the database open; after an error it ends.
+        /// Shows one moment, however long it lives; owns what it needs and keeps the database open; after an error it
+        /// ends.
         #[must_use = "iterators do nothing unless consumed"]
         pub struct $name(pub(crate) Source);
 

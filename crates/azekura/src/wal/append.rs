@@ -37,10 +37,10 @@ impl Wal {
         Ok(())
     }
 
-    /// Frames of a group whose writing failed may be whole in the file already, with sequence numbers that a later group
-    /// will use again: behind or around them a replay could not tell which were acknowledged. A device that ran out of
-    /// space, as can happen where overwriting needs new blocks, is left in peace: the next group goes to a new segment,
-    /// whose header says where this one ended. After any other failure nothing may follow.
+    /// Frames of a group whose writing failed may be whole in the file already, with sequence numbers that a later
+    /// group will use again: behind or around them a replay could not tell which were acknowledged. A device that ran
+    /// out of space, as can happen where overwriting needs new blocks, is left in peace: the next group goes to a new
+    /// segment, whose header says where this one ended. After any other failure nothing may follow.
     #[cold]
     fn give_up_tail(&self, log: &mut Log, error: Error) -> Error {
         match error.kind() {
@@ -83,6 +83,7 @@ impl Wal {
     ///
     /// # Errors
     /// As [`Wal::append`].
+    #[cfg(test)]
     pub(crate) fn seal(&self) -> Result<()> {
         self.poison.check()?;
         let mut log = self.log();

@@ -102,7 +102,8 @@ impl Wal {
         next: SeqNo,
     ) -> Result<Wal> {
         if !replayed.spares.is_empty() {
-            // What only the memory of the system holds, header or name, must not be listed: a killed process left both so.
+            // What only the memory of the system holds, header or name, must not be listed: a killed process left both
+            // so.
             for spare in &replayed.spares {
                 fs.open(&segment_path(dir, *spare), OpenMode::Write)?.sync_data()?;
             }

@@ -7,7 +7,7 @@ use crate::base::edit::{FileId, TableMeta};
 use crate::base::{Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
-use crate::lsm::compaction::strategy::Plan;
+use crate::lsm::compaction::plan::Plan;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::older::Older;
 use crate::lsm::options::LsmOptions;

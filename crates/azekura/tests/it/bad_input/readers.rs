@@ -72,5 +72,5 @@ fn a_reader_shows_the_moment_of_its_opening() {
     std::fs::rename(&dir, &moved).unwrap();
     assert_eq!(error(config(&moved).open()).kind(), ErrorKind::Locked, "the lock is on the file, not on its name");
     std::fs::rename(&moved, &dir).unwrap();
-    assert_eq!(iter.map(|pair| pair.unwrap()).count(), 119);
+    assert_eq!(iter.map(Result::unwrap).collect::<Vec<_>>().len(), 119);
 }
