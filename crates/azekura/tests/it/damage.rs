@@ -85,7 +85,7 @@ fn flip(name: &str, sample: &Sample, stride: usize) {
                 let file = flipped.open(&path(name), OpenMode::Write).unwrap();
                 file.write_at(&[bytes[at] ^ pattern], at as u64).unwrap();
                 drop(file);
-                let seen = (at / stride) % 5 != 0 || verified(&flipped, name);
+                let seen = !(at / stride).is_multiple_of(5) || verified(&flipped, name);
                 let outcome = damage.check(&flipped, how);
                 let outcome = toll.note(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
                 // A torn tail is nothing wrong.

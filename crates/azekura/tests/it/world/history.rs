@@ -104,7 +104,7 @@ impl History {
                 matched = Some(count);
             }
         }
-        for name in found.keys().filter(|name| !existed.contains_key(*name)) {
+        if let Some(name) = found.keys().find(|name| !existed.contains_key(*name)) {
             return Err(format!("partition {name:?} was never created"));
         }
         for (name, ways) in existed {
