@@ -12,8 +12,7 @@ use crate::record::writer::FrameWriter;
 use crate::vfs::{Env, File, Fs, OpenMode};
 use crate::wal::company::SyncState;
 use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
-use crate::wal::host::WalHost;
-use crate::wal::options::{ReplayReport, SegmentInfo, WalOptions, WalStats};
+use crate::wal::options::{ReplayReport, SegmentInfo, WalHost, WalOptions, WalStats};
 use crate::wal::segment::{ActiveSegment, PAGE, create_spare, fresh_id};
 
 /// More epochs than this cannot have been used without the manifest knowing.
@@ -102,7 +101,8 @@ impl Wal {
         next: SeqNo,
     ) -> Result<Wal> {
         if !replayed.spares.is_empty() {
-            // What only the memory of the system holds, header or name, must not be listed: a killed process left both so.
+            // What only the memory of the system holds, header or name, must not be listed: a killed process left both
+            // so.
             for spare in &replayed.spares {
                 fs.open(&segment_path(dir, *spare), OpenMode::Write)?.sync_data()?;
             }

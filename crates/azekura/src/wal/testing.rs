@@ -1,4 +1,4 @@
-//! A database of nothing but a log and a manifest, for the tests of this folder.
+//! A database of nothing but a log and the notes of its segments, for the tests of this folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::base::edit::{Edit, Epoch, FileId};
+use crate::base::sync::lock;
 use crate::base::{Result, SeqNo};
-use crate::manifest::Manifest;
+use crate::record::frame::Place;
+use crate::record::scan::{Item, Order, RecordReader};
+use crate::record::window::Source;
+use crate::record::writer::{FrameWriter, Record};
 use crate::vfs::dice::Dice;
 use crate::vfs::env::{SystemEnv, TestEnv};
-use crate::vfs::{Env, Fs, OpenMode};
+use crate::vfs::{Env, File, Fs, OpenMode};
 use crate::wal::{
     LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalHost, WalOptions, format::segment_path, replay,
 };
@@ -25,9 +29,77 @@ pub(crate) fn dir() -> &'static Path {
     Path::new("/")
 }
 
-/// The manifest as the log's host.
+/// What stands in for the manifest, which is next door: the same promises, without its checks.
+pub(crate) struct Notes {
+    file: Arc<dyn File>,
+    place: Place,
+    /// Where the next record goes, and the number of the last.
+    end: Mutex<(u64, u64)>,
+    synced: AtomicU64,
+}
+
+const NOTES: &str = "MANIFEST";
+
+impl Notes {
+    fn create(fs: &dyn Fs, file_id: [u8; 16], edits: &[Edit]) -> Result<Notes> {
+        let temporary = dir().join("MANIFEST.tmp");
+        if fs.exists(&temporary)? {
+            fs.remove_file(&temporary)?;
+        }
+        let file = fs.open(&temporary, OpenMode::Create)?;
+        file.write_at(&file_id, 0)?;
+        let place = Place { file_id, epoch: 0 };
+        let notes = Notes { file, place, end: Mutex::new((16, 0)), synced: AtomicU64::new(0) };
+        notes.commit(edits)?;
+        fs.rename(&temporary, &dir().join(NOTES))?;
+        fs.sync_dir(dir())?;
+        Ok(notes)
+    }
+
+    fn load(fs: &dyn Fs) -> Result<Vec<Edit>> {
+        let file = fs.open(&dir().join(NOTES), OpenMode::Read)?;
+        let mut place = Place { file_id: [0; 16], epoch: 0 };
+        file.read_exact_at(&mut place.file_id, 0)?;
+        let mut reader = RecordReader::new(Source::File(&*file), place, 16, SeqNo::ZERO, Order::Consecutive)?;
+        let mut edits = Vec::new();
+        while let Item::Record(_) = reader.next()? {
+            edits.append(&mut Edit::decode_batch(reader.payload()?)?);
+        }
+        Ok(edits)
+    }
+
+    fn append(&self, edits: &[Edit]) -> Result<()> {
+        let mut payload = Vec::new();
+        edits.iter().for_each(|edit| edit.encode(&mut payload));
+        let mut end = lock(&self.end);
+        let mut writer = FrameWriter::new();
+        writer.begin(end.0);
+        let record = Record { first: SeqNo(end.1 + 1), count: 1, durable: SeqNo::ZERO, payload: &payload };
+        let mut sink = |bytes: &[u8], offset: u64| self.file.write_at(bytes, offset);
+        writer.put(&self.place, &record, &mut sink)?;
+        writer.flush(&mut sink)?;
+        *end = (writer.position(), end.1 + 1);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let last = lock(&self.end).1;
+        if self.synced.load(Ordering::Relaxed) < last {
+            self.file.sync_data()?;
+            self.synced.fetch_max(last, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn commit(&self, edits: &[Edit]) -> Result<()> {
+        self.append(edits)?;
+        self.sync()
+    }
+}
+
+/// The notes as the log's host.
 pub(crate) struct Host {
-    pub(crate) manifest: Manifest,
+    pub(crate) notes: Notes,
     next: AtomicU64,
     live: Mutex<BTreeMap<Epoch, FileId>>,
     pub(crate) before_syncs: AtomicU64,
@@ -42,7 +114,7 @@ impl WalHost for Host {
     }
 
     fn segment_added(&self, epoch: Epoch, file: FileId) -> Result<()> {
-        self.manifest.append(&[Edit::SegmentAdded { epoch, file }])?;
+        self.notes.append(&[Edit::SegmentAdded { epoch, file }])?;
         self.live.lock().unwrap().insert(epoch, file);
         Ok(())
     }
@@ -53,7 +125,7 @@ impl WalHost for Host {
         if pause > 0 {
             SystemEnv::new().sleep(Duration::from_micros(pause));
         }
-        self.manifest.sync()
+        self.notes.sync()
     }
 }
 
@@ -67,10 +139,10 @@ pub(crate) struct Known {
 
 pub(crate) fn known(fs: &Arc<dyn Fs>) -> Result<Known> {
     let mut known = Known { next: 1, ..Known::default() };
-    if !fs.exists(&dir().join("MANIFEST"))? {
+    if !fs.exists(&dir().join(NOTES))? {
         return Ok(known);
     }
-    for edit in Manifest::load(Arc::clone(fs), dir())?.edits {
+    for edit in Notes::load(&**fs)? {
         match edit {
             Edit::SegmentAdded { epoch, file } => {
                 known.next = known.next.max(u64::from(epoch.0) + 1).max(file.0 + 1);
@@ -167,10 +239,10 @@ impl Mini {
         edits.push(Edit::LogEnd { epoch: report.last_epoch, seqno: report.last });
         let mut file_id = [0; 16];
         env.random(&mut file_id);
-        let manifest = Manifest::create(Arc::clone(&fs), dir(), file_id, &edits)?;
+        let notes = Notes::create(&*fs, file_id, &edits)?;
         let live = report.segments.iter().map(|info| (info.epoch, info.file)).collect();
         let host = Arc::new(Host {
-            manifest,
+            notes,
             next: AtomicU64::new(next),
             live: Mutex::new(live),
             before_syncs: AtomicU64::new(0),
@@ -204,7 +276,7 @@ impl Mini {
     pub(crate) fn retire(&self, through: SeqNo) -> Result<usize> {
         let epochs = self.wal.retire(through)?;
         let edits: Vec<Edit> = epochs.iter().map(|epoch| Edit::SegmentRetired { epoch: *epoch }).collect();
-        self.host.manifest.commit(&edits)?;
+        self.host.notes.commit(&edits)?;
         for epoch in &epochs {
             self.host.live.lock().unwrap().remove(epoch);
         }

@@ -223,8 +223,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the manifest
-    /// first, so such a commit was never synced; if it was, it is the manifest that has lost something.
+    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the
+    /// manifest first, so such a commit was never synced; if it was, it is the manifest that has lost something.
     fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind) -> Result<()> {
         self.judge(path, offset, behind).map_err(|error| match error.kind() {
             ErrorKind::Corruption => {
