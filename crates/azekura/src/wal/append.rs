@@ -30,11 +30,12 @@ impl Wal {
             check(&log, commits, durable)?;
         }
         log.active().reserve(need)?;
-        log.write(commits, durable).map_err(|e| {
+        if let Err(error) = log.write(commits, durable) {
             // Frames of this group may be whole in the file already, with sequence numbers that a later group would use
-            // again behind or around them; a replay could not tell which were acknowledged. So nothing may follow.
-            self.poison.set(e)
-        })?;
+            // again; a replay could not tell which were acknowledged. So nothing may follow in this segment, and unless
+            // the disk was merely full, nothing at all.
+            return Err(log.active().give_up(error).unwrap_or_else(|error| self.poison.set(error)));
+        }
         self.appended.store(log.last().0, Ordering::Release);
         Ok(())
     }
@@ -166,7 +167,7 @@ mod tests {
     use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::mem::MemFs;
     use crate::wal::options::RecoveryMode;
-    use crate::wal::testing::{Mini, options, read};
+    use crate::wal::testing::{Mini, options, overwrite, read};
 
     fn faulty(size: u64, mapped: bool) -> (FaultFs, Mini) {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
@@ -287,6 +288,50 @@ mod tests {
                 }
                 assert_eq!(mini.wal.appended(), SeqNo(1));
             }
+        }
+    }
+
+    #[test]
+    fn frames_or_a_header_that_a_full_disk_refused_are_never_replayed() {
+        for half_written in [false, true] {
+            let full = |fs: &FaultFs, nth| {
+                fs.fail(FaultPlan::new(OpKind::Write, nth, Fault::Error(io::ErrorKind::StorageFull)).in_path(".wal"));
+            };
+            let (fs, mini) = faulty(1 << 20, false);
+            mini.append(1, b"kept").unwrap();
+            if half_written {
+                // What a write that ran out of space in the middle leaves: whole frames of the group.
+                let place = mini.wal.log().active().place;
+                let end = mini.wal.log().active().end;
+                let mut writer = FrameWriter::new();
+                writer.begin(end);
+                let path = mini.path(0);
+                let mut sink = |bytes: &[u8], offset: u64| {
+                    overwrite(&mini.fs, &path, offset, bytes);
+                    Ok(())
+                };
+                for first in 2..4 {
+                    let record = Record { first: SeqNo(first), count: 1, durable: SeqNo::ZERO, payload: b"refused" };
+                    writer.put(&place, &record, &mut sink).unwrap();
+                }
+                writer.flush(&mut sink).unwrap();
+                assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 3);
+            }
+            full(&fs, 1);
+            let first = mini.wal.appended().plus(1);
+            let group: Vec<LogCommit<'_>> =
+                (0..4).map(|i| LogCommit { first: SeqNo(first.0 + i), count: 1, payload: b"refused" }).collect();
+            assert_eq!(mini.wal.append(&group).unwrap_err().kind(), ErrorKind::OutOfSpace);
+            assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
+            // The header of the next segment is refused, too, then all is well.
+            full(&fs, 2);
+            assert_eq!(mini.append(1, b"again").unwrap_err().kind(), ErrorKind::OutOfSpace);
+            mini.append(1, b"refuse2").unwrap();
+            mini.sync();
+            let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+            assert_eq!(commits, [(1, 1, b"kept".to_vec()), (2, 1, b"refuse2".to_vec())]);
+            assert_eq!((report.segments.len(), report.dropped_after_damage), (2, None));
+            assert_eq!(read(&mini.fs, RecoveryMode::Salvage).unwrap().0, commits);
         }
     }
 
