@@ -8,6 +8,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::demo::{DemoArgs, WriterArgs};
 use crate::failure::EXIT_CODES;
 
+/// Below the list of commands.
+const START: &str = "Start here:
+  azekura demo                        the whole path on your own files, a crash included
+  azekura put --db my.db hello world  write one entry
+  azekura scan --db my.db             list all entries
+  azekura help put                    more about one command
+  azekura help exit-codes             what the exit codes mean";
+
 /// Look into, fill, check and compact azekura databases.
 ///
 /// A database is a directory. It holds partitions, which are named maps from byte strings to byte strings, in the order
@@ -17,16 +25,13 @@ use crate::failure::EXIT_CODES;
     name = "azekura",
     version,
     max_term_width = 100,
-    after_help = "Start here:\n  azekura demo                        the whole path on your own files, a crash included\n  \
-                  azekura put --db my.db hello world  write one entry\n  azekura scan --db my.db             list all \
-                  entries\n  azekura help put                    more about one command\n  azekura help exit-codes        \
-                  \u{20}    what the exit codes mean"
+    after_help = START
 )]
 pub(crate) struct Cli {
     /// Print results and errors as JSON, and no progress bars.
     ///
-    /// Commands that list entries print one object a line, all others a single object. Bytes that are not UTF-8 stand in
-    /// hexadecimal under a name that ends in `_hex`.
+    /// Commands that list entries print one object a line, all others a single object. Bytes that are not UTF-8 stand
+    /// in hexadecimal under a name that ends in `_hex`.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -40,11 +45,11 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Store real files, kill the writer half-way, recover, and check that nothing was lost.
     ///
-    /// Every regular file below DIR is stored as path → content in a fresh database. The writer is a process of its own;
-    /// it is killed with SIGKILL half-way, the database is opened again, everything that was acknowledged must be
-    /// there, and a new writer goes on. Then every file is read back byte for byte, a scan must give the paths in order,
-    /// and a snapshot must still see the old state after changes. Small inputs are filled up with generated versions of
-    /// the files until the tree has two levels. Your files are only read.
+    /// Every regular file below DIR is stored as path → content in a fresh database. The writer is a process of its
+    /// own; it is killed with SIGKILL half-way, the database is opened again, everything that was acknowledged must be
+    /// there, and a new writer goes on. Then every file is read back byte for byte, a scan must give the paths in
+    /// order, and a snapshot must still see the old state after changes. Small inputs are filled up with generated
+    /// versions of the files until the tree has two levels. Your files are only read.
     #[command(
         after_help = "Examples:\n  azekura demo\n  azekura demo ~/documents --db kept.db\n\nExits with 0 only if \
                             everything held."

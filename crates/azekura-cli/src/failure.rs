@@ -159,7 +159,8 @@ impl fmt::Display for Failure {
 
 /// `{"error": {…}}`.
 fn error_object(kind: &str, message: &str, file: Option<&Path>, offset: Option<u64>) -> serde_json::Value {
-    json!({ "error": { "kind": kind, "message": message, "file": file.map(|f| f.to_string_lossy()), "offset": offset } })
+    let file = file.map(|f| f.to_string_lossy());
+    json!({ "error": { "kind": kind, "message": message, "file": file, "offset": offset } })
 }
 
 /// An error of the engine as it stands in JSON.

@@ -100,8 +100,8 @@ pub(crate) trait View: Send {
 /// What stands behind a partition.
 pub(crate) trait Engine: Send + Sync {
     /// Puts one record into memory. The caller holds the commit order: records arrive with rising sequence numbers, and
-    /// become visible only when `db` publishes them.
-    fn apply(&self, entry: EntryRef<'_>) -> Result<()>;
+    /// become visible only when `db` publishes them. True if a memtable is full now and wants to be flushed.
+    fn apply(&self, entry: EntryRef<'_>) -> Result<bool>;
 
     /// The value of `key` as of `at`.
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>>;

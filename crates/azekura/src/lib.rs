@@ -23,8 +23,8 @@
 //! ```
 //!
 //! Where to go from here: [`Config`] opens a [`Database`]; a [`Database`] has [`Partition`]s, [`Batch`]es and
-//! [`Snapshot`]s; [`PersistMode`] says what survives what; [`Error`] says what to do. `ARCHITECTURE.md` in the repository
-//! shows the house, `DURABILITY.md` what is promised, `docs/format/` every byte on disk.
+//! [`Snapshot`]s; [`PersistMode`] says what survives what; [`Error`] says what to do. `ARCHITECTURE.md` in the
+//! repository shows the house, `DURABILITY.md` what is promised, `docs/format/` every byte on disk.
 
 pub(crate) mod base;
 pub(crate) mod block;

@@ -141,6 +141,7 @@ impl Manifest {
     ///
     /// # Errors
     /// As [`Manifest::append`] and [`Manifest::sync`].
+    #[cfg(test)]
     pub(crate) fn commit(&self, edits: &[Edit]) -> Result<()> {
         self.append(edits)?;
         self.sync()

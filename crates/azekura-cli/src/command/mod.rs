@@ -1,8 +1,9 @@
 //! The commands. Each takes its arguments and an output, and answers yes or no.
 //!
-//! Rooms: `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `look` (stats, levels), `verify`,
-//! `upkeep` (compact, checkpoint), `partitions`.
+//! Rooms: `dispatch` (which command it is), `point` (put, get, del), `range` (scan, count), `transfer` (import,
+//! export), `look` (stats, levels), `verify`, `upkeep` (compact, checkpoint), `partitions`.
 
+mod dispatch;
 mod look;
 mod partitions;
 mod point;
@@ -11,29 +12,4 @@ mod transfer;
 mod upkeep;
 pub(crate) mod verify;
 
-use crate::args::Command;
-use crate::demo;
-use crate::failure::{Answer, EXIT_CODES, Result};
-use crate::output::Output;
-
-/// Does what was asked for.
-pub(crate) fn run(command: Command, output: &mut Output) -> Result<Answer> {
-    match command {
-        Command::Demo(args) => demo::run(&args, output),
-        Command::DemoWriter(args) => demo::run_writer(&args),
-        Command::Put(args) => point::put(&args, output),
-        Command::Get(args) => point::get(&args, output),
-        Command::Del(args) => point::del(&args, output),
-        Command::Scan(args) => range::scan(&args, output),
-        Command::Count(args) => range::count(&args, output),
-        Command::Import(args) => transfer::import(&args, output),
-        Command::Export(args) => transfer::export(&args, output),
-        Command::Stats(args) => look::stats(&args, output),
-        Command::Levels(args) => look::levels(&args, output),
-        Command::Verify(args) => verify::verify(&args.path, output),
-        Command::Compact(args) => upkeep::compact(&args, output),
-        Command::Checkpoint(args) => upkeep::checkpoint(&args, output),
-        Command::Partitions(args) => partitions::run(&args, output),
-        Command::ExitCodes => output.line(EXIT_CODES).map(|()| Answer::Yes),
-    }
-}
+pub(crate) use dispatch::run;

@@ -52,7 +52,8 @@ pub(crate) struct Compared {
     pub(crate) changed_count: u64,
 }
 
-/// Gets every acknowledged key, and compares length and hash with the ledger; with `files` also each byte with the file.
+/// Gets every acknowledged key, and compares length and hash with the ledger; with `files` also each byte with the
+/// file.
 pub(crate) fn acknowledged(
     partition: &Partition,
     plan: &Plan,

@@ -10,8 +10,8 @@ use crate::failure::{Failure, Result};
 
 const LEFT_OUT: u64 = u64::MAX;
 
-/// The hash by which values are compared where the bytes themselves are gone. Parent and writer are the same program, so
-/// it need not be the same one in the next version.
+/// The hash by which values are compared where the bytes themselves are gone. Parent and writer are the same program,
+/// so it need not be the same one in the next version.
 pub(crate) fn fingerprint(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);

@@ -10,7 +10,8 @@ use crate::failure::{Failure, Result};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on Ctrl-C (and a polite kill) only sets a mark, which [`go_on`] sees; the way out then leads through `Drop`.
+/// From now on Ctrl-C (and a polite kill) only sets a mark, which [`go_on`] sees; the way out then leads through
+/// `Drop`.
 pub(crate) fn catch_interrupts() -> Result<()> {
     ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed))
         .map_err(|e| Failure::os("watch for Ctrl-C", "signals", io::Error::other(e)))

@@ -1,7 +1,7 @@
 //! Generated versions of a file: deterministic edits, so that they can be checked without being kept.
 
-/// The `version`-th version of `content`: some bytes replaced and some lines put in, at places that follow from the path
-/// and the number alone. Version 0 is the content itself.
+/// The `version`-th version of `content`: some bytes replaced and some lines put in, at places that follow from the
+/// path and the number alone. Version 0 is the content itself.
 pub(crate) fn edited(mut content: Vec<u8>, path: &[u8], version: u64) -> Vec<u8> {
     if version == 0 {
         return content;

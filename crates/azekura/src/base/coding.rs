@@ -18,7 +18,7 @@ pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
 /// The length of `value` as a varint, in bytes.
 #[inline]
 pub(crate) fn varint_len(value: u64) -> usize {
-    (((64 - (value | 1).leading_zeros()) as usize) + 6) / 7
+    ((64 - (value | 1).leading_zeros()) as usize).div_ceil(7)
 }
 
 /// Appends a varint length and the bytes.

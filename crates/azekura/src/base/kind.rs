@@ -5,10 +5,10 @@ use crate::base::error::{Error, Result};
 /// What a record does to its key.
 ///
 /// The byte on disk is the discriminant, with two flag bits above it: 0x40, an expiry time follows, and 0x80, the value
-/// is a wide column. Kinds that no code writes yet have their number already: 4 deletes a range of keys, 5 is an operand
-/// of a merge operator, 6 points to a value in a blob file, and in the log alone 16 clears a partition, 17 drops it, 18
-/// ingests tables, 19 is a watermark, 20 prepares, 21 commits and 22 aborts a transaction. Meeting one of them is
-/// `Unsupported`, never skipped.
+/// is a wide column. Kinds that no code writes yet have their number already: 4 deletes a range of keys, 5 is an
+/// operand of a merge operator, 6 points to a value in a blob file, and in the log alone 16 clears a partition, 17
+/// drops it, 18 ingests tables, 19 is a watermark, 20 prepares, 21 commits and 22 aborts a transaction. Meeting one of
+/// them is `Unsupported`, never skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum RecordKind {

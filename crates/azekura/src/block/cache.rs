@@ -14,8 +14,8 @@ const SHARD_BYTES_MIN: u64 = 512 << 10;
 /// Holds blocks by file and offset. Thread safe.
 ///
 /// The budget is one for all shards, so that a large block fits whatever its shard; a block of more than an eighth of
-/// it is not taken. Space is reserved before a block enters: the sum of charges is never above the capacity. Blocks that
-/// a reader still holds after they were evicted are not counted.
+/// it is not taken. Space is reserved before a block enters: the sum of charges is never above the capacity. Blocks
+/// that a reader still holds after they were evicted are not counted.
 pub(crate) struct BlockCache {
     capacity: u64,
     used: AtomicU64,
@@ -52,6 +52,7 @@ impl BlockCache {
     }
 
     /// In bytes.
+    #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -153,6 +154,7 @@ impl std::fmt::Debug for BlockCache {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use std::sync::Arc;
 

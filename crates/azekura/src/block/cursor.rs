@@ -49,11 +49,11 @@ impl BlockCursor {
     }
 
     pub(crate) fn seek_to_first(&mut self) -> Result<()> {
-        self.to_restart(0)
+        self.go_to_restart(0)
     }
 
     pub(crate) fn seek_to_last(&mut self) -> Result<()> {
-        self.to_restart(self.block.restarts() - 1)?;
+        self.go_to_restart(self.block.restarts() - 1)?;
         while self.next < self.block.end() {
             self.step()?;
         }
@@ -65,9 +65,9 @@ impl BlockCursor {
         self.valid = false;
         let before = self.block.restarts_before(target, order)?;
         if self.block.restarts() == self.block.count() {
-            return if before < self.block.restarts() { self.to_restart(before) } else { Ok(()) };
+            return if before < self.block.restarts() { self.go_to_restart(before) } else { Ok(()) };
         }
-        self.to_restart(before.saturating_sub(1))?;
+        self.go_to_restart(before.saturating_sub(1))?;
         while self.valid && self.key().cmp(&target, order).is_lt() {
             self.next()?;
         }
@@ -99,7 +99,7 @@ impl BlockCursor {
             let middle = low + (high - low) / 2;
             if self.block.restart(middle) < here { low = middle + 1 } else { high = middle }
         }
-        self.to_restart(low - 1)?; // the first restart is at 0, so at least one lies before
+        self.go_to_restart(low - 1)?; // the first restart is at 0, so at least one lies before
         while self.next < here {
             self.step()?;
         }
@@ -110,7 +110,7 @@ impl BlockCursor {
         Ok(())
     }
 
-    fn to_restart(&mut self, i: usize) -> Result<()> {
+    fn go_to_restart(&mut self, i: usize) -> Result<()> {
         self.key.clear();
         self.next = self.block.restart(i);
         self.step()

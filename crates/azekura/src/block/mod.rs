@@ -6,8 +6,8 @@
 //! - a loaded block never changes; who holds an `Arc` of it may keep it as long as needed;
 //! - the cache never holds more than its capacity.
 //!
-//! The layouts are drawn in `docs/format/block.md`. Rooms in reading order: [`kind`], [`handle`], [`frame`], [`builder`],
-//! [`block`], [`cursor`], [`bloom`], [`cache`] with its [`shard`].
+//! The layouts are drawn in `docs/format/block.md`. Rooms in reading order: [`kind`], [`handle`], [`frame`],
+//! [`builder`], [`block`], [`cursor`], [`bloom`], [`cache`] with its [`shard`].
 
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds what blocks are made of and kept in")]
 pub(crate) mod block;

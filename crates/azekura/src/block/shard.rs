@@ -1,8 +1,9 @@
 //! One shard of the cache: what it holds, and in which order it lets go.
 //!
-//! Two queues, in the shape of S3-FIFO. A new block waits on probation; if it is asked for again before its turn it moves
-//! to the main queue, a CLOCK, else it goes, and leaves a ghost: should it come back soon, it enters the main queue at
-//! once. A scan, which asks once for each block, runs through the probation queue and leaves the main queue as it was.
+//! Two queues, in the shape of S3-FIFO. A new block waits on probation; if it is asked for again before its turn it
+//! moves to the main queue, a CLOCK, else it goes, and leaves a ghost: should it come back soon, it enters the main
+//! queue at once. A scan, which asks once for each block, runs through the probation queue and leaves the main queue as
+//! it was.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};

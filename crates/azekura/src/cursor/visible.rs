@@ -183,9 +183,10 @@ mod tests {
     use crate::cursor::merge::VecCursor;
 
     type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+    type Entry = (Vec<u8>, SeqNo, RecordKind, Vec<u8>);
 
     /// Every key `a`..`h` with up to 30 versions, some deleted; the model is the state at each sequence number.
-    fn history() -> (Vec<(Vec<u8>, SeqNo, RecordKind, Vec<u8>)>, Vec<Model>) {
+    fn history() -> (Vec<Entry>, Vec<Model>) {
         let (mut entries, mut models) = (Vec::new(), vec![Model::new()]);
         let mut state = 88172645463325252u64;
         for seqno in 1..=150u64 {
@@ -194,7 +195,7 @@ mod tests {
             state ^= state << 17;
             let key = vec![b'a' + (state % 8) as u8];
             let mut model = models.last().unwrap().clone();
-            let kind = if (state >> 20) % 3 == 0 { RecordKind::Delete } else { RecordKind::Put };
+            let kind = if (state >> 20).is_multiple_of(3) { RecordKind::Delete } else { RecordKind::Put };
             let value = if kind == RecordKind::Put { seqno.to_string().into_bytes() } else { Vec::new() };
             match kind {
                 RecordKind::Put => model.insert(key.clone(), value.clone()),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
@@ -41,13 +41,21 @@ struct Pending {
     value: Vec<u8>,
 }
 
+/// In use.
+const OPEN: u8 = 0;
+/// Deleted by [`Database::delete_partition`](crate::Database::delete_partition).
+const DELETED: u8 = 1;
+/// The database was closed.
+const CLOSED: u8 = 2;
+
 /// A partition as the database holds it, shared by all its handles.
 pub(crate) struct PartitionState {
     pub(crate) id: PartitionId,
     pub(crate) name: Arc<str>,
     comparator: String,
     tree: OnceLock<Arc<LsmTree>>,
-    deleted: AtomicBool,
+    /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
+    life: AtomicU8,
     /// The options as the manifest has them.
     settings: Mutex<Vec<u8>>,
     /// Records of the log for a partition whose comparator is not here yet; bounded by the log.
@@ -60,11 +68,11 @@ impl PartitionState {
     /// The tree.
     ///
     /// # Errors
-    /// `Closed` if the partition was deleted, `Invalid` if its comparator was not given yet.
+    /// `Closed` if the partition was deleted or the database closed, `Invalid` if its comparator was not given yet.
     #[inline]
     pub(crate) fn tree(&self) -> Result<&Arc<LsmTree>> {
-        if self.deleted.load(Ordering::Relaxed) {
-            return Err(self.deleted_error());
+        if self.life.load(Ordering::Relaxed) != OPEN {
+            return Err(self.ended_error());
         }
         self.tree.get().ok_or_else(|| self.wants_comparator())
     }
@@ -75,8 +83,11 @@ impl PartitionState {
     }
 
     #[cold]
-    fn deleted_error(&self) -> Error {
-        Error::new(ErrorKind::Closed, format!("partition {:?} was deleted", self.name))
+    fn ended_error(&self) -> Error {
+        match self.is_deleted() {
+            true => Error::new(ErrorKind::Closed, format!("partition {:?} was deleted", self.name)),
+            false => Error::new(ErrorKind::Closed, "the database is closed"),
+        }
     }
 
     #[cold]
@@ -88,11 +99,16 @@ impl PartitionState {
     }
 
     pub(crate) fn mark_deleted(&self) {
-        self.deleted.store(true, Ordering::Release);
+        self.life.store(DELETED, Ordering::Release);
+    }
+
+    /// The directory is given free: what its files hold from now on is another's.
+    pub(crate) fn mark_closed(&self) {
+        let _deleted_stays = self.life.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     pub(crate) fn is_deleted(&self) -> bool {
-        self.deleted.load(Ordering::Acquire)
+        self.life.load(Ordering::Acquire) == DELETED
     }
 
     /// Notes new options; false if they are what is stored already.
@@ -203,7 +219,7 @@ impl Catalog {
             name: Arc::clone(&name),
             comparator: meta.comparator.clone(),
             tree: OnceLock::new(),
-            deleted: AtomicBool::new(false),
+            life: AtomicU8::new(OPEN),
             settings: Mutex::new(meta.settings.clone()),
             pending: Mutex::default(),
             stored: Mutex::new(stored),

@@ -34,6 +34,15 @@ pub(crate) struct Commit<'a> {
     pub(crate) partitions: &'a [Arc<PartitionState>],
 }
 
+/// What became of a commit, or of the group it was written with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Committed {
+    /// The last sequence number.
+    pub(crate) last: SeqNo,
+    /// Whether a memtable was filled, so that there is work.
+    pub(crate) sealed: bool,
+}
+
 impl<'a> Commit<'a> {
     /// Takes its sequence numbers.
     fn numbered(&self, next: &mut SeqNo) -> LogCommit<'a> {
@@ -55,7 +64,7 @@ struct Waiter {
 enum Turn {
     Waiting,
     Lead,
-    Done(Result<SeqNo>),
+    Done(Result<Committed>),
 }
 
 #[derive(Default)]
@@ -81,11 +90,11 @@ impl Committer {
         Committer { queue: Mutex::default(), wal, visible, poison, commits, records }
     }
 
-    /// Writes, applies and publishes a commit; returns its last sequence number.
+    /// Writes, applies and publishes a commit; says where it stands.
     ///
     /// # Errors
     /// Those of the log; `Poisoned` if the log has the commit but memory may not, which ends all writing.
-    pub(crate) fn commit(&self, commit: Commit<'_>) -> Result<SeqNo> {
+    pub(crate) fn commit(&self, commit: Commit<'_>) -> Result<Committed> {
         let mut queue = lock(&self.queue);
         if !queue.leading {
             queue.leading = true;
@@ -131,7 +140,7 @@ impl Committer {
     }
 
     /// The new leader takes everybody who queued behind it along.
-    fn lead_group(&self, own: &Arc<Waiter>) -> Result<SeqNo> {
+    fn lead_group(&self, own: &Arc<Waiter>) -> Result<Committed> {
         let lead = Lead(self);
         let mut group = vec![Arc::clone(own)];
         {
@@ -151,7 +160,7 @@ impl Committer {
     }
 
     /// Steps 2 and 3, for the leader.
-    fn write(&self, commits: &[Commit<'_>]) -> Result<SeqNo> {
+    fn write(&self, commits: &[Commit<'_>]) -> Result<Committed> {
         self.poison.check()?;
         let mut next = self.visible.get().plus(1);
         let first = next;
@@ -162,11 +171,12 @@ impl Committer {
         let applied = catch_unwind(AssertUnwindSafe(|| apply_all(commits, first)))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
         // The log has these sequence numbers now; going on without them in memory would use them twice.
-        let last = applied.map_err(|error| self.poison.set(error))?;
+        let committed = applied.map_err(|error| self.poison.set(error))?;
+        let last = committed.last;
         self.visible.publish(last);
         self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
-        Ok(last)
+        Ok(committed)
     }
 
     /// Commits and records written since the database was opened.
@@ -175,9 +185,10 @@ impl Committer {
     }
 }
 
-/// Puts the records of all commits into their trees; returns the last sequence number.
-fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<SeqNo> {
+/// Puts the records of all commits into their trees.
+fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
     let mut seqno = first;
+    let mut sealed = false;
     for commit in commits {
         let mut at = 0;
         for record in Records::new(commit.payload) {
@@ -191,12 +202,12 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<SeqNo> {
             }
             let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
             if let Some(tree) = commit.partitions[at].tree_if_built() {
-                tree.apply(entry)?;
+                sealed |= tree.apply(entry)?;
             }
             seqno = seqno.plus(1);
         }
     }
-    Ok(SeqNo(seqno.0 - 1))
+    Ok(Committed { last: SeqNo(seqno.0 - 1), sealed })
 }
 
 /// The lead, handed over when dropped, also by a panic.

@@ -168,8 +168,9 @@ impl Database {
         let writer = shared.writer()?;
         let tree = partition.state.tree()?;
         let edits = [Edit::PartitionDropped { partition: partition.state.id }];
-        // Between two commits, so that no commit is half in a partition that is gone; and behind the sync of all commits
-        // before, because the edit may survive power loss as soon as it is written. Most of that sync is done first.
+        // Between two commits, so that no commit is half in a partition that is gone; and behind the sync of all
+        // commits before, because the edit may survive power loss as soon as it is written. Most of that sync is done
+        // first.
         shared.poison.watch(writer.wal.sync(shared.visible.get(), false))?;
         let written = writer.committer.alone(|| {
             writer.wal.sync(shared.visible.get(), false)?;

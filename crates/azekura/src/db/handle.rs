@@ -15,9 +15,8 @@ use crate::vfs::env::Thread;
 /// Threads that flush while a database with many partitions closes.
 const CLOSING_THREADS_MAX: usize = 8;
 
-/// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition) and
-/// [`Snapshot`](crate::Snapshot); dropping the last one closes the database as `close` does, with failures told to the
-/// listener.
+/// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition), [`Snapshot`](crate::Snapshot) and
+/// iterator; dropping the last one closes the database as `close` does, with failures told to the listener.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     threads: Mutex<Vec<Box<dyn Thread>>>,
@@ -48,13 +47,15 @@ impl Handle {
             }
         }
         let finished = flushed.and_then(|()| self.finish_log());
+        shared.catalog.all().iter().for_each(|partition| partition.mark_closed());
         shared.tell(&Event::Closed);
         *lock(&shared.lock) = None;
         finished
     }
 
     /// A flush waits for the device several times. With many partitions several threads share the waiting, because the
-    /// file system writes what they sync at the same time together; by hand there is one, so that tests are deterministic.
+    /// file system writes what they sync at the same time together; by hand there is one, so that tests are
+    /// deterministic.
     fn flush_all(&self) -> Result<()> {
         let shared = &self.shared;
         shared.poison.check()?;
@@ -95,6 +96,7 @@ impl Handle {
         let Some(writer) = &shared.writer else { return Ok(()) };
         writer.wal.sync(shared.visible.get(), false)?;
         retire_log(shared)?;
+        writer.wal.release_spares();
         let end = writer.wal.segments().last().map(|segment| segment.epoch);
         if let Some(epoch) = end {
             writer.metadata.commit(&[Edit::LogEnd { epoch, seqno: shared.visible.get() }])?;

@@ -1,10 +1,12 @@
 //! Walking over the keys of a partition, from both ends.
 
 use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
 
 use crate::base::{Error, KeyOrder, Result};
 use crate::cursor::Cursor;
 use crate::cursor::visible::{Ascending, Descending};
+use crate::db::handle::Handle;
 use crate::db::state::read_points::ReadPin;
 use crate::engine::{Engine, View};
 use crate::lsm::tree::LsmTree;
@@ -34,6 +36,8 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
 /// One walk: two cursors that come towards each other, each made when first needed from the moment that the walk holds.
 /// Keys and values are borrowed until the next step.
 pub(crate) struct Walk {
+    /// Keeps the database open, and so its files where they are.
+    handle: Arc<Handle>,
     view: Box<dyn View>,
     order: KeyOrder,
     bounds: Bounds,
@@ -48,7 +52,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub(crate) fn new(tree: &LsmTree, bounds: Bounds, pin: ReadPin) -> Walk {
+    pub(crate) fn new(handle: Arc<Handle>, tree: &LsmTree, bounds: Bounds, pin: ReadPin) -> Walk {
         let order = tree.order().clone();
         // An empty or reversed range is empty, not a panic.
         let ended = match (&bounds.0, &bounds.1) {
@@ -58,7 +62,18 @@ impl Walk {
             }
             _ => false,
         };
-        Walk { view: tree.view(), order, bounds, pin, front: None, back: None, front_key: None, back_key: None, ended }
+        Walk {
+            handle,
+            view: tree.view(),
+            order,
+            bounds,
+            pin,
+            front: None,
+            back: None,
+            front_key: None,
+            back_key: None,
+            ended,
+        }
     }
 
     /// Steps the front end; true if it stands on an entry.
@@ -66,7 +81,7 @@ impl Walk {
         if self.ended {
             return Ok(false);
         }
-        let stepped = self.step_front();
+        let stepped = self.handle.shared.check_open().and_then(|()| self.step_front());
         self.ended = !matches!(stepped, Ok(true));
         stepped
     }
@@ -107,7 +122,7 @@ impl Walk {
         if self.ended {
             return Ok(false);
         }
-        let stepped = self.step_back();
+        let stepped = self.handle.shared.check_open().and_then(|()| self.step_back());
         self.ended = !matches!(stepped, Ok(true));
         stepped
     }
@@ -241,7 +256,8 @@ macro_rules! iterator {
     ($(#[$doc:meta])* $name:ident, $item:ty, $shape:expr) => {
         $(#[$doc])*
         ///
-        /// Shows one moment, however long it lives; owns what it needs; after an error it ends.
+        /// Shows one moment, however long it lives; owns what it needs and keeps the database open; after an error it
+        /// ends.
         #[must_use = "iterators do nothing unless consumed"]
         pub struct $name(pub(crate) Source);
 

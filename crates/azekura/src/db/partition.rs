@@ -182,7 +182,7 @@ impl Partition {
     }
 
     pub(crate) fn walk(&self, bounds: Bounds, pin: ReadPin) -> Result<Walk> {
-        Ok(Walk::new(self.state.tree()?, bounds, pin))
+        Ok(Walk::new(Arc::clone(&self.handle), self.state.tree()?, bounds, pin))
     }
 
     pub(crate) fn prefix_walk(&self, prefix: &[u8], pin: ReadPin) -> Result<Walk> {

@@ -9,7 +9,7 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{Commit, Committer};
+use crate::db::commit::{Commit, Committed, Committer};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
@@ -66,6 +66,10 @@ impl Bell {
     }
 
     /// Waits for a ring after `seen`, at most for `ms`.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a timeout on a condition variable is a wait, not a clock that anybody reads"
+    )]
     pub(crate) fn wait(&self, seen: u64, ms: u64) {
         let rings = lock(&self.rings);
         let timeout = std::time::Duration::from_millis(ms);
@@ -159,10 +163,17 @@ impl Shared {
     /// `Closed` after close, `Invalid` if opened read-only, `Poisoned`.
     pub(crate) fn writer(&self) -> Result<&Writer> {
         self.poison.check()?;
-        if self.closing.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Closed, "the database is closed"));
-        }
+        self.check_open()?;
         self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+    }
+
+    /// Fails once the database is closed.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.closing.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
+        }
     }
 
     /// Writes a commit and returns when it is as durable as `mode` asks.
@@ -176,14 +187,14 @@ impl Shared {
             partition.tree()?;
         }
         self.pace(commit.payload.len() as u64)?;
-        let last = self.poison.watch(writer.committer.commit(commit))?;
+        let Committed { last, sealed } = self.poison.watch(writer.committer.commit(commit))?;
         self.counters.user_bytes.fetch_add(commit.payload.len() as u64, Ordering::Relaxed);
-        if mode != PersistMode::Buffer {
-            self.poison.watch(writer.wal.sync(last, mode == PersistMode::SyncAll))?;
-        }
-        if commit.partitions.iter().any(|p| p.tree_if_built().is_some_and(|tree| tree.wants_flush())) {
+        if sealed {
             self.refresh_pressure();
             self.work.ring();
+        }
+        if mode != PersistMode::Buffer {
+            self.poison.watch(writer.wal.sync(last, mode == PersistMode::SyncAll))?;
         }
         Ok(())
     }

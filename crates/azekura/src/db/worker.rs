@@ -51,7 +51,7 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
     let mut partitions = Vec::new();
     for partition in shared.catalog.all() {
         let Some(tree) = partition.tree_if_built() else { continue };
-        let Some(task) = tree.next_task(false) else { continue };
+        let Some(task) = guarded(shared, || Ok(tree.next_task(false)))? else { continue };
         if task == Task::Compact && duty == Duty::FlushesOnly {
             continue;
         }
@@ -70,8 +70,7 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
 /// Runs one task of a tree and accounts for it.
 pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
     let Some(tree) = partition.tree_if_built() else { return Ok(()) };
-    let result = catch_unwind(AssertUnwindSafe(|| tree.run(task, forced, shared)))
-        .unwrap_or_else(|_| Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))));
+    let result = guarded(shared, || tree.run(task, forced, shared));
     if task == Task::Flush {
         *lock(&shared.flush_error) = result.as_ref().err().cloned();
     }
@@ -104,6 +103,12 @@ pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: T
         }
     }
     Ok(())
+}
+
+/// Runs what may call a comparator; a panic in it ends all writing.
+fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
 }
 
 /// Gives back log segments that no tree needs any more.
@@ -222,7 +227,7 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
             return Ok(());
         }
         shared.poison.check()?;
-        match tree.next_task(false) {
+        match guarded(shared, || Ok(tree.next_task(false)))? {
             Some(Task::Flush) => run_task(shared, partition, Task::Flush, false)?,
             _ => shared.done.wait(seen, 20), // a worker is at it
         }
@@ -236,7 +241,7 @@ pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>)
     loop {
         shared.writer()?;
         // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
-        match tree.next_task(true) {
+        match guarded(shared, || Ok(tree.next_task(true)))? {
             Some(task) => run_task(shared, partition, task, true)?,
             None => return Ok(()),
         }

@@ -1,12 +1,13 @@
 //! From sealed memtables to a run on level 0.
 //!
-//! When committing the edit fails, nobody knows whether it is in the manifest: then its tables must stay, and the same edit
-//! is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later ones.)
+//! When committing the edit fails, nobody knows whether it is in the manifest: then its tables must stay, and the same
+//! edit is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later
+//! ones.)
 
 use std::sync::Arc;
 
-use crate::base::edit::{Edit, TableMeta};
-use crate::base::{Result, SeqNo};
+use crate::base::Result;
+use crate::base::edit::Edit;
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
 use crate::engine::{Host, TaskReport};
@@ -14,24 +15,15 @@ use crate::lsm::handle::TableHandle;
 use crate::lsm::metrics::Counters;
 use crate::lsm::older::Older;
 use crate::lsm::options::LsmOptions;
-use crate::lsm::output::{Output, OutputPlan, Unnamed};
+use crate::lsm::output::{Output, OutputPlan};
 use crate::lsm::retain::Retain;
 use crate::lsm::rewrite::Rewrite;
 use crate::lsm::slot::lock;
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::Change;
+use crate::lsm::written::Written;
 use crate::memtable::Memtable;
-
-/// A flush whose tables are written.
-pub(crate) struct Written {
-    sealed: Arc<[Arc<Memtable>]>,
-    /// The last record of the memtables.
-    through: SeqNo,
-    pub(crate) tables: Vec<TableMeta>,
-    /// Until an edit may name the tables.
-    unnamed: Option<Unnamed>,
-}
 
 impl LsmTree {
     /// Writes all memtables that are sealed now as one run. `wait` says what to do while another flush runs.
@@ -43,7 +35,8 @@ impl LsmTree {
         else {
             return Ok(TaskReport::default());
         };
-        // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent too.
+        // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent
+        // too.
         host.make_log_durable(written.through)?;
         let partition = self.context.partition;
         let tables = written.tables.iter();

@@ -7,21 +7,18 @@
 //! - for one key, everything in a newer memtable, a newer run or on a shallower level is newer;
 //! - all versions of a user key in one run are in one table;
 //! - readers take one super version and never wait; whatever they took stays readable until they let go;
-//! - tables are durable before an edit names them, the edit is durable before a version names them, and a file is removed
-//!   only when neither does any more;
+//! - tables are durable before an edit names them, the edit is durable before a version names them, and a file is
+//!   removed only when neither does any more;
 //! - a task that fails leaves the tree as it was, and can be tried again.
 //!
 //! Rooms in reading order: [`tree`], [`options`], [`super_version`], [`version`], [`handle`], [`read`], [`retain`],
-//! [`older`], [`output`], [`rewrite`], [`flush`], [`compaction`], [`metrics`], [`slot`].
+//! [`older`], [`output`], [`rewrite`], [`written`], [`flush`], [`compaction`], [`engine`], [`metrics`], [`slot`].
 
 pub(crate) mod compaction;
+pub(crate) mod engine;
 pub(crate) mod flush;
 pub(crate) mod handle;
-#[cfg(test)]
-mod harness;
 pub(crate) mod metrics;
-#[cfg(test)]
-mod model;
 pub(crate) mod older;
 pub(crate) mod options;
 pub(crate) mod output;
@@ -30,5 +27,8 @@ pub(crate) mod retain;
 pub(crate) mod rewrite;
 pub(crate) mod slot;
 pub(crate) mod super_version;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tree;
 pub(crate) mod version;
+pub(crate) mod written;

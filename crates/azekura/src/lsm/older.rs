@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::base::KeyOrder;
 use crate::lsm::version::{Described, Run};
 
-/// The runs that are older than every input of a merge, asked with ascending keys: each question moves on from the last.
+/// The runs that are older than every input of a merge, asked with ascending keys: each question moves on from the
+/// last.
 pub(crate) struct Older<T> {
     order: KeyOrder,
     /// A run, and its first table that does not end before the last key asked for.

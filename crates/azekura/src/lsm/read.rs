@@ -13,8 +13,8 @@ use crate::table::cursor::TableCursor;
 use crate::table::reader::Lookup;
 
 impl SuperVersion {
-    /// Shows `read` the value of `key` as of `at`, where it lies. Memtables are asked first, from the newest, then runs, from
-    /// the newest: the first version found is the newest there is.
+    /// Shows `read` the value of `key` as of `at`, where it lies. Memtables are asked first, from the newest, then
+    /// runs, from the newest: the first version found is the newest there is.
     ///
     /// `self` was taken before `Latest` is resolved here, as it must be.
     pub(crate) fn find<R>(

@@ -1,13 +1,14 @@
 //! Which versions of a key survive a merge: a pure function of their order, their kinds and the read points.
 //!
-//! The read points, ascending, cut history into strata: stratum `i` holds the sequence numbers above point `i - 1` and up
-//! to point `i`; the stratum behind the last point is *open*, because readers may still choose any moment in it. Within a
-//! closed stratum only the newest version of a key can be seen, within the open one every version.
+//! The read points, ascending, cut history into strata: stratum `i` holds the sequence numbers above point `i - 1` and
+//! up to point `i`; the stratum behind the last point is *open*, because readers may still choose any moment in it.
+//! Within a closed stratum only the newest version of a key can be seen, within the open one every version.
 //!
-//! - A version below a newer one of its closed stratum goes. A `SingleDelete` below a `Put` is the exception: it stays
-//!   until it has met its own `Put`, or a later `SingleDelete` would undo one `Put` and uncover the one before.
-//! - A `SingleDelete` and the next older `Put` of its closed stratum go together; one whose next older version is another
-//!   tombstone of its stratum hides nothing that this does not hide, and goes alone.
+//! - A version below a newer one of its closed stratum goes. The newest tombstone right below a `Put` is the exception: it
+//!   stays for as long as something older may exist, or a later `SingleDelete` would undo the `Put` and uncover what the
+//!   tombstone had hidden.
+//! - A `SingleDelete` and the next older `Put` of its closed stratum go together; one whose next older version is
+//!   another tombstone of its stratum hides nothing that this does not hide, and goes alone.
 //! - Tombstones are held back until it is known whether an older version of the key is kept. If none is, and no table
 //!   outside of the merge can hold one, they go.
 
@@ -75,7 +76,7 @@ impl Retain {
         if let Some(cover) = self.cover
             && closed
             && cover.stratum == stratum
-            && !(kind == RecordKind::SingleDelete && cover.kind == RecordKind::Put)
+            && !(kind.is_tombstone() && cover.kind == RecordKind::Put)
         {
             return Fate::Drop;
         }
@@ -98,8 +99,8 @@ impl Retain {
         self.held.drain(..).map(|held| (held.seqno, held.kind))
     }
 
-    /// Ends the key: gives the tombstones that stay, newest first. `nothing_older` says that no table outside of the merge
-    /// can hold an older version of it.
+    /// Ends the key: gives the tombstones that stay, newest first. `nothing_older` says that no table outside of the
+    /// merge can hold an older version of it.
     pub(crate) fn end_key(&mut self, nothing_older: bool) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
         self.cover = None;
         if nothing_older {
@@ -146,35 +147,127 @@ mod tests {
         above: &'static [(u64, RecordKind)],
     }
 
-    #[rustfmt::skip]
     const CASES: &[Case] = &[
-        Case { name: "one reader sees the newest", points: &[9], versions: &[(7, P), (5, P), (3, P)], bottom: &[(7, P)], above: &[(7, P)] },
-        Case { name: "each point keeps its own", points: &[4, 6, 9], versions: &[(8, P), (7, P), (5, P), (3, P), (2, P)],
-               bottom: &[(8, P), (5, P), (3, P)], above: &[(8, P), (5, P), (3, P)] },
-        Case { name: "above the last point all stay", points: &[4], versions: &[(8, P), (7, D), (5, P), (4, P), (3, P)],
-               bottom: &[(8, P), (7, D), (5, P), (4, P)], above: &[(8, P), (7, D), (5, P), (4, P)] },
-        Case { name: "without points all stay", points: &[], versions: &[(8, P), (7, P)], bottom: &[(8, P), (7, P)], above: &[(8, P), (7, P)] },
-        Case { name: "a tombstone goes only at the bottom", points: &[9], versions: &[(7, D), (5, P)], bottom: &[], above: &[(7, D)] },
-        Case { name: "a tombstone over a kept version stays", points: &[6, 9], versions: &[(7, D), (5, P)],
-               bottom: &[(7, D), (5, P)], above: &[(7, D), (5, P)] },
-        Case { name: "a tombstone under a kept version goes at the bottom", points: &[6, 9], versions: &[(7, P), (5, D), (3, P)],
-               bottom: &[(7, P)], above: &[(7, P), (5, D)] },
-        Case { name: "an unseen tombstone over nothing goes at the bottom", points: &[2], versions: &[(7, D)], bottom: &[], above: &[(7, D)] },
+        Case {
+            name: "one reader sees the newest",
+            points: &[9],
+            versions: &[(7, P), (5, P), (3, P)],
+            bottom: &[(7, P)],
+            above: &[(7, P)],
+        },
+        Case {
+            name: "each point keeps its own",
+            points: &[4, 6, 9],
+            versions: &[(8, P), (7, P), (5, P), (3, P), (2, P)],
+            bottom: &[(8, P), (5, P), (3, P)],
+            above: &[(8, P), (5, P), (3, P)],
+        },
+        Case {
+            name: "above the last point all stay",
+            points: &[4],
+            versions: &[(8, P), (7, D), (5, P), (4, P), (3, P)],
+            bottom: &[(8, P), (7, D), (5, P), (4, P)],
+            above: &[(8, P), (7, D), (5, P), (4, P)],
+        },
+        Case {
+            name: "without points all stay",
+            points: &[],
+            versions: &[(8, P), (7, P)],
+            bottom: &[(8, P), (7, P)],
+            above: &[(8, P), (7, P)],
+        },
+        Case {
+            name: "a tombstone goes only at the bottom",
+            points: &[9],
+            versions: &[(7, D), (5, P)],
+            bottom: &[],
+            above: &[(7, D)],
+        },
+        Case {
+            name: "a tombstone over a kept version stays",
+            points: &[6, 9],
+            versions: &[(7, D), (5, P)],
+            bottom: &[(7, D), (5, P)],
+            above: &[(7, D), (5, P)],
+        },
+        Case {
+            name: "a tombstone under a kept version goes at the bottom",
+            points: &[6, 9],
+            versions: &[(7, P), (5, D), (3, P)],
+            bottom: &[(7, P)],
+            above: &[(7, P), (5, D)],
+        },
+        Case {
+            name: "an unseen tombstone over nothing goes at the bottom",
+            points: &[2],
+            versions: &[(7, D)],
+            bottom: &[],
+            above: &[(7, D)],
+        },
         Case { name: "a pair goes", points: &[9], versions: &[(7, S), (5, P)], bottom: &[], above: &[] },
-        Case { name: "a pair that a point separates stays", points: &[6, 9], versions: &[(7, S), (5, P)],
-               bottom: &[(7, S), (5, P)], above: &[(7, S), (5, P)] },
-        Case { name: "a pair above the last point stays", points: &[3], versions: &[(7, S), (5, P)],
-               bottom: &[(7, S), (5, P)], above: &[(7, S), (5, P)] },
-        Case { name: "a lone single delete waits for its put", points: &[9], versions: &[(7, S)], bottom: &[], above: &[(7, S)] },
-        Case { name: "pairs in a row go", points: &[9], versions: &[(8, S), (7, P), (6, S), (5, P)], bottom: &[], above: &[] },
-        Case { name: "a hidden single delete stays for the put below", points: &[9], versions: &[(8, P), (6, S)],
-               bottom: &[(8, P)], above: &[(8, P), (6, S)] },
-        Case { name: "a hidden single delete takes its put along", points: &[9], versions: &[(8, P), (6, S), (5, P)],
-               bottom: &[(8, P)], above: &[(8, P)] },
-        Case { name: "behind a pair an older single delete hides again", points: &[4, 9], versions: &[(8, S), (7, P), (6, S), (3, P)],
-               bottom: &[(6, S), (3, P)], above: &[(6, S), (3, P)] },
-        Case { name: "a single delete over a delete is not needed", points: &[9], versions: &[(8, S), (7, D)], bottom: &[], above: &[(7, D)] },
-        Case { name: "a delete over a single delete hides enough", points: &[9], versions: &[(8, D), (7, S), (5, P)], bottom: &[], above: &[(8, D)] },
+        Case {
+            name: "a pair that a point separates stays",
+            points: &[6, 9],
+            versions: &[(7, S), (5, P)],
+            bottom: &[(7, S), (5, P)],
+            above: &[(7, S), (5, P)],
+        },
+        Case {
+            name: "a pair above the last point stays",
+            points: &[3],
+            versions: &[(7, S), (5, P)],
+            bottom: &[(7, S), (5, P)],
+            above: &[(7, S), (5, P)],
+        },
+        Case {
+            name: "a lone single delete waits for its put",
+            points: &[9],
+            versions: &[(7, S)],
+            bottom: &[],
+            above: &[(7, S)],
+        },
+        Case {
+            name: "pairs in a row go",
+            points: &[9],
+            versions: &[(8, S), (7, P), (6, S), (5, P)],
+            bottom: &[],
+            above: &[],
+        },
+        Case {
+            name: "a hidden single delete stays for the put below",
+            points: &[9],
+            versions: &[(8, P), (6, S)],
+            bottom: &[(8, P)],
+            above: &[(8, P), (6, S)],
+        },
+        Case {
+            name: "a hidden single delete takes its put along",
+            points: &[9],
+            versions: &[(8, P), (6, S), (5, P)],
+            bottom: &[(8, P)],
+            above: &[(8, P)],
+        },
+        Case {
+            name: "behind a pair an older single delete hides again",
+            points: &[4, 9],
+            versions: &[(8, S), (7, P), (6, S), (3, P)],
+            bottom: &[(6, S), (3, P)],
+            above: &[(6, S), (3, P)],
+        },
+        Case {
+            name: "a single delete over a delete is not needed",
+            points: &[9],
+            versions: &[(8, S), (7, D)],
+            bottom: &[],
+            above: &[(7, D)],
+        },
+        Case {
+            name: "a delete over a single delete hides enough",
+            points: &[9],
+            versions: &[(8, D), (7, S), (5, P)],
+            bottom: &[],
+            above: &[(8, D)],
+        },
         Case { name: "a settled put has number 0", points: &[9], versions: &[(5, S), (0, P)], bottom: &[], above: &[] },
     ];
 
@@ -208,8 +301,8 @@ mod tests {
         *state % below
     }
 
-    /// Histories of one key as a program that keeps the rule of `SingleDelete` writes them, cut into runs that are merged
-    /// in any order, with points that come and go: what every point sees never changes.
+    /// Histories of one key as a program that keeps the rule of `SingleDelete` writes them, cut into runs that are
+    /// merged in any order, with points that come and go: what every point sees never changes.
     #[test]
     fn merges_in_any_order_change_nothing_that_can_be_seen() {
         let mut rng = 0x9e37_79b9_7f4a_7c15u64;

@@ -1,4 +1,4 @@
-//! The LSM tree: the first engine behind a partition.
+//! The LSM tree: the state that readers, writers and tasks share.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,26 +6,21 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
-use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, View as EngineView};
-use crate::lsm::compaction::leveled;
-use crate::lsm::compaction::run::Remembered;
-use crate::lsm::compaction::strategy::{View, choose};
-use crate::lsm::flush::Written;
+use crate::lsm::compaction::remembered::Remembered;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::metrics::{Counters, LevelMetrics, LsmMetrics};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::slot::{Slot, lock};
 use crate::lsm::super_version::{Current, SuperVersion};
 use crate::lsm::version::{Described, Version};
-use crate::mem::slice::Slice;
+use crate::lsm::written::Written;
 use crate::memtable::Memtable;
 use crate::table::files::TableFiles;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
-/// Thread safe. Readers never wait. The locks, in the order in which they are taken: `writing`, then the turn of `current`;
-/// none of them, and neither `remembered` nor `options`, is held while anything is read, written or synced.
+/// Thread safe. Readers never wait. The locks, in the order in which they are taken: `writing`, then the turn of
+/// `current`; none of them, and neither `remembered` nor `options`, is held while anything is read, written or synced.
 pub(crate) struct LsmTree {
     pub(crate) context: Arc<TreeContext>,
     options: Mutex<Arc<LsmOptions>>,
@@ -63,8 +58,8 @@ pub(crate) fn check_files<'a>(
 }
 
 impl LsmTree {
-    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, and the last sequence number
-    /// they cover. The files were checked with [`check_files`]; tables are opened when they are first used.
+    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, and the last sequence
+    /// number they cover. The files were checked with [`check_files`]; tables are opened when they are first used.
     ///
     /// # Errors
     /// `Corruption` if a table cannot lie where the manifest says.
@@ -109,11 +104,6 @@ impl LsmTree {
         &self.context.order
     }
 
-    /// Whether a memtable waits to be flushed. Asked after every commit: no lock.
-    pub(crate) fn wants_flush(&self) -> bool {
-        self.current.with(|now| !now.sealed.is_empty())
-    }
-
     /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
     pub(crate) fn approximate_len(&self) -> u64 {
         let now = self.current.get();
@@ -127,8 +117,8 @@ impl LsmTree {
         self.current.with(|now| Arc::clone(&now.version))
     }
 
-    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and has the
-    /// files removed as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and has
+    /// the files removed as soon as no reader needs them. Tasks fail with `Closed` from then on.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flushing.occupy(true);
@@ -142,27 +132,16 @@ impl LsmTree {
         self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });
     }
 
+    pub(crate) fn is_discarded(&self) -> bool {
+        self.discarded.load(Ordering::SeqCst)
+    }
+
     /// # Errors
     /// `Closed` after [`discard`](LsmTree::discard).
     pub(crate) fn check_open(&self) -> Result<()> {
-        match self.discarded.load(Ordering::SeqCst) {
+        match self.is_discarded() {
             true => Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", self.context.name))),
             false => Ok(()),
-        }
-    }
-
-    pub(crate) fn compaction_view<'a>(
-        &'a self,
-        now: &'a SuperVersion,
-        options: &'a LsmOptions,
-        remembered: &'a Remembered,
-    ) -> View<'a, TableHandle> {
-        View {
-            version: &now.version,
-            order: &self.context.order,
-            options,
-            positions: &remembered.positions,
-            oldest_point: remembered.oldest_point,
         }
     }
 
@@ -189,6 +168,35 @@ impl LsmTree {
         metrics
     }
 
+    /// Adds a record to the memtable; true if that sealed one.
+    ///
+    /// # Errors
+    /// As [`Memtable::insert`].
+    #[inline]
+    pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<bool> {
+        let mut active = lock(&self.writing);
+        let mut sealed = false;
+        if let Err(error) = active.insert(entry) {
+            // Perhaps it is full, and an empty one has room.
+            if error.kind() != ErrorKind::Invalid || active.is_empty() {
+                return Err(error);
+            }
+            self.seal_active(&mut active);
+            active.insert(entry)?;
+            sealed = true;
+        }
+        if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
+            self.seal_active(&mut active);
+            sealed = true;
+        }
+        Ok(sealed)
+    }
+
+    /// Seals the active memtable unless it is empty.
+    pub(crate) fn seal_memtable(&self) {
+        self.seal_active(&mut lock(&self.writing));
+    }
+
     /// Puts an empty memtable in the place of the active one, unless that is empty. The caller holds `writing`.
     fn seal_active(&self, active: &mut Arc<Memtable>) {
         if active.is_empty() {
@@ -200,110 +208,5 @@ impl LsmTree {
             SuperVersion { active: Arc::clone(&next), sealed, version: Arc::clone(&now.version), flushed: now.flushed }
         });
         *active = next;
-    }
-
-    fn wants_compaction(&self, forced: bool) -> bool {
-        let now = self.current.get();
-        let options = self.options();
-        let mut remembered = lock(&self.remembered);
-        let wanted =
-            remembered.paused.is_some() || choose(&self.compaction_view(&now, &options, &remembered), forced).is_some();
-        if forced && !wanted {
-            // Snapshots may be gone by the next time: let it look again at tables whose tombstones could not go now.
-            remembered.oldest_point = SeqNo::MAX;
-        }
-        wanted
-    }
-}
-
-/// The tree at one moment: it keeps the memtables and the tables that were there.
-struct TreeView {
-    now: SuperVersion,
-    context: Arc<TreeContext>,
-}
-
-impl EngineView for TreeView {
-    fn cursor(&self) -> Result<Box<dyn Cursor>> {
-        Ok(Box::new(self.now.cursor(&self.context)))
-    }
-}
-
-impl Engine for LsmTree {
-    fn apply(&self, entry: EntryRef<'_>) -> Result<()> {
-        let mut active = lock(&self.writing);
-        if let Err(error) = active.insert(entry) {
-            // Perhaps it is full, and an empty one has room.
-            if error.kind() != ErrorKind::Invalid || active.is_empty() {
-                return Err(error);
-            }
-            self.seal_active(&mut active);
-            active.insert(entry)?;
-        }
-        if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
-            self.seal_active(&mut active);
-        }
-        Ok(())
-    }
-
-    fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        self.current.with(|now| now.find(&self.context, key, at, |value| Slice::from(value)))
-    }
-
-    fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        // Values are at most 4 GiB - 1, so the cast loses nothing.
-        self.current.with(|now| now.find(&self.context, key, at, |value| value.len() as u32))
-    }
-
-    fn view(&self) -> Box<dyn EngineView> {
-        Box::new(TreeView { now: self.current.get(), context: Arc::clone(&self.context) })
-    }
-
-    fn flushed_through(&self) -> SeqNo {
-        self.current.with(|now| now.flushed)
-    }
-
-    fn first_unflushed(&self) -> Option<SeqNo> {
-        self.current.with(|now| {
-            let oldest = now.sealed.last().unwrap_or(&now.active);
-            (!oldest.is_empty()).then(|| oldest.lowest_seqno())
-        })
-    }
-
-    fn seal(&self) {
-        self.seal_active(&mut lock(&self.writing));
-    }
-
-    /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits for
-    /// it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have what is
-    /// in memory compacted too.
-    fn next_task(&self, forced: bool) -> Option<Task> {
-        if self.discarded.load(Ordering::SeqCst) {
-            return None;
-        }
-        if self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
-            return Some(Task::Flush);
-        }
-        let compact = match self.compacting.is_busy() {
-            true => forced,
-            false => self.wants_compaction(forced),
-        };
-        compact.then_some(Task::Compact)
-    }
-
-    fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport> {
-        match task {
-            Task::Flush => self.flush(forced, host),
-            Task::Compact => self.compact(forced, host),
-        }
-    }
-
-    fn pressure(&self) -> Pressure {
-        let options = self.options();
-        self.current.with(|now| Pressure {
-            sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
-            sealed: now.sealed.len(),
-            compaction_debt: leveled::debt(&now.version, &options.compaction),
-            young_runs: now.version.level(0).runs.len(),
-        })
     }
 }

@@ -146,8 +146,8 @@ impl<T: Described> Version<T> {
 
     /// Builds the version that a manifest lists.
     ///
-    /// Flushes cover rising, disjoint ranges of sequence numbers, so the runs of level 0 follow from those: newest first,
-    /// neighbours joined while their keys do not meet.
+    /// Flushes cover rising, disjoint ranges of sequence numbers, so the runs of level 0 follow from those: newest
+    /// first, neighbours joined while their keys do not meet.
     ///
     /// # Errors
     /// `Corruption` for a level that does not exist, a table named twice, or tables that meet where they must not.

@@ -56,8 +56,8 @@ impl<T> AppendVec<T> {
         }
         let (segment, at) = place(index);
         let start = self.segments[segment].load(Ordering::Relaxed);
-        // SAFETY: `index` is below a `len` that was read with Acquire, so the segment was allocated and the item written
-        // before; neither moves nor goes before the vector does, and nobody has `&mut` to an item.
+        // SAFETY: `index` is below a `len` that was read with Acquire, so the segment was allocated and the item
+        // written before; neither moves nor goes before the vector does, and nobody has `&mut` to an item.
         Some(unsafe { &*start.add(at) })
     }
 
@@ -72,8 +72,8 @@ impl<T> AppendVec<T> {
             let pages = Pages::new(segment_bytes::<T>(segment)?)?;
             slot.store(pages.into_raw().as_ptr().cast(), Ordering::Relaxed);
         }
-        // SAFETY: the segment has room for `2^segment` items, aligned for T, and `at` is less; the lock makes us the only
-        // one to write, and readers stay below `len`.
+        // SAFETY: the segment has room for `2^segment` items, aligned for T, and `at` is less; the lock makes us the
+        // only one to write, and readers stay below `len`.
         unsafe { slot.load(Ordering::Relaxed).add(at).write(value) };
         self.len.store(index + 1, Ordering::Release);
         Some(index)
@@ -109,6 +109,7 @@ fn segment_bytes<T>(segment: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use std::sync::Arc;
 

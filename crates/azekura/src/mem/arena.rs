@@ -139,7 +139,8 @@ impl ArenaWriter {
         Ok(at)
     }
 
-    /// Adds a chunk of `usual` bytes, or more so that `need` bytes fit; its number, its first usable offset and its length.
+    /// Adds a chunk of `usual` bytes, or more so that `need` bytes fit; its number, its first usable offset and its
+    /// length.
     fn add_chunk(&mut self, usual: usize, need: usize) -> Result<(u32, usize, usize)> {
         let number = self.arena.chunks.len();
         if number == CHUNKS_MAX {
@@ -159,9 +160,9 @@ impl ArenaWriter {
         let at = ArenaRef::new(chunk, offset);
         let chunk = self.arena.chunks.get(chunk).expect("the writer added it");
         assert!(offset + padded <= chunk.pages.len() && offset >= chunk.published.load(Ordering::Relaxed));
-        // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind what readers may look at; there
-        // is one writer per arena and it is borrowed mutably by `append`. The parts add up to at most `padded` bytes, and
-        // cannot overlap the target, because nobody was ever handed that.
+        // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind what readers may look at;
+        // there is one writer per arena and it is borrowed mutably by `append`. The parts add up to at most `padded`
+        // bytes, and cannot overlap the target, because nobody was ever handed that.
         unsafe {
             let mut to = chunk.pages.start().as_ptr().add(offset);
             let end = to.add(padded);
@@ -177,6 +178,7 @@ impl ArenaWriter {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use super::*;
 

@@ -19,8 +19,8 @@ const PATIENCE: usize = 64;
 
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 
-/// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most threads
-/// that were ever pinned at once.
+/// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most
+/// threads that were ever pinned at once.
 static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
 
 /// What was replaced and not freed yet, with the epoch it was replaced at.
@@ -122,8 +122,9 @@ impl Pin {
         let depth = slot.depth.load(Ordering::Relaxed);
         slot.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
-            // Acquire: who sees an epoch sees the pointers that were replaced before it began. SeqCst, as is the load of
-            // the pointer that follows: either the one who replaces it sees this slot pinned, or we see the new pointer.
+            // Acquire: who sees an epoch sees the pointers that were replaced before it began. SeqCst, as is the load
+            // of the pointer that follows: either the one who replaces it sees this slot pinned, or we see the new
+            // pointer.
             slot.epoch.store(EPOCH.load(Ordering::Acquire), Ordering::SeqCst);
         }
         Pin { slot, on_this_thread: PhantomData }
@@ -192,24 +193,12 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
         EpochCell { value: AtomicPtr::new(Arc::into_raw(value).cast_mut()), owned: PhantomData }
     }
 
-    /// The value of now. The guard keeps it, and everything else that is replaced meanwhile in any cell, from being freed:
-    /// hold it inside one call only, and take [`EpochCell::load_full`] for longer.
+    /// The value of now. The guard keeps it, and everything else that is replaced meanwhile in any cell, from being
+    /// freed: hold it inside one call only, and clone what must live longer.
     #[inline]
     pub(crate) fn load(&self) -> Guard<'_, T> {
         let pin = Pin::new();
         Guard { value: self.value.load(Ordering::SeqCst).cast_const(), _pin: pin, cell: PhantomData }
-    }
-
-    /// The value of now, counted; writes to a cache line that others write too.
-    pub(crate) fn load_full(&self) -> Arc<T> {
-        let _pin = Pin::new();
-        let value = self.value.load(Ordering::SeqCst).cast_const();
-        // SAFETY: the pointer comes from `Arc::into_raw`, and the count that the cell owned when the pin was set is not
-        // dropped while it is; so it is at least one here.
-        unsafe {
-            Arc::increment_strong_count(value);
-            Arc::from_raw(value)
-        }
     }
 
     /// Puts `value` in; the old one is freed as soon as no reader can see it. Never waits for readers.
@@ -240,14 +229,15 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with freeing
-        // (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an `Arc`, so it is aligned
-        // and nobody has `&mut` to what it points at.
+        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with
+        // freeing (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an `Arc`, so it
+        // is aligned and nobody has `&mut` to what it points at.
         unsafe { &*self.value }
     }
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use super::*;
 
@@ -303,12 +293,10 @@ mod tests {
             assert!(nested.alive.load(Ordering::SeqCst), "the inner guard still pins");
         }
         eventually(|| alive() == 1);
-        let full = cell.load_full();
         cell.store(Tracked::new(12, &count));
-        eventually(|| alive() == 2);
-        drop(cell);
         eventually(|| alive() == 1);
-        assert!(full.number == 11 && full.alive.load(Ordering::SeqCst));
+        drop(cell);
+        eventually(|| alive() == 0);
     }
 
     #[test]
@@ -330,10 +318,6 @@ mod tests {
                             assert!(guard.number >= seen, "an older value came back");
                             seen = guard.number;
                             if reader == 0 {
-                                let full = cell.load_full();
-                                drop(guard);
-                                assert!(full.alive.load(Ordering::SeqCst) && full.number >= seen);
-                            } else if reader == 1 {
                                 let inner = cell.load();
                                 assert!(inner.number >= seen && guard.alive.load(Ordering::SeqCst));
                             }

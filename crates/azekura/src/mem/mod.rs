@@ -1,4 +1,4 @@
-//! Memory: byte strings that are handed out, arenas, epochs, budgets.
+//! Memory: byte strings that are handed out, arenas, epochs.
 //!
 //! Together with `vfs/mmap.rs` this is the only folder with unsafe code; everything it offers is safe to call.
 //!
@@ -7,12 +7,10 @@
 //! - what crosses a call holds a counted pin; an epoch is pinned only inside one call.
 //!
 //! Rooms in reading order: [`slice`], [`pages`] (memory in big pieces), [`append_vec`] (grows beside its readers),
-//! [`arena`] (byte records), [`epoch`] (a pointer that readers follow without a lock), [`budget`],
-//! [`prefetch`].
+//! [`arena`] (byte records), [`epoch`] (a pointer that readers follow without a lock), [`prefetch`].
 
 pub(crate) mod append_vec;
 pub(crate) mod arena;
-pub(crate) mod budget;
 pub(crate) mod epoch;
 pub(crate) mod pages;
 pub(crate) mod prefetch;

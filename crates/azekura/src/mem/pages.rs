@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 /// The size and the alignment of a huge page, in bytes.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// Pieces of exactly [`HUGE_PAGE`] bytes that are kept for the next taker instead of going back to the system: the first
-/// touch of fresh memory costs more than everything that an insert does with it.
+/// Pieces of exactly [`HUGE_PAGE`] bytes that are kept for the next taker instead of going back to the system: the
+/// first touch of fresh memory costs more than everything that an insert does with it.
 const SPARES_MAX: usize = 16;
 
 /// The alignment of pieces that are smaller than a huge page: a cache line.
@@ -94,7 +94,8 @@ impl Drop for Pages {
     }
 }
 
-/// Gives the memory that is kept for reuse (at most 32 MiB) back to the system; for the close of the last database.
+/// Gives the memory that is kept for reuse (at most 32 MiB) back to the system.
+#[cfg(test)]
 pub(crate) fn release_spares() {
     let spares = std::mem::take(&mut *SPARES.lock().unwrap_or_else(PoisonError::into_inner));
     for spare in spares {
@@ -145,7 +146,8 @@ mod system {
 
     #[cfg(target_os = "linux")]
     fn advise_huge(start: *mut std::ffi::c_void, len: usize) {
-        // SAFETY: the advice changes how the pages are backed, not what they hold. A system without huge pages refuses it.
+        // SAFETY: the advice changes how the pages are backed, not what they hold. A system without huge pages refuses
+        // it.
         let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxHugepage) };
     }
 

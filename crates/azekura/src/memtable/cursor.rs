@@ -19,6 +19,13 @@ pub(crate) struct MemtableCursor {
     at: Option<usize>,
 }
 
+impl Memtable {
+    /// A cursor over what is in now; what is inserted later may or may not appear.
+    pub(crate) fn cursor(self: &Arc<Self>) -> MemtableCursor {
+        MemtableCursor::new(Arc::clone(self))
+    }
+}
+
 impl MemtableCursor {
     pub(crate) fn new(table: Arc<Memtable>) -> MemtableCursor {
         MemtableCursor { table, leaf: LeafCopy::new(), at: None }
@@ -42,8 +49,8 @@ impl MemtableCursor {
         self.at.expect("a cursor is asked for entries and steps only where it is valid")
     }
 
-    /// To the first entry of the leaf to the right. Copies never overlap, because a split is one store: a leaf is copied
-    /// with all its entries and its old neighbour, or without those that moved and with the new one.
+    /// To the first entry of the leaf to the right. Copies never overlap, because a split is one store: a leaf is
+    /// copied with all its entries and its old neighbour, or without those that moved and with the new one.
     #[cold]
     fn next_leaf(&mut self) {
         self.at = self.table.tree().right_of(self.table.records(), &mut self.leaf).then_some(0);

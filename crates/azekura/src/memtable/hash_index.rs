@@ -1,9 +1,9 @@
 //! The hash index: from a key to its newest record.
 //!
 //! Extendible hashing: a directory of 2^depth entries, by the upper bits of the hash, names segments of 512 slots; a
-//! segment that is three quarters full is split in two, so that growing never stops anyone for long. A slot is the upper
-//! 32 bits of the hash and the reference of the record; directory and place in the segment follow from those bits alone,
-//! so that splitting looks at no record.
+//! segment that is three quarters full is split in two, so that growing never stops anyone for long. A slot is the
+//! upper 32 bits of the hash and the reference of the record; directory and place in the segment follow from those bits
+//! alone, so that splitting looks at no record.
 //!
 //! A record that is found is compared with the key, so a hit is always true. A miss is true if the directory entry did
 //! not change meanwhile; it carries a version that is odd while its segment is rewritten.
@@ -125,8 +125,8 @@ impl HashIndex {
         !self.incomplete.load(Ordering::Acquire)
     }
 
-    /// Finds the place of the key of which `is_key` tells the records, making room if need be. `None` if there is no room
-    /// to be made: then [`HashIndex::give_up`].
+    /// Finds the place of the key of which `is_key` tells the records, making room if need be. `None` if there is no
+    /// room to be made: then [`HashIndex::give_up`].
     pub(crate) fn place(&self, writer: &mut HashWriter, hash: u64, is_key: impl Fn(ArenaRef) -> bool) -> Option<Place> {
         let tag = (hash >> 32) as u32;
         if self.segments.len() == 0 {
@@ -258,6 +258,7 @@ impl Segment {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use super::*;
 

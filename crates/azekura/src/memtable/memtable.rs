@@ -1,12 +1,11 @@
 //! The memtable.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::base::checksum::key_hash;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, Result, SeqNo};
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
-use crate::memtable::cursor::MemtableCursor;
 use crate::memtable::hash_index::{Found, HashIndex, HashWriter};
 use crate::memtable::record::Records;
 use crate::memtable::tree::{Goal, LeafCopy, Tree};
@@ -63,9 +62,9 @@ impl Memtable {
     /// Adds a record. Those of one key must come with rising sequence numbers.
     ///
     /// # Errors
-    /// `Invalid` if key or value is too long, the sequence number does not rise (noticed only where keys are hashed), or
-    /// the memtable is full; `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier call.
-    /// In every case the record is not in.
+    /// `Invalid` if key or value is too long, the sequence number does not rise (noticed only where keys are hashed),
+    /// or the memtable is full; `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier
+    /// call. In every case the record is not in.
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
             self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
@@ -158,11 +157,6 @@ impl Memtable {
         user == key || !self.bytes_are_keys && self.records.same_key(user, key)
     }
 
-    /// A cursor over what is in now; what is inserted later may or may not appear.
-    pub(crate) fn cursor(self: &Arc<Self>) -> MemtableCursor {
-        MemtableCursor::new(Arc::clone(self))
-    }
-
     pub(crate) fn records(&self) -> &Records {
         &self.records
     }
@@ -199,6 +193,8 @@ impl Memtable {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::base::RecordKind;
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use crate::base::comparator::Comparator;
 use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, SeqNo};
 use crate::cursor::Cursor;
-use crate::memtable::{Memtable, MemtableCursor};
+use crate::memtable::Memtable;
+use crate::memtable::cursor::MemtableCursor;
 
 struct Reversed;
 

@@ -6,8 +6,9 @@
 //!
 //! One writer changes a node between [`Head::open`] and [`Head::close`]. Readers that saw the same even version before
 //! and after have read one state. In a node that is open, prefixes and common beginning mean nothing, but
-//! - a leaf's references are sorted and complete, with at most one of them standing there twice (side by side): inserting
-//!   shifts from the right end, one atomic store after the other, and a split is the one store that shortens the node;
+//! - a leaf's references are sorted and complete, with at most one of them standing there twice (side by side):
+//!   inserting shifts from the right end, one atomic store after the other, and a split is the one store that shortens
+//!   the node;
 //! - each link of an inner node (separator and child in one word) is one that was stored as such.
 
 use std::cmp::Ordering as Order;
@@ -151,7 +152,6 @@ impl Head {
 
 /// A leaf or an inner node: sorted references to records under their prefixes.
 pub(crate) trait Node {
-    const CAP: usize;
     /// The first entry that a search compares: the first link of an inner node has no separator, it is the way to
     /// whatever is before the second.
     const FIRST: usize;
@@ -160,7 +160,8 @@ pub(crate) trait Node {
     /// The reference bits of entry `n`, FIRST <= n < count.
     fn record(&self, n: usize) -> u32;
 
-    /// How many entries are before `target`, or, with `or_equal`, not behind it; those that no search compares included.
+    /// How many entries are before `target`, or, with `or_equal`, not behind it; those that no search compares
+    /// included.
     ///
     /// Only an answer if [`Head::unchanged`] says so afterwards (always for the writer).
     #[inline]
@@ -205,8 +206,8 @@ pub(crate) trait Node {
         low
     }
 
-    /// Makes room for one more entry at `at` whose key is `user`, in the prefixes only; returns the shape of before. The
-    /// node is open and not full.
+    /// Makes room for one more entry at `at` whose key is `user`, in the prefixes only; returns the shape of before.
+    /// The node is open and not full.
     fn insert_prefix(&self, at: usize, user: &[u8], records: &Records) -> Shape {
         let mut shape = self.head().shape();
         if !records.bytewise() {
@@ -224,8 +225,8 @@ pub(crate) trait Node {
         shape
     }
 
-    /// Closes a node after an insertion. Now and then it sees whether all keys have more in common, because nodes that grow
-    /// at their right end begin empty and are never split in two.
+    /// Closes a node after an insertion. Now and then it sees whether all keys have more in common, because nodes that
+    /// grow at their right end begin empty and are never split in two.
     fn finish_insertion(&self, records: &Records) {
         let shape = self.head().shape();
         if shape.count.is_power_of_two() {
@@ -284,7 +285,6 @@ pub(crate) struct Leaf {
 }
 
 impl Node for Leaf {
-    const CAP: usize = LEAF_CAP;
     const FIRST: usize = 0;
 
     #[inline]
@@ -321,8 +321,8 @@ impl Leaf {
         self.finish_insertion(records);
     }
 
-    /// Stores the reference in an open leaf of that shape. In this order each store leaves sorted references of which at
-    /// most one stands twice; `after_each` is called in each of these states.
+    /// Stores the reference in an open leaf of that shape. In this order each store leaves sorted references of which
+    /// at most one stands twice; `after_each` is called in each of these states.
     #[inline]
     fn insert_ref(&self, at: usize, record: u32, shape: Shape, mut after_each: impl FnMut()) {
         let last = if at < shape.count { self.refs[shape.count - 1].load(Ordering::Relaxed) } else { record };
@@ -375,7 +375,6 @@ pub(crate) struct Inner {
 }
 
 impl Node for Inner {
-    const CAP: usize = INNER_CAP;
     const FIRST: usize = 1;
 
     #[inline]

@@ -1,13 +1,15 @@
-//! Nanoseconds per operation, printed: `cargo test --release -p azekura --lib memtable::speed -- --ignored --nocapture`.
+//! Nanoseconds per operation, printed: `cargo test --release -p azekura --lib memtable::speed -- --ignored
+//! --nocapture`.
 
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, SeqNo};
 use crate::cursor::Cursor;
 use crate::mem::epoch::EpochCell;
 use crate::memtable::Memtable;
+use crate::vfs::Env;
+use crate::vfs::env::SystemEnv;
 
 const COUNT: u64 = 500_000;
 
@@ -32,9 +34,10 @@ fn ascending_key(n: u64) -> [u8; 16] {
 }
 
 fn time(what: &str, count: u64, body: impl FnOnce()) {
-    let start = Instant::now();
+    let env = SystemEnv::new();
+    let start = env.monotonic_ns();
     body();
-    println!("  {what:<28}{:>8.1} ns", start.elapsed().as_nanos() as f64 / count as f64);
+    println!("  {what:<28}{:>8.1} ns", (env.monotonic_ns() - start) as f64 / count as f64);
 }
 
 fn measure(name: &str, key_of: fn(u64) -> [u8; 16]) {

@@ -14,7 +14,8 @@ use crate::memtable::record::Records;
 /// How often a reader tries again before it reads an open node the slow way.
 const PATIENCE: usize = 32;
 
-/// More levels of inner nodes than 2^32 records can fill: but for ascending runs every node is half full, and runs fill it.
+/// More levels of inner nodes than 2^32 records can fill: but for ascending runs every node is half full, and runs fill
+/// it.
 const HEIGHT_MAX: usize = 12;
 
 /// Where a reader wants to go.
@@ -67,8 +68,8 @@ impl LeafCopy {
         self.take_open(leaf, records, goal);
     }
 
-    /// Copies a leaf that may be open, without its prefixes. Two equal collects under one version are one moment, because
-    /// within a change no state comes twice.
+    /// Copies a leaf that may be open, without its prefixes. Two equal collects under one version are one moment,
+    /// because within a change no state comes twice.
     #[cold]
     fn take_open(&mut self, leaf: &Leaf, records: &Records, goal: Goal<'_>) {
         loop {
@@ -293,8 +294,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts the link to a new node behind that of its left neighbour, node number `left`, into the parent, the last step of
-    /// `path`; a full parent is split first, and a split root gets a new root above it.
+    /// Puts the link to a new node behind that of its left neighbour, node number `left`, into the parent, the last
+    /// step of `path`; a full parent is split first, and a split root gets a new root above it.
     fn link(&self, records: &Records, path: &[(u32, usize)], left: u32, new: (u32, u32)) -> Result<()> {
         let Some((&(number, followed), path)) = path.split_last() else {
             let root = Inner::over(left);
@@ -342,8 +343,8 @@ fn follow(inner: &Inner, version: u64, records: &Records, goal: Goal<'_>) -> Opt
     inner.head().unchanged(version).then_some(child)
 }
 
-/// The child of `inner`, which may be open, where `goal` is, or one left of it. Each link alone is true: what stands below
-/// it is not before its separator; so the last one met whose separator is not behind the goal leads there.
+/// The child of `inner`, which may be open, where `goal` is, or one left of it. Each link alone is true: what stands
+/// below it is not before its separator; so the last one met whose separator is not behind the goal leads there.
 #[cold]
 fn follow_open(inner: &Inner, records: &Records, goal: Goal<'_>) -> u32 {
     let mut child = inner.link(0).1;
@@ -369,7 +370,8 @@ fn no_memory() -> Error {
 
 #[cfg(test)]
 impl Tree {
-    /// Makes readers meet every node as if the writer had stopped in the middle of changing it, and again as it should be.
+    /// Makes readers meet every node as if the writer had stopped in the middle of changing it, and again as it should
+    /// be.
     pub(crate) fn toggle_open(&self) {
         (0..self.leaves.len()).for_each(|n| self.leaf(n).head().toggle_open());
         (0..self.inners.len()).for_each(|n| self.inner(n).head().toggle_open());
@@ -387,6 +389,7 @@ impl Tree {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use super::*;
     use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
@@ -422,7 +425,8 @@ mod tests {
         }
     }
 
-    /// Separator `10 * n` leads to child `n`. While links are put in, in any order, no reader is led to the right of its goal.
+    /// Separator `10 * n` leads to child `n`. While links are put in, in any order, no reader is led to the right of
+    /// its goal.
     #[test]
     fn an_inner_node_never_leads_too_far_while_it_changes() {
         let (arena, mut writer) = Arena::new();

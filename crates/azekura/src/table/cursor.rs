@@ -18,6 +18,13 @@ pub(crate) struct TableCursor {
     kind: Option<RecordKind>,
 }
 
+impl Table {
+    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not.
+    pub(crate) fn cursor(self: &Arc<Self>, fill_cache: bool) -> TableCursor {
+        TableCursor::new(Arc::clone(self), fill_cache)
+    }
+}
+
 impl TableCursor {
     pub(crate) fn new(table: Arc<Table>, fill_cache: bool) -> TableCursor {
         TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, kind: None }
@@ -81,28 +88,28 @@ impl TableCursor {
         }
     }
 
-    fn to_first(&mut self) -> Result<()> {
+    fn go_first(&mut self) -> Result<()> {
         self.index.seek_to_first(&self.table.index, &self.table.source)?;
         self.load(BlockCursor::seek_to_first)
     }
 
-    fn to_last(&mut self) -> Result<()> {
+    fn go_last(&mut self) -> Result<()> {
         self.index.seek_to_last(&self.table.index, &self.table.source)?;
         self.load(BlockCursor::seek_to_last)
     }
 
-    fn to(&mut self, target: KeyRef<'_>) -> Result<()> {
+    fn go(&mut self, target: KeyRef<'_>) -> Result<()> {
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.source, target, &table.order)?;
         self.load(|data| data.seek(target, &table.order))?;
         self.go_on()
     }
 
-    fn to_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+    fn go_before(&mut self, target: KeyRef<'_>) -> Result<()> {
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.source, target, &table.order)?;
         if self.index.entry().is_none() {
-            return self.to_last();
+            return self.go_last();
         }
         self.load(|data| data.seek_before(target, &table.order))?;
         self.go_back()
@@ -111,22 +118,22 @@ impl TableCursor {
 
 impl Cursor for TableCursor {
     fn seek_to_first(&mut self) -> Result<()> {
-        let moved = self.to_first();
+        let moved = self.go_first();
         self.settle(moved)
     }
 
     fn seek_to_last(&mut self) -> Result<()> {
-        let moved = self.to_last();
+        let moved = self.go_last();
         self.settle(moved)
     }
 
     fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
-        let moved = self.to(target);
+        let moved = self.go(target);
         self.settle(moved)
     }
 
     fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
-        let moved = self.to_before(target);
+        let moved = self.go_before(target);
         self.settle(moved)
     }
 

@@ -63,7 +63,8 @@ impl TableFiles {
         if let Some(file) = self.lock().get(id) {
             return Ok(file);
         }
-        // Not under the lock: readers of other files need not wait. Two threads may open the same file; one handle stays.
+        // Not under the lock: readers of other files need not wait. Two threads may open the same file; one handle
+        // stays.
         let file = self.fs.open(&self.path(id), OpenMode::Read)?;
         let mut open = self.lock();
         let closed = open.make_room(self.max_open);
@@ -82,6 +83,7 @@ impl TableFiles {
     }
 
     /// Handles kept now.
+    #[cfg(test)]
     pub(crate) fn open_files(&self) -> usize {
         self.lock().files.len()
     }

@@ -8,8 +8,6 @@ use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::frame::{Body, open_frame};
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
-use crate::mem::slice::Slice;
-use crate::table::cursor::TableCursor;
 use crate::table::files::TableFiles;
 use crate::table::filter::Filter;
 use crate::table::format::{Directory, FOOTER_LEN, Footer};
@@ -37,14 +35,6 @@ impl<'a> Lookup<'a> {
         let hash = order.hashable(key, &mut Vec::new()).map(|bytes| key_hash(hash_seed, bytes));
         Lookup { key, hash, at }
     }
-}
-
-/// The newest version that a lookup may see.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub(crate) seqno: SeqNo,
-    pub(crate) kind: RecordKind,
-    pub(crate) value: Slice,
 }
 
 /// An open table. Thread safe; holds no file open by itself.
@@ -123,18 +113,11 @@ impl Table {
         Ok((size, Tail::read(&mut source)?.properties()?))
     }
 
-    /// The newest version of the key that is not newer than asked for; tombstones are found like values.
+    /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees
+    /// the value where it lies.
     ///
     /// # Errors
     /// `Corruption`, `Unsupported` or `Io` if a block on the way cannot be read.
-    pub(crate) fn get(&self, lookup: &Lookup<'_>) -> Result<Option<Found>> {
-        self.find(lookup, |seqno, kind, value| Found { seqno, kind, value: Slice::from(value) })
-    }
-
-    /// The same without a copy: `read` sees the value where it lies.
-    ///
-    /// # Errors
-    /// As [`Table::get`].
     #[inline]
     pub(crate) fn find<R>(
         &self,
@@ -174,11 +157,6 @@ impl Table {
     pub(crate) fn rehash(&self, key: &[u8]) -> Option<u64> {
         let mut scratch = Vec::new();
         self.order.hashable(key, &mut scratch).map(|bytes| key_hash(self.properties.hash_seed, bytes))
-    }
-
-    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not.
-    pub(crate) fn cursor(self: &Arc<Self>, fill_cache: bool) -> TableCursor {
-        TableCursor::new(Arc::clone(self), fill_cache)
     }
 
     pub(crate) fn properties(&self) -> &Properties {
@@ -345,8 +323,8 @@ impl Tail {
     }
 }
 
-/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so, or
-/// if the cache would never take it: every lookup would read it again.
+/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so,
+/// or if the cache would never take it: every lookup would read it again.
 fn hold_piece(source: &Source, piece: BlockHandle, properties: &Properties, options: ReadOptions) -> bool {
     let by_option = !properties.partitioned && !options.cache_index_and_filter_blocks;
     by_option || !source.cache.takes(2 * piece.len)

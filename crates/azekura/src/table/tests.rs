@@ -13,6 +13,7 @@ use crate::base::{EntryRef, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, Seq
 use crate::block::frame::FRAME_HEADER_LEN;
 use crate::block::{BlockCache, BlockKind};
 use crate::cursor::Cursor;
+use crate::mem::slice::Slice;
 use crate::table::files::TableFiles;
 use crate::table::format::FOOTER_LEN;
 use crate::table::options::{FilterPolicy, ReadOptions, TableOptions};
@@ -26,6 +27,20 @@ const FILE_ID: [u8; 16] = *b"random file id!!";
 const SEED: u64 = 99;
 const ID: FileId = FileId(7);
 const PATH: &str = "/db/000007.sst";
+
+/// What a lookup finds, as a value of its own.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) seqno: SeqNo,
+    pub(super) kind: RecordKind,
+    pub(super) value: Slice,
+}
+
+impl Table {
+    pub(super) fn get(&self, lookup: &Lookup<'_>) -> Result<Option<Found>> {
+        self.find(lookup, |seqno, kind, value| Found { seqno, kind, value: Slice::from(value) })
+    }
+}
 
 pub(super) struct Random(pub(super) u64);
 
@@ -119,8 +134,8 @@ impl World {
         for row in rows {
             writer.add(row.entry()).unwrap();
         }
-        assert_eq!(writer.entries(), rows.len() as u64);
         let meta = writer.finish(ID).unwrap();
+        assert_eq!(meta.entries, rows.len() as u64);
         World { fs, meta, order: order.clone(), options: options.clone() }
     }
 

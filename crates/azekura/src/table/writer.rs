@@ -159,10 +159,6 @@ impl TableWriter {
         self.out.offset() + open + self.index.bytes() + self.filter.as_ref().map_or(0, FilterBuilder::bytes)
     }
 
-    pub(crate) fn entries(&self) -> u64 {
-        self.properties.entries
-    }
-
     /// Writes the rest. The caller syncs the file and its directory.
     ///
     /// # Errors

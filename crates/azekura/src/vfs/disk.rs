@@ -155,7 +155,7 @@ impl Fs for DiskFs {
             LockMode::Exclusive => file.try_lock(),
         };
         match locked {
-            Ok(()) => Ok(Box::new(DiskLock { _file: file })),
+            Ok(()) => Ok(Box::new(DiskLock { file })),
             Err(TryLockError::WouldBlock) => {
                 Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path))
             }
@@ -262,10 +262,17 @@ impl fmt::Debug for DiskFile {
 /// Closing the file releases the lock; so does the end of the process.
 #[derive(Debug)]
 struct DiskLock {
-    _file: StdFile,
+    file: StdFile,
 }
 
 impl FileLock for DiskLock {}
+
+impl Drop for DiskLock {
+    /// Closing the file is not enough: a child that another thread is about to start may hold it a moment longer.
+    fn drop(&mut self) {
+        let _closing_unlocks_too = self.file.unlock();
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -97,8 +97,8 @@ pub trait Fs: Send + Sync + fmt::Debug {
     fn overwrites_in_place(&self, dir: &Path) -> bool;
 }
 
-/// Makes the names that lead to `path` durable: that of `path` in its parent, that of the parent in its own, up to the root
-/// or the working directory. Directories above the first that may not be read were there before.
+/// Makes the names that lead to `path` durable: that of `path` in its parent, that of the parent in its own, up to the
+/// root or the working directory. Directories above the first that may not be read were there before.
 pub(crate) fn sync_names_above(fs: &dyn Fs, path: &Path) -> Result<()> {
     for (height, above) in path.ancestors().skip(1).enumerate() {
         let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };

@@ -11,8 +11,11 @@
 //! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] and its [`mmap`], [`mem`] (with `crash()`),
 //! [`fault`], [`dice`] (seeded chance for the simulators).
 
-// What `clippy.toml` bans everywhere else is what this folder is for.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "what clippy.toml bans everywhere else is what this folder is for"
+)]
 
 pub(crate) mod dice;
 pub(crate) mod disk;

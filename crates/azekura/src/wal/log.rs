@@ -12,7 +12,8 @@ use crate::record::writer::FrameWriter;
 use crate::vfs::{Env, File, Fs, OpenMode};
 use crate::wal::company::SyncState;
 use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
-use crate::wal::options::{ReplayReport, SegmentInfo, WalHost, WalOptions, WalStats};
+use crate::wal::host::WalHost;
+use crate::wal::options::{ReplayReport, SegmentInfo, WalOptions, WalStats};
 use crate::wal::segment::{ActiveSegment, PAGE, create_spare, fresh_id};
 
 /// More epochs than this cannot have been used without the manifest knowing.

@@ -9,14 +9,14 @@
 //! - replay reads only; a replayed segment is never appended to;
 //! - after a failed sync or a failed write of frames nothing is written any more.
 //!
-//! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`] (and the host),
-//! [`segment`] (the one being written), [`company`] (who syncs), [`log`] (the state), [`append`], [`sync`], [`retire`];
-//! then reading: [`survey`] (what files there are), [`walk`] (from segment to segment), [`salvage`],
-//! [`replay`](mod@replay).
+//! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`], [`host`], [`segment`]
+//! (the one being written), [`company`] (who syncs), [`log`] (the state), [`append`], [`sync`], [`retire`]; then
+//! reading: [`survey`] (what files there are), [`walk`] (from segment to segment), [`salvage`], [`replay`](mod@replay).
 
 pub(crate) mod append;
 pub(crate) mod company;
 pub(crate) mod format;
+pub(crate) mod host;
 pub(crate) mod log;
 pub(crate) mod options;
 pub(crate) mod payload;
@@ -24,8 +24,6 @@ pub(crate) mod replay;
 pub(crate) mod retire;
 pub(crate) mod salvage;
 pub(crate) mod segment;
-#[cfg(test)]
-mod speed;
 pub(crate) mod survey;
 pub(crate) mod sync;
 #[cfg(test)]
@@ -35,6 +33,7 @@ pub(crate) mod walk;
 pub use options::RecoveryMode;
 
 pub(crate) use format::scan_bytes;
+pub(crate) use host::WalHost;
 pub(crate) use log::Wal;
-pub(crate) use options::{LogCommit, ReplayOptions, ReplayReport, WalHost, WalOptions};
+pub(crate) use options::{LogCommit, ReplayOptions, ReplayReport, WalOptions};
 pub(crate) use replay::replay;

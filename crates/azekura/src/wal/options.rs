@@ -1,21 +1,8 @@
 //! The words that the log and its caller share.
 
+use crate::base::SeqNo;
 use crate::base::edit::{Epoch, FileId};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::{Result, SeqNo};
-
-/// Answers the log's questions. Called from appending, syncing and background threads, [`WalHost::segment_added`] and
-/// [`WalHost::new_segment`] with the log's append lock held: an answer must not call back into the log.
-pub(crate) trait WalHost: Send + Sync {
-    /// Fresh numbers, never given before: the epoch is at least 1 and rises from call to call.
-    fn new_segment(&self) -> Result<(Epoch, FileId)>;
-
-    /// Notes in the manifest, without syncing it, that a segment begins. On an error nothing is noted.
-    fn segment_added(&self, epoch: Epoch, file: FileId) -> Result<()>;
-
-    /// Syncs what of the manifest is not synced yet.
-    fn before_sync(&self) -> Result<()>;
-}
 
 /// How a log is written.
 #[derive(Clone, Debug, PartialEq)]

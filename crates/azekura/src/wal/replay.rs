@@ -40,12 +40,12 @@ mod tests {
 
     use crate::base::ErrorKind;
     use crate::base::SeqNo;
-    use crate::base::edit::{Epoch, FileId};
+    use crate::base::edit::Epoch;
     use crate::vfs::OpenMode;
     use crate::vfs::dice::Dice;
     use crate::vfs::mem::{MemFs, Survival};
     use crate::wal::testing::{
-        Commit, DATABASE, Mini, dir, file_bytes, flip, known, length, options, overwrite, payload, read, read_from,
+        Commit, Mini, dir, file_bytes, flip, known, length, options, overwrite, payload, read, read_from,
     };
 
     fn mem() -> (MemFs, Arc<dyn Fs>) {

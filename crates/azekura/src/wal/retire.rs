@@ -10,8 +10,8 @@ use crate::wal::log::{Log, SealedSegment, Wal};
 const SPARES_MAX: usize = 2;
 
 impl Wal {
-    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list. The caller makes their
-    /// retirement durable in the manifest and then calls [`Wal::recycle`].
+    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list, and tells all that are off
+    /// it and not recycled. The caller makes their retirement durable in the manifest and then calls [`Wal::recycle`].
     ///
     /// # Errors
     /// `Poisoned` if a sync was needed and failed; nothing was retired.
@@ -27,7 +27,9 @@ impl Wal {
         let count = log.retirable(flushed_through);
         let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
         log.retired.extend(&leaving);
-        Ok(leaving.iter().map(|info| info.epoch).collect())
+        // Those whose retirement could not be written the last time are told again: one that the manifest goes on to list
+        // while its successors vanish would be a hole in the log.
+        Ok(log.retired.iter().map(|info| info.epoch).collect())
     }
 
     /// Frees the files of retired segments: up to two are kept to be written over, the others removed.
@@ -55,6 +57,16 @@ impl Wal {
             result = result.and(self.fs.remove_file(&segment_path(&self.dir, file)));
         }
         result
+    }
+}
+
+impl Wal {
+    /// Removes the spare files, for a database that is about to close. What cannot be removed is found again.
+    pub(crate) fn release_spares(&self) {
+        let spares = std::mem::take(&mut self.log().spares);
+        for file in spares {
+            let _found_by_the_next_open = self.fs.remove_file(&segment_path(&self.dir, file));
+        }
     }
 }
 

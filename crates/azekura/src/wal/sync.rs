@@ -9,7 +9,7 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
 use crate::wal::company::SyncState;
-use crate::wal::log::Wal;
+use crate::wal::log::{SealedSegment, Wal};
 
 /// However slowly the clock goes, a leader looks around for company no more often than this.
 const GATHER_LOOKS: u32 = 4_000;
@@ -133,9 +133,8 @@ impl Wal {
 
     fn batch(&self, with_active: bool) -> Batch {
         let mut log = self.log();
-        let unsynced = |sealed: &crate::wal::log::SealedSegment| {
-            sealed.unsynced.as_ref().map(|file| (sealed.info.epoch, Arc::clone(file)))
-        };
+        let unsynced =
+            |sealed: &SealedSegment| sealed.unsynced.as_ref().map(|file| (sealed.info.epoch, Arc::clone(file)));
         let sealed = log.sealed.iter().filter_map(unsynced).collect();
         let target = if with_active { log.last() } else { SeqNo(log.active().first.0 - 1) };
         let active = with_active.then(|| (log.active().epoch, Arc::clone(&log.active().handle)));

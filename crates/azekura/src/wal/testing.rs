@@ -1,4 +1,6 @@
-//! A database of nothing but a log and the notes of its segments, for the tests of this folder.
+//! A database of nothing but a log and a recorder, for the tests of this folder.
+//!
+//! Rooms: [`recorder`] (what the host is told), [`speed`] (figures).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,19 +8,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::base::edit::{Edit, Epoch, FileId};
-use crate::base::sync::lock;
+use crate::base::edit::{Epoch, FileId};
 use crate::base::{Result, SeqNo};
-use crate::record::frame::Place;
-use crate::record::scan::{Item, Order, RecordReader};
-use crate::record::window::Source;
-use crate::record::writer::{FrameWriter, Record};
 use crate::vfs::dice::Dice;
 use crate::vfs::env::{SystemEnv, TestEnv};
-use crate::vfs::{Env, File, Fs, OpenMode};
+use crate::vfs::{Env, Fs, OpenMode};
 use crate::wal::{
     LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalHost, WalOptions, format::segment_path, replay,
 };
+
+use crate::wal::testing::recorder::{Note, Recorder};
+
+mod recorder;
+mod speed;
 
 pub(crate) const DATABASE: [u8; 16] = [0xdb; 16];
 
@@ -29,77 +31,9 @@ pub(crate) fn dir() -> &'static Path {
     Path::new("/")
 }
 
-/// What stands in for the manifest, which is next door: the same promises, without its checks.
-pub(crate) struct Notes {
-    file: Arc<dyn File>,
-    place: Place,
-    /// Where the next record goes, and the number of the last.
-    end: Mutex<(u64, u64)>,
-    synced: AtomicU64,
-}
-
-const NOTES: &str = "MANIFEST";
-
-impl Notes {
-    fn create(fs: &dyn Fs, file_id: [u8; 16], edits: &[Edit]) -> Result<Notes> {
-        let temporary = dir().join("MANIFEST.tmp");
-        if fs.exists(&temporary)? {
-            fs.remove_file(&temporary)?;
-        }
-        let file = fs.open(&temporary, OpenMode::Create)?;
-        file.write_at(&file_id, 0)?;
-        let place = Place { file_id, epoch: 0 };
-        let notes = Notes { file, place, end: Mutex::new((16, 0)), synced: AtomicU64::new(0) };
-        notes.commit(edits)?;
-        fs.rename(&temporary, &dir().join(NOTES))?;
-        fs.sync_dir(dir())?;
-        Ok(notes)
-    }
-
-    fn load(fs: &dyn Fs) -> Result<Vec<Edit>> {
-        let file = fs.open(&dir().join(NOTES), OpenMode::Read)?;
-        let mut place = Place { file_id: [0; 16], epoch: 0 };
-        file.read_exact_at(&mut place.file_id, 0)?;
-        let mut reader = RecordReader::new(Source::File(&*file), place, 16, SeqNo::ZERO, Order::Consecutive)?;
-        let mut edits = Vec::new();
-        while let Item::Record(_) = reader.next()? {
-            edits.append(&mut Edit::decode_batch(reader.payload()?)?);
-        }
-        Ok(edits)
-    }
-
-    fn append(&self, edits: &[Edit]) -> Result<()> {
-        let mut payload = Vec::new();
-        edits.iter().for_each(|edit| edit.encode(&mut payload));
-        let mut end = lock(&self.end);
-        let mut writer = FrameWriter::new();
-        writer.begin(end.0);
-        let record = Record { first: SeqNo(end.1 + 1), count: 1, durable: SeqNo::ZERO, payload: &payload };
-        let mut sink = |bytes: &[u8], offset: u64| self.file.write_at(bytes, offset);
-        writer.put(&self.place, &record, &mut sink)?;
-        writer.flush(&mut sink)?;
-        *end = (writer.position(), end.1 + 1);
-        Ok(())
-    }
-
-    fn sync(&self) -> Result<()> {
-        let last = lock(&self.end).1;
-        if self.synced.load(Ordering::Relaxed) < last {
-            self.file.sync_data()?;
-            self.synced.fetch_max(last, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    fn commit(&self, edits: &[Edit]) -> Result<()> {
-        self.append(edits)?;
-        self.sync()
-    }
-}
-
-/// The notes as the log's host.
+/// The log's host.
 pub(crate) struct Host {
-    pub(crate) notes: Notes,
+    recorder: Recorder,
     next: AtomicU64,
     live: Mutex<BTreeMap<Epoch, FileId>>,
     pub(crate) before_syncs: AtomicU64,
@@ -114,7 +48,7 @@ impl WalHost for Host {
     }
 
     fn segment_added(&self, epoch: Epoch, file: FileId) -> Result<()> {
-        self.notes.append(&[Edit::SegmentAdded { epoch, file }])?;
+        self.recorder.append(&[Note::Added(epoch, file)])?;
         self.live.lock().unwrap().insert(epoch, file);
         Ok(())
     }
@@ -125,11 +59,11 @@ impl WalHost for Host {
         if pause > 0 {
             SystemEnv::new().sleep(Duration::from_micros(pause));
         }
-        self.notes.sync()
+        self.recorder.sync()
     }
 }
 
-/// What the manifest says of the log.
+/// What the recorder says of the log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Known {
     pub(crate) live: BTreeMap<Epoch, FileId>,
@@ -139,19 +73,14 @@ pub(crate) struct Known {
 
 pub(crate) fn known(fs: &Arc<dyn Fs>) -> Result<Known> {
     let mut known = Known { next: 1, ..Known::default() };
-    if !fs.exists(&dir().join(NOTES))? {
-        return Ok(known);
-    }
-    for edit in Notes::load(&**fs)? {
-        match edit {
-            Edit::SegmentAdded { epoch, file } => {
+    for note in Recorder::load(fs, dir())? {
+        match note {
+            Note::Added(epoch, file) => {
                 known.next = known.next.max(u64::from(epoch.0) + 1).max(file.0 + 1);
                 known.live.insert(epoch, file);
             }
-            Edit::SegmentRetired { epoch } => drop(known.live.remove(&epoch)),
-            Edit::LogEnd { epoch, seqno } => known.log_end = Some((epoch, seqno)),
-            Edit::NextIds { epoch, .. } => known.next = known.next.max(u64::from(epoch.0)),
-            _ => {}
+            Note::Retired(epoch) => drop(known.live.remove(&epoch)),
+            Note::End(epoch, seqno) => known.log_end = Some((epoch, seqno)),
         }
     }
     for entry in fs.read_dir(dir())? {
@@ -193,7 +122,6 @@ pub(crate) struct Mini {
     pub(crate) host: Arc<Host>,
     pub(crate) wal: Arc<Wal>,
     pub(crate) replayed: Vec<Commit>,
-    pub(crate) report: ReplayReport,
 }
 
 pub(crate) fn options(segment_size: u64, mapped: bool) -> WalOptions {
@@ -234,15 +162,12 @@ impl Mini {
         for info in &report.segments {
             fs.open(&segment_path(dir(), info.file), OpenMode::Write)?.sync_data()?;
         }
-        let mut edits: Vec<Edit> =
-            report.segments.iter().map(|info| Edit::SegmentAdded { epoch: info.epoch, file: info.file }).collect();
-        edits.push(Edit::LogEnd { epoch: report.last_epoch, seqno: report.last });
-        let mut file_id = [0; 16];
-        env.random(&mut file_id);
-        let notes = Notes::create(&*fs, file_id, &edits)?;
+        let listed = report.segments.iter().map(|info| Note::Added(info.epoch, info.file));
+        let notes: Vec<Note> = listed.chain([Note::End(report.last_epoch, report.last)]).collect();
+        let recorder = Recorder::create(&fs, dir(), &notes)?;
         let live = report.segments.iter().map(|info| (info.epoch, info.file)).collect();
         let host = Arc::new(Host {
-            notes,
+            recorder,
             next: AtomicU64::new(next),
             live: Mutex::new(live),
             before_syncs: AtomicU64::new(0),
@@ -258,7 +183,7 @@ impl Mini {
             &report,
             report.last.plus(1),
         )?;
-        Ok(Mini { fs, host, wal: Arc::new(wal), replayed, report })
+        Ok(Mini { fs, host, wal: Arc::new(wal), replayed })
     }
 
     /// Appends one commit with what comes next.
@@ -275,8 +200,9 @@ impl Mini {
     /// What a flush of everything up to `through` does to the log.
     pub(crate) fn retire(&self, through: SeqNo) -> Result<usize> {
         let epochs = self.wal.retire(through)?;
-        let edits: Vec<Edit> = epochs.iter().map(|epoch| Edit::SegmentRetired { epoch: *epoch }).collect();
-        self.host.notes.commit(&edits)?;
+        let notes: Vec<Note> = epochs.iter().map(|epoch| Note::Retired(*epoch)).collect();
+        self.host.recorder.append(&notes)?;
+        self.host.recorder.sync()?;
         for epoch in &epochs {
             self.host.live.lock().unwrap().remove(epoch);
         }

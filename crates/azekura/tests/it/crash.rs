@@ -3,7 +3,8 @@
 //! goes on working.
 //!
 //! - `AZEKURA_CRASH_POINTS`: crash points to explore.
-//! - `AZEKURA_SEED`: explore the script of this seed only; with `AZEKURA_CRASH_AT`: this crash point only, with its story.
+//! - `AZEKURA_SEED`: explore the script of this seed only; with `AZEKURA_CRASH_AT`: this crash point only, with its
+//!   story.
 //!
 //! Rooms in reading order: `script` (a workload and its player), `search` (crash, open, judge), `gates` (bugs that must
 //! turn the search red).

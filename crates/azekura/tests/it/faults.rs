@@ -1,5 +1,5 @@
-//! The n-th call of each kind to the file system fails, once or for ever, in every phase of a database's life: no panic,
-//! no wait without an end, nothing acknowledged is lost.
+//! The n-th call of each kind to the file system fails, once or for ever, in every phase of a database's life: no
+//! panic, no wait without an end, nothing acknowledged is lost.
 //!
 //! - `AZEKURA_FAULT_STRIDE`: try every so many calls only.
 //!

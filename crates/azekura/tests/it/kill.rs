@@ -1,5 +1,5 @@
-//! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing that
-//! it acknowledged is lost, and every batch is whole.
+//! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing
+//! that it acknowledged is lost, and every batch is whole.
 //!
 //! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database.
 //!

@@ -3,13 +3,16 @@
 //! Tests look at the world from outside: they may read files, clocks and the environment themselves.
 #![expect(
     clippy::disallowed_methods,
+    clippy::disallowed_types,
     reason = "the bans of clippy.toml are for the engine; a test that judges it stands outside of it"
 )]
 
+mod bad_input;
 mod crash;
 mod damage;
 mod faults;
 mod fs_contract;
+mod fuzz_replay;
 mod kill;
 mod limits;
 mod model;

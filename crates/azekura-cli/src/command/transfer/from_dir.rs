@@ -5,9 +5,9 @@ use std::path::Path;
 
 use walkdir::{DirEntry, WalkDir};
 
-use super::Moved;
-use super::load::Load;
 use crate::args::MapArgs;
+use crate::command::transfer::load::Load;
+use crate::command::transfer::moved::Moved;
 use crate::display;
 use crate::failure::{Failure, Result};
 use crate::path_key;

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::Moved;
-use super::load::Load;
 use crate::args::MapArgs;
+use crate::command::transfer::load::Load;
+use crate::command::transfer::moved::Moved;
 use crate::encoding;
 use crate::failure::{Failure, Result};
 use crate::progress::Progress;

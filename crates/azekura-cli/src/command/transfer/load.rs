@@ -2,8 +2,8 @@
 
 use azekura::{Batch, Database, ErrorKind, Partition};
 
-use super::Moved;
 use crate::args::MapArgs;
+use crate::command::transfer::moved::Moved;
 use crate::failure::Result;
 use crate::open;
 use crate::progress::Progress;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use azekura::Partition;
 
-use super::Moved;
+use crate::command::transfer::moved::Moved;
 use crate::failure::{Failure, Result};
 use crate::progress::Progress;
 use crate::{encoding, path_key};

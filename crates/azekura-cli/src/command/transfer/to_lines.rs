@@ -7,7 +7,7 @@ use std::path::Path;
 use azekura::Partition;
 use serde_json::{Map, Value};
 
-use super::Moved;
+use crate::command::transfer::moved::Moved;
 use crate::encoding;
 use crate::failure::{Answer, Failure, Result};
 use crate::output::Output;

@@ -7,7 +7,7 @@ use crate::base::edit::{FileId, TableMeta};
 use crate::base::{Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
-use crate::lsm::compaction::strategy::Plan;
+use crate::lsm::compaction::plan::Plan;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::older::Older;
 use crate::lsm::options::LsmOptions;
@@ -17,8 +17,8 @@ use crate::lsm::retain::Retain;
 use crate::lsm::rewrite::Rewrite;
 use crate::lsm::version::{Described, Run, Version};
 
-/// Does what a [`Plan`] that is no move says, a step at a time; it may lie paused between two steps while flushes add to
-/// level 0. Dropped unfinished, it leaves no file behind.
+/// Does what a [`Plan`] that is no move says, a step at a time; it may lie paused between two steps while flushes add
+/// to level 0. Dropped unfinished, it leaves no file behind.
 pub(crate) struct Job {
     pub(crate) plan: Plan,
     /// The oldest read point it knows.
@@ -72,7 +72,8 @@ impl Job {
         Job { plan, oldest_point, bytes_read, state: State::Merging(Box::new(rewrite)) }
     }
 
-    /// Goes on for about `budget` bytes; true when all tables are written and durable. After a failure it must be dropped.
+    /// Goes on for about `budget` bytes; true when all tables are written and durable. After a failure it must be
+    /// dropped.
     pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
         let State::Merging(rewrite) = &mut self.state else { return Ok(true) };
         if !rewrite.step(budget)? {

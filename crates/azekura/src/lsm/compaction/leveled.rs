@@ -1,10 +1,12 @@
 //! Leveled compaction: how large each level may be, and which one is most over it.
 //!
 //! The bottom is what it is; every level above it is allowed `level_ratio` times less, up to the *base*, the level that
-//! level 0 is merged into. A small tree has its base at the bottom, so that it is never rewritten more often than needed
-//! and holds few versions twice; as it grows, the base moves up. Data above the base, left from before, is drained.
+//! level 0 is merged into. A small tree has its base at the bottom, so that it is never rewritten more often than
+//! needed and holds few versions twice; as it grows, the base moves up. Data above the base, left from before, is
+//! drained.
 
-use crate::lsm::compaction::strategy::{Plan, Reason, View};
+use crate::lsm::compaction::plan::{Plan, Reason};
+use crate::lsm::compaction::view::View;
 use crate::lsm::options::LeveledOptions;
 use crate::lsm::version::{BOTTOM, Described, LEVELS, Version};
 
@@ -87,7 +89,8 @@ mod tests {
     use super::*;
     use crate::base::edit::{FileId, TableMeta};
     use crate::base::{KeyOrder, SeqNo};
-    use crate::lsm::compaction::strategy::{Positions, choose};
+    use crate::lsm::compaction::strategy::choose;
+    use crate::lsm::compaction::view::Positions;
     use crate::lsm::options::LsmOptions;
     use crate::lsm::version::Change;
     use crate::lsm::version::tests::table;

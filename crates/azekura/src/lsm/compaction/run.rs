@@ -7,9 +7,13 @@ use crate::base::edit::{Edit, FileId};
 use crate::base::{Result, SeqNo};
 use crate::engine::{Host, TaskReport};
 use crate::lsm::compaction::job::Job;
-use crate::lsm::compaction::strategy::{Plan, Positions, choose};
+use crate::lsm::compaction::plan::Plan;
+use crate::lsm::compaction::remembered::Remembered;
+use crate::lsm::compaction::strategy::choose;
+use crate::lsm::compaction::view::View;
 use crate::lsm::handle::TableHandle;
 use crate::lsm::metrics::Counters;
+use crate::lsm::options::LsmOptions;
 use crate::lsm::slot::lock;
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::tree::LsmTree;
@@ -17,21 +21,6 @@ use crate::lsm::version::{Change, Described};
 
 /// A merge looks up after this many bytes whether it should yield; tests have less to merge.
 const STEP_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 1 << 20 };
-
-/// What compaction remembers from task to task.
-pub(crate) struct Remembered {
-    pub(crate) positions: Positions,
-    /// The oldest read point when a task last asked; the largest number there is while nobody has.
-    pub(crate) oldest_point: SeqNo,
-    /// A merge that yielded.
-    pub(crate) paused: Option<Job>,
-}
-
-impl Default for Remembered {
-    fn default() -> Remembered {
-        Remembered { positions: Positions::default(), oldest_point: SeqNo::MAX, paused: None }
-    }
-}
 
 impl LsmTree {
     /// Does one compaction, or a part of one if the host wants it to yield. `forced` also waits while another runs.
@@ -64,11 +53,40 @@ impl LsmTree {
         self.complete(job, host)
     }
 
+    /// Whether a task would find something to do.
+    pub(crate) fn wants_compaction(&self, forced: bool) -> bool {
+        let now = self.current.get();
+        let options = self.options();
+        let mut remembered = lock(&self.remembered);
+        let wanted =
+            remembered.paused.is_some() || choose(&self.compaction_view(&now, &options, &remembered), forced).is_some();
+        if forced && !wanted {
+            // Snapshots may be gone by the next time: let it look again at tables whose tombstones could not go now.
+            remembered.oldest_point = SeqNo::MAX;
+        }
+        wanted
+    }
+
     fn plan(&self, now: &SuperVersion, oldest_point: Option<SeqNo>, forced: bool) -> Option<Plan> {
         let options = self.options();
         let mut remembered = lock(&self.remembered);
         remembered.oldest_point = oldest_point.unwrap_or(SeqNo::ZERO);
         choose(&self.compaction_view(now, &options, &remembered), forced)
+    }
+
+    fn compaction_view<'a>(
+        &'a self,
+        now: &'a SuperVersion,
+        options: &'a LsmOptions,
+        remembered: &'a Remembered,
+    ) -> View<'a, TableHandle> {
+        View {
+            version: &now.version,
+            order: &self.context.order,
+            options,
+            positions: &remembered.positions,
+            oldest_point: remembered.oldest_point,
+        }
     }
 
     /// Gives tables another level without touching them.
@@ -83,8 +101,8 @@ impl LsmTree {
         Ok(TaskReport { level, tables: plan.upper.len() as u64, ..TaskReport::default() })
     }
 
-    /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is: whether
-    /// the manifest names its tables is not known then.
+    /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is:
+    /// whether the manifest names its tables is not known then.
     fn complete(&self, mut job: Job, host: &dyn Host) -> Result<TaskReport> {
         self.check_open()?;
         let (plan, bytes_read) = (job.plan.clone(), job.bytes_read);

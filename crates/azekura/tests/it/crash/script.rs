@@ -338,8 +338,11 @@ impl Player<'_> {
     fn reopen(&mut self, close: bool) -> Result<(), String> {
         self.parts.clear();
         let db = self.db.take().expect("it is open between two steps");
-        let closed = if close { db.close() } else { Ok(drop(db)) };
-        closed.map_err(|e| e.to_string())?;
+        if close {
+            db.close().map_err(|e| e.to_string())?;
+        } else {
+            drop(db);
+        }
         if self.machine.is_frozen() {
             return Err("stands still".into());
         }

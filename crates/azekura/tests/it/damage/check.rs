@@ -118,14 +118,12 @@ impl Damage<'_> {
                 let Some((key, value)) = self.allow(pair, &mut hindered)? else { break };
                 pairs.push((key.to_vec(), value.to_vec()));
             }
-            let mut backward = 0;
-            for pair in part.iter().rev() {
+            for (backward, pair) in part.iter().rev().enumerate() {
                 let Some((key, value)) = self.allow(pair, &mut hindered)? else { break };
                 let place = pairs.len().checked_sub(backward + 1).map(|at| &pairs[at]);
                 if !hindered && place.is_none_or(|(k, v)| k[..] != key[..] || v[..] != value[..]) {
                     return Err(format!("{name}: backward gives {key:?}"));
                 }
-                backward += 1;
             }
             for n in 0..30 {
                 let key = format!("key {n:03}").into_bytes();

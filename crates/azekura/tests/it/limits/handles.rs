@@ -1,9 +1,12 @@
 //! What lives on after what: handles, iterators and snapshots when partitions and databases end.
 
+use std::sync::Arc;
+
 use azekura::fs::MemFs;
-use azekura::{Database, ErrorKind, Partition};
+use azekura::{Database, ErrorKind, Partition, PartitionCreateOptions};
 
 use super::{config, kind, open, part};
+use crate::world::watchdog::within_ten_seconds;
 
 fn fill(p: &Partition, keys: std::ops::Range<u32>) {
     keys.for_each(|n| p.insert(format!("{n:04}"), format!("value {n}")).unwrap());
@@ -89,6 +92,71 @@ fn with_workers_too_the_last_handle_closes_cleanly() {
         if life % 2 == 0 { drop(p) } else { db.close().unwrap() }
     }
     assert_eq!(part(&open(&machine), "p").len().unwrap(), 500);
+}
+
+/// A listener that holds a handle, and lets go of it on a worker's thread.
+#[derive(Default)]
+struct LastHolder(std::sync::Mutex<Option<Database>>);
+
+impl azekura::Listener for LastHolder {
+    fn on_event(&self, event: &azekura::Event) {
+        if matches!(event, azekura::Event::Flushed { .. }) {
+            let last = self.0.lock().unwrap().take();
+            drop(last);
+        }
+    }
+}
+
+#[test]
+fn the_last_handle_may_be_dropped_by_a_worker() {
+    within_ten_seconds("a worker that waits for itself", || {
+        let machine = MemFs::new();
+        let env: Arc<dyn azekura::fs::Env> = Arc::new(azekura::fs::SystemEnv::new());
+        let holder = Arc::new(LastHolder::default());
+        let db = config(&machine).workers(1).env(env).listener(holder.clone()).open().unwrap();
+        let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(4 << 10)).unwrap();
+        *holder.0.lock().unwrap() = Some(db.clone());
+        drop(db);
+        (0..200u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 40]).unwrap());
+        drop(p);
+        // Whoever was last closes it in the end.
+        while config(&machine).open().is_err_and(|e| e.kind() == ErrorKind::Locked) {
+            std::thread::yield_now();
+        }
+        assert_eq!(part(&open(&machine), "p").len().unwrap(), 200);
+    });
+}
+
+#[test]
+fn closing_under_load_ends_every_writer_and_loses_nothing() {
+    within_ten_seconds("a close under load", || {
+        let machine = MemFs::new();
+        let env: Arc<dyn azekura::fs::Env> = Arc::new(azekura::fs::SystemEnv::new());
+        let db = config(&machine).workers(2).env(env).open().unwrap();
+        let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(16 << 10)).unwrap();
+        let write = |writer: u8, p: &Partition| -> u32 {
+            let mut written = 0u32;
+            while p.insert([&[writer][..], &written.to_be_bytes()].concat(), [7; 30]).is_ok() {
+                written += 1;
+            }
+            assert_eq!(kind(p.insert("late", "v")), ErrorKind::Closed);
+            written
+        };
+        let written: Vec<u32> = std::thread::scope(|scope| {
+            let p = &p;
+            let writers: Vec<_> = (0..3).map(|writer| scope.spawn(move || write(writer, p))).collect();
+            while p.approximate_len() < 3_000 {
+                std::thread::yield_now();
+            }
+            db.close().unwrap();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        drop(p);
+        let p = part(&open(&machine), "p");
+        for (writer, written) in written.into_iter().enumerate() {
+            assert_eq!(p.prefix([writer as u8]).count() as u32, written, "of writer {writer}");
+        }
+    });
 }
 
 #[test]

@@ -90,7 +90,8 @@ fn options_of_a_partition_out_of_range_create_nothing() {
 #[test]
 fn options_of_a_database_out_of_range_touch_nothing() {
     let machine = MemFs::new();
-    let bad: [(&str, fn(Config) -> Config); 11] = [
+    type Set = fn(Config) -> Config;
+    let bad: [(&str, Set); 11] = [
         ("workers", |c| c.workers(65)),
         ("log_segment_size", |c| c.log_segment_size(1)),
         ("log_segment_size", |c| c.log_segment_size((1 << 30) + 1)),

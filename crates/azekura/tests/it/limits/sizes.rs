@@ -138,7 +138,7 @@ fn an_empty_batch_does_nothing_but_sync() {
     assert_eq!(db.metrics().commits, 0);
     p.insert("k", "v").unwrap();
     let batch = db.batch().durability(azekura::PersistMode::SyncData);
-    assert!(batch.is_empty() && batch.len() == 0);
+    assert_eq!((batch.is_empty(), batch.len()), (true, 0));
     batch.commit().unwrap();
     let after = machine.fork();
     after.crash(Survival::Nothing, 0);

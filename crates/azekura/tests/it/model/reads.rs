@@ -52,6 +52,11 @@ pub(super) fn check_half(half: &Half, dice: &mut Dice, what: &str) {
     is_pair(part.last_key_value().transpose(), pairs.last(), what);
     let keys: Vec<Slice> = part.keys().map(|key| key.unwrap()).collect();
     assert!(keys.iter().map(|k| &k[..]).eq(pairs.iter().map(|(k, _)| &k[..])), "{what}: keys");
+    for (entry, (key, value)) in part.entries().zip(&pairs) {
+        let entry = entry.unwrap();
+        let whole = entry.key()[..] == key[..] && entry.value().unwrap()[..] == value[..];
+        assert!(whole && entry.size() as usize == value.len(), "{what}: entries at {key:.40?}");
+    }
     let values: Vec<Slice> = part.values().map(|value| value.unwrap()).collect();
     assert!(values.iter().map(|v| &v[..]).eq(pairs.iter().map(|(_, v)| &v[..])), "{what}: values");
     for (key, value) in &pairs {
@@ -186,8 +191,13 @@ fn check_moment(moment: &Moment, half: &Half, dice: &mut Dice, name: &str) {
     walk(snapshot.iter(part), book.pairs(), dice, &what);
     for n in 0..20 {
         let Some(key) = book.some_key(dice.throw() ^ n) else { break };
+        assert!(snapshot.contains_key(part, &key).unwrap(), "{what}: {key:.40?}");
         assert!(snapshot.get(part, &key).unwrap().as_deref() == book.get(&key).map(|v| &v[..]), "{what}: {key:.40?}");
     }
+    let bounds = (Bound::Unbounded, book.some_key(dice.throw()).map_or(Bound::Unbounded, Bound::Excluded));
+    walk(snapshot.range(part, bounds.clone()), book.range(&bounds), dice, &what);
+    assert_eq!(snapshot.keys(part).count(), book.len(), "{what}: keys");
+    assert_eq!(snapshot.is_empty(part).unwrap(), book.len() == 0, "{what}: is_empty");
     assert_eq!(snapshot.len(part).unwrap(), book.len() as u64, "{what}: len");
     is_pair(snapshot.first_key_value(part).transpose(), book.pairs().first(), &what);
     is_pair(snapshot.last_key_value(part).transpose(), book.pairs().last(), &what);

@@ -104,7 +104,7 @@ impl History {
                 matched = Some(count);
             }
         }
-        for name in found.keys().filter(|name| !existed.contains_key(*name)) {
+        if let Some(name) = found.keys().find(|name| !existed.contains_key(*name)) {
             return Err(format!("partition {name:?} was never created"));
         }
         for (name, ways) in existed {
@@ -128,7 +128,8 @@ impl History {
         let (count, differences) = best.expect("there is the empty prefix");
         let (asked, acknowledged) = (self.events.len(), self.acknowledged);
         format!(
-            "no prefix of {floor}..={asked} events ({acknowledged} acknowledged); nearest is {count}, but for {} pairs: {}",
+            "no prefix of {floor}..={asked} events ({acknowledged} acknowledged); nearest is {count}, \
+             but for {} pairs: {}",
             differences.len(),
             differences.iter().take(6).cloned().collect::<Vec<_>>().join(", ")
         )

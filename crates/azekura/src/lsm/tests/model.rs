@@ -11,7 +11,7 @@ use crate::base::compression::CompressionType;
 use crate::base::edit::Edit;
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, Host, ReadPoint, Task};
-use crate::lsm::harness::{World, small_options, tables_in};
+use crate::lsm::tests::harness::{World, small_options, tables_in};
 use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM;
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};

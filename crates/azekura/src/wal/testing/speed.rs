@@ -1,6 +1,7 @@
 //! Figures of the log on the machine it runs on.
 //!
-//! `cargo test --release -p azekura --lib wal::speed -- --ignored --nocapture`; the files go to `target/wal-speed`.
+//! `cargo test --release -p azekura --lib wal::testing::speed -- --ignored --nocapture`; the files go to
+//! `target/wal-speed`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

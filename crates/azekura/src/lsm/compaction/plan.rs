@@ -1,0 +1,30 @@
+//! One compaction: which tables, from where to where, and why.
+
+use crate::base::edit::FileId;
+
+/// Why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// Too many runs on level 0.
+    YoungRuns,
+    /// A level has outgrown its target.
+    Size,
+    /// More than half of a table are tombstones.
+    Tombstones,
+    /// `major_compact`.
+    Forced,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) reason: Reason,
+    pub(crate) from: u8,
+    pub(crate) to: u8,
+    /// Tables of `from`.
+    pub(crate) upper: Vec<FileId>,
+    /// Tables of `to` that overlap them; none if `from` is `to`.
+    pub(crate) lower: Vec<FileId>,
+    /// Only the level changes, no table is rewritten.
+    pub(crate) moves: bool,
+}

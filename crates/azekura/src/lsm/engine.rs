@@ -1,0 +1,92 @@
+//! The tree behind the contract of an engine: what a partition calls, and which task is next.
+
+use std::sync::Arc;
+
+use crate::base::{EntryRef, Result, SeqNo};
+use crate::cursor::Cursor;
+use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, View};
+use crate::lsm::compaction::leveled;
+use crate::lsm::handle::TreeContext;
+use crate::lsm::super_version::SuperVersion;
+use crate::lsm::tree::LsmTree;
+use crate::mem::slice::Slice;
+
+/// The tree at one moment: it keeps the memtables and the tables that were there.
+struct TreeView {
+    now: SuperVersion,
+    context: Arc<TreeContext>,
+}
+
+impl View for TreeView {
+    fn cursor(&self) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(self.now.cursor(&self.context)))
+    }
+}
+
+impl Engine for LsmTree {
+    fn apply(&self, entry: EntryRef<'_>) -> Result<bool> {
+        self.insert(entry)
+    }
+
+    fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
+        self.current.with(|now| now.find(&self.context, key, at, |value| Slice::from(value)))
+    }
+
+    fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
+        // Values are at most 4 GiB - 1, so the cast loses nothing.
+        self.current.with(|now| now.find(&self.context, key, at, |value| value.len() as u32))
+    }
+
+    fn view(&self) -> Box<dyn View> {
+        Box::new(TreeView { now: self.current.get(), context: Arc::clone(&self.context) })
+    }
+
+    fn flushed_through(&self) -> SeqNo {
+        self.current.with(|now| now.flushed)
+    }
+
+    fn first_unflushed(&self) -> Option<SeqNo> {
+        self.current.with(|now| {
+            let oldest = now.sealed.last().unwrap_or(&now.active);
+            (!oldest.is_empty()).then(|| oldest.lowest_seqno())
+        })
+    }
+
+    fn seal(&self) {
+        self.seal_memtable();
+    }
+
+    /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits
+    /// for it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have
+    /// what is in memory compacted too.
+    fn next_task(&self, forced: bool) -> Option<Task> {
+        if self.is_discarded() {
+            return None;
+        }
+        if self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
+            return Some(Task::Flush);
+        }
+        let compact = match self.compacting.is_busy() {
+            true => forced,
+            false => self.wants_compaction(forced),
+        };
+        compact.then_some(Task::Compact)
+    }
+
+    fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport> {
+        match task {
+            Task::Flush => self.flush(forced, host),
+            Task::Compact => self.compact(forced, host),
+        }
+    }
+
+    fn pressure(&self) -> Pressure {
+        let options = self.options();
+        self.current.with(|now| Pressure {
+            sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
+            sealed: now.sealed.len(),
+            compaction_debt: leveled::debt(&now.version, &options.compaction),
+            young_runs: now.version.level(0).runs.len(),
+        })
+    }
+}

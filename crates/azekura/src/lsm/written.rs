@@ -1,0 +1,18 @@
+//! What a flush has written and not committed yet.
+
+use std::sync::Arc;
+
+use crate::base::SeqNo;
+use crate::base::edit::TableMeta;
+use crate::lsm::output::Unnamed;
+use crate::memtable::Memtable;
+
+/// A flush whose tables are written.
+pub(crate) struct Written {
+    pub(crate) sealed: Arc<[Arc<Memtable>]>,
+    /// The last record of the memtables.
+    pub(crate) through: SeqNo,
+    pub(crate) tables: Vec<TableMeta>,
+    /// Until an edit may name the tables.
+    pub(crate) unnamed: Option<Unnamed>,
+}

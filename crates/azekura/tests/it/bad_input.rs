@@ -1,0 +1,220 @@
+//! Directories that cannot be opened: each gives a typed error that names the file and says what to do, and nothing on
+//! disk has changed afterwards.
+//!
+//! Rooms in reading order: `locks` (who else has it open), `readers` (opening for reading only).
+
+mod locks;
+mod readers;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use azekura::{Config, Database, Error, ErrorKind, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A database on the disk that works by hand only.
+fn config(dir: &Path) -> Config {
+    Config::new(dir).workers(0)
+}
+
+fn error<T>(result: Result<T>) -> Error {
+    result.err().expect("an error")
+}
+
+/// Everything below a directory: mode, length, time of the last change, and bytes.
+fn whole(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut open = vec![dir.to_path_buf()];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let about = fs::symlink_metadata(&path).unwrap();
+            if about.is_dir() {
+                open.push(path.clone());
+            }
+            let bytes = if about.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+            found.insert(path, (about.mode(), about.len(), about.mtime_nsec(), bytes));
+        }
+    }
+    found
+}
+
+/// Both ways of opening fail with that kind and name that file, and change nothing.
+fn refused(dir: &Path, kind: ErrorKind, file: &Path) -> String {
+    let before = dir.exists().then(|| whole(dir));
+    let errors = [error(config(dir).open()), error(config(dir).open_read_only())];
+    for error in &errors {
+        assert_eq!(error.kind(), kind, "{error}");
+        assert_eq!(error.file(), Some(file), "{error}");
+    }
+    assert!(before == dir.exists().then(|| whole(dir)), "a failed open changed {}", dir.display());
+    errors[0].message().to_owned()
+}
+
+/// A database with tables and records that are in the log only, as a killed process leaves it.
+fn sample(dir: &Path) {
+    let db: Database = config(dir).open().unwrap();
+    let p = db.open_partition("p", Default::default()).unwrap();
+    (0..100u8).for_each(|n| p.insert([n], [n; 50]).unwrap());
+    p.flush().unwrap();
+    (100..120u8).for_each(|n| p.insert([n], [n; 50]).unwrap());
+    // The copy is what a crash would have left; it has nobody's lock.
+    let copy = dir.with_extension("copy");
+    fs::create_dir(&copy).unwrap();
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    drop((p, db));
+    fs::remove_dir_all(dir).unwrap();
+    fs::rename(copy, dir).unwrap();
+}
+
+fn files(dir: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.to_string_lossy().ends_with(ending));
+    files.sort();
+    files
+}
+
+#[test]
+fn what_is_no_database_is_left_alone() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("photos");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("cat.jpg"), b"meow").unwrap();
+    let message = refused(&dir, ErrorKind::Invalid, &dir);
+    assert!(message.contains("cat.jpg") && message.contains("choose"), "{message}");
+    let file = temporary.path().join("file");
+    fs::write(&file, b"not a directory").unwrap();
+    for opened in [config(&file).open(), config(&file).open_read_only()] {
+        assert_eq!(error(opened).file(), Some(&*file));
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"not a directory");
+    let missing = temporary.path().join("missing");
+    assert_eq!(error(config(&missing).open_read_only()).kind(), ErrorKind::Invalid);
+    assert!(!missing.exists(), "opening for reading creates nothing");
+    let empty = temporary.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    assert_eq!(error(config(&empty).open_read_only()).kind(), ErrorKind::Invalid);
+    assert!(whole(&empty).is_empty());
+    config(&empty).open().unwrap();
+}
+
+#[test]
+fn missing_and_truncated_files_are_named() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    sample(&dir);
+    let names = [files(&dir, ".sst"), files(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat();
+    assert!(names.len() >= 3);
+    for path in names {
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let message = refused(&dir, ErrorKind::Corruption, &path);
+        assert!(message.contains("missing"), "{message}");
+        for keep in [0, 1, 63, 100] {
+            fs::write(&path, &bytes[..keep]).unwrap();
+            refused(&dir, ErrorKind::Corruption, &path);
+        }
+        fs::write(&path, &bytes).unwrap();
+    }
+    let db = config(&dir).open().unwrap();
+    assert_eq!(db.metrics().replayed_records, 20);
+    assert_eq!(db.open_partition("p", Default::default()).unwrap().len().unwrap(), 120);
+}
+
+#[test]
+fn newer_formats_are_told_to_be_newer() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    sample(&dir);
+    let names = [files(&dir, ".sst"), files(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat();
+    for path in names {
+        let bytes = fs::read(&path).unwrap();
+        // Format version, incompatible features, encryption context: see docs/format/file_header.md.
+        for (at, what) in [(8, "version"), (20, "feature"), (40, "encrypt")] {
+            let mut newer = bytes.clone();
+            newer[at] = newer[at].wrapping_add(1);
+            let sum = xxh3_64(&newer[..56]);
+            newer[56..64].copy_from_slice(&sum.to_le_bytes());
+            fs::write(&path, &newer).unwrap();
+            if path.extension().is_some_and(|e| e == "sst") {
+                // Tables are opened when they are first needed.
+                let db = config(&dir).open_read_only().unwrap();
+                let found = error(db.open_partition("p", Default::default()).unwrap().get([1]));
+                assert_eq!((found.kind(), found.file()), (ErrorKind::Unsupported, Some(&*path)), "{found}");
+            } else {
+                let message = refused(&dir, ErrorKind::Unsupported, &path);
+                assert!(message.contains(what), "{message}");
+            }
+        }
+        // Features that an old version may ignore are ignored.
+        let mut newer = bytes.clone();
+        newer[12] = 1;
+        let sum = xxh3_64(&newer[..56]);
+        newer[56..64].copy_from_slice(&sum.to_le_bytes());
+        fs::write(&path, &newer).unwrap();
+        config(&dir).open_read_only().unwrap();
+        fs::write(&path, &bytes).unwrap();
+    }
+    config(&dir).open().unwrap();
+}
+
+#[test]
+fn links_in_place_of_files_are_not_followed() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    sample(&dir);
+    for path in [files(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat() {
+        let elsewhere = temporary.path().join("elsewhere");
+        fs::rename(&path, &elsewhere).unwrap();
+        symlink(&elsewhere, &path).unwrap();
+        let before = fs::read(&elsewhere).unwrap();
+        for opened in [config(&dir).open(), config(&dir).open_read_only()] {
+            assert_eq!(error(opened).file(), Some(&*path));
+        }
+        assert!(fs::read(&elsewhere).unwrap() == before && fs::symlink_metadata(&path).unwrap().is_symlink());
+        fs::remove_file(&path).unwrap();
+        fs::rename(&elsewhere, &path).unwrap();
+    }
+    config(&dir).open().unwrap();
+}
+
+#[test]
+fn files_and_directories_are_their_owners() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("above/db");
+    sample(&dir);
+    let db = config(&dir).open().unwrap();
+    db.checkpoint(temporary.path().join("copy")).unwrap();
+    let modes = whole(temporary.path());
+    assert!(modes.len() > 8);
+    for (path, (mode, ..)) in modes {
+        let wanted = if path.is_dir() { 0o700 } else { 0o600 };
+        assert_eq!(mode & 0o777, wanted, "{}", path.display());
+    }
+}
+
+#[test]
+fn a_directory_that_may_not_be_written_is_named() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    sample(&dir);
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o500)).unwrap();
+    // The superuser may write everywhere.
+    let is_superuser = fs::write(dir.join("probe"), b"").is_ok();
+    if is_superuser {
+        fs::remove_file(dir.join("probe")).unwrap();
+    } else {
+        let refused = error(config(&dir).open());
+        assert!(
+            refused.kind() == ErrorKind::Io && refused.file().is_some_and(|file| file.starts_with(&dir)),
+            "{refused}"
+        );
+    }
+    config(&dir).open_read_only().unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+}

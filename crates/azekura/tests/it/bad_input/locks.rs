@@ -1,0 +1,81 @@
+//! A directory has one writer or many readers, in this process and in others.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use azekura::ErrorKind;
+
+use super::{config, error};
+
+/// Tells the process that it holds the lock for a test, and where.
+const HOLDER: &str = "AZEKURA_LOCK_HOLDER";
+
+/// The other process: opens, says how it went, and waits for the end of its input.
+#[test]
+fn holder() {
+    let Some(dir) = std::env::var_os(HOLDER).map(PathBuf::from) else { return };
+    let opened = config(&dir).open();
+    let mut out = std::io::stdout();
+    let word = opened.as_ref().map_or_else(|e| format!("{:?}", e.kind()), |_| "holds".to_owned());
+    writeln!(out, "\nsays {word}").and_then(|()| out.flush()).unwrap();
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    drop(opened);
+}
+
+/// The other process, and what it says.
+fn other(dir: &Path) -> (Child, String) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["bad_input::locks::holder", "--exact", "--nocapture", "--test-threads=1"])
+        .env(HOLDER, dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let word = lines.into_iter().find_map(|line| line.strip_prefix("says ").map(str::to_owned));
+    (child, word.expect("it says something"))
+}
+
+#[test]
+fn a_second_opening_is_locked_in_this_process() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    let db = config(&dir).open().unwrap();
+    for opened in [config(&dir).open(), config(&dir).open_read_only()] {
+        let error = error(opened);
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Locked, Some(&*dir.join("LOCK"))), "{error}");
+    }
+    db.open_partition("p", Default::default()).unwrap().insert("k", "v").unwrap();
+    drop(db);
+    config(&dir).open().unwrap();
+}
+
+#[test]
+fn a_second_opening_is_locked_in_another_process_and_the_lock_dies_with_its_holder() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    let db = config(&dir).open().unwrap();
+    let (child, word) = other(&dir);
+    assert_eq!(word, "Locked");
+    child.wait_with_output().unwrap();
+    drop(db);
+    let (mut child, word) = other(&dir);
+    assert_eq!(word, "holds");
+    assert_eq!(error(config(&dir).open()).kind(), ErrorKind::Locked);
+    assert_eq!(error(config(&dir).open_read_only()).kind(), ErrorKind::Locked);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    config(&dir).open().unwrap();
+}
+
+#[test]
+fn a_copied_or_left_over_lock_file_locks_nobody_out() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("LOCK"), b"12345").unwrap();
+    config(&dir).open().unwrap();
+    std::fs::remove_file(dir.join("LOCK")).unwrap();
+    config(&dir).open().unwrap();
+}
