@@ -106,7 +106,9 @@ impl Manifest {
         let end = log.end;
         log.append(edits).map_err(|error| {
             // Half a record may be there. It must not stay: a shorter record written over it would leave its tail.
-            let undone = error.kind() == ErrorKind::OutOfSpace && log.file.set_length(end).is_ok();
+            let nothing_written = log.file.length().is_ok_and(|length| length <= end);
+            let full = error.kind() == ErrorKind::OutOfSpace;
+            let undone = full && (nothing_written || log.file.set_length(end).is_ok());
             if undone { error } else { self.poison.set(error) }
         })
     }

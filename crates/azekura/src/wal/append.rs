@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
-use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::base::{Error, Result, SeqNo};
 use crate::record::frame::Place;
 use crate::record::writer::{FrameWriter, Record, Sink};
 use crate::wal::log::{Log, Wal};
@@ -31,25 +31,13 @@ impl Wal {
         }
         log.active().reserve(need)?;
         if let Err(error) = log.write(commits, durable) {
-            return Err(self.give_up_tail(&mut log, error));
+            // Frames of this group may be whole in the file already, with sequence numbers that a later group would use
+            // again; a replay could not tell which were acknowledged. So nothing may follow in this segment, and unless
+            // the disk was merely full, nothing at all.
+            return Err(log.active().give_up(error).unwrap_or_else(|error| self.poison.set(error)));
         }
         self.appended.store(log.last().0, Ordering::Release);
         Ok(())
-    }
-
-    /// Frames of a group whose writing failed may be whole in the file already, with sequence numbers that a later
-    /// group will use again: behind or around them a replay could not tell which were acknowledged. A device that ran
-    /// out of space, as can happen where overwriting needs new blocks, is left in peace: the next group goes to a new
-    /// segment, whose header says where this one ended. After any other failure nothing may follow.
-    #[cold]
-    fn give_up_tail(&self, log: &mut Log, error: Error) -> Error {
-        match error.kind() {
-            ErrorKind::OutOfSpace => {
-                log.active().close();
-                error
-            }
-            _ => self.poison.set(error),
-        }
     }
 
     /// Begins a segment if the active one has no room for `need` bytes.
@@ -175,11 +163,12 @@ mod tests {
     use std::io;
     use std::sync::Arc;
 
+    use crate::base::ErrorKind;
     use crate::vfs::Fs;
     use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::mem::MemFs;
     use crate::wal::options::RecoveryMode;
-    use crate::wal::testing::{Mini, options, read};
+    use crate::wal::testing::{Mini, options, overwrite, read};
 
     fn faulty(size: u64, mapped: bool) -> (FaultFs, Mini) {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
@@ -300,6 +289,50 @@ mod tests {
                 }
                 assert_eq!(mini.wal.appended(), SeqNo(1));
             }
+        }
+    }
+
+    #[test]
+    fn frames_or_a_header_that_a_full_disk_refused_are_never_replayed() {
+        for half_written in [false, true] {
+            let full = |fs: &FaultFs, nth| {
+                fs.fail(FaultPlan::new(OpKind::Write, nth, Fault::Error(io::ErrorKind::StorageFull)).in_path(".wal"));
+            };
+            let (fs, mini) = faulty(1 << 20, false);
+            mini.append(1, b"kept").unwrap();
+            if half_written {
+                // What a write that ran out of space in the middle leaves: whole frames of the group.
+                let place = mini.wal.log().active().place;
+                let end = mini.wal.log().active().end;
+                let mut writer = FrameWriter::new();
+                writer.begin(end);
+                let path = mini.path(0);
+                let mut sink = |bytes: &[u8], offset: u64| {
+                    overwrite(&mini.fs, &path, offset, bytes);
+                    Ok(())
+                };
+                for first in 2..4 {
+                    let record = Record { first: SeqNo(first), count: 1, durable: SeqNo::ZERO, payload: b"refused" };
+                    writer.put(&place, &record, &mut sink).unwrap();
+                }
+                writer.flush(&mut sink).unwrap();
+                assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 3);
+            }
+            full(&fs, 1);
+            let first = mini.wal.appended().plus(1);
+            let group: Vec<LogCommit<'_>> =
+                (0..4).map(|i| LogCommit { first: SeqNo(first.0 + i), count: 1, payload: b"refused" }).collect();
+            assert_eq!(mini.wal.append(&group).unwrap_err().kind(), ErrorKind::OutOfSpace);
+            assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
+            // The header of the next segment is refused, too, then all is well.
+            full(&fs, 2);
+            assert_eq!(mini.append(1, b"again").unwrap_err().kind(), ErrorKind::OutOfSpace);
+            mini.append(1, b"refuse2").unwrap();
+            mini.sync();
+            let (commits, report) = read(&mini.fs, RecoveryMode::Strict).unwrap();
+            assert_eq!(commits, [(1, 1, b"kept".to_vec()), (2, 1, b"refuse2".to_vec())]);
+            assert_eq!((report.segments.len(), report.dropped_after_damage), (2, None));
+            assert_eq!(read(&mini.fs, RecoveryMode::Salvage).unwrap().0, commits);
         }
     }
 

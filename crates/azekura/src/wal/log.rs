@@ -54,6 +54,8 @@ pub(super) struct Log {
     /// Sealed ones that hold nothing needed, until the manifest says so.
     pub(super) retired: Vec<SegmentInfo>,
     pub(super) spares: Vec<FileId>,
+    /// A segment that the manifest lists already, but whose header could not be written yet.
+    listed: Option<(Epoch, FileId)>,
     /// The epoch that the next segment follows.
     previous: Epoch,
     /// No segment's header has a higher epoch.
@@ -119,6 +121,7 @@ impl Wal {
             sealed,
             retired: Vec::new(),
             spares: replayed.spares.clone(),
+            listed: None,
             previous: replayed.last_epoch,
             highest: replayed.highest_epoch.max(replayed.last_epoch),
             begun: 0,
@@ -153,25 +156,14 @@ impl Wal {
     /// Begins a segment with room for `need` bytes and seals the one before it.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io`: everything is as before. `Poisoned` if the header could not be written, because then a
+    /// `OutOfSpace` and `Io`: everything is as before. `Poisoned` if the header may be half written, because then a
     /// segment is listed of which nobody knows what it holds.
     pub(super) fn begin(&self, log: &mut Log, need: u64) -> Result<()> {
-        let (epoch, fresh) = self.new_numbers(log.highest)?;
-        let file = match log.spares.pop() {
-            Some(spare) => spare,
-            None => {
-                self.create_spare(fresh)?;
-                fresh
-            }
+        let mut segment = match log.listed {
+            Some(numbers) => self.open_segment(numbers, need)?,
+            None => self.list_segment(log, need)?,
         };
-        // A spare that cannot be opened is not offered again; the next open of the database finds it.
-        let mut segment = ActiveSegment::open(&*self.fs, &self.dir, (epoch, file), self.segment_size, need)
-            .inspect_err(|e| {
-                if e.kind() == ErrorKind::OutOfSpace {
-                    log.spares.push(file)
-                }
-            })?;
-        self.host.segment_added(epoch, file).inspect_err(|_| log.spares.push(file))?;
+        let epoch = segment.epoch;
         let header = SegmentHeader {
             file_id: fresh_id(&*self.env),
             database_id: self.database_id,
@@ -180,16 +172,39 @@ impl Wal {
             first: log.next,
         };
         let usual = need + HEADER_LEN as u64 <= self.segment_size;
-        segment.write_header(&header, self.maps && usual).map_err(|e| match e.kind() {
-            // The file keeps its older header and counts as never begun; it is listed and so not offered again.
-            ErrorKind::OutOfSpace => e,
-            _ => self.poison.set(e),
-        })?;
+        if let Err(error) = segment.write_header(&header, self.maps && usual) {
+            // As long as the old header is there, the segment counts as absent, and can be begun later.
+            let is_as_before = error.kind() == ErrorKind::OutOfSpace && segment.is_spare();
+            return Err(if is_as_before { error } else { self.poison.set(error) });
+        }
+        log.listed = None;
         self.seal_active(log);
         (log.previous, log.highest, log.marked) = (epoch, epoch, SeqNo::ZERO);
         log.begun += 1;
         log.active = Some(segment);
         Ok(())
+    }
+
+    fn open_segment(&self, numbers: (Epoch, FileId), need: u64) -> Result<ActiveSegment> {
+        ActiveSegment::open(&*self.fs, &self.dir, numbers, self.segment_size, need)
+    }
+
+    /// Chooses a spare file, made now if there is none, and has the manifest note that a segment begins in it.
+    fn list_segment(&self, log: &mut Log, need: u64) -> Result<ActiveSegment> {
+        let (epoch, fresh) = self.new_numbers(log.highest)?;
+        let file = match log.spares.pop() {
+            Some(spare) => spare,
+            None => self.create_spare(fresh).map(|()| fresh)?,
+        };
+        let segment = self.open_segment((epoch, file), need);
+        let listed = segment.and_then(|segment| self.host.segment_added(epoch, file).map(|()| segment));
+        match &listed {
+            Ok(_) => log.listed = Some((epoch, file)),
+            Err(e) if e.kind() == ErrorKind::OutOfSpace => log.spares.push(file),
+            // Not offered again; the next open of the database finds it.
+            Err(_) => {}
+        }
+        listed
     }
 
     /// Fresh numbers, with an epoch above `highest`: power loss may have taken the manifest's note of one that a file's

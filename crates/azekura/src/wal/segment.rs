@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::edit::{Epoch, FileId};
-use crate::base::{Result, SeqNo};
-use crate::record::frame::Place;
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::record::frame::{self, Place};
+use crate::record::scan::{Item, Order, RecordReader};
+use crate::record::window::Source;
 use crate::vfs::{Env, File, Fs, Mapping, OpenMode};
 use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
 use crate::wal::options::SegmentInfo;
@@ -104,6 +106,13 @@ impl ActiveSegment {
         Ok(segment)
     }
 
+    /// Whether the file still has the header of an older life.
+    pub(crate) fn is_spare(&self) -> bool {
+        let mut bytes = [0; HEADER_LEN];
+        let read = self.handle.read_exact_at(&mut bytes, 0).and_then(|()| SegmentHeader::decode(&bytes));
+        read.is_ok_and(|header| header.epoch < self.epoch)
+    }
+
     /// Writes the header, which begins this life of the file; the file is mapped if `map`.
     pub(crate) fn write_header(&mut self, header: &SegmentHeader, map: bool) -> Result<()> {
         self.handle.write_at(&header.encode(), 0)?;
@@ -116,9 +125,24 @@ impl ActiveSegment {
         Ok(())
     }
 
-    /// Takes no more frames.
-    pub(crate) fn close(&mut self) {
-        self.size = self.end;
+    /// What to do after frames could not be written: the disk was full if `error` says so, and then the segment takes no
+    /// more, unless a frame of the failed write is whole in it; what else of it lies behind the end no replay will reach,
+    /// since the next segment begins with the same sequence number. Fails where a replay could take the failed write for
+    /// a commit.
+    pub(crate) fn give_up(&mut self, error: Error) -> Result<Error> {
+        let killed = || self.handle.write_at(&[0; frame::HEADER_LEN], self.end).is_ok();
+        if error.kind() == ErrorKind::OutOfSpace && (self.holds_nothing_at_end() || killed()) {
+            self.size = self.end;
+            return Ok(error);
+        }
+        Err(error)
+    }
+
+    fn holds_nothing_at_end(&self) -> bool {
+        let before = SeqNo::ZERO;
+        RecordReader::new(Source::File(&*self.handle), self.place, self.end, before, Order::Rising)
+            .and_then(|mut reader| reader.next())
+            .is_ok_and(|item| item == Item::Stop)
     }
 
     /// Bytes of frames that it can still take.
