@@ -4,9 +4,9 @@
 //! up to point `i`; the stratum behind the last point is *open*, because readers may still choose any moment in it.
 //! Within a closed stratum only the newest version of a key can be seen, within the open one every version.
 //!
-//! - A version below a newer one of its closed stratum goes. The newest tombstone right below a `Put` is the exception: it
-//!   stays for as long as something older may exist, or a later `SingleDelete` would undo the `Put` and uncover what the
-//!   tombstone had hidden.
+//! - A version below a newer one of its closed stratum goes. The newest tombstone right below a `Put` is the exception:
+//!   it stays for as long as something older may exist, or a later `SingleDelete` would undo the `Put` and uncover what
+//!   the tombstone had hidden.
 //! - A `SingleDelete` and the next older `Put` of its closed stratum go together; one whose next older version is
 //!   another tombstone of its stratum hides nothing that this does not hide, and goes alone.
 //! - Tombstones are held back until it is known whether an older version of the key is kept. If none is, and no table

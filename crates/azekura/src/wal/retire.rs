@@ -10,8 +10,9 @@ use crate::wal::log::{Log, SealedSegment, Wal};
 const SPARES_MAX: usize = 2;
 
 impl Wal {
-    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list, and tells all that are off
-    /// it and not recycled. The caller makes their retirement durable in the manifest and then calls [`Wal::recycle`].
+    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list, and tells all that are
+    /// off it and not recycled. The caller makes their
+    /// retirement durable in the manifest and then calls [`Wal::recycle`].
     ///
     /// # Errors
     /// `Poisoned` if a sync was needed and failed; nothing was retired.
@@ -27,8 +28,8 @@ impl Wal {
         let count = log.retirable(flushed_through);
         let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
         log.retired.extend(&leaving);
-        // Those whose retirement could not be written the last time are told again: one that the manifest goes on to list
-        // while its successors vanish would be a hole in the log.
+        // Those whose retirement could not be written the last time are told again: one that the manifest goes on to
+        // list while its successors vanish would be a hole in the log.
         Ok(log.retired.iter().map(|info| info.epoch).collect())
     }
 

@@ -3,8 +3,8 @@
 //! goes on working.
 //!
 //! - `AZEKURA_CRASH_POINTS`: crash points to explore.
-//! - `AZEKURA_SEED`: explore the script of this seed only; with `AZEKURA_CRASH_AT`: this crash point only, with its
-//!   story.
+//! - `AZEKURA_SEED`: explore the script of this seed only.
+//! - `AZEKURA_CRASH_AT`: beside it, this crash point only, with its story.
 //!
 //! Rooms in reading order: `script` (a workload and its player), `search` (crash, open, judge), `gates` (bugs that must
 //! turn the search red).
@@ -23,7 +23,7 @@ const STEPS: usize = 45;
 
 #[test]
 fn every_crash_leaves_a_whole_commit_prefix() {
-    let points = number("AZEKURA_CRASH_POINTS", 1_000);
+    let points = number("AZEKURA_CRASH_POINTS", 500);
     let mut search = Search::default();
     let mut left = points;
     for seed in seeds(points) {
@@ -39,4 +39,13 @@ fn every_crash_leaves_a_whole_commit_prefix() {
     println!("{search}");
     let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();
     assert!(list.is_empty(), "{search}:\n{}\nagain: AZEKURA_SEED=<seed>", list.join("\n"));
+}
+
+#[test]
+fn a_manifest_that_is_written_anew_is_never_missing() {
+    let mut search = Search::default();
+    search.explore(&Script::with_a_fat_manifest(3), &Planted::Nothing, number("AZEKURA_CRASH_POINTS", 400) / 8, 10);
+    println!("{search}");
+    let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();
+    assert!(list.is_empty(), "{search}:\n{}", list.join("\n"));
 }

@@ -5,17 +5,18 @@
 //!
 //! - `AZEKURA_FLIP_STRIDE`: flip every so many bytes only; 1 by default.
 //!
-//! Rooms in reading order: `sample` (the database), `check` (what it may do).
+//! Rooms in reading order: `sample` (the database), `worn` (the same after a few lives), `check` (what it may do).
 
 mod check;
 mod sample;
+mod worn;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, OpenMode};
-use azekura::inspect;
+use azekura::{RecoveryMode, inspect};
 
 use crate::world::disk::put;
 use crate::world::number;
@@ -60,7 +61,7 @@ impl Toll {
 /// Damage to one file that leaves every frame behind it in place.
 fn in_place<'a>(sample: &'a Sample, file: &str) -> Damage<'a> {
     let floor = sample.history.durable;
-    Damage { sample, files: vec![file.into()], floor, reports_dropped: file.ends_with(".wal") }
+    Damage { sample, files: vec![file.into()], floor, is_cut: false, reports_dropped: file.ends_with(".wal") }
 }
 
 /// What `verify` finds wrong with a file.
@@ -71,22 +72,20 @@ fn verified(machine: &MemFs, file: &str) -> bool {
         || report.files.iter().any(|found| found.path == path(file) && found.problem.is_some())
 }
 
-#[test]
-fn every_flipped_byte_is_harmless_or_told() {
-    let stride = number("AZEKURA_FLIP_STRIDE", 1).max(1) as usize;
-    let sample = Sample::new(1);
+/// Flips every `stride`-th byte of every file in two ways, opens and reads.
+fn flip(name: &str, sample: &Sample, stride: usize) {
     let machine = sample.machine();
     let mut toll = Toll::default();
     let mut unseen = Vec::new();
     for (name, bytes) in &sample.files {
-        let damage = in_place(&sample, name);
+        let damage = in_place(sample, name);
         for at in (0..bytes.len()).step_by(stride) {
             for (pattern, how) in [(0x01, How::Writing), (0xff, How::ReadOnly)] {
                 let flipped = machine.fork();
                 let file = flipped.open(&path(name), OpenMode::Write).unwrap();
                 file.write_at(&[bytes[at] ^ pattern], at as u64).unwrap();
                 drop(file);
-                let seen = at % 5 != 0 || verified(&flipped, name);
+                let seen = !(at / stride).is_multiple_of(5) || verified(&flipped, name);
                 let outcome = damage.check(&flipped, how);
                 let outcome = toll.note(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
                 // A torn tail is nothing wrong.
@@ -97,24 +96,56 @@ fn every_flipped_byte_is_harmless_or_told() {
             }
         }
     }
-    toll.finish("flips");
-    assert!(
-        unseen.is_empty(),
-        "verify finds nothing wrong with {}: {:#?}",
-        unseen.len(),
-        &unseen[..unseen.len().min(9)]
-    );
+    toll.finish(name);
+    let shown = &unseen[..unseen.len().min(9)];
+    assert!(unseen.is_empty(), "{name}: verify finds nothing wrong with {}: {shown:#?}", unseen.len());
+}
+
+#[test]
+fn every_flipped_byte_is_harmless_or_told() {
+    flip("flips", &Sample::new(1), number("AZEKURA_FLIP_STRIDE", 1).max(1) as usize);
+}
+
+#[test]
+fn flipped_bytes_of_a_worn_database_are_harmless_or_told() {
+    flip("flips, worn", &Sample::worn(1), number("AZEKURA_FLIP_STRIDE", 1).max(1) as usize * 211);
+}
+
+/// With recovery modes that forgive damage, the log's damage keeps nobody out, and nothing is made up.
+#[test]
+fn forgiving_modes_open_and_make_nothing_up() {
+    let sample = Sample::new(7);
+    let machine = sample.machine();
+    let mut opened = 0;
+    for (name, bytes) in sample.files.iter().filter(|(name, _)| name.ends_with(".wal")) {
+        for at in (0..bytes.len()).step_by(13) {
+            let flipped = machine.fork();
+            let file = flipped.open(&path(name), OpenMode::Write).unwrap();
+            file.write_at(&[bytes[at] ^ 0x10], at as u64).unwrap();
+            drop(file);
+            for mode in [RecoveryMode::PointInTime, RecoveryMode::Salvage] {
+                let fs: Arc<dyn Fs> = Arc::new(flipped.fork());
+                let db = sample::config(fs, 3).recovery_mode(mode).open();
+                let db = db.unwrap_or_else(|e| panic!("{mode:?}, byte {at}: {e}"));
+                opened += 1;
+                check::makes_nothing_up(&db, &sample, mode == RecoveryMode::PointInTime)
+                    .unwrap_or_else(|e| panic!("{mode:?}, byte {at}: {e}"));
+            }
+        }
+    }
+    println!("{opened} damaged logs opened");
 }
 
 #[test]
 fn every_truncation_is_harmless_or_told() {
     let stride = number("AZEKURA_CUT_STRIDE", 3).max(1) as usize;
     let mut toll = Toll::default();
-    for sample in [Sample::new(2), Sample::closed(2)] {
+    for (sample, stride) in [(Sample::new(2), stride), (Sample::closed(2), stride), (Sample::worn(2), stride * 300)] {
         let machine = sample.machine();
         for (name, bytes) in &sample.files {
             // A log that is cut loses its watermarks with its end: that cannot be told from power loss.
-            let damage = Damage { floor: sample.flushed, reports_dropped: false, ..in_place(&sample, name) };
+            let whole = in_place(&sample, name);
+            let damage = Damage { floor: sample.flushed, is_cut: true, reports_dropped: false, ..whole };
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             for len in (0..used.min(bytes.len())).step_by(stride) {
                 let cut = machine.fork();

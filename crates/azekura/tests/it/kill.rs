@@ -189,7 +189,7 @@ fn check(dir: &Path, tally: &mut Tally) {
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill() {
-    let kills = number("AZEKURA_KILLS", 40);
+    let kills = number("AZEKURA_KILLS", 80);
     let seed = number("AZEKURA_SEED", 1);
     let replay = Replay::new("kill::nothing_acknowledged_is_lost_by_kill", seed);
     let mut dice = Dice::new(seed);

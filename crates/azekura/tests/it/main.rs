@@ -13,6 +13,7 @@ mod damage;
 mod faults;
 mod fs_contract;
 mod fuzz_replay;
+mod golden;
 mod kill;
 mod limits;
 mod model;

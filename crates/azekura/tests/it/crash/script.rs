@@ -62,8 +62,7 @@ impl Script {
     /// The script of a seed: a prelude in which a batch over two partitions is followed by a flush of one of them, then
     /// chance.
     pub(super) fn new(seed: u64, length: usize) -> Script {
-        let dice = Dice::new(seed ^ 0x5C21);
-        let mut drawing = Drawing { dice, alive: BTreeSet::new(), inserts: BTreeMap::new(), copies: 0, count: 0 };
+        let mut drawing = Drawing::new(seed);
         let mut steps = vec![drawing.create("a"), drawing.create("b")];
         steps.push(drawing.batch(PersistMode::Buffer));
         steps.push(Step::Flush("a".into()));
@@ -75,12 +74,35 @@ impl Script {
         Script { seed, shape: Shape::new(seed), steps }
     }
 
+    /// Keys so long that a few flushes make the manifest grow until it is written anew.
+    pub(super) fn with_a_fat_manifest(seed: u64) -> Script {
+        let mut drawing = Drawing::new(seed);
+        let mut steps = vec![drawing.create("a"), drawing.create("b")];
+        for round in 0..12u8 {
+            let put = |partition: &str, byte: u8| Write {
+                partition: partition.into(),
+                key: [&[byte, round][..], &[byte; 65_533]].concat(),
+                value: Some(vec![round]),
+            };
+            steps.push(Step::Batch(vec![put("a", 1), put("a", 2), put("b", 3)], PersistMode::Buffer));
+            steps.push(Step::Flush("a".into()));
+            steps.push(Step::Work);
+        }
+        steps.extend([Step::Work, Step::Flush("b".into()), Step::Work, Step::Kill]);
+        Script { seed, shape: Shape::new(seed), steps }
+    }
+
     pub(super) fn config(&self, fs: Arc<dyn Fs>, env: &TestEnv) -> Config {
         self.shape.config(Path::new(DIR), fs, env)
     }
 }
 
 impl Drawing {
+    fn new(seed: u64) -> Drawing {
+        let dice = Dice::new(seed ^ 0x5C21);
+        Drawing { dice, alive: BTreeSet::new(), inserts: BTreeMap::new(), copies: 0, count: 0 }
+    }
+
     fn create(&mut self, name: &str) -> Step {
         self.alive.insert(name.into());
         Step::Create(name.into())

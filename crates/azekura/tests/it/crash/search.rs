@@ -167,11 +167,13 @@ impl Search {
         let machine = crashed.fork();
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());
         let env = TestEnv::new(salt);
+        let glance = salt.is_multiple_of(3).then(|| glance(script, crashed, &env)).transpose()?;
         let open = |fs: &Arc<dyn Fs>| script.config(Arc::clone(fs), &env).open().map_err(|e| format!("open: {e}"));
         let db = open(&fs)?;
         let found = read_all(&db, &script.shape).map_err(|e| format!("read: {e}"))?;
         let count = played.history.judge(&found, floor)?;
         self.partial += u64::from(count > floor && count < played.history.events.len());
+        glance.map_or(Ok(()), |glance| same(&found, &glance, "what a reader saw before"))?;
         no_orphans(&db, &*fs, script)?;
         if salt.is_multiple_of(4) {
             // What an open has shown is durable.
@@ -248,6 +250,21 @@ fn same(wanted: &State, found: &State, when: &str) -> Judged {
         return Ok(());
     }
     Err(format!("{when}: {:.5?}", crate::world::history::differences(wanted, found)))
+}
+
+/// What opening for reading only shows. It changes nothing, and a mode that forgives damage finds none.
+fn glance(script: &Script, crashed: &MemFs, env: &TestEnv) -> Result<State, String> {
+    let machine = crashed.fork();
+    if !machine.exists(&Path::new(DIR).join("MANIFEST")).map_err(|e| e.to_string())? {
+        return Ok(State::new());
+    }
+    let config = script.config(Arc::new(machine.clone()), env).recovery_mode(azekura::RecoveryMode::PointInTime);
+    let db = config.open_read_only().map_err(|e| format!("open for reading: {e}"))?;
+    let found = read_all(&db, &script.shape).map_err(|e| format!("read by a reader: {e}"))?;
+    drop(db);
+    let untouched =
+        crate::world::disk::image(&machine, Path::new(DIR)) == crate::world::disk::image(crashed, Path::new(DIR));
+    if untouched { Ok(found) } else { Err("a reader wrote".into()) }
 }
 
 /// After an open there is no table that no partition names.

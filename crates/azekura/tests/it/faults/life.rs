@@ -184,7 +184,8 @@ impl Life {
             let mut writes = Map::new();
             for _ in 0..3 {
                 let key = format!("key {:02}", self.dice.below(20)).into_bytes();
-                let len = if self.dice.one_in(12) { 20_000 } else { 30 };
+                // Large ones fill segments, so that the log moves on.
+                let len = if self.dice.one_in(4) { 12_000 } else { 30 };
                 writes.insert(key, [self.commits.to_be_bytes().to_vec(), self.dice.noise(len)].concat());
             }
             let removed = format!("key {:02}", self.dice.below(20)).into_bytes();

@@ -128,8 +128,7 @@ impl History {
         let (count, differences) = best.expect("there is the empty prefix");
         let (asked, acknowledged) = (self.events.len(), self.acknowledged);
         format!(
-            "no prefix of {floor}..={asked} events ({acknowledged} acknowledged); nearest is {count}, \
-             but for {} pairs: {}",
+            "no prefix of {floor}..={asked} events ({acknowledged} acknowledged); nearest is {count}, but for {}: {}",
             differences.len(),
             differences.iter().take(6).cloned().collect::<Vec<_>>().join(", ")
         )

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{Fs, TestEnv};
+use azekura::fs::{Env, Fs, TestEnv};
 use azekura::{CompactionStrategy, CompressionType, Config, FilterPolicy, LeveledOptions, PartitionCreateOptions};
 
 use super::dice::Dice;
@@ -28,9 +28,11 @@ impl Shape {
     }
 
     /// The database's options: manual work, and a world without chance. A run has one `env` for all its opens, so that
-    /// no random number comes twice.
+    /// no random number comes twice. Every open may have other options than the one before.
     pub(crate) fn config(&self, path: &Path, fs: Arc<dyn Fs>, env: &TestEnv) -> Config {
-        let mut dice = Dice::new(self.seed ^ 0xC0F1);
+        let mut random = [0; 8];
+        env.random(&mut random);
+        let mut dice = Dice::new(self.seed ^ u64::from_le_bytes(random) >> 62);
         Config::new(path)
             .fs(fs)
             .env(Arc::new(env.clone()))
