@@ -8,6 +8,7 @@ use azekura::PersistMode;
 use azekura::fs::{Fs, MemFs, Survival};
 
 use super::sample::{DIR, Sample, config, options};
+use crate::regressions::settle;
 use crate::world::disk::image;
 use crate::world::{Event, History, Write};
 
@@ -53,6 +54,9 @@ impl Sample {
             }
             (0..4).for_each(|n| commit(&db, &mut history, n, 10, PersistMode::SyncData));
             (4..9).for_each(|n| commit(&db, &mut history, n, 10, PersistMode::Buffer));
+            let parts = NAMES.map(|name| db.open_partition(name, options(name)).unwrap());
+            settle(&machine, DIR, &parts);
+            drop(parts);
             match life {
                 0 => db.close().unwrap(),
                 1 => {
