@@ -10,8 +10,9 @@ use crate::wal::log::{Log, SealedSegment, Wal};
 const SPARES_MAX: usize = 2;
 
 impl Wal {
-    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list, and tells all that are off
-    /// it and not recycled. The caller makes their retirement durable in the manifest and then calls [`Wal::recycle`].
+    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list, and tells all that are
+    /// off it and not recycled. The caller makes their retirement durable in the manifest and then calls
+    /// [`Wal::recycle`].
     ///
     /// # Errors
     /// `Poisoned` if a sync was needed and failed; nothing was retired.

@@ -125,10 +125,10 @@ impl ActiveSegment {
         Ok(())
     }
 
-    /// What to do after frames could not be written: the disk was full if `error` says so, and then the segment takes no
-    /// more, unless a frame of the failed write is whole in it; what else of it lies behind the end no replay will reach,
-    /// since the next segment begins with the same sequence number. Fails where a replay could take the failed write for
-    /// a commit.
+    /// What to do after frames could not be written: the disk was full if `error` says so, and then the segment takes
+    /// no more, unless a frame of the failed write is whole in it; what else of it lies behind the end no replay will
+    /// reach, since the next segment begins with the same sequence number. Fails where a replay could take the failed
+    /// write for a commit.
     pub(crate) fn give_up(&mut self, error: Error) -> Result<Error> {
         let killed = || self.handle.write_at(&[0; frame::HEADER_LEN], self.end).is_ok();
         if error.kind() == ErrorKind::OutOfSpace && (self.holds_nothing_at_end() || killed()) {

@@ -1,8 +1,8 @@
 //! Databases that earlier builds wrote, kept byte for byte: every later build reads them.
 //!
-//! `testdata/golden/N` is the directory of a database as a killed process left it, in format generation N: two partitions
-//! with tables on two levels, and a log with records that are in no table. A change of a format adds a directory and
-//! leaves the old ones.
+//! `testdata/golden/N` is the directory of a database as a killed process left it, in format generation N: two
+//! partitions with tables on two levels, and a log with records that are in no table. A change of a format adds a
+//! directory and leaves the old ones.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,8 @@ fn every_generation_opens_and_can_be_written_on() {
     check(&config(&dir).open().unwrap());
 }
 
-/// Writes a generation anew; only for a format that is not released: `cargo test -p azekura --test it -- --ignored golden`.
+/// Writes a generation anew; only for a format that is not released: `cargo test -p azekura --test it -- --ignored
+/// golden`.
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_the_newest_generation() {
