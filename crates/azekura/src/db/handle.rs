@@ -94,6 +94,8 @@ impl Handle {
     fn finish_log(&self) -> Result<()> {
         let shared = &self.shared;
         let Some(writer) = &shared.writer else { return Ok(()) };
+        // What is in tables leaves the log, the newest segment too: a database at rest is its tables and a short log.
+        writer.wal.seal()?;
         writer.wal.sync(shared.visible.get(), false)?;
         retire_log(shared)?;
         writer.wal.release_spares();

@@ -71,7 +71,6 @@ impl Wal {
     ///
     /// # Errors
     /// As [`Wal::append`].
-    #[cfg(test)]
     pub(crate) fn seal(&self) -> Result<()> {
         self.poison.check()?;
         let mut log = self.log();
