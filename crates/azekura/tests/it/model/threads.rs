@@ -110,6 +110,36 @@ impl Stage {
         }
     }
 
+    /// Copies the database again and again; each copy opens and is one moment between what was acknowledged before and
+    /// what was asked for after.
+    fn copy(&self, fs: &Arc<dyn Fs>, path: &Path) {
+        while !self.stop.load(Ordering::SeqCst) {
+            let before: Vec<u64> = self.rounds.iter().map(|round| round.load(Ordering::SeqCst)).collect();
+            self.db.checkpoint(path).unwrap();
+            let after: Vec<u64> = self.rounds.iter().map(|round| round.load(Ordering::SeqCst) + 1).collect();
+            let copy = Config::new(path).fs(Arc::clone(fs)).workers(0).open().unwrap();
+            let parts = ["left", "right"].map(|name| copy.open_partition(name, Default::default()).unwrap());
+            for writer in 0..WRITERS {
+                let keys = (0..KEYS).map(|index| key(writer, index));
+                let both = parts.iter().flat_map(|part| keys.clone().map(|key| part.get(key).unwrap()));
+                let values: Vec<_> = both.map(|slice| slice.map(|slice| slice.to_vec())).collect();
+                let span = before[writer as usize]..=after[writer as usize];
+                match Stage::round_of(&values, "checkpoint") {
+                    Some(round) => {
+                        assert!(span.contains(&round), "round {round} of writer {writer} is not in {span:?}")
+                    }
+                    None => assert!(
+                        span.clone().any(|round| value(round).is_none()),
+                        "nothing of writer {writer}, {span:?}"
+                    ),
+                }
+            }
+            drop((parts, copy));
+            fs.remove_dir_all(path).unwrap();
+            self.checks.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     fn disturb(&self) {
         let mut dice = Dice::new(77);
         while !self.stop.load(Ordering::SeqCst) {
@@ -168,6 +198,33 @@ fn run(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
             }
         }
     }
+}
+
+#[test]
+fn copies_taken_under_load_are_one_moment() {
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let config = Config::new("/db").fs(Arc::clone(&fs)).workers(2).log_segment_size(64 << 10).cache_size(256 << 10);
+    let db = config.open().unwrap();
+    let options = || PartitionCreateOptions::default().max_memtable_size(16 << 10).block_size(512);
+    let parts = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
+    let stage =
+        Stage { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
+    let rounds = number("AZEKURA_ROUNDS", 1_200);
+    thread::scope(|scope| {
+        let copier = scope.spawn(|| stage.copy(&fs, Path::new("/copy")));
+        let disturber = scope.spawn(|| stage.disturb());
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                let stage = &stage;
+                scope.spawn(move || stage.write(writer, rounds))
+            })
+            .collect();
+        let written: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        stage.stop.store(true, Ordering::SeqCst);
+        let others = [copier.join(), disturber.join()];
+        written.into_iter().chain(others).for_each(|joined| joined.unwrap());
+    });
+    println!("{} copies", stage.checks.load(Ordering::Relaxed));
 }
 
 #[test]
