@@ -205,7 +205,7 @@ fn tables_that_nobody_needs_are_removed_soon() {
             p.major_compact().unwrap();
         }
         while db.step().unwrap() {}
-        settle(&machine, "/db", &[p.clone()]);
+        settle(&machine, "/db", std::slice::from_ref(&p));
     }
 }
 

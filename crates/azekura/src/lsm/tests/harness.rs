@@ -314,7 +314,7 @@ impl World {
     /// Waits for files that other threads' pins keep a little longer, then checks that only named ones are left.
     pub(crate) fn check_files(&self) {
         let named: HashMap<FileId, u64> = self.tables().iter().map(|(_, table)| (table.id, table.size)).collect();
-        for _ in 0..20_000 {
+        for _ in 0..2_000_000 {
             if tables_in(&self.fs) == named {
                 return;
             }

@@ -476,7 +476,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);
     assert!(!tables_in(&world.fs).is_empty(), "the cursor still walks them");
     drop(cursor);
-    for _ in 0..20_000 {
+    for _ in 0..2_000_000 {
         if tables_in(&world.fs).is_empty() {
             return;
         }
