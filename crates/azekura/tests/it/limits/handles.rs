@@ -159,6 +159,54 @@ fn closing_under_load_ends_every_writer_and_loses_nothing() {
     });
 }
 
+/// What other threads are in the middle of ends before the directory is given free.
+#[test]
+fn closing_waits_for_work_that_other_threads_are_at() {
+    within_ten_seconds("a close beside work", || {
+        for round in 0..60u64 {
+            let machine = MemFs::new();
+            let options = || PartitionCreateOptions::default().max_memtable_size(8 << 10).block_size(256);
+            let db = config(&machine).open().unwrap();
+            let p = db.open_partition("p", options()).unwrap();
+            fill(&p, 0..300);
+            let began = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let (p, began) = (&p, &began);
+                let compacting = scope.spawn(move || {
+                    loop {
+                        began.store(true, std::sync::atomic::Ordering::SeqCst);
+                        if let Err(error) = p.major_compact() {
+                            return error.kind();
+                        }
+                        fill_until_closed(p);
+                    }
+                });
+                while !began.load(std::sync::atomic::Ordering::SeqCst) {}
+                std::thread::sleep(std::time::Duration::from_micros(round * 37 % 900));
+                db.close().unwrap();
+                let files = || crate::world::disk::image(&machine, std::path::Path::new("/db"));
+                let before = files();
+                let again = config(&machine).open_read_only().unwrap();
+                assert!(part(&again, "p").len().unwrap() >= 300);
+                assert_eq!(compacting.join().unwrap(), ErrorKind::Closed);
+                assert_eq!(
+                    part(&again, "p").iter().map(|pair| pair.unwrap()).count() as u64,
+                    part(&again, "p").len().unwrap()
+                );
+                assert!(before == files(), "round {round}: work went on after the close");
+            });
+        }
+    });
+}
+
+fn fill_until_closed(p: &Partition) {
+    for n in 0..50u32 {
+        if p.insert(format!("{n:04}"), n.to_be_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
 #[test]
 fn after_close_every_other_handle_is_closed() {
     let machine = MemFs::new();
