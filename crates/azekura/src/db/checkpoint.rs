@@ -11,9 +11,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::base::ledger::Ledger;
+use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::recovery::is_missing;
 use crate::db::shared::Shared;
@@ -40,14 +40,14 @@ struct Hold<'a>(&'a Shared);
 
 impl<'a> Hold<'a> {
     fn new(shared: &'a Shared) -> Hold<'a> {
-        shared.checkpoints.fetch_add(1, Ordering::AcqRel);
+        *lock(&shared.checkpoints) += 1;
         Hold(shared)
     }
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.0.checkpoints.fetch_sub(1, Ordering::AcqRel);
+        *lock(&self.0.checkpoints) -= 1;
     }
 }
 

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::base::sync::lock;
@@ -79,6 +79,8 @@ pub(crate) struct Committer {
     wal: Arc<Wal>,
     visible: Visible,
     poison: Arc<Poison>,
+    /// Set between two commits, so that none comes after what closing takes for the last.
+    closed: AtomicBool,
     commits: AtomicU64,
     records: AtomicU64,
 }
@@ -87,7 +89,8 @@ impl Committer {
     /// Continues behind what is visible.
     pub(crate) fn new(wal: Arc<Wal>, visible: Visible, poison: Arc<Poison>) -> Committer {
         let (commits, records) = (AtomicU64::new(0), AtomicU64::new(0));
-        Committer { queue: Mutex::default(), wal, visible, poison, commits, records }
+        let closed = AtomicBool::new(false);
+        Committer { queue: Mutex::default(), wal, visible, poison, closed, commits, records }
     }
 
     /// Writes, applies and publishes a commit; says where it stands.
@@ -139,6 +142,11 @@ impl Committer {
         work()
     }
 
+    /// Lets no further commit in. What is visible when this returns is the last there is.
+    pub(crate) fn close(&self) {
+        self.alone(|| self.closed.store(true, Ordering::Relaxed));
+    }
+
     /// The new leader takes everybody who queued behind it along.
     fn lead_group(&self, own: &Arc<Waiter>) -> Result<Committed> {
         let lead = Lead(self);
@@ -162,6 +170,9 @@ impl Committer {
     /// Steps 2 and 3, for the leader.
     fn write(&self, commits: &[Commit<'_>]) -> Result<Committed> {
         self.poison.check()?;
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Closed, "the database is closed"));
+        }
         let mut next = self.visible.get().plus(1);
         let first = next;
         match commits {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::comparator::Comparator;
-use crate::base::edit::{Edit, PartitionMeta};
+use crate::base::edit::{Edit, PartitionId, PartitionMeta};
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, KeyOrder, Result};
 use crate::db::batch::Batch;
@@ -129,18 +129,16 @@ impl Database {
         })?;
         let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
         let meta = PartitionMeta {
-            id: writer.metadata.new_partition_id(),
+            id: PartitionId(0), // until it is created
             engine: 0,
             name: name.to_owned(),
             comparator: order.name().to_owned(),
             settings: options.encode(),
         };
-        let edits = [Edit::PartitionCreated(meta.clone())];
-        let written = match shared.settings.durability {
-            PersistMode::Buffer => writer.metadata.append(&edits),
-            _ => writer.metadata.commit(&edits),
-        };
-        shared.poison.watch(written)?;
+        let meta = shared.poison.watch(writer.metadata.create_partition(meta))?;
+        if shared.settings.durability != PersistMode::Buffer {
+            shared.poison.watch(writer.metadata.sync())?;
+        }
         let state = shared.catalog.create(&meta, order, options)?;
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }

@@ -36,7 +36,12 @@ impl Handle {
             return Ok(());
         }
         let shared = &self.shared;
-        let flushed = if shared.writer.is_some() { self.flush_all() } else { Ok(()) };
+        // Most of the work is done while writers may still write; what they add after it is little.
+        let mut flushed = if shared.writer.is_some() { self.flush_all() } else { Ok(()) };
+        if let Some(writer) = &shared.writer {
+            writer.committer.close();
+            flushed = flushed.and_then(|()| self.flush_all());
+        }
         shared.closing.store(true, Ordering::Release);
         shared.work.ring();
         shared.done.ring();

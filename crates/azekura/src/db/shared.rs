@@ -1,7 +1,7 @@
 //! What all handles of a database share.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::base::edit::Edit;
@@ -98,8 +98,9 @@ pub(crate) struct Shared {
     pub(crate) closing: AtomicBool,
     /// Creating and deleting partitions, one at a time.
     pub(crate) naming: Mutex<()>,
-    /// While above zero, log segments are not recycled: a checkpoint is copying them.
-    pub(crate) checkpoints: AtomicUsize,
+    /// While above zero, log segments are not recycled: a checkpoint is copying them. Whoever retires holds the lock,
+    /// so that a checkpoint begins before or after it.
+    pub(crate) checkpoints: Mutex<usize>,
     /// Flushes that wait; with a single worker a compaction gives way to them.
     pub(crate) flush_waiting: AtomicBool,
     delay_ns_per_kib: AtomicU64,
@@ -147,7 +148,7 @@ impl Shared {
             done: Bell::default(),
             closing: AtomicBool::new(false),
             naming: Mutex::new(()),
-            checkpoints: AtomicUsize::new(0),
+            checkpoints: Mutex::new(0),
             flush_waiting: AtomicBool::new(false),
             delay_ns_per_kib: AtomicU64::new(0),
             delay_owed_ns: AtomicU64::new(0),

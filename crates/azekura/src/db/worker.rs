@@ -114,7 +114,8 @@ fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Gives back log segments that no tree needs any more.
 pub(crate) fn retire_log(shared: &Shared) -> Result<()> {
     let Some(writer) = &shared.writer else { return Ok(()) };
-    if shared.checkpoints.load(Ordering::Acquire) > 0 {
+    let checkpoints = lock(&shared.checkpoints);
+    if *checkpoints > 0 {
         return Ok(());
     }
     // Records above this may be between the log and their memtable: take it before asking the trees.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
+use crate::base::edit::{Edit, Epoch, FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::Ledger;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result};
@@ -42,8 +42,14 @@ impl Metadata {
         }
     }
 
-    pub(crate) fn new_partition_id(&self) -> PartitionId {
-        PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed))
+    /// Notes a new partition, like [`append`](Metadata::append), under a number of its own. The number is taken under
+    /// the same lock: a manifest written anew in between would say that it was used, and replay would take the
+    /// partition for a deleted one.
+    pub(crate) fn create_partition(&self, mut meta: PartitionMeta) -> Result<PartitionMeta> {
+        let mut ledger = lock(&self.ledger);
+        meta.id = PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed));
+        self.append_to(&mut ledger, &[Edit::PartitionCreated(meta.clone())])?;
+        Ok(meta)
     }
 
     /// Writes a batch of edits to the operating system; a later sync of the manifest or of the log makes it durable.
@@ -51,7 +57,10 @@ impl Metadata {
     /// # Errors
     /// `Closed` if an edit speaks of a partition that was dropped meanwhile; then nothing is written.
     pub(crate) fn append(&self, edits: &[Edit]) -> Result<()> {
-        let mut ledger = lock(&self.ledger);
+        self.append_to(&mut lock(&self.ledger), edits)
+    }
+
+    fn append_to(&self, ledger: &mut Ledger, edits: &[Edit]) -> Result<()> {
         for edit in edits {
             if let Some(partition) = partition_of(edit)
                 && !ledger.partitions.contains_key(&partition)
