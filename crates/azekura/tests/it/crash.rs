@@ -23,7 +23,7 @@ const STEPS: usize = 45;
 
 #[test]
 fn every_crash_leaves_a_whole_commit_prefix() {
-    let points = number("AZEKURA_CRASH_POINTS", 500);
+    let points = number("AZEKURA_CRASH_POINTS", 800);
     let mut search = Search::default();
     let mut left = points;
     for seed in seeds(points) {
