@@ -92,8 +92,14 @@ impl Script {
         Script { seed, shape: Shape::new(seed), steps }
     }
 
+    /// Whether every call is synced that does not say otherwise.
+    fn is_synced(&self) -> bool {
+        self.seed % 4 == 3
+    }
+
     pub(super) fn config(&self, fs: Arc<dyn Fs>, env: &TestEnv) -> Config {
-        self.shape.config(Path::new(DIR), fs, env)
+        let mode = if self.is_synced() { PersistMode::SyncData } else { PersistMode::Buffer };
+        self.shape.config(Path::new(DIR), fs, env).durability(mode)
     }
 }
 
@@ -297,14 +303,15 @@ impl Player<'_> {
 
     fn step(&mut self, step: &Step) -> Result<(), String> {
         self.ensure(step).map_err(|e| e.to_string())?;
+        let synced = self.script.is_synced();
         let done = match step {
-            Step::Create(name) => self.event(Event::Create(name.clone()), false, |player| player.open_part(name)),
+            Step::Create(name) => self.create(name),
             Step::Delete(name) => self.event(Event::Drop(name.clone()), true, |player| {
                 let part = player.parts.remove(name).expect("it is alive");
                 player.db().delete_partition(part)
             }),
             Step::Single(write, weak) => {
-                self.event(Event::Commit(vec![write.clone()]), false, |player| player.single(write, *weak))
+                self.event(Event::Commit(vec![write.clone()]), synced, |player| player.single(write, *weak))
             }
             Step::Batch(writes, mode) => {
                 let durable = *mode != PersistMode::Buffer;
@@ -320,6 +327,12 @@ impl Player<'_> {
             Step::Cut(survival, salt) => return self.outage(*survival, *salt),
         };
         done.map_err(|e| e.to_string())
+    }
+
+    fn create(&mut self, name: &str) -> Result<()> {
+        // A creation may be durable ahead of commits that nobody asked to sync; those it does not promise.
+        let durable = self.script.is_synced() && self.history.durable == self.history.acknowledged;
+        self.event(Event::Create(name.into()), durable, |player| player.open_part(name))
     }
 
     fn open_part(&mut self, name: &str) -> Result<()> {
@@ -418,7 +431,7 @@ impl Player<'_> {
         };
         for name in names {
             if !self.parts.contains_key(name) {
-                self.event(Event::Create(name.clone()), false, |player| player.open_part(name))?;
+                self.create(name)?;
             }
         }
         Ok(())
