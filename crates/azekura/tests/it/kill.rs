@@ -204,7 +204,8 @@ fn nothing_acknowledged_is_lost_by_kill() {
             place = tempfile::tempdir().unwrap();
         }
         let word = if kill % 2 == 0 { "opening" } else { "open" };
-        let longest = if word == "opening" { 6_000 } else { 60_000 };
+        // How long opening takes depends on the machine; writing goes on.
+        let longest = if word == "opening" { dice.pick(&[300, 1_000, 3_000, 10_000]) } else { 60_000 };
         let said = start_and_kill(place.path(), word, Duration::from_micros(dice.below(longest)));
         tally.kills += 1;
         let existed = place.path().join("db").exists();
