@@ -53,6 +53,7 @@ impl Drop for Hold<'_> {
 
 pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
     let writer = shared.writer()?;
+    let _shift = shared.begin_work()?;
     if shared.fs.exists(path)? {
         return Err(Error::invalid("a checkpoint needs a path that does not exist yet").in_file(path));
     }

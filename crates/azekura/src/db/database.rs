@@ -118,6 +118,7 @@ impl Database {
         options.check()?;
         let shared = &self.handle.shared;
         let _one_at_a_time = lock(&shared.naming);
+        let _shift = shared.begin_work()?;
         if let Some(state) = shared.partition(name) {
             shared.catalog.open(&state, comparator, options)?;
             self.store_settings(&state, options)?;
@@ -163,6 +164,7 @@ impl Database {
         partition.check_home(&self.handle)?;
         let shared = &self.handle.shared;
         let _one_at_a_time = lock(&shared.naming);
+        let _shift = shared.begin_work()?;
         let writer = shared.writer()?;
         let tree = partition.state.tree()?;
         let edits = [Edit::PartitionDropped { partition: partition.state.id }];

@@ -42,7 +42,7 @@ impl Handle {
             writer.committer.close();
             flushed = flushed.and_then(|()| self.flush_all());
         }
-        shared.closing.store(true, Ordering::Release);
+        shared.end_work();
         shared.work.ring();
         shared.done.ring();
         for thread in lock(&self.threads).drain(..) {

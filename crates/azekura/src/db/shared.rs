@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use crate::base::edit::Edit;
 use crate::base::event::{DroppedAfterDamage, Event};
-use crate::base::sync::lock;
+use crate::base::sync::{lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
 use crate::db::commit::{Commit, Committed, Committer};
@@ -96,6 +96,8 @@ pub(crate) struct Shared {
     /// A task has ended.
     pub(crate) done: Bell,
     pub(crate) closing: AtomicBool,
+    /// Held (shared) by whoever changes files of the directory, whatever thread it is; closing waits for all of them.
+    at_work: RwLock<()>,
     /// Creating and deleting partitions, one at a time.
     pub(crate) naming: Mutex<()>,
     /// While above zero, log segments are not recycled: a checkpoint is copying them. Whoever retires holds the lock,
@@ -147,6 +149,7 @@ impl Shared {
             work: Bell::default(),
             done: Bell::default(),
             closing: AtomicBool::new(false),
+            at_work: RwLock::new(()),
             naming: Mutex::new(()),
             checkpoints: Mutex::new(0),
             flush_waiting: AtomicBool::new(false),
@@ -175,6 +178,24 @@ impl Shared {
             false => Ok(()),
             true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
         }
+    }
+
+    /// Begins work that changes files; it must end before the listener is told of it, who may drop the last handle.
+    ///
+    /// # Errors
+    /// `Closed` once the database closes.
+    pub(crate) fn begin_work(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let shift = read(&self.at_work);
+        match self.closing.load(Ordering::Acquire) {
+            true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
+            false => Ok(shift),
+        }
+    }
+
+    /// Lets no more work begin, and returns when all that is under way has ended.
+    pub(crate) fn end_work(&self) {
+        self.closing.store(true, Ordering::Release);
+        drop(write(&self.at_work));
     }
 
     /// Writes a commit and returns when it is as durable as `mode` asks.

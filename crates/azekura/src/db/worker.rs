@@ -70,7 +70,7 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
 /// Runs one task of a tree and accounts for it.
 pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
     let Some(tree) = partition.tree_if_built() else { return Ok(()) };
-    let result = guarded(shared, || tree.run(task, forced, shared));
+    let result = shared.begin_work().and_then(|_shift| guarded(shared, || tree.run(task, forced, shared)));
     if task == Task::Flush {
         *lock(&shared.flush_error) = result.as_ref().err().cloned();
     }
@@ -86,6 +86,7 @@ pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: T
             counters.flushes.fetch_add(1, Ordering::Relaxed);
             counters.flushed_bytes.fetch_add(report.bytes_written, Ordering::Relaxed);
             shared.tell(&Event::Flushed { partition: name, tables: report.tables, bytes: report.bytes_written });
+            let _shift = shared.begin_work()?;
             retire_log(shared)?;
         }
         Task::Compact => {
@@ -138,6 +139,7 @@ pub(crate) fn retire_log(shared: &Shared) -> Result<()> {
 /// Work on the log and the manifest that nothing else triggers.
 fn tend_log(shared: &Shared) -> Result<bool> {
     let Some(writer) = &shared.writer else { return Ok(false) };
+    let _shift = shared.begin_work()?;
     if shared.poison.watch(writer.wal.sync_sealed())? {
         return Ok(true);
     }
