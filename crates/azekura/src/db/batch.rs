@@ -104,7 +104,8 @@ impl Batch {
     ///
     /// # Errors
     /// `Invalid` for the first write that broke a limit or came from another database; otherwise as
-    /// [`Partition::insert`]. On an error nothing of the batch is visible.
+    /// [`Partition::insert`]. On an error nothing of the batch is visible, with one exception: where writing succeeded
+    /// and only the sync failed, all of it is visible, and the next open finds all of it or nothing.
     pub fn commit(self) -> Result<()> {
         if let Some(wrong) = self.wrong {
             return Err(wrong);
