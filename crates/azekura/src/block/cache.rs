@@ -167,7 +167,7 @@ mod tests {
         let mut builder = BlockBuilder::new(1);
         builder.add(KeyRef::new(b"k", SeqNo(1)), 1, &vec![0; len]);
         let bytes = builder.finish().to_vec().into_boxed_slice().into_vec();
-        Cached::Entries(Arc::new(Block::decode(Body::from(bytes)).unwrap()))
+        Cached::Entries(Arc::new(Block::decode(Body::new(BlockKind::Data, bytes)).unwrap()))
     }
 
     fn holds(cache: &BlockCache, file: u64, offset: u64) -> bool {

@@ -87,7 +87,7 @@ pub(crate) fn build_top(pieces: &[Piece], handles: &[BlockHandle]) -> Vec<u8> {
 
 /// The handle in the only entry of a top that has just one.
 pub(crate) fn only_piece(top: &Block) -> Result<Option<BlockHandle>> {
-    if top.count() > 1 { Ok(None) } else { BlockHandle::decode(top.parse_restart(0)?.value).map(Some) }
+    if top.count() > 1 { Ok(None) } else { BlockHandle::decode(top.first_value()?).map(Some) }
 }
 
 /// The index of an open table.

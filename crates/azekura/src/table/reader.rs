@@ -6,6 +6,7 @@ use crate::base::checksum::key_hash;
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::block::entry::Located;
 use crate::block::frame::{Body, open_frame};
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::table::files::TableFiles;
@@ -46,7 +47,7 @@ pub(crate) struct Table {
     pub(crate) directory: Directory,
     properties: Properties,
     pub(crate) meta: TableMeta,
-    /// Whether the hashes of lookups are made with the seed that the filter's were.
+    /// Whether the hashes of lookups are made with the seed that the table's were.
     same_seed: bool,
 }
 
@@ -124,7 +125,8 @@ impl Table {
         lookup: &Lookup<'_>,
         read: impl FnOnce(SeqNo, RecordKind, &[u8]) -> R,
     ) -> Result<Option<R>> {
-        if !self.may_contain(lookup) {
+        let hash = if self.same_seed { lookup.hash } else { self.rehash(lookup.key) };
+        if !self.may_contain(lookup.key, hash) {
             return Ok(None);
         }
         let target = KeyRef::new(lookup.key, lookup.at);
@@ -133,7 +135,7 @@ impl Table {
             return Ok(None);
         };
         let block: Arc<Block> = self.source.cached(handle, BlockKind::Data, true)?;
-        let found = match block.locate(target, &self.order) {
+        let found = match self.find_in(&block, target, hash, continues) {
             Ok(Some(entry)) if entry.same_key => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
             Ok(Some(_)) => Ok(None),
             // An entry that `continues` is exactly the last key of its block, and it is not before the target.
@@ -145,13 +147,29 @@ impl Table {
         Ok(found.map(|(entry, kind)| read(entry.seqno, kind, entry.value)))
     }
 
+    /// The index leads to the block that the first entry at or behind the target is in. So a lookup by hash that finds
+    /// nothing there is final; but where the entry `continues`, that first entry is known to be there, and only the
+    /// search by order can tell whether it is of another key or missing.
+    #[inline]
+    fn find_in<'b>(
+        &self,
+        block: &'b Block,
+        target: KeyRef<'_>,
+        hash: Option<u64>,
+        continues: bool,
+    ) -> Result<Option<Located<'b>>> {
+        match block.find(target, hash, &self.order) {
+            Ok(None) if continues => block.locate(target, &self.order),
+            found => found,
+        }
+    }
+
     /// False only if the filter knows that the key is not here.
     #[inline]
-    fn may_contain(&self, lookup: &Lookup<'_>) -> bool {
-        let (Some(filter), Some(hash)) = (&self.filter, lookup.hash) else { return true };
-        let hash = if self.same_seed { Some(hash) } else { self.rehash(lookup.key) };
+    fn may_contain(&self, key: &[u8], hash: Option<u64>) -> bool {
+        let (Some(filter), Some(hash)) = (&self.filter, hash) else { return true };
         // A filter that cannot be read only costs the look into the data.
-        hash.is_none_or(|hash| filter.may_contain(&self.source, lookup.key, hash, &self.order).unwrap_or(true))
+        filter.may_contain(&self.source, key, hash, &self.order).unwrap_or(true)
     }
 
     pub(crate) fn rehash(&self, key: &[u8]) -> Option<u64> {
