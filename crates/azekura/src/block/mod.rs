@@ -7,8 +7,8 @@
 //! - the cache never holds more than its capacity.
 //!
 //! The layouts are drawn in `docs/format/block.md`. Rooms in reading order: [`kind`], [`handle`], [`frame`], [`entry`]
-//! (what all layouts have), [`hash_index`], [`builder`], [`fences`], [`restarts`] and [`slots`] (the layouts), [`block`]
-//! (one of either), [`cursor`], [`bloom`], [`cache`] with its [`shard`].
+//! (what all layouts have), [`hash_index`], [`builder`], [`fences`], [`restarts`] and [`slots`] (the layouts),
+//! [`block`] (one of either), [`cursor`], [`bloom`], [`cache`] with its [`shard`].
 
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds what blocks are made of and kept in")]
 pub(crate) mod block;

@@ -161,7 +161,7 @@ impl SlotBlock {
         self.rest_at(self.slot(i))
     }
 
-    #[inline]
+    #[inline(always)]
     fn rest_at(&self, at: usize) -> Result<(&[u8], usize)> {
         let entries = &self.raw()[..self.entries_end];
         let len = usize::from(entries[at]);
@@ -173,6 +173,7 @@ impl SlotBlock {
         self.long_rest_at(at)
     }
 
+    #[inline(never)]
     fn long_rest_at(&self, at: usize) -> Result<(&[u8], usize)> {
         let mut d = Decoder::new(&self.raw()[at..self.entries_end]);
         let len = d.varint_u32()? as usize;
@@ -184,7 +185,7 @@ impl SlotBlock {
     }
 
     /// Tag and sequence number at `at`, and where the value behind them begins; the entry ends at `end`.
-    #[inline]
+    #[inline(always)]
     fn tail_at(&self, at: usize, end: usize) -> Result<(u8, SeqNo, usize)> {
         // Behind the last entry there is always the trailer: eight bytes can be taken from anywhere in the entries.
         if let Some(([tag, seqno @ ..], _)) = self.raw()[at..].split_first_chunk::<9>() {
@@ -199,7 +200,7 @@ impl SlotBlock {
     }
 
     /// The entry from `at` to `end`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn entry_at(&self, at: usize, end: usize) -> Result<SlotEntry<'_>> {
         let (rest, tail) = self.rest_at(at)?;
         let (tag, seqno, value) = self.tail_at(tail, end)?;
@@ -280,32 +281,39 @@ impl SlotBlock {
     /// The newest version of the target's key, which has that hash, that is not newer than the target.
     #[inline]
     pub(crate) fn find(&self, target: KeyRef<'_>, hash: u64, order: &KeyOrder) -> Result<Option<Located<'_>>> {
-        if order.bytes_identify_keys() {
-            let Some(wanted) = target.user.strip_prefix(self.prefix()) else { return Ok(None) };
-            self.find_where(target.seqno, hash, |rest| rest == wanted)
-        } else {
-            let mut key = self.prefix().to_vec();
-            self.find_where(target.seqno, hash, |rest| {
-                key.truncate(self.prefix.len());
-                key.extend_from_slice(rest);
-                order.cmp(&key, target.user).is_eq()
-            })
+        if !order.bytes_identify_keys() {
+            return self.find_in_order(target, hash, order);
         }
+        let Some(wanted) = target.user.strip_prefix(self.prefix()) else { return Ok(None) };
+        self.find_where(hash, |i| self.if_it_is(i, wanted, target.seqno))
     }
 
-    /// Goes through the entries with the fingerprint of that hash. The versions of a key stand newest first, so the
-    /// first that is old enough is the one.
-    #[inline]
-    fn find_where(
-        &self,
-        newest: SeqNo,
+    /// The same where keys of different bytes may be equal.
+    #[inline(never)]
+    fn find_in_order(&self, target: KeyRef<'_>, hash: u64, order: &KeyOrder) -> Result<Option<Located<'_>>> {
+        let mut key = self.prefix().to_vec();
+        self.find_where(hash, |i| {
+            let entry = self.entry(i)?;
+            key.truncate(self.prefix.len());
+            key.extend_from_slice(entry.rest);
+            let is_it = entry.seqno <= target.seqno && order.cmp(&key, target.user).is_eq();
+            Ok(is_it.then(|| self.located(entry, true)))
+        })
+    }
+
+    /// Asks the entries with the fingerprint of that hash, in their order. The versions of a key stand newest first, so
+    /// the first that is old enough is the one.
+    #[inline(always)]
+    fn find_where<'a>(
+        &'a self,
         hash: u64,
-        mut is_the_key: impl FnMut(&[u8]) -> bool,
-    ) -> Result<Option<Located<'_>>> {
+        mut ask: impl FnMut(usize) -> Result<Option<Located<'a>>>,
+    ) -> Result<Option<Located<'a>>> {
         let wanted = fingerprint_of(hash);
         // Slots follow the fingerprints, so that nearly always there are bytes for whole groups.
         let lanes = &self.raw()[self.entries_end..];
-        for first in (0..self.count).step_by(LANES) {
+        let mut first = 0;
+        while first < self.count {
             let mut found = matches(&lanes[first..], wanted);
             while found != 0 {
                 let i = first + found.trailing_zeros() as usize;
@@ -313,18 +321,26 @@ impl SlotBlock {
                 if i >= self.count {
                     return Ok(None);
                 }
-                let (rest, tail) = self.rest(i)?;
-                if !is_the_key(rest) {
-                    continue;
-                }
-                let end = self.end_of(i);
-                let (tag, seqno, value) = self.tail_at(tail, end)?;
-                if seqno <= newest {
-                    return Ok(Some(Located { same_key: true, seqno, tag, value: self.bytes(value..end) }));
+                if let Some(located) = ask(i)? {
+                    return Ok(Some(located));
                 }
             }
+            first += LANES;
         }
         Ok(None)
+    }
+
+    /// The `i`-th entry, if what follows the prefix in its key is `wanted` and it is not newer than `newest`.
+    #[inline(always)]
+    fn if_it_is(&self, i: usize, wanted: &[u8], newest: SeqNo) -> Result<Option<Located<'_>>> {
+        let (rest, tail) = self.rest(i)?;
+        if rest != wanted {
+            return Ok(None);
+        }
+        let end = self.end_of(i);
+        let (tag, seqno, value) = self.tail_at(tail, end)?;
+        let is_it = seqno <= newest;
+        Ok(is_it.then(|| Located { same_key: true, seqno, tag, value: self.bytes(value..end) }))
     }
 }
 

@@ -18,7 +18,7 @@ pub enum FilterPolicy {
 
 /// How a data block leads to its entries. Tables of every kind can be read side by side.
 ///
-/// How they compare is told in `docs/decisions/0009-fingerprint-blocks-by-default.md`; how they lie in the file, in
+/// How they compare is told in `docs/decisions/0011-fingerprint-blocks-by-default.md`; how they lie in the file, in
 /// `docs/format/block.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
