@@ -74,6 +74,9 @@ pub(crate) struct Engines {
     /// Block cache of each engine.
     #[arg(long, default_value = "512M")]
     pub(crate) cache_size: Bytes,
+    /// Keep values of at least so many bytes apart from the tree, in engines that can.
+    #[arg(long)]
+    pub(crate) separate_from: Option<Bytes>,
 }
 
 #[derive(Debug, Args)]
@@ -156,6 +159,7 @@ impl Engines {
             sync: self.sync,
             compression: self.compression,
             workers: self.workers.unwrap_or(processors).max(1),
+            separate_from: self.separate_from.map(|bytes| bytes.0),
         }
     }
 

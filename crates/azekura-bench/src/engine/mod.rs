@@ -17,5 +17,5 @@ pub(crate) mod memory;
 pub(crate) mod options;
 pub(crate) mod registry;
 
-pub(crate) use engine::Engine;
+pub(crate) use engine::{Engine, Scan};
 pub(crate) use options::{Compression, Options, Sync};
