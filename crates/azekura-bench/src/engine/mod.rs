@@ -5,7 +5,8 @@
 //! error with the feature that brings it.
 //!
 //! Rooms: [`engine`] the trait; [`options`] what every engine is told; [`registry`] names to engines; then one file per
-//! engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, and for tests of the harness `memory`.
+//! engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, `surrealkv`, and for tests of the harness
+//! `memory`; `smoke` puts every engine of the build through every call.
 
 pub(crate) mod azekura;
 #[allow(clippy::module_inception)]
@@ -26,6 +27,8 @@ pub(crate) mod rocksdb;
 pub(crate) mod sled;
 #[cfg(test)]
 mod smoke;
+#[cfg(feature = "surrealkv")]
+pub(crate) mod surrealkv;
 
 pub(crate) use engine::{Engine, Scan};
 pub(crate) use options::{Compression, Options, Sync};

@@ -44,6 +44,7 @@ const ENGINES: &[Entry] = &[
     peer!("rocksdb-hash", "rocksdb", true, super::rocksdb::engine::open_hashed),
     peer!("heed", "heed", false, super::heed::open),
     peer!("redb", "redb", false, super::redb::open),
+    peer!("surrealkv", "surrealkv", false, super::surrealkv::open),
     peer!("sled", "sled", false, super::sled::open),
 ];
 
