@@ -56,7 +56,7 @@ pub(crate) struct Common {
 /// What every command that opens engines takes.
 #[derive(Debug, Args)]
 pub(crate) struct Engines {
-    /// Engines, separated by commas.
+    /// Engines, separated by commas; `all`: every one that runs here.
     #[arg(long, value_delimiter = ',', default_value = "azekura")]
     pub(crate) engine: Vec<String>,
     /// Rounds; engines take turns in each.
@@ -74,6 +74,9 @@ pub(crate) struct Engines {
     /// Block cache of each engine.
     #[arg(long, default_value = "512M")]
     pub(crate) cache_size: Bytes,
+    /// Keep values of at least so many bytes apart from the tree, in engines that can.
+    #[arg(long)]
+    pub(crate) separate_from: Option<Bytes>,
 }
 
 #[derive(Debug, Args)]
@@ -156,12 +159,18 @@ impl Engines {
             sync: self.sync,
             compression: self.compression,
             workers: self.workers.unwrap_or(processors).max(1),
+            separate_from: self.separate_from.map(|bytes| bytes.0),
         }
     }
 
     /// Refuses engines that this build does not have.
     pub(crate) fn check(&self) -> Result<()> {
-        self.engine.iter().try_for_each(|name| registry::check(name))
+        self.names().iter().try_for_each(|name| registry::check(name))
+    }
+
+    /// The engines, `all` spelt out.
+    pub(crate) fn names(&self) -> Vec<String> {
+        registry::chosen(&self.engine)
     }
 }
 
@@ -197,7 +206,7 @@ impl Run {
         };
         Ok(Comparison {
             workloads: self.workload.clone(),
-            engines: self.engines.engine.clone(),
+            engines: self.engines.names(),
             rounds: self.engines.rounds,
             options: self.engines.options(self.memtable_size, None),
             plan,

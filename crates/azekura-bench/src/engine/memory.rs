@@ -1,6 +1,6 @@
 //! An ordered map as an engine, for tests of the harness: right, or wrong in one chosen way.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Scan};
 use crate::failure::Result;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -57,11 +57,26 @@ impl Engine for Memory {
         Ok(true)
     }
 
-    fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        self.map.write().unwrap().remove(key);
+        Ok(())
+    }
+
+    fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        records.iter().try_for_each(|(key, value)| self.put(key, value))
+    }
+
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let map = self.map.read().unwrap();
+        let records: Box<dyn Iterator<Item = (&Vec<u8>, &Vec<u8>)>> = match scan {
+            Scan::First => Box::new(map.iter()),
+            Scan::From(key) => Box::new(map.range(key.to_vec()..)),
+            Scan::Last => Box::new(map.iter().rev()),
+            Scan::Back(key) => Box::new(map.range(..=key.to_vec()).rev()),
+        };
         let skipped = usize::from(self.lie == Lie::SkipsFirst);
         let mut count = 0;
-        for (key, value) in map.range(from.unwrap_or_default().to_vec()..).skip(skipped).take(limit as usize) {
+        for (key, value) in records.skip(skipped).take(limit as usize) {
             for _ in 0..if self.lie == Lie::Repeats { 2 } else { 1 } {
                 seen(key, value);
             }

@@ -163,6 +163,7 @@ pub(crate) mod tests {
             sync: Sync::None,
             compression: Compression::None,
             workers: 1,
+            separate_from: None,
         };
         (Task { engine: engine.into(), dir: "d".into(), options, job: Job::Measure(plan.clone()) }, plan)
     }

@@ -1,6 +1,6 @@
 //! Workloads that only read: readrandom, readmissing, readseq, seekrandom. Every value is checked to the last byte.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Scan};
 use crate::failure::Result;
 use crate::machine::meter::Meter;
 use crate::workload::fill::FIRST_GENERATION;
@@ -119,7 +119,7 @@ impl Work for ReadSeq {
         self.check.restart();
         let check = &mut self.check;
         let limit = self.shape.n.min(meter.left());
-        let count = engine.scan(None, limit, &mut |key, value| {
+        let count = engine.scan(Scan::First, limit, &mut |key, value| {
             check.see(key, value);
             if check.count.is_multiple_of(SCAN_BUNDLE) {
                 meter.done(SCAN_BUNDLE);
@@ -164,7 +164,7 @@ impl Work for SeekRandom {
 pub(crate) fn scan_checked(engine: &dyn Engine, from: &[u8], limit: u64, check: &mut ScanCheck) -> Result<()> {
     check.restart();
     let mut first_is_right = true;
-    engine.scan(Some(from), limit, &mut |key, value| {
+    engine.scan(Scan::From(from), limit, &mut |key, value| {
         if check.count == 0 {
             first_is_right = key == from;
         }
