@@ -9,6 +9,7 @@ use crate::workload::keys::KeyOrder;
 use crate::workload::{Shape, Workload};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Measures azekura, alone and beside its peers. What makes a comparison fair is written in the README of this crate.
 #[derive(Debug, Parser)]
@@ -65,6 +66,9 @@ pub(crate) struct Engines {
     /// Background threads of each engine; as many as processors by default.
     #[arg(long)]
     pub(crate) workers: Option<usize>,
+    /// Seconds that one child process may take; 20 times the median of what other engines took by default, at least 120.
+    #[arg(long)]
+    pub(crate) limit: Option<u64>,
     /// What a write must survive before it returns.
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) sync: Sync,
@@ -99,9 +103,9 @@ pub(crate) struct Run {
     /// Bytes of each value; half of them compressible.
     #[arg(long, default_value = "100")]
     pub(crate) value_size: Bytes,
-    /// Threads.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
-    pub(crate) threads: u64,
+    /// Threads; one comparison for each number of a list.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) threads: Vec<u64>,
     /// Memtable of each engine.
     #[arg(long, default_value = "64M")]
     pub(crate) memtable_size: Bytes,
@@ -163,6 +167,11 @@ impl Engines {
         }
     }
 
+    /// How long one child process may take, if that was said.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.limit.map(Duration::from_secs)
+    }
+
     /// Refuses engines that this build does not have.
     pub(crate) fn check(&self) -> Result<()> {
         self.engine.iter().try_for_each(|name| registry::check(name))
@@ -178,7 +187,7 @@ impl Run {
                 "--value-size must be 8 bytes to 2 GiB: the first 8 tell which generation of the record it is".into()
             );
         }
-        if self.n < self.threads {
+        if self.threads.iter().any(|&threads| self.n < threads) {
             return Err("--n must be at least --threads: each thread writes records of its own".into());
         }
         let shape = Shape {
@@ -192,7 +201,7 @@ impl Run {
             shape,
             ops: 0,
             seconds: self.seconds,
-            threads: self.threads,
+            threads: 1,
             warm_ops: self.warm_ops.unwrap_or(0),
             seek_nexts: self.seek_nexts,
             seed: u64::from(self.seed),
@@ -203,10 +212,13 @@ impl Run {
             workloads: self.workload.clone(),
             engines: self.engines.engine.clone(),
             rounds: self.engines.rounds,
+            threads: self.threads.clone(),
             options: self.engines.options(self.memtable_size, None),
             plan,
             ops: self.ops,
             warm_ops: self.warm_ops,
+            limit: self.engines.limit(),
+            deadline: None,
         })
     }
 }
@@ -228,6 +240,14 @@ mod tests {
         let comparison = run.comparison().unwrap();
         assert_eq!(comparison.workloads.len(), 2);
         assert_eq!(comparison.plan.shape.value_size, 4096);
+    }
+
+    #[test]
+    fn thread_counts_come_in_lists() {
+        let line = "b run --workload overwrite --threads 1,2,4 --limit 7";
+        let Command::Run(run) = Cli::parse_from(line.split(' ')).command else { panic!("not a run") };
+        let comparison = run.comparison().unwrap();
+        assert_eq!((comparison.threads.as_slice(), comparison.limit.map(|l| l.as_secs())), (&[1, 2, 4][..], Some(7)));
     }
 
     #[test]
