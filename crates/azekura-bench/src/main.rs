@@ -67,7 +67,7 @@ fn begin(common: &Common, shape: &Shape) -> Result<(Scratch, Conditions, Duratio
 
 fn compare(run: &Run) -> Result<()> {
     let comparison = run.comparison()?;
-    let (scratch, mut conditions, each) = begin(&run.common, &comparison.plan.shape)?;
+    let (scratch, mut conditions, each) = begin(&run.common, &comparison.first_shape())?;
     let measurements = comparison.run(&scratch)?;
     conditions.finish(scratch.path(), each)?;
     let summaries = summary::summarise(&measurements);

@@ -79,7 +79,7 @@ impl Comparison {
             // What hung or was refused once is not tried again in the rounds that follow.
             let mut given_up: BTreeMap<(u64, &str), Told> = BTreeMap::new();
             for round in 1..=self.rounds {
-                for &threads in &self.threads {
+                for &threads in self.threads.iter().take(if workload.alone() { 1 } else { usize::MAX }) {
                     for engine in &self.engines {
                         if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                             return Ok(measurements);
@@ -104,6 +104,12 @@ impl Comparison {
             }
         }
         Ok(measurements)
+    }
+
+    /// The data set of the first workload: the harness's cost is told for its records.
+    pub(crate) fn first_shape(&self) -> Shape {
+        let blobs = self.workloads.first().is_some_and(|workload| workload.blobs());
+        if blobs { self.blobs } else { self.plan.shape }
     }
 
     /// What was asked, for people who read the results.

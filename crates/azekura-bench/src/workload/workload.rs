@@ -216,6 +216,11 @@ impl Workload {
         matches!(self, Workload::BlobLoad | Workload::BlobRead | Workload::BlobOverwrite)
     }
 
+    /// Whether threads make no difference to it.
+    pub(crate) fn alone(self) -> bool {
+        matches!(self, Workload::Recovery | Workload::Open)
+    }
+
     /// Whether it ends with the data set: each record is written once.
     pub(crate) fn fills(self) -> bool {
         !self.loads() && !matches!(self, Workload::Queue | Workload::Partitions64)
