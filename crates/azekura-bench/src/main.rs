@@ -17,13 +17,14 @@ mod workload;
 
 use clap::Parser;
 use cli::{Cli, Command, Common, Open, Partitions, Run};
-use failure::Result;
+use failure::{Result, Told};
 use machine::conditions::Conditions;
 use machine::disk::Scratch;
 use report::{summary, table};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Duration;
+use task::child::die_with_parent;
 use task::opening::SMALL_RECORDS;
 use task::rounds;
 use task::task::{Job, Task};
@@ -50,8 +51,10 @@ fn main() -> ExitCode {
 }
 
 fn child(task: &str) -> Result<()> {
+    die_with_parent()?;
     let task: Task = serde_json::from_str(task)?;
-    println!("{}", task.here()?);
+    let answer = task.here().inspect_err(|failure| println!("{}", json!(Told::of(failure))))?;
+    println!("{answer}");
     Ok(())
 }
 
@@ -64,12 +67,12 @@ fn begin(common: &Common, shape: &Shape) -> Result<(Scratch, Conditions, Duratio
 
 fn compare(run: &Run) -> Result<()> {
     let comparison = run.comparison()?;
-    let (scratch, mut conditions, each) = begin(&run.common, &comparison.plan.shape)?;
+    let (scratch, mut conditions, each) = begin(&run.common, &comparison.first_shape())?;
     let measurements = comparison.run(&scratch)?;
     conditions.finish(scratch.path(), each)?;
     let summaries = summary::summarise(&measurements);
     if run.common.json {
-        let settings = json!({"options": comparison.options, "key_size": run.key_size, "value_size": run.value_size.0});
+        let settings = comparison.settings();
         for summary in &summaries {
             println!("{}", summary.json(&conditions, &settings));
         }
@@ -78,7 +81,7 @@ fn compare(run: &Run) -> Result<()> {
         print!("{}\n{}", table::medians(&summaries), table::conditions(&conditions));
         println!("medians of {} interleaved rounds; {options:?}", comparison.rounds);
     }
-    Ok(())
+    rounds::verdict(&measurements)
 }
 
 fn time_opening(open: &Open) -> Result<()> {
