@@ -9,6 +9,7 @@ use crate::workload::keys::KeyOrder;
 use crate::workload::{Shape, Workload};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Measures azekura, alone and beside its peers. What makes a comparison fair is written in the README of this crate.
 #[derive(Debug, Parser)]
@@ -28,6 +29,10 @@ pub(crate) enum Command {
     Partitions(Partitions),
     /// Measure what the device below a directory can do.
     Device(Common),
+    /// Run a preset and write a page, or make the page of an earlier run again.
+    Report(Report),
+    /// Measure one question, variants interleaved, and answer with ratios.
+    Experiment(Experiment),
     /// One task, for a parent process.
     #[command(hide = true)]
     Child {
@@ -65,6 +70,9 @@ pub(crate) struct Engines {
     /// Background threads of each engine; as many as processors by default.
     #[arg(long)]
     pub(crate) workers: Option<usize>,
+    /// Seconds that one child process may take; 20 times the median of what other engines took by default, at least 120.
+    #[arg(long)]
+    pub(crate) limit: Option<u64>,
     /// What a write must survive before it returns.
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) sync: Sync,
@@ -99,9 +107,9 @@ pub(crate) struct Run {
     /// Bytes of each value; half of them compressible.
     #[arg(long, default_value = "100")]
     pub(crate) value_size: Bytes,
-    /// Threads.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
-    pub(crate) threads: u64,
+    /// Threads; one comparison for each number of a list.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) threads: Vec<u64>,
     /// Memtable of each engine.
     #[arg(long, default_value = "64M")]
     pub(crate) memtable_size: Bytes,
@@ -148,6 +156,56 @@ pub(crate) struct Partitions {
     pub(crate) common: Common,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    /// quick (5 minutes at most), full (an hour at most), or render: the page of an earlier run again.
+    pub(crate) what: String,
+    /// For render: the report.json of that run.
+    pub(crate) file: Option<PathBuf>,
+    /// Engines, separated by commas; all that run here by default.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) engine: Vec<String>,
+    /// Directory to write to; docs/benchmarks of the workspace for full, else target/bench/report.
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Directory to work below; a directory of this run's own is made in it and removed at the end.
+    #[arg(long, default_value = "target/bench")]
+    pub(crate) dir: PathBuf,
+    /// Leave the databases there.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Print the whole report as JSON too.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Experiment {
+    /// Which one.
+    #[arg(required_unless_present = "list")]
+    pub(crate) name: Option<String>,
+    /// Name all experiments.
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Less data and shorter rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// One variant, for a parent process.
+    #[arg(long, hide = true)]
+    pub(crate) variant: Option<String>,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+impl Report {
+    /// Where the files go.
+    pub(crate) fn target(&self) -> PathBuf {
+        let full = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks"));
+        let other = || PathBuf::from("target/bench/report");
+        self.out.clone().unwrap_or_else(|| if self.what == "full" { full() } else { other() })
+    }
+}
+
 impl Engines {
     /// The options every engine is opened with.
     pub(crate) fn options(&self, memtable: Bytes, table: Option<Bytes>) -> Options {
@@ -161,6 +219,11 @@ impl Engines {
             workers: self.workers.unwrap_or(processors).max(1),
             separate_from: self.separate_from.map(|bytes| bytes.0),
         }
+    }
+
+    /// How long one child process may take, if that was said.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.limit.map(Duration::from_secs)
     }
 
     /// Refuses engines that this build does not have.
@@ -178,7 +241,7 @@ impl Run {
                 "--value-size must be 8 bytes to 2 GiB: the first 8 tell which generation of the record it is".into()
             );
         }
-        if self.n < self.threads {
+        if self.threads.iter().any(|&threads| self.n < threads) {
             return Err("--n must be at least --threads: each thread writes records of its own".into());
         }
         let shape = Shape {
@@ -192,7 +255,7 @@ impl Run {
             shape,
             ops: 0,
             seconds: self.seconds,
-            threads: self.threads,
+            threads: 1,
             warm_ops: self.warm_ops.unwrap_or(0),
             seek_nexts: self.seek_nexts,
             seed: u64::from(self.seed),
@@ -203,10 +266,13 @@ impl Run {
             workloads: self.workload.clone(),
             engines: self.engines.engine.clone(),
             rounds: self.engines.rounds,
+            threads: self.threads.clone(),
             options: self.engines.options(self.memtable_size, None),
             plan,
             ops: self.ops,
             warm_ops: self.warm_ops,
+            limit: self.engines.limit(),
+            deadline: None,
         })
     }
 }
@@ -228,6 +294,14 @@ mod tests {
         let comparison = run.comparison().unwrap();
         assert_eq!(comparison.workloads.len(), 2);
         assert_eq!(comparison.plan.shape.value_size, 4096);
+    }
+
+    #[test]
+    fn thread_counts_come_in_lists() {
+        let line = "b run --workload overwrite --threads 1,2,4 --limit 7";
+        let Command::Run(run) = Cli::parse_from(line.split(' ')).command else { panic!("not a run") };
+        let comparison = run.comparison().unwrap();
+        assert_eq!((comparison.threads.as_slice(), comparison.limit.map(|l| l.as_secs())), (&[1, 2, 4][..], Some(7)));
     }
 
     #[test]

@@ -48,6 +48,14 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Removes a directory tree if there is one.
+pub(crate) fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 /// A directory of our own below the one the caller named; removed with everything in it when dropped, unless kept.
 #[derive(Debug)]
 pub(crate) struct Scratch {
@@ -71,9 +79,7 @@ impl Scratch {
     /// A path below it where nothing is: whatever was there is removed.
     pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
-        if path.exists() {
-            fs::remove_dir_all(&path)?;
-        }
+        remove(&path)?;
         Ok(path)
     }
 }

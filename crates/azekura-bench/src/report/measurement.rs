@@ -1,5 +1,6 @@
 //! The figures of one measurement. Field names are the names in the JSON output; they are a promise to scripts.
 
+use crate::failure::{Kind, Told};
 use crate::machine::meter::{Tally, percentile_us};
 use crate::machine::process::Usage;
 use crate::machine::settle::Settled;
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// One workload, one engine, one round.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// Engine by name.
     pub(crate) engine: String,
@@ -70,6 +71,12 @@ pub(crate) struct Measurement {
     pub(crate) intervals_ops_per_s: Vec<f64>,
     /// Figures only this engine has.
     pub(crate) engine_stats: Map<String, Value>,
+    /// Why there are no figures: then all of them are 0.
+    #[serde(default)]
+    pub(crate) error: Option<String>,
+    /// What kind of error.
+    #[serde(default)]
+    pub(crate) error_kind: Option<Kind>,
 }
 
 /// What [`Measurement::new`] is made from.
@@ -104,8 +111,8 @@ impl Measurement {
             n: plan.shape.n,
             ops: tally.ops,
             elapsed_s: facts.seconds,
-            ops_per_s: tally.ops as f64 / facts.seconds,
-            settled_ops_per_s: tally.ops as f64 / (facts.seconds + facts.settled.seconds),
+            ops_per_s: tally.ops as f64 / facts.seconds.max(1e-9),
+            settled_ops_per_s: tally.ops as f64 / (facts.seconds + facts.settled.seconds).max(1e-9),
             mean_us: tally.latencies.mean() / 1000.0,
             p50_us: percentile_us(&tally.latencies, 50.0),
             p99_us: percentile_us(&tally.latencies, 99.0),
@@ -127,6 +134,22 @@ impl Measurement {
             anonymous_rss_bytes: facts.anonymous_rss_bytes,
             intervals_ops_per_s: facts.intervals,
             engine_stats: facts.stats,
+            error: None,
+            error_kind: None,
+        }
+    }
+
+    /// The row of an engine that has no figures for `plan`.
+    pub(crate) fn failed(engine: &str, plan: &Plan, told: &Told) -> Measurement {
+        Measurement {
+            engine: engine.to_owned(),
+            workload: plan.workload.name(),
+            round: plan.round,
+            threads: plan.threads,
+            n: plan.shape.n,
+            error: Some(told.error.clone()),
+            error_kind: Some(told.kind),
+            ..Measurement::default()
         }
     }
 }

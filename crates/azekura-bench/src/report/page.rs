@@ -2,11 +2,11 @@
 
 use crate::report::columns::{goal_heading, show_goal, shown};
 use crate::report::document::{Document, EngineNote, Section};
-use crate::report::drawings;
+use crate::report::draw::{cases as drawings, chart};
 use crate::report::figures::{Case, Verdict, cases};
 use crate::report::quantity;
-use crate::report::svg::escape;
-use crate::report::{chart, facts};
+use crate::report::draw::svg::escape;
+use crate::report::facts;
 use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("style.css");

@@ -1,7 +1,7 @@
 //! Runs one workload on one engine and measures it; in a child process.
 
 use crate::engine::{Engine, Sync, registry};
-use crate::failure::Result;
+use crate::failure::{Result, wrong};
 use crate::machine::disk;
 use crate::machine::meter::{Meter, Progress, Tally};
 use crate::machine::process::{self, Usage};
@@ -186,7 +186,7 @@ fn verify(engine: &dyn Engine, plan: &Plan, generations: &Generations, ops: u64)
         let expected = if plan.workload.updates() { generations.acknowledged(index) } else { FIRST_GENERATION };
         let found = get_checked(engine, &plan.shape, index, &mut key)?;
         if found != expected {
-            return Err(format!("record {index} has generation {found} at the end, not {expected}").into());
+            return Err(wrong(format!("record {index} has generation {found} at the end, not {expected}")));
         }
     }
     Ok(())

@@ -1,13 +1,15 @@
 //! What a child process can be asked to do.
 
 use crate::engine::Options;
-use crate::failure::Result;
-use crate::task::{measure, opening};
+use crate::failure::{Kind, Result, Told};
+use crate::task::{child, measure, opening};
 use crate::workload::{Shape, Workload};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 /// One job for one child process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,23 +67,30 @@ pub(crate) struct Plan {
 }
 
 impl Task {
-    /// Does the task in a child process of this very program, and gives what it printed.
+    /// Does the task in a child process of this very program, in at most `limit`, and gives what it printed.
     ///
     /// # Errors
-    /// The child failed; it has said why on standard error.
-    pub(crate) fn in_child(&self) -> Result<Value> {
-        let child = Command::new(std::env::current_exe()?)
-            .arg("child")
-            .arg(serde_json::to_string(self)?)
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output()?;
-        if !child.status.success() {
-            return Err(format!("{} failed ({}): {:?}", self.engine, child.status, self.job).into());
+    /// What the child says is wrong, how it died, or that its time was up.
+    pub(crate) fn in_child(&self, limit: Duration) -> Result<Value> {
+        let ended = self.start(limit)?;
+        let said: Option<Value> = ended.text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+        if ended.status.success() {
+            return said.ok_or_else(|| "a child printed nothing".into());
         }
-        let text = String::from_utf8(child.stdout)?;
-        let line = text.lines().last().ok_or("a child printed nothing")?;
-        Ok(serde_json::from_str(line)?)
+        if let Some(told) = said.and_then(|said| serde_json::from_value::<Told>(said).ok()) {
+            return Err(Box::new(told));
+        }
+        let error = match ended.status.signal() {
+            Some(signal) => format!("its process died of signal {signal}"),
+            None => format!("its process ended with {}", ended.status),
+        };
+        Err(Box::new(Told { kind: Kind::Failed, error }))
+    }
+
+    fn start(&self, limit: Duration) -> Result<child::Ended> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("child").arg(serde_json::to_string(self)?);
+        child::run(command, limit)
     }
 
     /// Does the task here and gives its result; what a child process calls.

@@ -1,7 +1,7 @@
 //! Workloads that only read: readrandom, readmissing, readseq, seekrandom. Every value is checked to the last byte.
 
 use crate::engine::{Engine, Scan};
-use crate::failure::Result;
+use crate::failure::{Result, wrong};
 use crate::machine::meter::Meter;
 use crate::workload::fill::FIRST_GENERATION;
 use crate::workload::rng::Rng;
@@ -21,8 +21,8 @@ pub(crate) fn get_checked(engine: &dyn Engine, shape: &Shape, index: u64, key: &
     let found = engine.get(key, &mut |value| generation = shape.values().check(index, value))?;
     match generation {
         Some(generation) => Ok(generation),
-        None if found => Err(format!("record {index} came back with a wrong value").into()),
-        None => Err(format!("record {index} was not found").into()),
+        None if found => Err(wrong(format!("record {index} came back with a wrong value"))),
+        None => Err(wrong(format!("record {index} was not found"))),
     }
 }
 
@@ -63,7 +63,7 @@ impl ScanCheck {
 
     /// What was wrong, if anything was.
     pub(crate) fn verdict(&mut self) -> Result<()> {
-        self.wrong.take().map_or(Ok(()), |wrong| Err(wrong.into()))
+        self.wrong.take().map_or(Ok(()), |words| Err(wrong(words)))
     }
 }
 
@@ -88,12 +88,12 @@ impl Work for ReadRandom {
         if self.present {
             let generation = get_checked(engine, &self.shape, index, &mut self.key)?;
             if generation != FIRST_GENERATION {
-                return Err(format!("record {index} has generation {generation}, which was never written").into());
+                return Err(wrong(format!("record {index} has generation {generation}, which was never written")));
             }
         } else {
             self.shape.keys().write(MISSING + index, &mut self.key);
             if engine.get(&self.key, &mut |_| {})? {
-                return Err("a key that was never written was found".into());
+                return Err(wrong("a key that was never written was found"));
             }
         }
         meter.done(1);
@@ -127,7 +127,7 @@ impl Work for ReadSeq {
         })?;
         meter.done(count % SCAN_BUNDLE);
         if count != limit {
-            return Err(format!("a scan gave {count} records instead of {limit}").into());
+            return Err(wrong(format!("a scan gave {count} records instead of {limit}")));
         }
         self.check.verdict()
     }
@@ -171,7 +171,7 @@ pub(crate) fn scan_checked(engine: &dyn Engine, from: &[u8], limit: u64, check: 
         check.see(key, value);
     })?;
     if check.count == 0 || !first_is_right {
-        return Err("a scan did not begin at the record it was asked for".into());
+        return Err(wrong("a scan did not begin at the record it was asked for"));
     }
     check.verdict()
 }

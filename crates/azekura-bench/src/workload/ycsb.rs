@@ -5,7 +5,7 @@
 //! class.
 
 use crate::engine::Engine;
-use crate::failure::Result;
+use crate::failure::{Result, wrong};
 use crate::machine::meter::Meter;
 use crate::workload::fill::{Class, FIRST_GENERATION, Record};
 use crate::workload::generations::Generations;
@@ -54,7 +54,7 @@ impl ReadUpdate {
         let generation = get_checked(engine, &self.shape, index, &mut self.record.key)?;
         let newest = self.acknowledged(index) + u64::from(self.updated);
         if generation < oldest || generation > newest {
-            return Err(format!("record {index} has generation {generation}, not {oldest} to {newest}").into());
+            return Err(wrong(format!("record {index} has generation {generation}, not {oldest} to {newest}")));
         }
         Ok(generation)
     }
@@ -66,7 +66,7 @@ impl ReadUpdate {
     fn update(&mut self, engine: &dyn Engine, index: u64, meter: &mut Meter<'_>) -> Result<()> {
         let before = self.generations.acknowledged(index);
         if self.reads_before_writing && self.read(engine, index)? != before {
-            return Err(format!("record {index} changed under its only writer").into());
+            return Err(wrong(format!("record {index} changed under its only writer")));
         }
         self.record.put(engine, &self.shape, index, before + 1, meter)?;
         self.generations.acknowledge(index, before + 1);

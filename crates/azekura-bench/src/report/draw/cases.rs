@@ -1,6 +1,6 @@
 //! Which charts a case gets.
 
-use crate::report::chart::{self, Bar, Dots, Line};
+use crate::report::draw::chart::{self, Bar, Dots, Line};
 use crate::report::columns::goal_heading;
 use crate::report::figures::{Case, Standing};
 use crate::report::quantity;

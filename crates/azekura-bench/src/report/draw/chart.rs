@@ -1,8 +1,8 @@
 //! Charts: lines over time, dots on a logarithmic axis, bars. An engine has the same colour and shape everywhere.
 
 use crate::report::quantity;
-use crate::report::scale::Scale;
-use crate::report::svg::{Anchor, Svg};
+use crate::report::draw::scale::Scale;
+use crate::report::draw::svg::{Anchor, Svg};
 
 const WIDTH: f64 = 420.0;
 const LEFT: f64 = 50.0;
@@ -17,7 +17,7 @@ const CHARACTER: f64 = 6.9;
 const POINTS_MAX: usize = 120;
 
 /// Engines by their place in the palette; others share the last colour.
-const PALETTE: [&str; 7] = ["azekura", "rocksdb", "fjall", "surrealkv", "redb", "heed", "sled"];
+pub(crate) const PALETTE: [&str; 7] = ["azekura", "rocksdb", "fjall", "surrealkv", "redb", "heed", "sled"];
 
 /// The class that gives an engine its colour, and the shape of its marks.
 pub(crate) fn look(engine: &str) -> (String, usize) {
