@@ -9,8 +9,13 @@ pub(crate) fn facts(document: &Document) -> Vec<(String, String)> {
     let c = &document.conditions;
     let text = |field: &str| c[field].as_str().filter(|text| !text.is_empty()).unwrap_or(NONE).to_owned();
     let loads = |field: &str| {
-        let numbers: Vec<String> =
-            c[field].as_array().into_iter().flatten().filter_map(Value::as_f64).map(|one| format!("{one:.2}")).collect();
+        let numbers: Vec<String> = c[field]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_f64)
+            .map(|one| format!("{one:.2}"))
+            .collect();
         if numbers.is_empty() { NONE.into() } else { numbers.join(" ") }
     };
     let cpus = c["cpus"].as_u64().map_or(NONE.to_owned(), |cpus| cpus.to_string());

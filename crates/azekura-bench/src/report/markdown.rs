@@ -47,7 +47,8 @@ pub(crate) fn render(document: &Document) -> String {
 fn section(text: &mut String, document: &Document, section: &Section) {
     let goal = &section.goal;
     let less = if goal.less_is_better { "; less is better" } else { "" };
-    let _ = write!(text, "\n## {}\n\n{} ({}{less})\n\n", cell(&section.title), cell(&section.about), goal_heading(goal));
+    let _ =
+        write!(text, "\n## {}\n\n{} ({}{less})\n\n", cell(&section.title), cell(&section.about), goal_heading(goal));
     if let Some(words) = &section.dropped {
         let _ = write!(text, "**{}**\n\n", cell(words));
     }
@@ -99,7 +100,8 @@ fn cell(text: &str) -> String {
 
 /// A table whose first `words` columns stand left and the rest right.
 fn table(text: &mut String, heading: &[String], rows: &[Vec<String>], words: usize) {
-    let line = |cells: &[String]| format!("| {} |\n", cells.iter().map(|one| cell(one)).collect::<Vec<_>>().join(" | "));
+    let line =
+        |cells: &[String]| format!("| {} |\n", cells.iter().map(|one| cell(one)).collect::<Vec<_>>().join(" | "));
     text.push_str(&line(heading));
     let rules: Vec<&str> = (0..heading.len()).map(|i| if i < words { "---" } else { "--:" }).collect();
     let _ = writeln!(text, "|{}|", rules.join("|"));

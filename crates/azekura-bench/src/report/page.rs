@@ -2,11 +2,11 @@
 
 use crate::report::columns::{goal_heading, show_goal, shown};
 use crate::report::document::{Document, EngineNote, Section};
+use crate::report::draw::svg::escape;
 use crate::report::draw::{cases as drawings, chart};
+use crate::report::facts;
 use crate::report::figures::{Case, Verdict, cases};
 use crate::report::quantity;
-use crate::report::draw::svg::escape;
-use crate::report::facts;
 use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("style.css");
@@ -236,11 +236,17 @@ fn figures_table(body: &mut String, case: &Case<'_>, rounds: u32) {
     let rows = case.standings.iter().map(|standing| {
         let figure = escape(&quantity::or_none(standing.goal(goal), |number| show_goal(goal, number)));
         let best = case.best() == Some(&standing.engine);
-        let mut row = vec![named(&standing.engine), if best { format!("<b class=\"best\">{figure}</b>") } else { figure }];
+        let mut row =
+            vec![named(&standing.engine), if best { format!("<b class=\"best\">{figure}</b>") } else { figure }];
         row.extend(columns.iter().map(|column| escape(&column.cell(standing))));
         let mut remarks = standing.remarks().unwrap_or_default();
         if standing.trouble.is_none() && standing.round_count() < rounds as usize {
-            let _ = write!(remarks, "{}{} of {rounds} rounds", if remarks.is_empty() { "" } else { "; " }, standing.round_count());
+            let _ = write!(
+                remarks,
+                "{}{} of {rounds} rounds",
+                if remarks.is_empty() { "" } else { "; " },
+                standing.round_count()
+            );
         }
         row.push(escape(&remarks));
         row
@@ -251,7 +257,8 @@ fn figures_table(body: &mut String, case: &Case<'_>, rounds: u32) {
 /// How each engine scales with threads, and how many commits share a sync where that is told.
 fn threads_table(body: &mut String, group: &[Case<'_>]) {
     let goal = &group[0].section.goal;
-    let count = |case: &Case<'_>| if case.threads == 1 { "1 thread".into() } else { format!("{} threads", case.threads) };
+    let count =
+        |case: &Case<'_>| if case.threads == 1 { "1 thread".into() } else { format!("{} threads", case.threads) };
     let mut heading = vec!["engine".to_owned()];
     heading.extend(group.iter().map(count));
     heading.push(format!("{} ÷ {}", group[group.len() - 1].threads, group[0].threads));

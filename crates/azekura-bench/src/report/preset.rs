@@ -209,8 +209,19 @@ impl Preset {
     pub(crate) fn command(&self, entry: &Entry, engines: &[String]) -> Vec<String> {
         let seconds = self.seconds(engines.len()).to_string();
         let own = [
-            "run", "--workload", entry.workloads, "--engine", &engines.join(","), "--threads", entry.threads, "--rounds",
-            &self.rounds.to_string(), "--seconds", &seconds, "--limit", &self.child_s.to_string(),
+            "run",
+            "--workload",
+            entry.workloads,
+            "--engine",
+            &engines.join(","),
+            "--threads",
+            entry.threads,
+            "--rounds",
+            &self.rounds.to_string(),
+            "--seconds",
+            &seconds,
+            "--limit",
+            &self.child_s.to_string(),
         ]
         .map(str::to_owned);
         // The entry's own arguments come last and win over those of the preset.
@@ -252,7 +263,11 @@ mod tests {
                 assert!(total <= preset.planned_s + 1.0, "{} with {engines}: {total}", preset.name);
                 let deadlines = preset.deadlines(engines);
                 let last = deadlines.last().unwrap() + 2.0 * f64::from(preset.child_s) + preset.device_time() / 2.0;
-                assert!(last <= preset.limit_s + 1.0 && preset.limit_s <= most, "{} with {engines}: {last}", preset.name);
+                assert!(
+                    last <= preset.limit_s + 1.0 && preset.limit_s <= most,
+                    "{} with {engines}: {last}",
+                    preset.name
+                );
                 assert!(deadlines.is_sorted());
             }
         }
@@ -267,8 +282,21 @@ mod tests {
             assert!(preset.rounds >= 3);
             let all: Vec<&str> = preset.entries.iter().flat_map(|entry| entry.workloads.split(',')).collect();
             for workload in [
-                "fillrandom", "fillsync", "bulkload", "readrandom", "readmissing", "readseq", "scan10", "readzipf",
-                "readwhilewriting", "queue", "partitions64", "blobread", "bloboverwrite", "recovery", "open",
+                "fillrandom",
+                "fillsync",
+                "bulkload",
+                "readrandom",
+                "readmissing",
+                "readseq",
+                "scan10",
+                "readzipf",
+                "readwhilewriting",
+                "queue",
+                "partitions64",
+                "blobread",
+                "bloboverwrite",
+                "recovery",
+                "open",
             ] {
                 assert!(all.contains(&workload), "{workload} is missing from {}", preset.name);
             }

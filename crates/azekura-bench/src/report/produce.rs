@@ -7,8 +7,8 @@ use crate::machine::conditions::Conditions;
 use crate::machine::disk::Scratch;
 use crate::report::clock;
 use crate::report::document::{Document, EngineNote, FORMAT, Goal, Section};
-use crate::report::preset::{Entry, Preset};
 use crate::report::draw::chart;
+use crate::report::preset::{Entry, Preset};
 use crate::report::{markdown, page, quantity, versions};
 use crate::task::opening::SMALL_RECORDS;
 use crate::task::rounds::{Comparison, Loaded, verdict};
@@ -38,7 +38,8 @@ pub(crate) fn produce(preset: &Preset, engines: &[String], dir: &Path, keep: boo
     let each = Duration::try_from_secs_f64(preset.device_s)?;
     let mut conditions = Conditions::begin(scratch.path(), &SMALL_RECORDS, each)?;
     let made = clock::now();
-    let mut run = Running { preset, engines: running, start, scratch: &scratch, loaded: Loaded::default(), outcome: Ok(()) };
+    let mut run =
+        Running { preset, engines: running, start, scratch: &scratch, loaded: Loaded::default(), outcome: Ok(()) };
     let sections = (preset.entries.iter().zip(preset.deadlines(run.engines.len())))
         .map(|(entry, deadline)| run.section(entry, deadline))
         .collect::<Result<Vec<_>>>()?;
@@ -113,7 +114,10 @@ impl Running<'_> {
             command: format!("azekura-bench {}", words.join(" ")),
             goal: Goal { field: field.to_owned(), unit: unit.to_owned(), less_is_better },
             dropped: dropped(wanted, measurements.len()),
-            measurements: measurements.iter().map(serde_json::to_value).collect::<std::result::Result<Vec<Value>, _>>()?,
+            measurements: measurements
+                .iter()
+                .map(serde_json::to_value)
+                .collect::<std::result::Result<Vec<Value>, _>>()?,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Which charts a case gets.
 
-use crate::report::draw::chart::{self, Bar, Dots, Line};
 use crate::report::columns::goal_heading;
+use crate::report::draw::chart::{self, Bar, Dots, Line};
 use crate::report::figures::{Case, Standing};
 use crate::report::quantity;
 
@@ -42,10 +42,7 @@ fn bars_of(case: &Case<'_>, value: impl Fn(&Standing<'_>) -> Option<f64>) -> Vec
 
 fn courses(case: &Case<'_>, field: &str) -> Vec<Line> {
     let course = |standing: &Standing<'_>| standing.course(&case.section.goal, field);
-    case.standings
-        .iter()
-        .map(|standing| Line { engine: standing.engine.clone(), points: course(standing) })
-        .collect()
+    case.standings.iter().map(|standing| Line { engine: standing.engine.clone(), points: course(standing) }).collect()
 }
 
 fn latencies(case: &Case<'_>) -> Option<String> {

@@ -1,8 +1,8 @@
 //! Charts: lines over time, dots on a logarithmic axis, bars. An engine has the same colour and shape everywhere.
 
-use crate::report::quantity;
 use crate::report::draw::scale::Scale;
 use crate::report::draw::svg::{Anchor, Svg};
+use crate::report::quantity;
 
 const WIDTH: f64 = 420.0;
 const LEFT: f64 = 50.0;
@@ -93,8 +93,7 @@ fn horizontal_grid(svg: &mut Svg, y: &Scale) {
 fn axis_number(number: f64) -> String {
     let text = quantity::short(number);
     let (digits, unit) = text.split_once(' ').map_or((text.as_str(), ""), |(digits, unit)| (digits, unit));
-    let digits =
-        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits };
+    let digits = if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits };
     format!("{digits}{unit}")
 }
 
@@ -270,7 +269,8 @@ mod tests {
             points: (0..=1000).map(|s| (f64::from(s), top * f64::from(s) / 1000.0)).collect(),
         };
         let odd = Line { engine: "<odd>".into(), points: vec![(0.0, 1.0), (f64::NAN, 2.0), (2.0, f64::INFINITY)] };
-        let svg = lines("ops/s & time", "seconds", &[course("azekura", 93_000.0), course("fjall", 500.0), odd]).unwrap();
+        let svg =
+            lines("ops/s & time", "seconds", &[course("azekura", 93_000.0), course("fjall", 500.0), odd]).unwrap();
         let texts = texts(&svg);
         for text in ["ops/s & time", "seconds", "0", "25k", "100k", "1k", "azekura", "fjall"] {
             assert!(texts.iter().any(|one| one == text), "{text} in {texts:?}");

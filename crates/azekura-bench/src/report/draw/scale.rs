@@ -69,7 +69,10 @@ mod tests {
         for i in 1..2000 {
             let largest = f64::from(i) * 0.37;
             let scale = Scale::linear(largest, 4, (0.0, 1.0));
-            assert!(scale.high >= largest * (1.0 - 1e-6) && (2..=6).contains(&scale.ticks.len()), "{largest}: {scale:?}");
+            assert!(
+                scale.high >= largest * (1.0 - 1e-6) && (2..=6).contains(&scale.ticks.len()),
+                "{largest}: {scale:?}"
+            );
         }
     }
 

@@ -59,8 +59,7 @@ impl Svg {
     }
 
     pub(crate) fn polyline(&mut self, class: &str, points: &[(f64, f64)]) {
-        let points: Vec<String> =
-            points.iter().map(|&(x, y)| format!("{},{}", coordinate(x), coordinate(y))).collect();
+        let points: Vec<String> = points.iter().map(|&(x, y)| format!("{},{}", coordinate(x), coordinate(y))).collect();
         let class = escape(class);
         let _ = write!(self.text, "<polyline class=\"{class}\" points=\"{}\"/>", points.join(" "));
     }
@@ -85,10 +84,7 @@ impl Svg {
         };
         let [x, y] = [x, y].map(coordinate);
         let (class, text) = (escape(class), escape(text));
-        let _ = write!(
-            self.text,
-            "<text class=\"{class}\" x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\">{text}</text>"
-        );
+        let _ = write!(self.text, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\">{text}</text>");
     }
 
     /// One of six shapes about (x, y), so that colour alone tells nothing.
@@ -113,8 +109,7 @@ impl Svg {
         }
         let corner = |&(dx, dy): &(f64, f64)| format!("{},{}", coordinate(x + dx * r), coordinate(y + dy * r));
         let points = points.iter().map(corner).collect::<Vec<_>>().join(" ");
-        let _ =
-            write!(self.text, "<polygon class=\"{class}\" points=\"{points}\"><title>{hint}</title></polygon>");
+        let _ = write!(self.text, "<polygon class=\"{class}\" points=\"{points}\"><title>{hint}</title></polygon>");
     }
 
     /// Ends the drawing and gives it.
