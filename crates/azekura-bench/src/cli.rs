@@ -61,7 +61,7 @@ pub(crate) struct Common {
 /// What every command that opens engines takes.
 #[derive(Debug, Args)]
 pub(crate) struct Engines {
-    /// Engines, separated by commas.
+    /// Engines, separated by commas; `all`: every one that runs here.
     #[arg(long, value_delimiter = ',', default_value = "azekura")]
     pub(crate) engine: Vec<String>,
     /// Rounds; engines take turns in each.
@@ -228,7 +228,12 @@ impl Engines {
 
     /// Refuses engines that this build does not have.
     pub(crate) fn check(&self) -> Result<()> {
-        self.engine.iter().try_for_each(|name| registry::check(name))
+        self.names().iter().try_for_each(|name| registry::check(name))
+    }
+
+    /// The engines, `all` spelt out.
+    pub(crate) fn names(&self) -> Vec<String> {
+        registry::chosen(&self.engine)
     }
 }
 
@@ -264,7 +269,7 @@ impl Run {
         };
         Ok(Comparison {
             workloads: self.workload.clone(),
-            engines: self.engines.engine.clone(),
+            engines: self.engines.names(),
             rounds: self.engines.rounds,
             threads: self.threads.clone(),
             options: self.engines.options(self.memtable_size, None),
