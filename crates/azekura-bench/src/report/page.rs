@@ -321,3 +321,105 @@ fn reading(body: &mut String) {
     NOTES.iter().for_each(|note| add(body, &format!("<li>{}</li>", escape(note))));
     add(body, "</ul>\n</section>");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::render;
+    use crate::report::document::Document;
+    use crate::report::document::tests::sample;
+    use roxmltree::Node;
+
+    /// The page is XML but for its first line; the parser wants no DOCTYPE.
+    fn parsed(document: &Document, look: impl FnOnce(Node<'_, '_>)) {
+        let page = render(document);
+        let body = page.strip_prefix("<!DOCTYPE html>\n").unwrap();
+        look(roxmltree::Document::parse(body).unwrap().root_element());
+    }
+
+    fn all<'a, 'b>(root: Node<'a, 'b>, tag: &str) -> Vec<Node<'a, 'b>> {
+        root.descendants().filter(|node| node.has_tag_name(tag)).collect()
+    }
+
+    fn said(node: Node<'_, '_>) -> String {
+        node.descendants().filter_map(|node| node.text().filter(|_| node.is_text())).collect()
+    }
+
+    #[test]
+    fn the_page_has_its_parts_in_order() {
+        parsed(&sample(), |root| {
+            let headings: Vec<String> = all(root, "h2").into_iter().map(said).collect();
+            assert_eq!(headings, ["Conditions", "Summary", "Reads & writes", "After a kill", "How to read it"]);
+            let workloads: Vec<String> = all(root, "h3").into_iter().map(said).collect();
+            assert_eq!(workloads, ["Engines", "readrandom", "overwrite", "recovery"]);
+            assert!(all(root, "script").is_empty() && all(root, "link").is_empty(), "nothing is loaded");
+            let text = said(root);
+            for words in ["A <Model> 9000", "no: not in this build", "Linux 6.1.0", "▲ 2 won", "▼ 1 lost"] {
+                assert!(text.contains(words), "{words}");
+            }
+        });
+    }
+
+    #[test]
+    fn wins_and_losses_are_marked_alike() {
+        parsed(&sample(), |root| {
+            let marks = |class: &str| {
+                let own = |node: &Node<'_, '_>| node.attribute("class") == Some(class);
+                all(root, "td").into_iter().flat_map(|cell| all(cell, "span")).filter(own).map(said).collect::<Vec<_>>()
+            };
+            // Each stands in the summary; those of several numbers of threads in their table too.
+            assert_eq!(marks("verdict win"), ["▲ win 2.00×", "▲ win 4.00×", "▲ win 2.00×"]);
+            assert_eq!(marks("verdict loss"), ["▼ loss 0.5×"]);
+            assert!(said(root).contains("0.5–3.00, fjall; rounds disagree"));
+        });
+    }
+
+    #[test]
+    fn tables_are_whole_and_trouble_is_told() {
+        parsed(&sample(), |root| {
+            for table in all(root, "table") {
+                let columns = all(all(table, "thead")[0], "th").len();
+                for row in all(all(table, "tbody")[0], "tr") {
+                    let cells: Vec<_> = row.children().filter(Node::is_element).collect();
+                    let spans = cells.iter().any(|cell| cell.attribute("colspan").is_some());
+                    assert!(spans || cells.len() == columns, "{} of {columns}", cells.len());
+                }
+            }
+            let text = said(root);
+            for words in
+                ["timed out after 5 s", "<disk> full", "did not come to rest", "lost 1200 records", "2 of 3 rounds"]
+            {
+                assert!(text.contains(words), "{words}");
+            }
+        });
+    }
+
+    #[test]
+    fn every_link_within_the_page_leads_somewhere() {
+        parsed(&sample(), |root| {
+            let ids: Vec<&str> = root.descendants().filter_map(|node| node.attribute("id")).collect();
+            for link in all(root, "a") {
+                let target = link.attribute("href").unwrap().trim_start_matches('#');
+                assert!(ids.contains(&target), "{target}");
+            }
+        });
+    }
+
+    #[test]
+    fn charts_are_drawn_for_what_was_measured() {
+        parsed(&sample(), |root| {
+            let titles: Vec<String> = all(root, "svg").into_iter().map(|svg| said(all(svg, "title")[0])).collect();
+            for title in ["readrandom: ops/s over time", "readrandom: latency", "overwrite: write amplification"] {
+                assert!(titles.iter().any(|one| one == title), "{title} in {titles:?}");
+            }
+            assert!(!titles.iter().any(|one| one.starts_with("readrandom: write")), "{titles:?}");
+            assert!(titles.contains(&"recovery: open (ms)".to_owned()), "{titles:?}");
+        });
+    }
+
+    #[test]
+    fn an_empty_run_is_a_page_too() {
+        let mut document = sample();
+        document.sections.iter_mut().for_each(|section| section.measurements.clear());
+        parsed(&document, |root| assert!(said(root).contains("▲ 0 won")));
+    }
+}
