@@ -76,7 +76,7 @@ fn compare(run: &Run) -> Result<()> {
     conditions.finish(scratch.path(), each)?;
     let summaries = summary::summarise(&measurements);
     if run.common.json {
-        let settings = json!({"options": comparison.options, "key_size": run.key_size, "value_size": run.value_size.0});
+        let settings = comparison.settings();
         for summary in &summaries {
             println!("{}", summary.json(&conditions, &settings));
         }

@@ -4,7 +4,7 @@ use crate::engine::{Engine, Scan};
 use crate::failure::Result;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 /// The one thing a [`Memory`] does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,17 +23,25 @@ pub(crate) enum Lie {
     SkipsFirst,
     /// Its scans give each record twice.
     Repeats,
+    /// It keeps every hundredth record that is deleted.
+    KeepsDeleted,
+    /// Its scans give the second record after the third.
+    Disorders,
+    /// Its scans give one record less than they could.
+    EndsEarly,
+    /// All its partitions are one.
+    OnePartition,
 }
 
 /// A map and its lie.
 pub(crate) struct Memory {
-    map: RwLock<BTreeMap<Vec<u8>, Vec<u8>>>,
+    map: Arc<RwLock<BTreeMap<Vec<u8>, Vec<u8>>>>,
     lie: Lie,
 }
 
 impl Memory {
     pub(crate) fn new(lie: Lie) -> Memory {
-        Memory { map: RwLock::default(), lie }
+        Memory { map: Arc::default(), lie }
     }
 }
 
@@ -58,7 +66,9 @@ impl Engine for Memory {
     }
 
     fn delete(&self, key: &[u8]) -> Result<()> {
-        self.map.write().unwrap().remove(key);
+        if self.lie != Lie::KeepsDeleted || !key[7].is_multiple_of(100) {
+            self.map.write().unwrap().remove(key);
+        }
         Ok(())
     }
 
@@ -76,7 +86,14 @@ impl Engine for Memory {
         };
         let skipped = usize::from(self.lie == Lie::SkipsFirst);
         let mut count = 0;
-        for (key, value) in records.skip(skipped).take(limit as usize) {
+        let mut records: Vec<_> = records.skip(skipped).take(limit as usize).collect();
+        if self.lie == Lie::Disorders && records.len() > 2 {
+            records.swap(1, 2);
+        }
+        if self.lie == Lie::EndsEarly {
+            records.pop();
+        }
+        for (key, value) in records {
             for _ in 0..if self.lie == Lie::Repeats { 2 } else { 1 } {
                 seen(key, value);
             }
@@ -102,7 +119,8 @@ impl Engine for Memory {
     }
 
     fn partition(&self, _name: &str) -> Result<Box<dyn Engine>> {
-        Ok(Box::new(Memory::new(self.lie)))
+        let map = if self.lie == Lie::OnePartition { Arc::clone(&self.map) } else { Arc::default() };
+        Ok(Box::new(Memory { map, lie: self.lie }))
     }
 
     fn stats(&self) -> Map<String, Value> {

@@ -48,6 +48,22 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Syncs every file below `dir` and asks the kernel to forget its pages. Pages that somebody has mapped stay.
+pub(crate) fn evict(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir)?.flatten() {
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() {
+            evict(&entry.path())?;
+        } else if kind.is_file()
+            && let Ok(file) = fs::File::open(entry.path())
+        {
+            file.sync_all()?;
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        }
+    }
+    Ok(())
+}
+
 /// Removes a directory tree if there is one.
 pub(crate) fn remove(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
@@ -74,6 +90,11 @@ impl Scratch {
     /// The directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether it stays.
+    pub(crate) fn keeps(&self) -> bool {
+        self.keep
     }
 
     /// A path below it where nothing is: whatever was there is removed.

@@ -8,9 +8,9 @@ use crate::report::measurement::Measurement;
 use crate::task::child::Limits;
 use crate::task::task::{Job, Plan, Task};
 use crate::workload::{Shape, Workload};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// What a child of `open` or `partitions` may take: building thousands of tables takes some engines minutes.
@@ -29,6 +29,8 @@ pub(crate) struct Comparison {
     pub(crate) threads: Vec<u64>,
     /// How every engine is opened.
     pub(crate) options: Options,
+    /// The data set of workloads of blobs; that of the others is in `plan`.
+    pub(crate) blobs: Shape,
     /// The plan of each measurement but for workload, key order, operations, threads and round.
     pub(crate) plan: Plan,
     /// Operations, where the workload's own number is not wanted.
@@ -62,7 +64,12 @@ impl Comparison {
     /// Runs it all; gives the measurements in the order they were made. What an engine cannot do, or does not do in
     /// time, is a measurement with an error; the others go on.
     pub(crate) fn run(&self, scratch: &Scratch) -> Result<Vec<Measurement>> {
-        self.run_on(scratch, &mut Loaded::default())
+        let mut loaded = Loaded::default();
+        let measurements = self.run_on(scratch, &mut loaded);
+        if !scratch.keeps() {
+            loaded.clear();
+        }
+        measurements
     }
 
     /// The same, on databases that are loaded already where there are some.
@@ -99,18 +106,39 @@ impl Comparison {
         Ok(measurements)
     }
 
+    /// What was asked, for people who read the results.
+    pub(crate) fn settings(&self) -> Value {
+        let sizes = |shape: &Shape| json!([shape.least_value, shape.value_size]);
+        let plan = &self.plan;
+        json!({
+            "options": self.options, "key_size": plan.shape.key_size, "value_size": plan.shape.value_size,
+            "value_sizes": sizes(&plan.shape), "blob_sizes": sizes(&self.blobs), "blobs": self.blobs.n,
+            "seconds": plan.seconds, "write_rate": plan.write_rate, "depth": plan.depth, "cold": plan.cold,
+        })
+    }
+
     /// One measurement, on a directory that is gone afterwards unless it is the loaded database itself.
     fn measure(&self, scratch: &Scratch, engine: &str, plan: &Plan, loaded: &mut Loaded) -> Result<Measurement> {
         registry::check(engine).map_err(|failure| refused(failure.to_string()))?;
         let workload = plan.workload;
-        let base = if workload.loads() { Some(self.base(scratch, engine, &plan.shape, loaded)?) } else { None };
+        let options = workload.options(&self.options);
+        let base =
+            if workload.loads() { Some(self.base(scratch, engine, &plan.shape, &options, loaded)?) } else { None };
         let dir = directory(scratch, engine, workload, base)?;
-        let task = self.task(engine, dir, Job::Measure(plan.clone()));
+        let task = |job| Task { engine: engine.to_owned(), dir: dir.clone(), options: options.clone(), job };
         let work = format!("{} x{}", workload.name(), plan.threads);
+        let limit = loaded.limits.of(&work, self.limit);
         let start = Instant::now();
-        let answer = task.in_child(loaded.limits.of(&work, self.limit));
+        let answer = match workload {
+            Workload::Recovery => task(Job::WriteAndDie(plan.clone())).in_child(limit).and_then(|said| {
+                let written = said["written"].as_u64().ok_or("a child did not say how much it wrote")?;
+                task(Job::Recover(plan.clone(), written)).in_child(limit)
+            }),
+            Workload::Open => task(Job::Open(plan.clone())).in_child(limit),
+            _ => task(Job::Measure(plan.clone())).in_child(limit),
+        };
         if workload.writes() {
-            disk::remove(&task.dir)?;
+            disk::remove(&dir)?;
         }
         let measurement = serde_json::from_value(answer?)?;
         loaded.limits.saw(&work, start.elapsed().as_secs_f64());
@@ -118,27 +146,31 @@ impl Comparison {
     }
 
     fn plan_of(&self, workload: Workload, threads: u64, round: u32) -> Plan {
-        let shape = Shape { order: workload.key_order(), ..self.plan.shape };
-        let most = if workload.loads() { u64::MAX } else { shape.n }; // a fill ends with the data set
+        let data = if workload.blobs() { self.blobs } else { self.plan.shape };
+        let shape = Shape { order: workload.key_order(), ..data };
+        let most = if workload.fills() { shape.n } else { u64::MAX }; // a fill ends with the data set
         let ops = self.ops.unwrap_or_else(|| workload.default_ops(shape.n)).min(most);
         let warm_ops = self.warm_ops.unwrap_or(ops / 2);
         let seed = self.plan.seed + u64::from(round);
         Plan { workload, shape, ops, warm_ops, threads, round, seed, ..self.plan.clone() }
     }
 
-    fn task(&self, engine: &str, dir: PathBuf, job: Job) -> Task {
-        Task { engine: engine.to_owned(), dir, options: self.options.clone(), job }
-    }
-
     /// The engine's loaded database, made when it is first needed. Cache, durability and workers leave no trace in it.
-    fn base(&self, scratch: &Scratch, engine: &str, shape: &Shape, loaded: &mut Loaded) -> Result<PathBuf> {
-        let lasting = Options { cache_bytes: 0, sync: Sync::None, workers: 0, ..self.options.clone() };
+    fn base(
+        &self,
+        scratch: &Scratch,
+        engine: &str,
+        shape: &Shape,
+        options: &Options,
+        loaded: &mut Loaded,
+    ) -> Result<PathBuf> {
+        let lasting = Options { cache_bytes: 0, sync: Sync::None, workers: 0, ..options.clone() };
         let key = format!("{engine} {shape:?} {lasting:?}");
         if let Some(known) = loaded.bases.get(&key) {
             return Ok(known.clone()?);
         }
         let dir = scratch.fresh(&format!("{engine}-base-{}", loaded.bases.len()))?;
-        let outcome = self.load(engine, dir.clone(), shape, &mut loaded.limits).map(|()| dir.clone());
+        let outcome = self.load(engine, &dir, shape, options, &mut loaded.limits).map(|()| dir.clone());
         let outcome = outcome.map_err(|failure| {
             let told = Told::of(&failure);
             Told { error: format!("loading: {}", told.error), ..told }
@@ -150,10 +182,12 @@ impl Comparison {
         Ok(outcome?)
     }
 
-    fn load(&self, engine: &str, dir: PathBuf, shape: &Shape, limits: &mut Limits) -> Result<()> {
+    fn load(&self, engine: &str, dir: &Path, shape: &Shape, options: &Options, limits: &mut Limits) -> Result<()> {
         let work = format!("load {shape:?}");
         let start = Instant::now();
-        let answer = self.task(engine, dir, Job::Load(*shape)).in_child(limits.of(&work, self.limit))?;
+        let (dir, options) = (dir.to_path_buf(), options.clone());
+        let task = Task { engine: engine.to_owned(), dir, options, job: Job::Load(*shape) };
+        let answer = task.in_child(limits.of(&work, self.limit))?;
         limits.saw(&work, start.elapsed().as_secs_f64());
         eprintln!("{engine}: loaded {} records in {:.1} s", shape.n, answer["seconds"].as_f64().unwrap_or(0.0));
         if answer["settled"] != Value::Bool(true) {
@@ -163,8 +197,16 @@ impl Comparison {
     }
 }
 
-/// Whether a run ends well: only if azekura has figures for everything and nobody gave a wrong answer.
+/// Whether a run ends well: only if azekura has figures for everything and lost nothing that its promise covers, and
+/// nobody gave a wrong answer.
 pub(crate) fn verdict(measurements: &[Measurement]) -> Result<()> {
+    // What a kill takes from others is shown beside what they promise; azekura promises to lose nothing.
+    let lost = |m: &Measurement| m.extra.get("lost_records").and_then(Value::as_u64).filter(|&lost| lost > 0);
+    for m in measurements.iter().filter(|m| m.engine == "azekura") {
+        if let Some(lost) = lost(m) {
+            return Err(format!("azekura: {}: {lost} acknowledged records are lost", m.workload).into());
+        }
+    }
     let bad = |m: &&Measurement| m.error.is_some() && (m.engine == "azekura" || m.error_kind == Some(Kind::Wrong));
     match measurements.iter().find(bad) {
         Some(m) => Err(format!("{}: {}: {}", m.engine, m.workload, m.error.as_deref().unwrap_or("failed")).into()),
@@ -246,6 +288,11 @@ mod tests {
             (failed("azekura", Kind::Failed), false),
         ] {
             assert_eq!(verdict(&[good.clone(), row.clone()]).is_ok(), ends_well, "{row:?}");
+        }
+        for (engine, lost, ends_well) in [("azekura", 0, true), ("azekura", 1, false), ("fjall", 1, true)] {
+            let mut row = sample(engine, 1, 1.0);
+            row.extra.insert("lost_records".into(), lost.into());
+            assert_eq!(verdict(&[row]).is_ok(), ends_well, "{engine} lost {lost}");
         }
     }
 }
