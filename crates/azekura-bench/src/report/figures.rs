@@ -192,7 +192,10 @@ impl Standing<'_> {
     pub(crate) fn remarks(&self) -> Option<String> {
         let mut words: Vec<Cow<'_, str>> = self.trouble.iter().map(|one| Cow::from(one.as_str())).collect();
         if let Some(lost) = self.largest("lost_records").filter(|lost| *lost > 0.0) {
-            words.push(format!("lost {lost:.0} records").into());
+            let holes = self.largest("lost_holes").filter(|holes| *holes > 0.0);
+            let holes =
+                holes.map_or_else(String::new, |holes| format!(", {holes:.0} of them with later ones still there"));
+            words.push(format!("lost {lost:.0} records{holes}").into());
         }
         if self.rounds.iter().any(|round| round["settled"] == Value::Bool(false)) {
             words.push("did not come to rest".into());

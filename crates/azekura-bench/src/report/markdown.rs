@@ -34,8 +34,8 @@ pub(crate) fn render(document: &Document) -> String {
     let lost = verdicts.len() - won;
     let _ = write!(
         text,
-        "Won {won}, lost {lost} of {} comparisons. Figures are medians over rounds; the ratio is azekura to the best peer of \
-         the row, above 1 where azekura is ahead, with its range over the rounds.\n",
+        "Won {won}, lost {lost} of {} comparisons. Figures are medians over rounds; the ratio is azekura to the best \
+         peer of the row, above 1 where azekura is ahead, with its range over the rounds.\n",
         verdicts.len()
     );
     for section in &document.sections {

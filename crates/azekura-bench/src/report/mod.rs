@@ -1,7 +1,7 @@
 //! Results: one measurement, what several of them say together, and how that is shown.
 //!
-//! Invariants: pages and Markdown are made from a [`document`] alone, which is a file, so they can be made again without
-//! running; a figure that is missing is shown as missing; a loss looks as a win does.
+//! Invariants: pages and Markdown are made from a [`document`] alone, which is a file, so they can be made again
+//! without running; a figure that is missing is shown as missing; a loss looks as a win does.
 //!
 //! Rooms: [`measurement`] one run's figures; [`summary`] medians and ratios over rounds; [`table`] text for people.
 //! Reports: [`preset`] what is run; [`produce`] runs it; [`document`] what came out; [`figures`] cases, standings and

@@ -1,4 +1,4 @@
-//! The HTML page: one file, inline style and drawings, no script. Conditions first, then everything azekura won and lost.
+//! The HTML page: one file, inline style and drawings, no script. Conditions first, then what azekura won and lost.
 
 use crate::report::columns::{goal_heading, show_goal, shown};
 use crate::report::document::{Document, EngineNote, Section};
@@ -134,9 +134,11 @@ fn summary(body: &mut String, document: &Document) {
     add(
         body,
         &format!(
-            "<p>Medians over rounds. The ratio is azekura to the best peer of that row, above 1 where azekura is ahead, \
-             with its range over the rounds.</p>\n<p class=\"tally\"><span class=\"verdict win\">▲ {won} won</span> \
-             <span class=\"verdict loss\">▼ {lost} lost</span> <span class=\"soft\">of {compared} comparisons</span></p>"
+            "<p>Medians over rounds. The ratio is azekura to the best peer of that row, above 1 where azekura is \
+             ahead, with its range over the rounds.</p>\n\
+             <p class=\"tally\"><span class=\"verdict win\">▲ {won} won</span> \
+             <span class=\"verdict loss\">▼ {lost} lost</span> \
+             <span class=\"soft\">of {compared} comparisons</span></p>"
         ),
     );
     let mut heading = vec!["workload".to_owned(), "azekura ÷ best peer".to_owned()];
@@ -309,13 +311,13 @@ fn charts(body: &mut String, drawings: Vec<String>) {
 
 fn reading(body: &mut String) {
     const NOTES: [&str; 5] = [
-        "Latencies run from the end of one operation to the end of the next, the making of the key and the check of the \
-         value included.",
+        "Latencies run from the end of one operation to the end of the next, the making of the key and the check of \
+         the value included.",
         "CPU per op is that of the whole process, background threads included, until the engine is at rest.",
         "Write amp is bytes written per byte of keys and values; space amp is bytes on disk per byte of live data.",
         "Peak RSS is the kernel's high-water mark, pages of mapped files included.",
-        "A star, a dash or a word in place of a figure is explained in the remarks of its table. Courses over time are those \
-         of the middle round.",
+        "A star, a dash or a word in place of a figure is explained in the remarks of its table. Courses over time are \
+         those of the middle round.",
     ];
     add(body, "<section>\n<h2 id=\"reading\">How to read it</h2>\n<ul>");
     NOTES.iter().for_each(|note| add(body, &format!("<li>{}</li>", escape(note))));

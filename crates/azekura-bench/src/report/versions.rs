@@ -57,9 +57,10 @@ mod tests {
 
     #[test]
     fn crates_are_as_locked() {
-        let lock = "version = 4\n[[package]]\nname = \"a-b\"\nversion = \"9.0.0\"\n[[package]]\nname = \"a\"\nversion = \"1.2.3\"\n";
-        assert_eq!(locked(lock, "a").as_deref(), Some("1.2.3"));
-        assert_eq!(locked(lock, "b"), None);
+        let entry = |name: &str, version: &str| format!("[[package]]\nname = \"{name}\"\nversion = \"{version}\"\n");
+        let lock = format!("version = 4\n{}{}", entry("a-b", "9.0.0"), entry("a", "1.2.3"));
+        assert_eq!(locked(&lock, "a").as_deref(), Some("1.2.3"));
+        assert_eq!(locked(&lock, "b"), None);
         assert!(of("fjall").unwrap().starts_with("3."), "the lock file pins it");
         assert!(ours().starts_with(env!("CARGO_PKG_VERSION")));
     }
