@@ -272,6 +272,7 @@ fn iterators_keep_the_files_they_walk() {
     }
     assert_eq!(walked, 300);
     drop(cursor);
+    assert!(before.iter().all(|(_, table)| tables_in(&world.fs).contains_key(&table.id)), "a reader removes nothing");
     world.check_files();
 }
 
@@ -417,6 +418,8 @@ fn a_paused_merge_leaves_no_files_when_the_tree_closes() {
     assert!(world.tree.metrics().moved_tables > 0, "the oldest run moves, the others are merged");
     world.run(Task::Compact, true).unwrap();
     assert!(tables_in(&world.fs).len() > world.tables().len());
+    world.close();
+    assert_eq!(tables_in(&world.fs).len(), world.tables().len());
     world.reopen();
     world.check_files();
     world.check();
@@ -476,7 +479,9 @@ fn a_discarded_tree_removes_its_files_and_stops() {
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);
     assert!(!tables_in(&world.fs).is_empty(), "the cursor still walks them");
     drop(cursor);
+    assert!(!tables_in(&world.fs).is_empty(), "a reader removes nothing");
     for _ in 0..2_000_000 {
+        world.tree.context.graveyard.remove_all();
         if tables_in(&world.fs).is_empty() {
             return;
         }
