@@ -234,9 +234,10 @@ impl World {
         versions.iter().rev().find(|(seqno, _)| *seqno <= at).and_then(|(_, value)| value.clone())
     }
 
-    pub(crate) fn last_value(&self, key: &[u8]) -> Option<Vec<u8>> {
-        let (_, versions) = self.versions.iter().find(|(other, _)| self.order.cmp(other, key).is_eq())?;
-        self.shown(versions, u64::MAX)
+    /// How often a key was put since it was last removed.
+    pub(crate) fn puts_since_removal(&self, key: &[u8]) -> usize {
+        let found = self.versions.iter().find(|(other, _)| self.order.cmp(other, key).is_eq());
+        found.map_or(0, |(_, versions)| versions.iter().rev().take_while(|(_, value)| value.is_some()).count())
     }
 
     /// Checks gets and walks, both ways, of every moment that somebody may look at.
