@@ -14,7 +14,7 @@ use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::read_points::ReadPoints;
-use crate::db::state::throttle::{Limits, delay_ns_per_kib, must_wait};
+use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::engine::{Engine, Host, Pressure, Visible};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::{Env, FileLock, Fs};
@@ -77,7 +77,7 @@ pub(crate) struct Shared {
     /// Flushes that wait; with a single worker a compaction gives way to them.
     pub(crate) flush_waiting: AtomicBool,
     delay_ns_per_kib: AtomicU64,
-    delay_owed_ns: AtomicU64,
+    delay_owed: DelayOwed,
     must_wait: AtomicBool,
     /// The last failure of a flush, until one succeeds.
     pub(crate) flush_error: Mutex<Option<Error>>,
@@ -97,11 +97,6 @@ pub(crate) struct Parts {
     pub(crate) recovered: Recovered,
     pub(crate) lock: Option<Box<dyn FileLock>>,
 }
-
-/// Sleeps shorter than this are saved up.
-const SLEEP_MIN_NS: u64 = 200_000;
-/// No single write is held up longer than this by pacing.
-const SLEEP_MAX_NS: u64 = 100_000_000;
 
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Shared {
@@ -125,7 +120,7 @@ impl Shared {
             checkpoints: Mutex::new(0),
             flush_waiting: AtomicBool::new(false),
             delay_ns_per_kib: AtomicU64::new(0),
-            delay_owed_ns: AtomicU64::new(0),
+            delay_owed: DelayOwed::default(),
             must_wait: AtomicBool::new(false),
             flush_error: Mutex::new(None),
             lock: Mutex::new(parts.lock),
@@ -211,11 +206,8 @@ impl Shared {
     fn pace(&self, bytes: u64) -> Result<()> {
         let rate = self.delay_ns_per_kib.load(Ordering::Relaxed);
         if rate > 0 {
-            let mine = rate * (bytes + 64) / 1024;
-            let owed = self.delay_owed_ns.fetch_add(mine, Ordering::Relaxed) + mine;
-            if owed >= SLEEP_MIN_NS {
-                self.delay_owed_ns.fetch_sub(owed, Ordering::Relaxed);
-                let sleep = owed.min(SLEEP_MAX_NS);
+            let sleep = self.delay_owed.add(rate * (bytes + 64) / 1024);
+            if sleep > 0 {
                 self.env.sleep(std::time::Duration::from_nanos(sleep));
                 self.counters.stall_ns.fetch_add(sleep, Ordering::Relaxed);
             }
