@@ -30,7 +30,7 @@ use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
-use crate::table::files::{self, TableFiles};
+use crate::table::files::{self, DirectPolicy, TableFiles};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
@@ -154,7 +154,8 @@ impl Loaded {
         for id in listing.tables.keys().chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
         }
-        let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files));
+        let direct = DirectPolicy::new(config.settings.direct_io, config.env.memory());
+        let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files, direct));
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(Bell::default());
         let parts = TreeParts {

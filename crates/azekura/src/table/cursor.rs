@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::base::{EntryRef, KeyRef, RecordKind, Result};
-use crate::block::{Block, BlockCursor, BlockKind};
+use crate::block::{Block, BlockCursor, BlockHandle, BlockKind};
 use crate::cursor::Cursor;
+use crate::table::ahead::ReadAhead;
 use crate::table::index::IndexCursor;
 use crate::table::reader::Table;
 
@@ -14,12 +15,14 @@ pub(crate) struct TableCursor {
     fill_cache: bool,
     index: IndexCursor,
     data: Option<BlockCursor>,
+    ahead: ReadAhead,
     /// Of the entry it stands on; `None` where it stands on none.
     kind: Option<RecordKind>,
 }
 
 impl Table {
-    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not.
+    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not, and
+    /// reads ahead from the start.
     pub(crate) fn cursor(self: &Arc<Self>, fill_cache: bool) -> TableCursor {
         TableCursor::new(Arc::clone(self), fill_cache)
     }
@@ -27,7 +30,8 @@ impl Table {
 
 impl TableCursor {
     pub(crate) fn new(table: Arc<Table>, fill_cache: bool) -> TableCursor {
-        TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, kind: None }
+        let ahead = if fill_cache { ReadAhead::adaptive() } else { ReadAhead::eager() };
+        TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, ahead, kind: None }
     }
 
     /// Loads the data block that the index stands on and takes a position in it.
@@ -36,7 +40,7 @@ impl TableCursor {
             self.data = None;
             return Ok(());
         };
-        let block: Arc<Block> = self.table.source.cached(handle, BlockKind::Data, self.fill_cache)?;
+        let block = self.block(handle)?;
         let cursor = match &mut self.data {
             Some(cursor) => {
                 cursor.set_block(block);
@@ -45,6 +49,20 @@ impl TableCursor {
             None => self.data.insert(BlockCursor::new(block)),
         };
         place(cursor).map_err(|error| self.table.source.locate(error, handle.offset))
+    }
+
+    /// The data block at `handle`, from the cache, from what was read ahead, or from the file.
+    fn block(&mut self, handle: BlockHandle) -> Result<Arc<Block>> {
+        let source = &self.table.source;
+        if let Some(block) = source.in_cache(handle, BlockKind::Data) {
+            self.ahead.pass(handle);
+            return Ok(block);
+        }
+        let block = source.read_on(handle, BlockKind::Data, &mut self.ahead)?;
+        if self.fill_cache {
+            source.put_into_cache(handle, BlockKind::Data, &block);
+        }
+        Ok(block)
     }
 
     fn off_the_block(&self) -> bool {

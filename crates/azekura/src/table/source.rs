@@ -9,6 +9,7 @@ use crate::base::{Error, Result};
 use crate::block::frame::{Body, open_frame};
 use crate::block::shard::Cached;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
+use crate::table::ahead::{ReadAhead, Wanted};
 use crate::table::files::TableFiles;
 
 /// What a body can be decoded to and kept in the cache as.
@@ -82,13 +83,39 @@ impl Source {
         if handle.end()? > self.size {
             return Err(Error::corruption("block reaches past the end of the file"));
         }
-        let len = usize::try_from(handle.len)
-            .map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
+        let bytes = self.read_bytes(handle.offset, handle.len)?;
+        open_frame(bytes, &self.file_id, handle.offset, kind)
+    }
+
+    /// Bytes of the file, none of them past its end.
+    fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| Error::corruption("no memory for a block of its declared length"))?;
         bytes.resize(len, 0);
-        self.files.file(self.id)?.read_exact_at(&mut bytes, handle.offset)?;
-        open_frame(bytes, &self.file_id, handle.offset, kind)
+        self.files.file(self.id)?.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// As [`read`](Source::read); while blocks follow each other, what lies behind is read ahead into `ahead`.
+    pub(crate) fn read_on<T: Cacheable>(
+        &self,
+        handle: BlockHandle,
+        kind: BlockKind,
+        ahead: &mut ReadAhead,
+    ) -> Result<Arc<T>> {
+        let wanted = handle.end().map(|end| (end, ahead.wanted(handle)));
+        let wanted = wanted.map_err(|error| self.locate(error, handle.offset))?;
+        if let (end, Wanted::Window(len)) = wanted
+            && end <= self.size
+        {
+            let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset));
+            ahead.fill(handle.offset, bytes.map_err(|error| self.locate(error, handle.offset))?);
+        }
+        let Some(frame) = ahead.frame(handle) else { return self.read(handle, kind) };
+        let body = open_frame(frame.to_vec(), &self.file_id, handle.offset, kind);
+        let block = body.and_then(T::decode_body).map_err(|error| self.locate(error, handle.offset))?;
+        Ok(Arc::new(block))
     }
 
     /// Reads and decodes a block, past the cache.
@@ -100,15 +127,25 @@ impl Source {
     /// The block at `handle`, from the cache or the file; `fill` puts what was read into the cache.
     #[inline]
     pub(crate) fn cached<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, fill: bool) -> Result<Arc<T>> {
-        // A block of another type can only be there if handles of two kinds name one offset: the read will tell.
-        if let Some(block) = self.cache.get(self.id, handle.offset, kind).and_then(T::unwrap) {
+        if let Some(block) = self.in_cache(handle, kind) {
             return Ok(block);
         }
         let block = self.read::<T>(handle, kind)?;
         if fill {
-            self.cache.insert(self.id, handle.offset, kind, T::wrap(Arc::clone(&block)));
+            self.put_into_cache(handle, kind, &block);
         }
         Ok(block)
+    }
+
+    /// The block at `handle`, if the cache has it.
+    #[inline]
+    pub(crate) fn in_cache<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind) -> Option<Arc<T>> {
+        // A block of another type can only be there if handles of two kinds name one offset: the read will tell.
+        self.cache.get(self.id, handle.offset, kind).and_then(T::unwrap)
+    }
+
+    pub(crate) fn put_into_cache<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, block: &Arc<T>) {
+        self.cache.insert(self.id, handle.offset, kind, T::wrap(Arc::clone(block)));
     }
 }
 
