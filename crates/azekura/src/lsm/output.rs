@@ -9,7 +9,7 @@ use crate::table::options::TableOptions;
 use crate::table::writer::TableWriter;
 use crate::vfs::File;
 
-/// Files that no edit names yet; removed when this is dropped, unless they are kept.
+/// Files that no edit names yet; given to the graveyard when this is dropped, unless they are kept.
 pub(crate) struct Unnamed {
     context: Arc<TreeContext>,
     ids: Vec<FileId>,
@@ -25,7 +25,7 @@ impl Unnamed {
 impl Drop for Unnamed {
     fn drop(&mut self) {
         for &id in &self.ids {
-            self.context.remove_table(id);
+            self.context.graveyard.push(id);
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Each thread has a slot. Pinning stores the global epoch in it; replacing a value raises the epoch, and the old value
 //! is freed once every slot is idle or was pinned at a later epoch. Whoever can free something does: the one who
-//! replaced the value, or, if a reader was in its way, that reader when it unpins.
+//! replaced the value, or, if a reader was in its way, that reader when it unpins. That may be a reader of anything,
+//! under any lock: dropping a value may give memory back and little else, and must not wait.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;

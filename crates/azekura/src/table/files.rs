@@ -149,10 +149,19 @@ impl TableFiles {
         self.table_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Closes the file of a table that is to be removed.
+    /// Closes the file of a table.
     pub(crate) fn forget(&self, id: FileId) {
         let closed = self.lock().files.remove(&id);
         drop(closed);
+    }
+
+    /// Closes the file of a table and removes it.
+    ///
+    /// # Errors
+    /// Those of removing.
+    pub(crate) fn remove(&self, id: FileId) -> Result<()> {
+        self.forget(id);
+        self.fs.remove_file(&self.path(id))
     }
 
     /// Handles kept now.
