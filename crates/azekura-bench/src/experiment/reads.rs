@@ -63,8 +63,9 @@ pub(crate) fn fill(engine: &dyn Engine, n: u64) -> Result<()> {
 
 /// Fills a new database and brings it to rest; answers with its size.
 pub(crate) fn load(engine: Box<dyn Engine>, dir: &Path, n: u64) -> Result<Map<String, Value>> {
+    let start = Instant::now();
     fill(engine.as_ref(), n)?;
-    let settled = settle(engine.as_ref())?;
+    let settled = settle(&[engine.as_ref()], start.elapsed())?;
     engine.sync()?;
     engine.close()?;
     Ok(object(json!({"disk_bytes": disk::usage(dir).allocated, "settled": settled.reached})))

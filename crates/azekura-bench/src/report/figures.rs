@@ -27,6 +27,8 @@ pub(crate) struct Standing<'a> {
     rounds: Vec<&'a Value>,
     /// What went wrong, in words; also where some rounds have figures.
     pub(crate) trouble: Option<String>,
+    /// The same in a word or two.
+    brief: &'static str,
 }
 
 /// How azekura stands to its best peer.
@@ -94,7 +96,16 @@ fn case<'a>(document: &'a Document, section: &'a Section, workload: String, thre
             None if own.is_empty() => Some(engine.missing.clone().unwrap_or_else(|| "not run".into())),
             None => None,
         };
-        Standing { engine: engine.name.clone(), rounds, trouble }
+        let kind = bad.first().and_then(|one| one["error_kind"].as_str()).unwrap_or_default();
+        let brief = match kind {
+            _ if own.is_empty() && engine.missing.is_some() => "not here",
+            _ if own.is_empty() => "not run",
+            "timed_out" => "timed out",
+            "refused" => "cannot",
+            "wrong" => "wrong answer",
+            _ => "failed",
+        };
+        Standing { engine: engine.name.clone(), rounds, trouble, brief }
     };
     let standings = document.engines.iter().map(standing).collect();
     Case { section, workload, threads, standings }
@@ -188,6 +199,11 @@ impl Standing<'_> {
         }
     }
 
+    /// Why there is no figure, in a word or two.
+    pub(crate) fn brief(&self) -> &'static str {
+        self.brief
+    }
+
     /// Everything that should be said beside the figures.
     pub(crate) fn remarks(&self) -> Option<String> {
         let mut words: Vec<Cow<'_, str>> = self.trouble.iter().map(|one| Cow::from(one.as_str())).collect();
@@ -265,6 +281,8 @@ mod tests {
         assert_eq!(remarks(1, 1).as_deref(), Some("timed out after 5 s"));
         assert_eq!(remarks(2, 1).as_deref(), Some("1 of 2 rounds: <disk> full; did not come to rest"));
         assert!(all[1].verdict().is_none(), "no peer has a figure");
+        let brief = |case: usize, engine: usize| all[case].standings[engine].brief();
+        assert_eq!((brief(0, 2), brief(1, 1), brief(2, 1)), ("not here", "timed out", "failed"));
         let recovery = cases(&document, &document.sections[1]);
         assert_eq!(recovery[0].standings[1].remarks().as_deref(), Some("lost 1200 records"));
     }

@@ -165,18 +165,11 @@ fn summary_row(case: &Case<'_>, verdict: Option<&Verdict>) -> Row {
             (Some(figure), Some(trouble)) => format!("<span title=\"{trouble}\">{figure} *</span>"),
             (None, trouble) => {
                 let words = trouble.unwrap_or_default();
-                format!("<span class=\"soft\" title=\"{words}\">{}</span>", escape(&brief(&words)))
+                format!("<span class=\"soft\" title=\"{words}\">{}</span>", standing.brief())
             }
         });
     }
     row
-}
-
-/// Why there is no figure, in a word or two; the section below says it in full.
-fn brief(words: &str) -> String {
-    let known = [("timed out", "timed out"), ("not in this build", "not built"), ("not run", "not run")];
-    let found = known.iter().find(|(sign, _)| words.contains(sign));
-    found.map_or("failed", |(_, word)| word).to_owned()
 }
 
 fn no_verdict(case: &Case<'_>) -> String {
@@ -288,7 +281,7 @@ fn threads_cell(case: &Case<'_>, engine: usize) -> String {
     let standing = &case.standings[engine];
     let Some(figure) = standing.goal(goal) else {
         let words = escape(&standing.remarks().unwrap_or_default());
-        return format!("<span class=\"soft\" title=\"{words}\">{}</span>", escape(&brief(&words)));
+        return format!("<span class=\"soft\" title=\"{words}\">{}</span>", standing.brief());
     };
     let figure = escape(&show_goal(goal, figure));
     let figure = if case.best() == Some(&standing.engine) { format!("<b class=\"best\">{figure}</b>") } else { figure };
