@@ -32,11 +32,11 @@ impl TableCursor {
 
     /// Loads the data block that the index stands on and takes a position in it.
     fn load(&mut self, place: impl FnOnce(&mut BlockCursor) -> Result<()>) -> Result<()> {
-        let Some(handle) = self.index.block()? else {
+        let Some((piece, at)) = self.index.place() else {
             self.data = None;
             return Ok(());
         };
-        let block: Arc<Block> = self.table.source.cached(handle, BlockKind::Data, self.fill_cache)?;
+        let block: Arc<Block> = self.table.source.keep(piece, at, BlockKind::Data, self.fill_cache)?;
         let cursor = match &mut self.data {
             Some(cursor) => {
                 cursor.set_block(block);
@@ -44,7 +44,7 @@ impl TableCursor {
             }
             None => self.data.insert(BlockCursor::new(block)),
         };
-        place(cursor).map_err(|error| self.table.source.locate(error, handle.offset))
+        place(cursor).map_err(|error| self.table.source.locate_entry(error, piece, at))
     }
 
     fn off_the_block(&self) -> bool {
@@ -108,7 +108,7 @@ impl TableCursor {
     fn go_before(&mut self, target: KeyRef<'_>) -> Result<()> {
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.source, target, &table.order)?;
-        if self.index.entry().is_none() {
+        if self.index.place().is_none() {
             return self.go_last();
         }
         self.load(|data| data.seek_before(target, &table.order))?;
