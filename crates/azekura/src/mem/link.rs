@@ -11,7 +11,7 @@
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use crate::mem::epoch::{Pin, retire};
@@ -175,13 +175,17 @@ impl<T: Send + Sync + 'static, W: Send + 'static> Keeper<T, W> {
     /// come by its links any more.
     fn unlink(&mut self) {
         let Some((hub, at)) = self.home.take() else { return };
-        let Some(hub) = hub.upgrade() else { return };
+        let Some(hub) = hub.upgrade() else {
+            // Who gave up the last count may still be at the value: then its pin happened before what follows here.
+            return fence(Ordering::Acquire);
+        };
         let value = Arc::as_ptr(self.value()).cast_mut();
         let link = &hub.links[at];
-        let mut seen = link.load(Ordering::Relaxed);
+        // SeqCst, as all that changes where a link leads: see `Pin::new`. Also where another keeper has taken it over:
+        // who still saw our value did so before that, and is seen pinned by us.
+        let mut seen = link.load(Ordering::SeqCst);
         while unmarked(seen) == value {
-            // SeqCst: see `Pin::new`.
-            match link.compare_exchange(seen, null_mut(), Ordering::SeqCst, Ordering::Relaxed) {
+            match link.compare_exchange(seen, null_mut(), Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
                 Err(now) => seen = now, // somebody followed it
             }

@@ -120,7 +120,7 @@ impl Source {
         self.cached(handle, kind, Some((Arc::downgrade(&hub) as _, at)), true).map(Held::Counted)
     }
 
-    /// The same for a cursor, which keeps the block. One that does not fill the cache leaves no traces in it.
+    /// The same for a cursor, which keeps the block. One that does not fill the cache leaves no block, link or mark.
     pub(crate) fn keep<T: Cacheable>(
         &self,
         hub: &Arc<Hub<T, Block>>,
