@@ -1,6 +1,7 @@
 //! One shard of the cache: what it holds, and in which order it lets go.
 //!
-//! Links are set and taken away here, under the shard's lock: a link leads to a block only while the block is in the map.
+//! Links are set and taken away here, under the shard's lock: a link leads to a block only while the block is in the
+//! map.
 //!
 //! Two queues, in the shape of S3-FIFO. A new block waits on probation; if it is asked for again before its turn it
 //! moves to the main queue, a CLOCK, else it goes, and leaves a ghost: should it come back soon, it enters the main

@@ -11,8 +11,8 @@ use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
 use crate::engine::Engine;
 
-/// Counters of one kind of block in the cache. Every read that asks for a block counts once, in a counter of its thread:
-/// the sums are exact once the reads are over, and miss at most those that are going on.
+/// Counters of one kind of block in the cache. Every read that asks for a block counts once, in a counter of its
+/// thread: the sums are exact once the reads are over, and miss at most those that are going on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KindMetrics {

@@ -106,8 +106,8 @@ impl PartitionCreateOptions {
     }
 
     /// Whether the cache keeps the index and filter pieces of young tables, those that were written to, or found on,
-    /// levels 0 and 1, for as long as the table lives. At most a quarter of the cache is given to such pieces; what does
-    /// not fit comes and goes as others do. Default: no.
+    /// levels 0 and 1, for as long as the table lives. At most a quarter of the cache is given to such pieces; what
+    /// does not fit comes and goes as others do. Default: no.
     #[must_use]
     pub fn pin_l0_and_l1(mut self, yes: bool) -> Self {
         self.table.pin_l0_and_l1 = yes;

@@ -29,7 +29,7 @@ use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
-use crate::table::files::{self, TableFiles};
+use crate::table::files::{self, DirectPolicy, TableFiles};
 use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
@@ -152,11 +152,12 @@ impl Loaded {
         for id in listing.tables.keys().chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
         }
+        let direct = DirectPolicy::new(config.settings.direct_io, config.env.memory());
         let parts = TreeParts {
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
-            files: Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files)),
+            files: Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files, direct)),
             cache: Arc::new(BlockCache::new(config.settings.cache_size)),
             hash_seed: ledger.hash_seed,
             next_file: Arc::new(std::sync::atomic::AtomicU64::new(next_file)),

@@ -64,6 +64,7 @@ impl TableHandle {
         options: ReadOptions,
     ) -> Arc<TableHandle> {
         let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
+        context.files.add_table(meta.size);
         Arc::new(TableHandle { meta, settled_at, context, options, table, doomed })
     }
 
@@ -104,6 +105,7 @@ impl Described for TableHandle {
 
 impl Drop for TableHandle {
     fn drop(&mut self) {
+        self.context.files.drop_table(self.meta.size);
         if *self.doomed.get_mut() {
             self.table.take();
             self.context.remove_table(self.meta.id);

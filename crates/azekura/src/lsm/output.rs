@@ -7,7 +7,7 @@ use crate::base::{EntryRef, KeyOrder, Result};
 use crate::lsm::handle::TreeContext;
 use crate::table::options::TableOptions;
 use crate::table::writer::TableWriter;
-use crate::vfs::{File, OpenMode};
+use crate::vfs::File;
 
 /// Files that no edit names yet; removed when this is dropped, unless they are kept.
 pub(crate) struct Unnamed {
@@ -75,7 +75,7 @@ impl Output {
 
     fn begin(&mut self) -> Result<(FileId, Arc<dyn File>, TableWriter)> {
         let id = self.context.new_file_id();
-        let file = self.context.fs.open(&self.context.files.path(id), OpenMode::Create)?;
+        let file = self.context.files.create(id)?;
         self.unnamed.ids.push(id);
         let mut file_id = [0; 16];
         self.context.env.random(&mut file_id);

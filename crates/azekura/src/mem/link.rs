@@ -1,8 +1,8 @@
 //! Links: pointers to values that somebody else keeps, which a reader follows without a lock, a count or a hash.
 //!
-//! A [`Hub`] is a value with a row of links. A [`Keeper`] owns a count of a value, and may have one link of one hub lead
-//! to it. Whoever drops the keeper takes the link away first, and lets the count go by way of the epochs: readers that
-//! followed the link before are still pinned then.
+//! A [`Hub`] is a value with a row of links. A [`Keeper`] owns a count of a value, and may have one link of one hub
+//! lead to it. Whoever drops the keeper takes the link away first, and lets the count go by way of the epochs: readers
+//! that followed the link before are still pinned then.
 //!
 //! Invariant: a link that is not null leads to a value of which a living keeper has a count, and it is that keeper's
 //! link. So a hub may go before what its links lead to, and the values may go before the hub.

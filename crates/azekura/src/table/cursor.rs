@@ -5,8 +5,10 @@ use std::sync::Arc;
 use crate::base::{EntryRef, KeyRef, RecordKind, Result};
 use crate::block::{Block, BlockCursor, BlockKind};
 use crate::cursor::Cursor;
+use crate::table::ahead::ReadAhead;
 use crate::table::index::IndexCursor;
 use crate::table::reader::Table;
+use crate::table::source::handle_at;
 
 /// A position in a table.
 pub(crate) struct TableCursor {
@@ -14,12 +16,14 @@ pub(crate) struct TableCursor {
     fill_cache: bool,
     index: IndexCursor,
     data: Option<BlockCursor>,
+    ahead: ReadAhead,
     /// Of the entry it stands on; `None` where it stands on none.
     kind: Option<RecordKind>,
 }
 
 impl Table {
-    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not.
+    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not, and
+    /// reads ahead from the start.
     pub(crate) fn cursor(self: &Arc<Self>, fill_cache: bool) -> TableCursor {
         TableCursor::new(Arc::clone(self), fill_cache)
     }
@@ -27,7 +31,8 @@ impl Table {
 
 impl TableCursor {
     pub(crate) fn new(table: Arc<Table>, fill_cache: bool) -> TableCursor {
-        TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, kind: None }
+        let ahead = if fill_cache { ReadAhead::adaptive() } else { ReadAhead::eager() };
+        TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, ahead, kind: None }
     }
 
     /// Loads the data block that the index stands on and takes a position in it.
@@ -36,7 +41,21 @@ impl TableCursor {
             self.data = None;
             return Ok(());
         };
-        let block: Arc<Block> = self.table.source.keep(piece, at, BlockKind::Data, self.fill_cache)?;
+        let (source, fill) = (&self.table.source, self.fill_cache);
+        let handle = handle_at(piece, at)?;
+        let block: Arc<Block> = match source.in_cache(piece, at, handle, BlockKind::Data, fill) {
+            Some(block) => {
+                self.ahead.pass(handle);
+                block
+            }
+            None => {
+                let block = source.read_on(handle, BlockKind::Data, &mut self.ahead)?;
+                if fill {
+                    source.put_into_cache(piece, at, handle, BlockKind::Data, &block);
+                }
+                block
+            }
+        };
         let cursor = match &mut self.data {
             Some(cursor) => {
                 cursor.set_block(block);
@@ -44,7 +63,7 @@ impl TableCursor {
             }
             None => self.data.insert(BlockCursor::new(block)),
         };
-        place(cursor).map_err(|error| self.table.source.locate_entry(error, piece, at))
+        place(cursor).map_err(|error| self.table.source.locate(error, handle.offset))
     }
 
     fn off_the_block(&self) -> bool {

@@ -7,8 +7,10 @@
 //! - whatever bytes the file has, reading ends, in memory bounded by the file's size.
 //!
 //! Layout: `docs/format/table.md`. Rooms in reading order: [`options`], [`format`], [`properties`]; writing: [`index`],
-//! [`filter`], [`writer`]; reading: [`files`], [`source`], [`reader`], [`cursor`], [`verify`].
+//! [`filter`], [`writer`]; reading: [`files`], [`ahead`], [`source`], [`reader`], [`cursor`],
+//! [`verify`].
 
+pub(crate) mod ahead;
 pub(crate) mod cursor;
 pub(crate) mod files;
 pub(crate) mod filter;

@@ -11,6 +11,7 @@ use crate::block::frame::{Body, open_frame};
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::Pin;
 use crate::mem::link::{Hub, Pinned};
+use crate::table::ahead::{ReadAhead, Wanted};
 use crate::table::files::TableFiles;
 
 /// The blocks of one table. Thread safe.
@@ -27,7 +28,7 @@ pub(crate) struct Source {
 }
 
 /// The handle that the `at`-th entry of an index block holds.
-fn handle_at(block: &Block, at: usize) -> Result<BlockHandle> {
+pub(crate) fn handle_at(block: &Block, at: usize) -> Result<BlockHandle> {
     BlockHandle::decode(block.parse_restart(at)?.value)
 }
 
@@ -57,13 +58,39 @@ impl Source {
         if handle.end()? > self.size {
             return Err(Error::corruption("block reaches past the end of the file"));
         }
-        let len = usize::try_from(handle.len)
-            .map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
+        let bytes = self.read_bytes(handle.offset, handle.len)?;
+        open_frame(bytes, &self.file_id, handle.offset, kind)
+    }
+
+    /// Bytes of the file, none of them past its end.
+    fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| Error::corruption("no memory for a block of its declared length"))?;
         bytes.resize(len, 0);
-        self.files.file(self.id)?.read_exact_at(&mut bytes, handle.offset)?;
-        open_frame(bytes, &self.file_id, handle.offset, kind)
+        self.files.file(self.id)?.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// As [`read`](Source::read); while blocks follow each other, what lies behind is read ahead into `ahead`.
+    pub(crate) fn read_on<T: Cacheable>(
+        &self,
+        handle: BlockHandle,
+        kind: BlockKind,
+        ahead: &mut ReadAhead,
+    ) -> Result<Arc<T>> {
+        let wanted = handle.end().map(|end| (end, ahead.wanted(handle)));
+        let wanted = wanted.map_err(|error| self.locate(error, handle.offset))?;
+        if let (end, Wanted::Window(len)) = wanted
+            && end <= self.size
+        {
+            let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset));
+            ahead.fill(handle.offset, bytes.map_err(|error| self.locate(error, handle.offset))?);
+        }
+        let Some(frame) = ahead.frame(handle) else { return self.read(handle, kind) };
+        let body = open_frame(frame.to_vec(), &self.file_id, handle.offset, kind);
+        let block = body.and_then(T::decode_body).map_err(|error| self.locate(error, handle.offset))?;
+        Ok(Arc::new(block))
     }
 
     /// Reads and decodes a block, past the cache.
@@ -72,29 +99,21 @@ impl Source {
         Ok(Arc::new(block))
     }
 
-    /// The block at `handle`, from the cache or the file; `fill` puts what was read into the cache. The link `home`
-    /// leads to what is in the cache from then on.
-    fn cached<T: Cacheable>(
-        &self,
-        handle: BlockHandle,
-        kind: BlockKind,
-        home: Option<Home<T>>,
-        fill: bool,
-    ) -> Result<Arc<T>> {
+    /// The block at `handle`, from the cache, or from the file and then into the cache; `home` leads to it from then
+    /// on.
+    fn cached<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, home: Home<T>) -> Result<Arc<T>> {
         // A block of another type can only be there if handles of two kinds name one offset: the read will tell.
-        if let Some(block) = self.cache.get(self.id, handle.offset, kind, home.clone()) {
+        if let Some(block) = self.cache.get(self.id, handle.offset, kind, Some(home.clone())) {
             return Ok(block);
         }
         let block = self.read::<T>(handle, kind)?;
-        if fill {
-            self.put(handle, kind, &block, home);
-        }
+        self.put(handle, kind, &block, home);
         Ok(block)
     }
 
-    fn put<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, block: &Arc<T>, home: Option<Home<T>>) {
+    fn put<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, block: &Arc<T>, home: Home<T>) {
         let pin = self.pin_pieces && kind.is_metadata();
-        self.cache.insert(self.id, handle.offset, kind, block, home, pin);
+        self.cache.insert(self.id, handle.offset, kind, block, Some(home), pin);
     }
 
     /// The block that the `at`-th entry of `hub` names, for as long as the pin lives: by its link, or by its handle,
@@ -117,10 +136,10 @@ impl Source {
     #[cold]
     fn fetch<'p, T: Cacheable>(&self, hub: Arc<Hub<T, Block>>, at: usize, kind: BlockKind) -> Result<Held<'p, T>> {
         let handle = handle_at(&hub, at)?;
-        self.cached(handle, kind, Some((Arc::downgrade(&hub) as _, at)), true).map(Held::Counted)
+        self.cached(handle, kind, (Arc::downgrade(&hub) as _, at)).map(Held::Counted)
     }
 
-    /// The same for a cursor, which keeps the block. One that does not fill the cache leaves no block, link or mark.
+    /// The block that the `at`-th entry of `hub` names, to keep; `fill` puts what was read into the cache.
     pub(crate) fn keep<T: Cacheable>(
         &self,
         hub: &Arc<Hub<T, Block>>,
@@ -128,14 +147,48 @@ impl Source {
         kind: BlockKind,
         fill: bool,
     ) -> Result<Arc<T>> {
-        let pin = Pin::new();
-        if let Some(block) = if fill { hub.follow(at, &pin) } else { hub.peek(at, &pin) } {
-            self.cache.count_hit(kind, &pin);
-            return Ok(block.to_arc());
+        let handle = handle_at(hub, at)?;
+        if let Some(block) = self.in_cache(hub, at, handle, kind, fill) {
+            return Ok(block);
         }
-        drop(pin);
+        let block = self.read::<T>(handle, kind)?;
+        if fill {
+            self.put_into_cache(hub, at, handle, kind, &block);
+        }
+        Ok(block)
+    }
+
+    /// The block at `handle`, which the `at`-th entry of `hub` names, if the cache has it. Who does not `fill` the
+    /// cache leaves no mark or link in it.
+    pub(crate) fn in_cache<T: Cacheable>(
+        &self,
+        hub: &Arc<Hub<T, Block>>,
+        at: usize,
+        handle: BlockHandle,
+        kind: BlockKind,
+        fill: bool,
+    ) -> Option<Arc<T>> {
+        {
+            let pin = Pin::new();
+            if let Some(block) = if fill { hub.follow(at, &pin) } else { hub.peek(at, &pin) } {
+                self.cache.count_hit(kind, &pin);
+                return Some(block.to_arc());
+            }
+        }
         let home: Home<T> = (Arc::downgrade(hub) as _, at);
-        self.cached(handle_at(hub, at)?, kind, fill.then_some(home), fill)
+        self.cache.get(self.id, handle.offset, kind, fill.then_some(home))
+    }
+
+    /// Puts what was read into the cache, with a link to it.
+    pub(crate) fn put_into_cache<T: Cacheable>(
+        &self,
+        hub: &Arc<Hub<T, Block>>,
+        at: usize,
+        handle: BlockHandle,
+        kind: BlockKind,
+        block: &Arc<T>,
+    ) {
+        self.put(handle, kind, block, (Arc::downgrade(hub) as _, at));
     }
 }
 
@@ -182,8 +235,8 @@ impl<T: Cacheable> Slot<T> {
         Slot { handle, kind, hold, held: OnceLock::new(), home: Arc::new(Hub::new((), usize::from(!hold))) }
     }
 
-    fn home(&self) -> Option<Home<T>> {
-        Some((Arc::downgrade(&self.home) as _, 0))
+    fn home(&self) -> Home<T> {
+        (Arc::downgrade(&self.home) as _, 0)
     }
 
     /// Puts in a block that was read already; it stays if the slot holds.
@@ -214,7 +267,7 @@ impl<T: Cacheable> Slot<T> {
     #[cold]
     fn fetch(&self, source: &Source) -> Result<Held<'_, T>> {
         if !self.hold {
-            return Ok(Held::Counted(source.cached(self.handle, self.kind, self.home(), true)?));
+            return Ok(Held::Counted(source.cached(self.handle, self.kind, self.home())?));
         }
         let block = source.read(self.handle, self.kind)?;
         Ok(Held::Pinned(Pinned::held(self.held.get_or_init(|| block))))

@@ -15,7 +15,7 @@ use crate::block::{BlockCache, BlockKind};
 use crate::cursor::Cursor;
 use crate::mem::epoch::Pin;
 use crate::mem::slice::Slice;
-use crate::table::files::TableFiles;
+use crate::table::files::{DirectIo, DirectPolicy, TableFiles};
 use crate::table::format::FOOTER_LEN;
 use crate::table::options::{FilterPolicy, ReadOptions, TableOptions};
 use crate::table::reader::{Lookup, Table};
@@ -145,7 +145,7 @@ impl World {
     }
 
     fn open_on(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
-        let files = TableFiles::new(fs, Path::new("/db"), 3);
+        let files = TableFiles::new(fs, Path::new("/db"), 3, DirectPolicy::new(DirectIo::Never, None));
         let cache = Arc::new(BlockCache::new(cache));
         let options = ReadOptions::at(&self.options, 1);
         Table::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
@@ -834,7 +834,7 @@ fn handles_of_files_are_bounded() {
         let file = fs.open(Path::new(&format!("/db/{id:06}.sst")), OpenMode::Create).unwrap();
         file.write_at(&[id], 0).unwrap();
     }
-    let files = TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4);
+    let files = TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::new(DirectIo::Never, None));
     let mut random = Random(1);
     for _ in 0..200 {
         let id = random.below(10);
@@ -847,6 +847,20 @@ fn handles_of_files_are_bounded() {
     files.forget(FileId(3));
     fs.remove_file(Path::new("/db/000003.sst")).unwrap();
     assert_eq!(files.file(FileId(3)).unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn past_the_cache_of_the_system_only_where_it_pays() {
+    let applies = |mode, memory, tables| {
+        let files = TableFiles::new(Arc::new(MemFs::new()), Path::new("/db"), 4, DirectPolicy::new(mode, memory));
+        files.add_table(tables);
+        files.goes_direct()
+    };
+    assert!(!applies(DirectIo::Never, Some(1000), 5000));
+    assert!(applies(DirectIo::Always, None, 0));
+    assert!(!applies(DirectIo::Automatic, Some(1000), 500));
+    assert!(applies(DirectIo::Automatic, Some(1000), 501));
+    assert!(!applies(DirectIo::Automatic, None, u64::MAX), "nobody knows how much memory there is");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::lsm::handle::TreeContext;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::Described;
-use crate::table::files::TableFiles;
+use crate::table::files::{DirectIo, DirectPolicy, TableFiles};
 use crate::vfs::fault::FaultFs;
 use crate::vfs::mem::{MemFs, Survival};
 use crate::vfs::{Env, Fs};
@@ -151,7 +151,7 @@ fn context(
     let fs: Arc<dyn Fs> = Arc::new(fs.clone());
     let dir = PathBuf::from("/db");
     TreeContext {
-        files: Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4)),
+        files: Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4, DirectPolicy::new(DirectIo::Never, None))),
         cache: Arc::new(BlockCache::new(1 << 20)),
         fs,
         dir,

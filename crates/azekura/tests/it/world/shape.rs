@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Env, Fs, TestEnv};
-use azekura::{CompactionStrategy, CompressionType, Config, FilterPolicy, LeveledOptions, PartitionCreateOptions};
+use azekura::{
+    CompactionStrategy, CompressionType, Config, DirectIo, FilterPolicy, LeveledOptions, PartitionCreateOptions,
+};
 
 use super::dice::Dice;
 
@@ -42,6 +44,7 @@ impl Shape {
             .max_open_files(dice.pick(&[8, 512]))
             .log_segment_size(dice.pick(&[64 << 10, 100_000, 1 << 20]))
             .max_log_size(dice.pick(&[1 << 20, 2 << 20, 512 << 20]))
+            .direct_io(dice.pick(&[DirectIo::Never, DirectIo::Automatic, DirectIo::Always]))
             .mapped_log(!dice.one_in(3))
             .compression(dice.pick(&CODECS))
     }
