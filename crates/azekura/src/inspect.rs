@@ -209,7 +209,7 @@ fn verify_table(
     order: &KeyOrder,
     hash_seed: u64,
 ) -> Result<()> {
-    let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false };
+    let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
     let (files, cache) = (Arc::clone(files), Arc::clone(cache));
     let path = files.path(meta.id);
     let table = Table::open(files, cache, meta, order.clone(), hash_seed, options);

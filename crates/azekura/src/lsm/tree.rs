@@ -70,8 +70,8 @@ impl LsmTree {
         flushed: SeqNo,
     ) -> Result<LsmTree> {
         let context = Arc::new(context);
-        let read = options.read_options();
-        let handle = |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), read));
+        let handle =
+            |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), options.read_options(level)));
         let version = Version::restore(tables.into_iter().map(handle).collect(), &context.order)?;
         let active = Arc::new(Memtable::new(context.order.clone(), context.hash_seed));
         let (sealed, version) = (Arc::default(), Arc::new(version));

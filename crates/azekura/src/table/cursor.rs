@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::base::{EntryRef, KeyRef, RecordKind, Result};
-use crate::block::{Block, BlockCursor, BlockHandle, BlockKind};
+use crate::block::{Block, BlockCursor, BlockKind};
 use crate::cursor::Cursor;
 use crate::table::ahead::ReadAhead;
 use crate::table::index::IndexCursor;
 use crate::table::reader::Table;
+use crate::table::source::handle_at;
 
 /// A position in a table.
 pub(crate) struct TableCursor {
@@ -36,11 +37,25 @@ impl TableCursor {
 
     /// Loads the data block that the index stands on and takes a position in it.
     fn load(&mut self, place: impl FnOnce(&mut BlockCursor) -> Result<()>) -> Result<()> {
-        let Some(handle) = self.index.block()? else {
+        let Some((piece, at)) = self.index.place() else {
             self.data = None;
             return Ok(());
         };
-        let block = self.block(handle)?;
+        let (source, fill) = (&self.table.source, self.fill_cache);
+        let handle = handle_at(piece, at)?;
+        let block: Arc<Block> = match source.in_cache(piece, at, handle, BlockKind::Data, fill) {
+            Some(block) => {
+                self.ahead.pass(handle);
+                block
+            }
+            None => {
+                let block = source.read_on(handle, BlockKind::Data, &mut self.ahead)?;
+                if fill {
+                    source.put_into_cache(piece, at, handle, BlockKind::Data, &block);
+                }
+                block
+            }
+        };
         let cursor = match &mut self.data {
             Some(cursor) => {
                 cursor.set_block(block);
@@ -49,20 +64,6 @@ impl TableCursor {
             None => self.data.insert(BlockCursor::new(block)),
         };
         place(cursor).map_err(|error| self.table.source.locate(error, handle.offset))
-    }
-
-    /// The data block at `handle`, from the cache, from what was read ahead, or from the file.
-    fn block(&mut self, handle: BlockHandle) -> Result<Arc<Block>> {
-        let source = &self.table.source;
-        if let Some(block) = source.in_cache(handle, BlockKind::Data) {
-            self.ahead.pass(handle);
-            return Ok(block);
-        }
-        let block = source.read_on(handle, BlockKind::Data, &mut self.ahead)?;
-        if self.fill_cache {
-            source.put_into_cache(handle, BlockKind::Data, &block);
-        }
-        Ok(block)
     }
 
     fn off_the_block(&self) -> bool {
@@ -126,7 +127,7 @@ impl TableCursor {
     fn go_before(&mut self, target: KeyRef<'_>) -> Result<()> {
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.source, target, &table.order)?;
-        if self.index.entry().is_none() {
+        if self.index.place().is_none() {
             return self.go_last();
         }
         self.load(|data| data.seek_before(target, &table.order))?;

@@ -6,15 +6,17 @@ use crate::base::checksum::key_hash;
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::block::cached::{Cacheable, FilterTop, IndexTop};
 use crate::block::frame::{Body, open_frame};
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
+use crate::mem::epoch::Pin;
 use crate::table::files::TableFiles;
 use crate::table::filter::Filter;
 use crate::table::format::{Directory, FOOTER_LEN, Footer};
-use crate::table::index::{Index, only_piece};
+use crate::table::index::{Index, continues, only_piece};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
-use crate::table::source::{Cacheable, Slot, Source};
+use crate::table::source::{Held, Slot, Source};
 
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
 /// of some ten thousand blocks.
@@ -65,7 +67,8 @@ impl Table {
         options: ReadOptions,
     ) -> Result<Table> {
         let path = files.path(meta.id);
-        let mut source = Source { files, cache, id: meta.id, file_id: [0; 16], size: meta.size };
+        let pin_pieces = options.pin_pieces;
+        let mut source = Source { files, cache, id: meta.id, file_id: [0; 16], size: meta.size, pin_pieces };
         let opened = Tail::read(&mut source).and_then(|tail| {
             let properties = tail.properties()?;
             check(&properties, meta, &order)?;
@@ -109,12 +112,12 @@ impl Table {
     fn read_properties(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(u64, Properties)> {
         let size = files.file(id)?.length()?;
         let (files, cache) = (Arc::clone(files), Arc::clone(cache));
-        let mut source = Source { files, cache, id, file_id: [0; 16], size };
+        let mut source = Source { files, cache, id, file_id: [0; 16], size, pin_pieces: false };
         Ok((size, Tail::read(&mut source)?.properties()?))
     }
 
     /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees
-    /// the value where it lies.
+    /// the value where it lies. Blocks in the cache are reached by links, and stay while the pin lives.
     ///
     /// # Errors
     /// `Corruption`, `Unsupported` or `Io` if a block on the way cannot be read.
@@ -122,36 +125,35 @@ impl Table {
     pub(crate) fn find<R>(
         &self,
         lookup: &Lookup<'_>,
+        pin: &Pin,
         read: impl FnOnce(SeqNo, RecordKind, &[u8]) -> R,
     ) -> Result<Option<R>> {
-        if !self.may_contain(lookup) {
+        if !self.may_contain(lookup, pin) {
             return Ok(None);
         }
         let target = KeyRef::new(lookup.key, lookup.at);
-        let found = self.index.find(&self.source, target, &self.order);
-        let Some((handle, continues)) = found.map_err(|error| error.in_file(self.source.path()))? else {
+        let found = self.index.find(&self.source, target, &self.order, pin);
+        let Some((piece, at)) = found.map_err(|error| error.in_file(self.source.path()))? else {
             return Ok(None);
         };
-        let block: Arc<Block> = self.source.cached(handle, BlockKind::Data, true)?;
+        let block: Held<'_, Block> = self.source.follow(&piece, at, BlockKind::Data, pin)?;
         let found = match block.locate(target, &self.order) {
             Ok(Some(entry)) if entry.same_key => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
             Ok(Some(_)) => Ok(None),
-            // An entry that `continues` is exactly the last key of its block, and it is not before the target.
-            Ok(None) if continues => Err(Error::corruption("data block ends before the index says")),
-            Ok(None) => Ok(None),
+            Ok(None) => behind_its_end(&piece, at),
             Err(error) => Err(error),
         };
-        let found = found.map_err(|error| self.source.locate(error, handle.offset))?;
+        let found = found.map_err(|error| self.source.locate_entry(error, &piece, at))?;
         Ok(found.map(|(entry, kind)| read(entry.seqno, kind, entry.value)))
     }
 
     /// False only if the filter knows that the key is not here.
     #[inline]
-    fn may_contain(&self, lookup: &Lookup<'_>) -> bool {
+    fn may_contain(&self, lookup: &Lookup<'_>, pin: &Pin) -> bool {
         let (Some(filter), Some(hash)) = (&self.filter, lookup.hash) else { return true };
         let hash = if self.same_seed { Some(hash) } else { self.rehash(lookup.key) };
         // A filter that cannot be read only costs the look into the data.
-        hash.is_none_or(|hash| filter.may_contain(&self.source, lookup.key, hash, &self.order).unwrap_or(true))
+        hash.is_none_or(|hash| filter.may_contain(&self.source, lookup.key, hash, &self.order, pin).unwrap_or(true))
     }
 
     pub(crate) fn rehash(&self, key: &[u8]) -> Option<u64> {
@@ -168,13 +170,23 @@ impl Table {
         let keys = self.meta.smallest.0.len() + self.meta.largest.0.len();
         let own = size_of::<Table>() + 2 * keys + self.properties.comparator.len();
         let filter = self.filter.as_ref().map_or(0, Filter::held_bytes);
-        own as u64 + self.index.slot().held_bytes() + filter
+        own as u64 + self.index.held_bytes() + filter
     }
 }
 
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Table({}, {} entries)", self.source.id.0, self.properties.entries)
+    }
+}
+
+/// What a data block says by ending before the target: an entry that `continues` is exactly the last key of its block,
+/// and it is not before the target.
+#[cold]
+fn behind_its_end<T>(piece: &Block, at: usize) -> Result<Option<T>> {
+    match continues(piece, at)? {
+        true => Err(Error::corruption("data block ends before the index says")),
+        false => Ok(None),
     }
 }
 
@@ -287,7 +299,7 @@ impl Tail {
 
     fn index(&self, source: &Source, properties: &Properties, options: ReadOptions) -> Result<Index> {
         let handle = self.directory.index_top;
-        let top: Arc<Block> = self.block(handle, BlockKind::IndexTop)?;
+        let top: Arc<IndexTop> = self.block(handle, BlockKind::IndexTop)?;
         if let Some(piece) = only_piece(&top).map_err(|error| error.at_offset(handle.offset))? {
             return Ok(Index::One(Slot::new(piece, BlockKind::Index, hold_piece(source, piece, properties, options))));
         }
@@ -306,7 +318,7 @@ impl Tail {
     ) -> Result<Option<Filter>> {
         let usable = order.hashable(b"", &mut Vec::new()).is_some();
         let Some(handle) = self.directory.filter_top.filter(|_| usable) else { return Ok(None) };
-        let top = self.block::<Block>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
+        let top = self.block::<FilterTop>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
         match top {
             Ok((Some(piece), _)) => {
                 let hold = hold_piece(source, piece, properties, options);
