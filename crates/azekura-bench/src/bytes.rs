@@ -23,9 +23,39 @@ impl FromStr for Bytes {
     }
 }
 
+/// One size, or a range of them: `100`, `4K-1M`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// The smallest.
+    pub(crate) least: u64,
+    /// The largest.
+    pub(crate) most: u64,
+}
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sizes, String> {
+        let (least, most) = text.split_once('-').unwrap_or((text, text));
+        let (Bytes(least), Bytes(most)) = (least.parse()?, most.parse()?);
+        if least > most {
+            return Err(format!("`{text}` is no range: it begins above its end"));
+        }
+        Ok(Sizes { least, most })
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Bytes;
+    use super::{Bytes, Sizes};
+
+    #[test]
+    fn ranges_parse() {
+        assert_eq!("100".parse(), Ok(Sizes { least: 100, most: 100 }));
+        assert_eq!("4K-1M".parse(), Ok(Sizes { least: 4 << 10, most: 1 << 20 }));
+        assert!("1M-4K".parse::<Sizes>().is_err());
+        assert!("4K-".parse::<Sizes>().is_err());
+    }
 
     #[test]
     fn sizes_parse() {

@@ -57,6 +57,7 @@ pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;
 pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
+pub use table::files::DirectIo;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
 pub use wal::RecoveryMode;
 

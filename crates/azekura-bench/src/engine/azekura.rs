@@ -1,11 +1,11 @@
 //! azekura itself, through its public interface only.
 
 use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
-use crate::engine::{Compression, Engine, Options, Sync};
+use crate::engine::{Compression, Engine, Options, Scan, Sync};
 use crate::failure::Result;
 use ::azekura::{
     CompactionStrategy, CompressionType, Config, Database, FilterPolicy, LeveledOptions, Partition,
-    PartitionCreateOptions, PersistMode,
+    PartitionCreateOptions, PersistMode, Slice,
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -18,6 +18,15 @@ struct AzekuraEngine {
 
 /// Opens or creates an azekura database at `dir`.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    open_with(dir, options, |own| own)
+}
+
+/// The same with options that only azekura has; for experiments.
+pub(crate) fn open_with(
+    dir: &Path,
+    options: &Options,
+    adjust: impl FnOnce(PartitionCreateOptions) -> PartitionCreateOptions,
+) -> Result<Box<dyn Engine>> {
     let durability = match options.sync {
         Sync::None => PersistMode::Buffer,
         Sync::Data => PersistMode::SyncData,
@@ -28,7 +37,7 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
         .workers(options.workers.max(1))
         .durability(durability)
         .open()?;
-    let partition = database.open_partition(PARTITION, partition_options(options))?;
+    let partition = database.open_partition(PARTITION, adjust(partition_options(options)))?;
     Ok(Box::new(AzekuraEngine { partition, database, options: options.clone() }))
 }
 
@@ -62,17 +71,33 @@ impl Engine for AzekuraEngine {
         Ok(found.is_some())
     }
 
-    fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
-        let records = match from {
-            Some(key) => self.partition.range(key..),
-            None => self.partition.iter(),
-        };
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        Ok(self.partition.remove(key)?)
+    }
+
+    fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let mut batch = self.database.batch();
+        for (key, value) in records {
+            batch.insert(&self.partition, key, value);
+        }
+        Ok(batch.commit()?)
+    }
+
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let mut count = 0;
-        for record in records.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+        let mut show = |record: ::azekura::Result<(Slice, Slice)>| -> Result<()> {
             let (key, value) = record?;
             seen(&key, &value);
             count += 1;
-        }
+            Ok(())
+        };
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        match scan {
+            Scan::First => self.partition.iter().take(limit).try_for_each(&mut show),
+            Scan::From(key) => self.partition.range(key..).take(limit).try_for_each(&mut show),
+            Scan::Last => self.partition.iter().rev().take(limit).try_for_each(&mut show),
+            Scan::Back(key) => self.partition.range(..=key).rev().take(limit).try_for_each(&mut show),
+        }?;
         Ok(count)
     }
 

@@ -3,6 +3,19 @@
 use crate::failure::Result;
 use serde_json::{Map, Value};
 
+/// Where a scan begins and which way it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scan<'a> {
+    /// Ascending, from the first key.
+    First,
+    /// Ascending, from this key or the next one above it.
+    From(&'a [u8]),
+    /// Descending, from the last key.
+    Last,
+    /// Descending, from this key or the next one below it.
+    Back(&'a [u8]),
+}
+
 /// One partition (keyspace, table, tree) of one open database.
 ///
 /// Reads hand the bytes to a closure, so that an engine that can lend its memory need not copy, and one that copies
@@ -11,12 +24,17 @@ pub(crate) trait Engine: Send + Sync {
     /// Writes one record, as durable as [`super::Options::sync`] says when this returns.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
 
+    /// Removes one record, as durable as a put; there need not be one.
+    fn delete(&self, key: &[u8]) -> Result<()>;
+
+    /// Writes records, keys and values, as one batch or transaction, as durable as a put.
+    fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()>;
+
     /// Looks one key up; shows the value, and says whether there was one.
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Shows up to `limit` records in ascending order from `from` (the first key when `None`); says how many there
-    /// were.
-    fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
+    /// Shows up to `limit` records; says how many there were.
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64>;
 
     /// Moves everything that is in memory into tables, and waits for it.
     fn flush(&self) -> Result<()>;

@@ -1,7 +1,7 @@
 //! Fjall 3.
 
 use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
-use crate::engine::{Compression, Engine, Options, Sync};
+use crate::engine::{Compression, Engine, Options, Scan, Sync};
 use crate::failure::Result;
 use fjall::compaction::Leveled;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
@@ -50,15 +50,36 @@ fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
         .compaction_strategy(Arc::new(leveled))
 }
 
-impl Engine for FjallEngine {
-    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.keyspace.insert(key, value)?;
+impl FjallEngine {
+    /// Makes what was written as durable as the options ask.
+    fn keep_promise(&self) -> Result<()> {
         match self.options.sync {
             Sync::None => {}
             Sync::Data => self.database.persist(PersistMode::SyncData)?,
             Sync::All => self.database.persist(PersistMode::SyncAll)?,
         }
         Ok(())
+    }
+}
+
+impl Engine for FjallEngine {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.keyspace.insert(key, value)?;
+        self.keep_promise()
+    }
+
+    fn delete(&self, key: &[u8]) -> Result<()> {
+        self.keyspace.remove(key)?;
+        self.keep_promise()
+    }
+
+    fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let mut batch = self.database.batch();
+        for (key, value) in records {
+            batch.insert(&self.keyspace, key.as_slice(), value.as_slice());
+        }
+        batch.commit()?;
+        self.keep_promise()
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -69,17 +90,21 @@ impl Engine for FjallEngine {
         Ok(found.is_some())
     }
 
-    fn scan(&self, from: Option<&[u8]>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
-        let records = match from {
-            Some(key) => self.keyspace.range(key..),
-            None => self.keyspace.iter(),
-        };
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let mut count = 0;
-        for guard in records.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+        let mut show = |guard: fjall::Guard| -> Result<()> {
             let (key, value) = guard.into_inner()?;
             seen(&key, &value);
             count += 1;
-        }
+            Ok(())
+        };
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        match scan {
+            Scan::First => self.keyspace.iter().take(limit).try_for_each(&mut show),
+            Scan::From(key) => self.keyspace.range(key..).take(limit).try_for_each(&mut show),
+            Scan::Last => self.keyspace.iter().rev().take(limit).try_for_each(&mut show),
+            Scan::Back(key) => self.keyspace.range(..=key).rev().take(limit).try_for_each(&mut show),
+        }?;
         Ok(count)
     }
 

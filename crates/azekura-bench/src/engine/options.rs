@@ -40,6 +40,8 @@ pub(crate) struct Options {
     pub(crate) compression: Compression,
     /// Background threads.
     pub(crate) workers: usize,
+    /// Values of at least so many bytes are kept apart from the tree, by engines that can; nowhere when `None`.
+    pub(crate) separate_from: Option<u64>,
 }
 
 /// Bytes of a data block before compression.

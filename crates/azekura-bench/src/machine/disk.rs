@@ -48,6 +48,30 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Syncs every file below `dir` and asks the kernel to forget its pages. Pages that somebody has mapped stay.
+pub(crate) fn evict(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir)?.flatten() {
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() {
+            evict(&entry.path())?;
+        } else if kind.is_file()
+            && let Ok(file) = fs::File::open(entry.path())
+        {
+            file.sync_all()?;
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a directory tree if there is one.
+pub(crate) fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 /// A directory of our own below the one the caller named; removed with everything in it when dropped, unless kept.
 #[derive(Debug)]
 pub(crate) struct Scratch {
@@ -68,12 +92,15 @@ impl Scratch {
         &self.path
     }
 
+    /// Whether it stays.
+    pub(crate) fn keeps(&self) -> bool {
+        self.keep
+    }
+
     /// A path below it where nothing is: whatever was there is removed.
     pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
-        if path.exists() {
-            fs::remove_dir_all(&path)?;
-        }
+        remove(&path)?;
         Ok(path)
     }
 }

@@ -7,6 +7,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 const OPERATIONS: u64 = 400_000;
+/// Bytes of records after which it is enough: blobs take microseconds each.
+const ENOUGH_BYTES: f64 = 5e8;
 
 /// Nanoseconds per operation that no engine is to blame for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,28 +23,30 @@ pub(crate) struct HarnessCost {
 pub(crate) fn measure(shape: &Shape) -> HarnessCost {
     let (keys, values) = (shape.keys(), shape.values());
     let (mut key, mut value) = (Vec::new(), Vec::new());
-    let put_ns = timed(|index| {
+    let operations = (OPERATIONS as f64).min(ENOUGH_BYTES / shape.mean_record_bytes()).max(100.0) as u64;
+    let put_ns = timed(operations, |index| {
         keys.write(index, &mut key);
         values.write(index, 1, &mut value);
         black_box((&key, &value));
     });
-    let stored = value.clone();
-    let get_ns = timed(|index| {
+    let mut stored = Vec::new();
+    values.write(operations / 2, 1, &mut stored);
+    let get_ns = timed(operations, |index| {
         keys.write(index, &mut key);
-        black_box((&key, values.check(black_box(OPERATIONS - 1), black_box(&stored))));
+        black_box((&key, values.check(black_box(operations / 2), black_box(&stored))));
     });
     HarnessCost { put_ns, get_ns }
 }
 
-fn timed(mut act: impl FnMut(u64)) -> f64 {
+fn timed(operations: u64, mut act: impl FnMut(u64)) -> f64 {
     let progress = Progress::default();
-    let mut meter = Meter::start(&progress, OPERATIONS, None);
+    let mut meter = Meter::start(&progress, operations, None);
     let start = Instant::now();
-    for index in 0..OPERATIONS {
+    for index in 0..operations {
         act(index);
         meter.done(1);
     }
-    start.elapsed().as_nanos() as f64 / OPERATIONS as f64
+    start.elapsed().as_nanos() as f64 / operations as f64
 }
 
 #[cfg(test)]
@@ -53,7 +57,8 @@ mod tests {
 
     #[test]
     fn cost_is_more_than_nothing() {
-        let cost = measure(&Shape { n: 1, key_size: 16, value_size: 100, order: KeyOrder::Scrambled });
+        let cost =
+            measure(&Shape { n: 1, key_size: 16, least_value: 100, value_size: 100, order: KeyOrder::Scrambled });
         assert!(cost.put_ns > 1.0 && cost.get_ns > 1.0, "{cost:?}");
     }
 }

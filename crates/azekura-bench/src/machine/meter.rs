@@ -1,7 +1,7 @@
 //! Counts operations and records their latencies, for one thread.
 
 use hdrhistogram::Histogram;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest latency that is told apart from longer ones.
@@ -15,12 +15,26 @@ pub(crate) fn histogram() -> Histogram<u64> {
 /// How far one thread is; on a cache line of its own, so that watching does not slow it down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Progress(AtomicU64);
+pub(crate) struct Progress {
+    done: AtomicU64,
+    user_bytes: AtomicU64,
+    live_bytes: AtomicI64,
+}
 
 impl Progress {
     /// Operations done so far.
     pub(crate) fn done(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of keys and values written so far.
+    pub(crate) fn user_bytes(&self) -> u64 {
+        self.user_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes by which the data set has grown.
+    pub(crate) fn live_bytes(&self) -> i64 {
+        self.live_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -30,6 +44,7 @@ pub(crate) struct Meter<'a> {
     progress: &'a Progress,
     quota: u64,
     deadline: Option<Instant>,
+    stop: Option<&'a AtomicBool>,
     last: Instant,
     /// What was counted.
     pub(crate) tally: Tally,
@@ -46,12 +61,16 @@ pub(crate) struct Tally {
     pub(crate) user_bytes: u64,
     /// Records added to the data set.
     pub(crate) inserted: u64,
+    /// Bytes of keys and values added to it, less those removed.
+    pub(crate) live_bytes: i64,
+    /// Nanoseconds of a part of the work that is told apart, where a workload has one.
+    pub(crate) parts: Option<Histogram<u64>>,
 }
 
 impl Tally {
     /// Nothing counted yet.
     pub(crate) fn new() -> Tally {
-        Tally { latencies: histogram(), ops: 0, user_bytes: 0, inserted: 0 }
+        Tally { latencies: histogram(), ops: 0, user_bytes: 0, inserted: 0, live_bytes: 0, parts: None }
     }
 
     /// Adds what another thread counted.
@@ -60,13 +79,33 @@ impl Tally {
         self.ops += other.ops;
         self.user_bytes += other.user_bytes;
         self.inserted += other.inserted;
+        self.live_bytes += other.live_bytes;
+        if let Some(parts) = &other.parts {
+            *self.parts.get_or_insert_with(histogram) += parts;
+        }
     }
 }
 
 impl<'a> Meter<'a> {
     /// A meter that is over after `quota` operations or at `deadline`, and starts now.
     pub(crate) fn start(progress: &'a Progress, quota: u64, deadline: Option<Instant>) -> Meter<'a> {
-        Meter { progress, quota, deadline, last: Instant::now(), tally: Tally::new() }
+        Meter { progress, quota, deadline, stop: None, last: Instant::now(), tally: Tally::new() }
+    }
+
+    /// The same meter, also over as soon as `stop` is true.
+    pub(crate) fn until(self, stop: &'a AtomicBool) -> Meter<'a> {
+        Meter { stop: Some(stop), ..self }
+    }
+
+    /// An operation begins only now: the time since the last one is nobody's.
+    pub(crate) fn begin(&mut self) {
+        self.last = Instant::now();
+    }
+
+    /// A part of the work that is told apart took so long.
+    pub(crate) fn part(&mut self, took: Duration) {
+        let parts = self.tally.parts.get_or_insert_with(histogram);
+        parts.saturating_record((took.as_nanos() as u64).max(1));
     }
 
     /// `ops` operations are done; they share the time since the last call.
@@ -79,7 +118,9 @@ impl<'a> Meter<'a> {
         self.last = now;
         self.tally.latencies.saturating_record_n(nanos.max(1), ops);
         self.tally.ops += ops;
-        self.progress.0.store(self.tally.ops, Ordering::Relaxed);
+        self.progress.user_bytes.store(self.tally.user_bytes, Ordering::Relaxed);
+        self.progress.live_bytes.store(self.tally.live_bytes, Ordering::Relaxed);
+        self.progress.done.store(self.tally.ops, Ordering::Relaxed);
     }
 
     /// `bytes` of keys and values were written.
@@ -87,9 +128,15 @@ impl<'a> Meter<'a> {
         self.tally.user_bytes += bytes;
     }
 
-    /// A record was added that was not there before.
-    pub(crate) fn inserted(&mut self) {
+    /// A record of so many bytes was added that was not there before.
+    pub(crate) fn inserted(&mut self, bytes: u64) {
         self.tally.inserted += 1;
+        self.tally.live_bytes += bytes as i64;
+    }
+
+    /// A record of so many bytes was removed.
+    pub(crate) fn removed(&mut self, bytes: u64) {
+        self.tally.live_bytes -= bytes as i64;
     }
 
     /// Operations still to do.
@@ -99,7 +146,9 @@ impl<'a> Meter<'a> {
 
     /// Whether there is nothing left to do.
     pub(crate) fn over(&self) -> bool {
-        self.left() == 0 || self.deadline.is_some_and(|deadline| self.last >= deadline)
+        self.left() == 0
+            || self.deadline.is_some_and(|deadline| self.last >= deadline)
+            || self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 }
 
@@ -111,6 +160,7 @@ pub(crate) fn percentile_us(latencies: &Histogram<u64>, percentile: f64) -> f64 
 #[cfg(test)]
 mod tests {
     use super::{Meter, Progress, Tally, histogram, percentile_us};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn percentiles_are_those_of_the_values() {
@@ -132,7 +182,7 @@ mod tests {
         assert_eq!((meter.left(), meter.over()), (5, false));
         meter.done(2);
         meter.wrote(10);
-        meter.inserted();
+        meter.inserted(30);
         meter.done(3);
         assert!(meter.over());
         assert_eq!(progress.done(), 5);
@@ -140,6 +190,16 @@ mod tests {
         all.add(&meter.tally);
         all.add(&meter.tally);
         assert_eq!((all.ops, all.user_bytes, all.inserted, all.latencies.len()), (10, 20, 2, 10));
+        assert_eq!((all.live_bytes, progress.live_bytes(), progress.user_bytes()), (60, 30, 10));
+    }
+
+    #[test]
+    fn meter_ends_when_it_is_told_to() {
+        let (progress, stop) = (Progress::default(), AtomicBool::new(false));
+        let meter = Meter::start(&progress, u64::MAX, None).until(&stop);
+        assert!(!meter.over());
+        stop.store(true, Ordering::Relaxed);
+        assert!(meter.over());
     }
 
     #[test]

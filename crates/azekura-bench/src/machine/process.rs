@@ -50,6 +50,11 @@ pub(crate) fn peak_rss_bytes() -> u64 {
     field(&status(), "VmHWM:") * 1024
 }
 
+/// Resident bytes now.
+pub(crate) fn rss_bytes() -> u64 {
+    field(&status(), "VmRSS:") * 1024
+}
+
 /// Resident bytes now that are not pages of files.
 pub(crate) fn anonymous_rss_bytes() -> u64 {
     field(&status(), "RssAnon:") * 1024

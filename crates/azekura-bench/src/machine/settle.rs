@@ -7,8 +7,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(25);
-/// So long nothing may happen before the engine counts as settled.
+/// So long nothing may happen before the engine counts as settled, behind work that took a few seconds or more.
 const QUIET: Duration = Duration::from_millis(400);
+/// The same behind work that took next to no time.
+const SHORT_QUIET: Duration = Duration::from_millis(50);
 /// So long an engine may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// CPU seconds per second below which nothing happens.
@@ -23,13 +25,17 @@ pub(crate) struct Settled {
     pub(crate) reached: bool,
 }
 
-/// Flushes, then waits until the engine says it is idle, writes nothing and uses no CPU for [`QUIET`].
-pub(crate) fn settle(engine: &dyn Engine) -> Result<Settled> {
+/// Flushes all partitions of a database, then waits until the engine says it is idle, writes nothing and uses no CPU
+/// for a quarter of the time it was at work, but no more than [`QUIET`].
+pub(crate) fn settle(partitions: &[&dyn Engine], worked: Duration) -> Result<Settled> {
     let start = Instant::now();
-    engine.flush()?;
+    for partition in partitions {
+        partition.flush()?;
+    }
+    let quiet = (worked / 4).clamp(SHORT_QUIET, QUIET);
     let mut quiet_since = Instant::now();
     let mut last = (Instant::now(), Usage::now());
-    while quiet_since.elapsed() < QUIET {
+    while quiet_since.elapsed() < quiet {
         if start.elapsed() > PATIENCE {
             return Ok(Settled { seconds: start.elapsed().as_secs_f64(), reached: false });
         }
@@ -37,7 +43,11 @@ pub(crate) fn settle(engine: &dyn Engine) -> Result<Settled> {
         let now = (Instant::now(), Usage::now());
         let used = now.1 - last.1;
         let cpu_share = used.cpu_s / (now.0 - last.0).as_secs_f64();
-        if engine.busy()? || used.syscall_write_bytes > 0 || cpu_share > IDLE_CPU {
+        let mut busy = false;
+        for partition in partitions {
+            busy |= partition.busy()?;
+        }
+        if busy || used.syscall_write_bytes > 0 || cpu_share > IDLE_CPU {
             quiet_since = now.0;
         }
         last = now;

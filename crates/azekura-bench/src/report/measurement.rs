@@ -1,5 +1,6 @@
 //! The figures of one measurement. Field names are the names in the JSON output; they are a promise to scripts.
 
+use crate::failure::{Kind, Told};
 use crate::machine::meter::{Tally, percentile_us};
 use crate::machine::process::Usage;
 use crate::machine::settle::Settled;
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// One workload, one engine, one round.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// Engine by name.
     pub(crate) engine: String,
@@ -32,6 +33,9 @@ pub(crate) struct Measurement {
     pub(crate) mean_us: f64,
     /// Median.
     pub(crate) p50_us: f64,
+    /// 90th percentile.
+    #[serde(default)]
+    pub(crate) p90_us: f64,
     /// 99th percentile.
     pub(crate) p99_us: f64,
     /// 99.9th percentile.
@@ -68,8 +72,35 @@ pub(crate) struct Measurement {
     pub(crate) anonymous_rss_bytes: u64,
     /// Operations per second in each whole second.
     pub(crate) intervals_ops_per_s: Vec<f64>,
+    /// What happened while operations ran, one sample after another.
+    #[serde(default)]
+    pub(crate) series: Vec<Sample>,
     /// Figures only this engine has.
     pub(crate) engine_stats: Map<String, Value>,
+    /// Figures only this workload has; in the JSON, fields like the others.
+    #[serde(flatten)]
+    pub(crate) extra: Map<String, Value>,
+    /// Why there are no figures: then all of them are 0.
+    #[serde(default)]
+    pub(crate) error: Option<String>,
+    /// What kind of error.
+    #[serde(default)]
+    pub(crate) error_kind: Option<Kind>,
+}
+
+/// What was seen at one moment of a measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// Seconds since the measurement began.
+    pub(crate) s: f64,
+    /// Operations per second since the sample before.
+    pub(crate) ops_per_s: f64,
+    /// Bytes written per byte of keys and values since the measurement began; absent while there are none.
+    pub(crate) write_amp: Option<f64>,
+    /// Bytes allocated in the directory per byte of live keys and values.
+    pub(crate) space_amp: f64,
+    /// Resident bytes of the process.
+    pub(crate) rss_bytes: u64,
 }
 
 /// What [`Measurement::new`] is made from.
@@ -78,6 +109,12 @@ pub(crate) struct Facts {
     pub(crate) seconds: f64,
     pub(crate) tally: Tally,
     pub(crate) intervals: Vec<f64>,
+    pub(crate) series: Vec<Sample>,
+    /// Bytes of keys and values of the data set before the measurement.
+    pub(crate) loaded_bytes: u64,
+    /// Bytes of keys and values written beside the counted operations.
+    pub(crate) user_bytes_beside: u64,
+    pub(crate) extra: Map<String, Value>,
     pub(crate) used: Usage,
     pub(crate) used_settling: Usage,
     pub(crate) settled: Settled,
@@ -94,8 +131,8 @@ impl Measurement {
         let ops = tally.ops.max(1) as f64;
         let dirtied = facts.used.dirtied_bytes + facts.used_settling.dirtied_bytes;
         let syscall = facts.used.syscall_write_bytes + facts.used_settling.syscall_write_bytes;
-        let loaded = if plan.workload.loads() { plan.shape.n } else { 0 };
-        let live = ((loaded + tally.inserted) * plan.shape.record_bytes()).max(1) as f64;
+        let live = facts.loaded_bytes.saturating_add_signed(tally.live_bytes).max(1) as f64;
+        let user_bytes = tally.user_bytes + facts.user_bytes_beside;
         Measurement {
             engine: task.engine.clone(),
             workload: plan.workload.name(),
@@ -104,10 +141,11 @@ impl Measurement {
             n: plan.shape.n,
             ops: tally.ops,
             elapsed_s: facts.seconds,
-            ops_per_s: tally.ops as f64 / facts.seconds,
-            settled_ops_per_s: tally.ops as f64 / (facts.seconds + facts.settled.seconds),
+            ops_per_s: tally.ops as f64 / facts.seconds.max(1e-9),
+            settled_ops_per_s: tally.ops as f64 / (facts.seconds + facts.settled.seconds).max(1e-9),
             mean_us: tally.latencies.mean() / 1000.0,
             p50_us: percentile_us(&tally.latencies, 50.0),
+            p90_us: percentile_us(&tally.latencies, 90.0),
             p99_us: percentile_us(&tally.latencies, 99.0),
             p999_us: percentile_us(&tally.latencies, 99.9),
             max_us: tally.latencies.max() as f64 / 1000.0,
@@ -116,25 +154,44 @@ impl Measurement {
             cpu_us_per_op: (facts.used.cpu_s + facts.used_settling.cpu_s) * 1e6 / ops,
             settle_s: facts.settled.seconds,
             settled: facts.settled.reached,
-            user_bytes: tally.user_bytes,
+            user_bytes,
             dirtied_bytes: dirtied,
             syscall_write_bytes: syscall,
             device_read_bytes: facts.used.device_read_bytes + facts.used_settling.device_read_bytes,
-            write_amp: (tally.user_bytes > 0).then(|| dirtied.max(syscall) as f64 / tally.user_bytes as f64),
+            write_amp: (user_bytes > 0).then(|| dirtied.max(syscall) as f64 / user_bytes as f64),
             disk_bytes: facts.disk_bytes,
             space_amp: facts.disk_bytes as f64 / live,
             peak_rss_bytes: facts.peak_rss_bytes,
             anonymous_rss_bytes: facts.anonymous_rss_bytes,
             intervals_ops_per_s: facts.intervals,
+            series: facts.series,
             engine_stats: facts.stats,
+            extra: facts.extra,
+            error: None,
+            error_kind: None,
+        }
+    }
+
+    /// The row of an engine that has no figures for `plan`.
+    pub(crate) fn failed(engine: &str, plan: &Plan, told: &Told) -> Measurement {
+        Measurement {
+            engine: engine.to_owned(),
+            workload: plan.workload.name(),
+            round: plan.round,
+            threads: plan.threads,
+            n: plan.shape.n,
+            error: Some(told.error.clone()),
+            error_kind: Some(told.kind),
+            ..Measurement::default()
         }
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Facts, Measurement};
+    use super::{Facts, Measurement, Sample};
     use crate::engine::{Compression, Options, Sync};
+    use crate::failure::{Kind, Told};
     use crate::machine::meter::{Meter, Progress};
     use crate::machine::process::Usage;
     use crate::machine::settle::Settled;
@@ -146,12 +203,15 @@ pub(crate) mod tests {
     pub(crate) fn sample_task(engine: &str, round: u32) -> (Task, Plan) {
         let plan = Plan {
             workload: Workload::FillRandom,
-            shape: Shape { n: 100, key_size: 16, value_size: 84, order: KeyOrder::Scrambled },
+            shape: Shape { n: 100, key_size: 16, least_value: 84, value_size: 84, order: KeyOrder::Scrambled },
             ops: 100,
             seconds: None,
             threads: 1,
             warm_ops: 0,
             seek_nexts: 10,
+            write_rate: 10_000,
+            depth: None,
+            cold: false,
             seed: 1,
             round,
             show_seconds: false,
@@ -163,6 +223,7 @@ pub(crate) mod tests {
             sync: Sync::None,
             compression: Compression::None,
             workers: 1,
+            separate_from: None,
         };
         (Task { engine: engine.into(), dir: "d".into(), options, job: Job::Measure(plan.clone()) }, plan)
     }
@@ -173,7 +234,7 @@ pub(crate) mod tests {
         let mut meter = Meter::start(&progress, 100, None);
         for _ in 0..100 {
             meter.wrote(100);
-            meter.inserted();
+            meter.inserted(100);
             meter.done(1);
         }
         let used = Usage { cpu_s: 0.5, dirtied_bytes: 30_000, syscall_write_bytes: 10_000, device_read_bytes: 0 };
@@ -182,6 +243,10 @@ pub(crate) mod tests {
             seconds,
             tally: meter.tally,
             intervals: vec![50.0, 50.0],
+            series: vec![Sample { s: 1.0, ops_per_s: 50.0, write_amp: None, space_amp: 1.5, rss_bytes: 7 }],
+            loaded_bytes: 0,
+            user_bytes_beside: 0,
+            extra: serde_json::Map::from_iter([("commits_per_s".to_owned(), serde_json::json!(50.0))]),
             used,
             used_settling,
             settled: Settled { seconds, reached: true },
@@ -216,6 +281,10 @@ pub(crate) mod tests {
             "space_amp",
             "peak_rss_bytes",
             "max_us",
+            "p90_us",
+            "series",
+            "commits_per_s",
+            "error",
             "cpu_s",
             "intervals_ops_per_s",
         ];
@@ -223,6 +292,13 @@ pub(crate) mod tests {
             assert!(json.get(field).is_some(), "{field}");
         }
         assert_eq!(json["workload"], "fillrandom");
-        assert_eq!(serde_json::from_value::<Measurement>(json).unwrap().ops, 100);
+        let back: Measurement = serde_json::from_value(json).unwrap();
+        let one = sample("azekura", 1, 2.0);
+        assert_eq!((back.ops, &back.engine_stats, &back.extra), (one.ops, &one.engine_stats, &one.extra));
+        assert_eq!((back.series, back.write_amp), (one.series, one.write_amp));
+        let (_, plan) = sample_task("azekura", 1);
+        let failed = Measurement::failed("fjall", &plan, &Told { kind: Kind::TimedOut, error: "late".into() });
+        let json = serde_json::to_string(&failed).unwrap();
+        assert_eq!(serde_json::from_str::<Measurement>(&json).unwrap(), failed);
     }
 }

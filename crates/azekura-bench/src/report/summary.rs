@@ -17,6 +17,8 @@ pub(crate) struct Summary {
     pub(crate) best_peer: Option<String>,
     /// Lowest and highest ratio to that engine within one round.
     pub(crate) ratio_range: Option<(f64, f64)>,
+    /// Median `ops_per_s` per that of the same engine with the fewest threads of the run; `None` for the fewest.
+    pub(crate) scaling: Option<f64>,
 }
 
 /// The median of some numbers: the middle one, or the mean of the middle two. 0 of none.
@@ -49,18 +51,32 @@ fn median_object(objects: &[&Map<String, Value>]) -> Map<String, Value> {
     first.iter().map(merge).collect()
 }
 
-/// The field-wise median of the rounds of one engine; the intervals are those of the first round.
+/// The field-wise median of those rounds of one engine that have figures; the intervals are those of the first of
+/// them. Rounds without figures are told in `error`.
 fn median_measurement(rounds: &[Measurement]) -> Option<Measurement> {
+    let (good, bad): (Vec<&Measurement>, Vec<&Measurement>) = rounds.iter().partition(|round| round.error.is_none());
+    let Some(first_bad) = bad.first() else { return median_of(&good) };
+    let mut row = if good.is_empty() { (*first_bad).clone() } else { median_of(&good)? };
+    let words = first_bad.error.as_deref().unwrap_or_default();
+    row.error = Some(match bad.len() == rounds.len() {
+        true => words.to_owned(),
+        false => format!("{} of {} rounds: {words}", bad.len(), rounds.len()),
+    });
+    row.error_kind = first_bad.error_kind;
+    Some(row)
+}
+
+fn median_of(rounds: &[&Measurement]) -> Option<Measurement> {
     let values: Vec<Value> = rounds.iter().filter_map(|round| serde_json::to_value(round).ok()).collect();
     let objects: Vec<_> = values.iter().filter_map(Value::as_object).collect();
     serde_json::from_value(Value::Object(median_object(&objects))).ok()
 }
 
-/// Groups measurements by workload and engine, in the order they first appear.
+/// Groups measurements by workload, threads and engine, in the order they first appear.
 pub(crate) fn summarise(measurements: &[Measurement]) -> Vec<Summary> {
     let mut groups: Vec<Vec<Measurement>> = Vec::new();
     for one in measurements {
-        let same = |group: &&mut Vec<Measurement>| group[0].workload == one.workload && group[0].engine == one.engine;
+        let same = |group: &&mut Vec<Measurement>| like(&group[0], one) && group[0].engine == one.engine;
         match groups.iter_mut().find(same) {
             Some(group) => group.push(one.clone()),
             None => groups.push(vec![one.clone()]),
@@ -70,7 +86,14 @@ pub(crate) fn summarise(measurements: &[Measurement]) -> Vec<Summary> {
         .into_iter()
         .filter_map(|rounds| {
             let median = median_measurement(&rounds)?;
-            Some(Summary { median, rounds, ratio_to_best_peer: None, best_peer: None, ratio_range: None })
+            Some(Summary {
+                median,
+                rounds,
+                ratio_to_best_peer: None,
+                best_peer: None,
+                ratio_range: None,
+                scaling: None,
+            })
         })
         .collect();
     let all = summaries.clone();
@@ -80,14 +103,28 @@ pub(crate) fn summarise(measurements: &[Measurement]) -> Vec<Summary> {
     summaries
 }
 
+/// Whether two measurements may be compared.
+fn like(one: &Measurement, other: &Measurement) -> bool {
+    one.workload == other.workload && one.threads == other.threads
+}
+
 /// Fills in how one engine stands to the best other one.
 fn compare(summary: &mut Summary, all: &[Summary]) {
     let own = &summary.median;
-    let others = all.iter().filter(|s| s.median.workload == own.workload && s.median.engine != own.engine);
+    let itself = all.iter().filter(|s| s.median.workload == own.workload && s.median.engine == own.engine);
+    if let Some(fewest) = itself.min_by_key(|s| s.median.threads)
+        && fewest.median.threads < own.threads
+        && fewest.median.ops_per_s > 0.0
+        && own.ops_per_s > 0.0
+    {
+        summary.scaling = Some(own.ops_per_s / fewest.median.ops_per_s);
+    }
+    let others = all.iter().filter(|s| like(&s.median, own) && s.median.engine != own.engine);
+    let others = others.filter(|s| s.median.ops_per_s > 0.0 && own.ops_per_s > 0.0);
     let Some(best) = others.max_by(|a, b| a.median.ops_per_s.total_cmp(&b.median.ops_per_s)) else { return };
     let ratios = summary.rounds.iter().filter_map(|mine| {
         let theirs = best.rounds.iter().find(|theirs| theirs.round == mine.round)?;
-        Some(mine.ops_per_s / theirs.ops_per_s)
+        (mine.error.is_none() && theirs.error.is_none()).then(|| mine.ops_per_s / theirs.ops_per_s)
     });
     let (low, high) = ratios.fold((f64::MAX, 0.0f64), |(low, high), ratio| (low.min(ratio), high.max(ratio)));
     summary.ratio_to_best_peer = Some(own.ops_per_s / best.median.ops_per_s);
@@ -106,6 +143,7 @@ impl Summary {
         object.insert("best_peer".into(), json!(self.best_peer));
         object.insert("ratio_to_best_peer".into(), json!(self.ratio_to_best_peer));
         object.insert("ratio_range".into(), json!(self.ratio_range));
+        object.insert("scaling".into(), json!(self.scaling));
         object.insert("settings".into(), settings.clone());
         object.insert("conditions".into(), json!(conditions));
         object.insert("rounds".into(), json!(self.rounds));
@@ -116,7 +154,9 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::{median, summarise};
-    use crate::report::measurement::tests::sample;
+    use crate::failure::{Kind, Told};
+    use crate::report::measurement::Measurement;
+    use crate::report::measurement::tests::{sample, sample_task};
 
     #[test]
     fn medians_are_in_the_middle() {
@@ -153,5 +193,28 @@ mod tests {
         let summaries = summarise(&[sample("azekura", 1, 1.0)]);
         assert_eq!(summaries[0].ratio_to_best_peer, None);
         assert_eq!(summaries[0].median.write_amp, Some(4.0));
+    }
+
+    #[test]
+    fn rounds_without_figures_are_told_and_left_out() {
+        let (_, plan) = sample_task("fjall", 2);
+        let hung = Measurement::failed("fjall", &plan, &Told { kind: Kind::TimedOut, error: "timed out".into() });
+        let good = [sample("azekura", 1, 1.0), sample("fjall", 1, 4.0), sample("azekura", 2, 1.0)];
+        let summaries = summarise(&[&good[..], std::slice::from_ref(&hung)].concat());
+        assert_eq!(summaries[1].median.ops_per_s, 25.0);
+        assert_eq!(summaries[1].median.error.as_deref(), Some("1 of 2 rounds: timed out"));
+        assert_eq!(summaries[0].ratio_range, Some((4.0, 4.0)));
+        let alone = summarise(&[good[0].clone(), hung]);
+        assert_eq!(alone[1].median.error.as_deref(), Some("timed out"));
+        assert_eq!((alone[0].ratio_to_best_peer, alone[1].ratio_to_best_peer), (None, None));
+    }
+
+    #[test]
+    fn thread_counts_are_compared_apart_and_give_the_scaling() {
+        let two = |engine: &str, seconds| Measurement { threads: 2, ..sample(engine, 1, seconds) };
+        let all = [sample("azekura", 1, 4.0), sample("fjall", 1, 4.0), two("azekura", 1.0), two("fjall", 2.0)];
+        let summaries = summarise(&all);
+        assert_eq!(summaries.iter().map(|s| s.scaling).collect::<Vec<_>>(), [None, None, Some(4.0), Some(2.0)]);
+        assert_eq!((summaries[0].ratio_to_best_peer, summaries[2].ratio_to_best_peer), (Some(1.0), Some(2.0)));
     }
 }

@@ -8,7 +8,10 @@ use serde_json::Value;
 /// Sets rows in columns; the first row is the heading. Numbers stand right, the first two columns left.
 pub(crate) fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    // A row that ends early says something in its last cell, which makes no column wider.
+    let rows_of = |column: usize| rows.iter().filter(move |row| row.len() == columns || column + 1 < row.len());
+    let width =
+        |column: usize| rows_of(column).filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
@@ -26,6 +29,7 @@ pub(crate) fn medians(summaries: &[Summary]) -> String {
     let heading = [
         "workload",
         "engine",
+        "threads",
         "ops/s",
         "slowest s",
         "p50 us",
@@ -39,15 +43,24 @@ pub(crate) fn medians(summaries: &[Summary]) -> String {
         "peak RSS MiB",
         "ratio",
         "(range)",
+        "scaling",
+        "",
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for summary in summaries {
         let m = &summary.median;
+        if m.ops == 0
+            && let Some(error) = &m.error
+        {
+            rows.push(vec![m.workload.clone(), m.engine.clone(), m.threads.to_string(), error.clone()]);
+            continue;
+        }
         let intervals = summary.rounds.iter().flat_map(|round| &round.intervals_ops_per_s);
         let slowest = intervals.copied().reduce(f64::min);
         rows.push(vec![
             m.workload.clone(),
             m.engine.clone(),
+            m.threads.to_string(),
             format!("{:.0}", m.ops_per_s),
             slowest.map_or("-".into(), |rate| format!("{rate:.0}")),
             format!("{:.2}", m.p50_us),
@@ -61,6 +74,8 @@ pub(crate) fn medians(summaries: &[Summary]) -> String {
             format!("{:.0}", m.peak_rss_bytes as f64 / f64::from(1 << 20)),
             summary.ratio_to_best_peer.map_or("-".into(), |ratio| format!("{ratio:.2}")),
             summary.ratio_range.map_or(String::new(), |(low, high)| format!("({low:.2}-{high:.2})")),
+            summary.scaling.map_or(String::new(), |scaling| format!("{scaling:.2}")),
+            m.error.clone().unwrap_or_default(),
         ]);
     }
     align(&rows)

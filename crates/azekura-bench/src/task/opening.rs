@@ -14,9 +14,10 @@ use std::time::Instant;
 
 /// The records of these databases: 16-byte keys, 100-byte values.
 pub(crate) const SMALL_RECORDS: Shape =
-    Shape { n: u64::MAX, key_size: 16, value_size: 100, order: KeyOrder::Scrambled };
+    Shape { n: u64::MAX, key_size: 16, least_value: 100, value_size: 100, order: KeyOrder::Scrambled };
 
-fn millis(since: Instant) -> f64 {
+/// Milliseconds since then.
+pub(crate) fn millis(since: Instant) -> f64 {
     (since.elapsed().as_secs_f64() * 1e6).round() / 1e3
 }
 
@@ -25,7 +26,7 @@ pub(crate) fn build_tables(task: &Task, count: u64) -> Result<Value> {
     let engine = registry::open(&task.engine, &task.dir, &task.options)?;
     let start = Instant::now();
     let table_bytes = task.options.table_bytes.unwrap_or(task.options.memtable_bytes);
-    let per_table = (table_bytes / SMALL_RECORDS.record_bytes()).max(1);
+    let per_table = (table_bytes / SMALL_RECORDS.record_bytes(0)).max(1);
     let (mut key, mut value) = (Vec::new(), Vec::new());
     let mut written = 0;
     let mut tables = 0;
@@ -36,7 +37,7 @@ pub(crate) fn build_tables(task: &Task, count: u64) -> Result<Value> {
             engine.put(&key, &value)?;
         }
         written += (count - tables) * per_table;
-        settle(engine.as_ref())?;
+        settle(&[engine.as_ref()], start.elapsed())?;
         tables = engine.tables()?;
     }
     engine.sync()?;

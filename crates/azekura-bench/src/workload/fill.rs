@@ -1,12 +1,15 @@
-//! Workloads that only write: fillseq, fillrandom, overwrite. Fill is also how databases are loaded.
+//! Workloads that only write: fillseq, fillrandom, fillsync, blobload, overwrite, bloboverwrite; and how databases are
+//! loaded, in batches.
 
 use crate::engine::Engine;
-use crate::failure::Result;
+use crate::failure::{Result, wrong};
 use crate::machine::meter::Meter;
 use crate::workload::generations::Generations;
+use crate::workload::read::get_checked;
 use crate::workload::rng::Rng;
 use crate::workload::shape::Shape;
 use crate::workload::workload::{Share, Work};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Generation of a record when it is first written.
@@ -32,35 +35,111 @@ impl Record {
         shape.keys().write(index, &mut self.key);
         shape.values().write(index, generation, &mut self.value);
         engine.put(&self.key, &self.value)?;
-        meter.wrote(shape.record_bytes());
+        meter.wrote((self.key.len() + self.value.len()) as u64);
         Ok(())
     }
+}
+
+/// Most records of one batch.
+pub(crate) const BATCH_RECORDS: u64 = 1000;
+/// Bytes behind which a batch ends early, so that blobs do not make it huge.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// Buffers to build a batch in, reused from one to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Batch(Vec<(Vec<u8>, Vec<u8>)>);
+
+impl Batch {
+    /// Writes the records of `indices` as one batch, or as many of them as it may hold; gives the first index left out.
+    pub(crate) fn put(
+        &mut self,
+        engine: &dyn Engine,
+        shape: &Shape,
+        indices: Range<u64>,
+        generation: u64,
+    ) -> Result<u64> {
+        let (mut count, mut bytes) = (0, 0);
+        let mut next = indices.start;
+        while next < indices.end && bytes < BATCH_BYTES {
+            if count == self.0.len() {
+                self.0.push((Vec::new(), Vec::new()));
+            }
+            let (key, value) = &mut self.0[count];
+            shape.keys().write(next, key);
+            shape.values().write(next, generation, value);
+            bytes += (key.len() + value.len()) as u64;
+            count += 1;
+            next += 1;
+        }
+        engine.put_batch(&self.0[..count])?;
+        Ok(next)
+    }
+}
+
+/// Writes records in batches, unmeasured: a transaction for each would take some engines minutes.
+pub(crate) fn load(engine: &dyn Engine, shape: &Shape, indices: Range<u64>) -> Result<()> {
+    let mut batch = Batch::default();
+    let mut next = indices.start;
+    while next < indices.end {
+        next = batch.put(engine, shape, next..indices.end.min(next + BATCH_RECORDS), FIRST_GENERATION)?;
+    }
+    Ok(())
+}
+
+/// Reads back up to `most` of `count` records that were written once; `nth` gives their indices.
+pub(crate) fn verify(
+    engine: &dyn Engine,
+    shape: &Shape,
+    seed: u64,
+    count: u64,
+    most: u64,
+    nth: impl Fn(u64) -> u64,
+) -> Result<()> {
+    let mut rng = Rng::new(seed ^ 0xfeed);
+    let mut key = Vec::new();
+    for i in 0..count.min(most) {
+        // All of a few; of many, the last and some others.
+        let which = if count <= most || i == 0 { count - 1 - i } else { rng.below(count) };
+        let (index, expected) = (nth(which), FIRST_GENERATION);
+        let found = get_checked(engine, shape, index, &mut key)?;
+        if found != expected {
+            return Err(wrong(format!("record {index} has generation {found} at the end, not {expected}")));
+        }
+    }
+    Ok(())
 }
 
 /// Writes each of the thread's indices once.
 pub(crate) struct Fill {
     shape: Shape,
-    next: u64,
+    seed: u64,
+    first: u64,
     stride: u64,
+    written: u64,
     record: Record,
 }
 
 impl Fill {
     /// The indices of one thread: a stretch of its own when keys ascend, every `threads`-th index otherwise.
     pub(crate) fn new(share: &Share, ascending: bool) -> Fill {
-        let (next, stride) =
-            if ascending { (share.shape.n / share.threads * share.thread, 1) } else { (share.thread, share.threads) };
-        Fill { shape: share.shape, next, stride, record: Record::default() }
+        let (first, stride) = if ascending { (share.stretch(), 1) } else { (share.thread, share.threads) };
+        Fill { shape: share.shape, seed: share.seed, first, stride, written: 0, record: Record::default() }
     }
 }
 
 impl Work for Fill {
     fn step(&mut self, engine: &dyn Engine, meter: &mut Meter<'_>) -> Result<()> {
-        self.record.put(engine, &self.shape, self.next, FIRST_GENERATION, meter)?;
-        self.next += self.stride;
-        meter.inserted();
+        let index = self.first + self.written * self.stride;
+        self.record.put(engine, &self.shape, index, FIRST_GENERATION, meter)?;
+        self.written += 1;
+        meter.inserted(self.shape.record_bytes(index));
         meter.done(1);
         Ok(())
+    }
+
+    fn verify(&mut self, engine: &dyn Engine, most: u64) -> Result<()> {
+        let (first, stride) = (self.first, self.stride);
+        verify(engine, &self.shape, self.seed, self.written, most, |i| first + i * stride)
     }
 }
 

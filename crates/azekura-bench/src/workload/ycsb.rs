@@ -5,12 +5,13 @@
 //! class.
 
 use crate::engine::Engine;
-use crate::failure::Result;
+use crate::failure::{Result, wrong};
 use crate::machine::meter::Meter;
 use crate::workload::fill::{Class, FIRST_GENERATION, Record};
 use crate::workload::generations::Generations;
-use crate::workload::read::{ScanCheck, get_checked, scan_checked};
+use crate::workload::read::get_checked;
 use crate::workload::rng::Rng;
+use crate::workload::scan::{ScanCheck, scan_checked};
 use crate::workload::shape::Shape;
 use crate::workload::workload::{Share, Work};
 use crate::workload::zipf::{THETA, Zipf};
@@ -54,7 +55,7 @@ impl ReadUpdate {
         let generation = get_checked(engine, &self.shape, index, &mut self.record.key)?;
         let newest = self.acknowledged(index) + u64::from(self.updated);
         if generation < oldest || generation > newest {
-            return Err(format!("record {index} has generation {generation}, not {oldest} to {newest}").into());
+            return Err(wrong(format!("record {index} has generation {generation}, not {oldest} to {newest}")));
         }
         Ok(generation)
     }
@@ -66,7 +67,7 @@ impl ReadUpdate {
     fn update(&mut self, engine: &dyn Engine, index: u64, meter: &mut Meter<'_>) -> Result<()> {
         let before = self.generations.acknowledged(index);
         if self.reads_before_writing && self.read(engine, index)? != before {
-            return Err(format!("record {index} changed under its only writer").into());
+            return Err(wrong(format!("record {index} changed under its only writer")));
         }
         self.record.put(engine, &self.shape, index, before + 1, meter)?;
         self.generations.acknowledge(index, before + 1);
@@ -119,9 +120,10 @@ impl Work for ReadLatest {
             let index = self.class.nth(self.count - 1 - self.zipf.rank(&mut self.rng));
             get_checked(engine, &self.shape, index, &mut self.record.key)?;
         } else {
-            self.record.put(engine, &self.shape, self.class.nth(self.count), FIRST_GENERATION, meter)?;
+            let index = self.class.nth(self.count);
+            self.record.put(engine, &self.shape, index, FIRST_GENERATION, meter)?;
             self.count += 1;
-            meter.inserted();
+            meter.inserted(self.shape.record_bytes(index));
         }
         meter.done(1);
         Ok(())
@@ -150,7 +152,7 @@ impl ShortScans {
             zipf: Zipf::new(share.shape.n, THETA),
             count: class.loaded(),
             record: Record::default(),
-            check: ScanCheck::new(share.shape),
+            check: ScanCheck::new(share.shape, false),
         }
     }
 }
@@ -163,9 +165,10 @@ impl Work for ShortScans {
             self.shape.keys().write(index, &mut self.record.key);
             scan_checked(engine, &self.record.key, length, &mut self.check)?;
         } else {
-            self.record.put(engine, &self.shape, self.class.nth(self.count), FIRST_GENERATION, meter)?;
+            let index = self.class.nth(self.count);
+            self.record.put(engine, &self.shape, index, FIRST_GENERATION, meter)?;
             self.count += 1;
-            meter.inserted();
+            meter.inserted(self.shape.record_bytes(index));
         }
         meter.done(1);
         Ok(())

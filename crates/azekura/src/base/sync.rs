@@ -1,10 +1,10 @@
-//! Taking a lock whose holder may have panicked.
+//! Taking a lock whose holder may have panicked, and the bell that wakes who waits.
 //!
 //! A user's comparator or listener may panic while the engine holds one of its locks. The panic is caught at the
 //! thread's boundary and poisons the *database*; the data under the lock is kept consistent by its owner at every point
 //! where foreign code runs, so the lock itself stays usable and no later caller panics in turn.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -16,4 +16,35 @@ pub(crate) fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 
 pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Wakes workers, and those who wait for workers. Thread safe; nothing else is locked under its lock, so it may be rung
+/// from anywhere.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    rings: Mutex<u64>,
+    heard: Condvar,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        *lock(&self.rings) += 1;
+        self.heard.notify_all();
+    }
+
+    /// Rings so far; take it before looking at the state that a ring announces.
+    pub(crate) fn count(&self) -> u64 {
+        *lock(&self.rings)
+    }
+
+    /// Waits for a ring after `seen`, at most for `ms`.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a timeout on a condition variable is a wait, not a clock that anybody reads"
+    )]
+    pub(crate) fn wait(&self, seen: u64, ms: u64) {
+        let rings = lock(&self.rings);
+        let timeout = std::time::Duration::from_millis(ms);
+        drop(self.heard.wait_timeout_while(rings, timeout, |rings| *rings == seen));
+    }
 }

@@ -30,6 +30,11 @@ impl BlockKind {
     pub(crate) const CACHED: [BlockKind; 5] =
         [BlockKind::Data, BlockKind::Index, BlockKind::IndexTop, BlockKind::Filter, BlockKind::FilterTop];
 
+    /// Whether it leads to other blocks, or says that they need not be read.
+    pub(crate) fn is_metadata(self) -> bool {
+        matches!(self, BlockKind::Index | BlockKind::IndexTop | BlockKind::Filter | BlockKind::FilterTop)
+    }
+
     /// # Errors
     /// `Corruption` for numbers without meaning.
     pub(crate) fn from_byte(byte: u8) -> Result<BlockKind> {

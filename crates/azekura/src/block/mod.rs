@@ -4,17 +4,18 @@
 //! - a block's checksum is verified when it is loaded, never on a hit;
 //! - any bytes give entries or a typed error: no panic, no endless walk, no memory beyond what the file's size allows;
 //! - a loaded block never changes; who holds an `Arc` of it may keep it as long as needed;
-//! - the cache never holds more than its capacity.
+//! - the cache never holds more than its capacity, what was evicted and is not freed yet included.
 //!
 //! The layouts are drawn in `docs/format/block.md`. Rooms in reading order: [`kind`], [`handle`], [`frame`], [`entry`]
 //! (what all layouts have), [`hash_index`], [`builder`], [`fences`], [`restarts`] and [`slots`] (the layouts),
-//! [`block`] (one of either), [`cursor`], [`bloom`], [`cache`] with its [`shard`].
+//! [`block`] (one of either), [`cursor`], [`bloom`], [`cached`] (what the cache holds), [`cache`] with its [`shard`].
 
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds what blocks are made of and kept in")]
 pub(crate) mod block;
 pub(crate) mod bloom;
 pub(crate) mod builder;
 pub(crate) mod cache;
+pub(crate) mod cached;
 pub(crate) mod cursor;
 pub(crate) mod entry;
 pub(crate) mod fences;

@@ -122,9 +122,14 @@ impl RestartBlock {
         self.count
     }
 
+    /// Memory held on the heap, in bytes.
+    pub(crate) fn heap(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// Memory held, in bytes.
     pub(crate) fn memory(&self) -> usize {
-        self.bytes.capacity()
+        self.heap() + size_of::<RestartBlock>()
     }
 
     #[inline]

@@ -1,39 +1,21 @@
 //! One shard of the cache: what it holds, and in which order it lets go.
 //!
+//! Links are set and taken away here, under the shard's lock: a link leads to a block only while the block is in the
+//! map.
+//!
 //! Two queues, in the shape of S3-FIFO. A new block waits on probation; if it is asked for again before its turn it
 //! moves to the main queue, a CLOCK, else it goes, and leaves a ghost: should it come back soon, it enters the main
 //! queue at once. A scan, which asks once for each block, runs through the probation queue and leaves the main queue as
-//! it was.
+//! it was. Pinned blocks are in no queue.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use crate::base::edit::FileId;
-use crate::block::{Block, BlockKind, FilterBlock};
-
-/// What the cache holds.
-#[derive(Clone, Debug)]
-pub(crate) enum Cached {
-    Entries(Arc<Block>),
-    Filter(Arc<FilterBlock>),
-}
-
-impl Cached {
-    /// Memory held, in bytes.
-    fn memory(&self) -> usize {
-        match self {
-            Cached::Entries(block) => block.memory(),
-            Cached::Filter(filter) => filter.memory(),
-        }
-    }
-
-    /// What keeping it costs the budget, in bytes: its memory, and its share of map, queues and allocator.
-    pub(crate) fn charge(&self) -> u64 {
-        const SHARE: usize = 160;
-        (self.memory() + SHARE) as u64
-    }
-}
+use crate::block::BlockKind;
+use crate::block::cached::{Cacheable, Cached, Home, Receipt};
+use crate::mem::link::{Keeper, Retired};
 
 /// File and offset of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,9 +63,17 @@ struct Entry {
     item: Cached,
     charge: u64,
     kind: BlockKind,
-    /// Hits since the hand last came by, at most [`HITS_MAX`].
+    /// Hits by way of the map since the hand last came by, at most [`HITS_MAX`]; the link's mark is one more.
     hits: u8,
-    main: bool,
+    queue: Queue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queue {
+    Probation,
+    Main,
+    /// In none: it only goes with its file.
+    Pinned,
 }
 
 const HITS_MAX: u8 = 3;
@@ -100,8 +90,17 @@ pub(crate) struct KindStats {
     pub(crate) evicted: u64,
 }
 
+/// A block that was read and shall enter the cache.
+pub(crate) struct NewBlock<T> {
+    pub(crate) kind: BlockKind,
+    pub(crate) block: Arc<T>,
+    pub(crate) charge: u64,
+    pub(crate) home: Option<Home<T>>,
+    pub(crate) pinned: bool,
+}
+
 /// The place of a kind in the counters.
-fn place(kind: BlockKind) -> usize {
+pub(crate) fn place(kind: BlockKind) -> usize {
     match kind {
         BlockKind::Index => 1,
         BlockKind::IndexTop => 2,
@@ -119,76 +118,109 @@ pub(crate) struct Shard {
     main: VecDeque<CacheKey>,
     probation_bytes: u64,
     main_bytes: u64,
+    pinned_bytes: u64,
     ghosts: VecDeque<u64>,
     ghost_set: HashSet<u64, BuildHasherDefault<KeyHasher>>,
     stats: [KindStats; BlockKind::CACHED.len()],
 }
 
+/// What a shard let go of; to be dropped outside of its lock.
+#[derive(Default)]
+pub(crate) struct LetGo {
+    pub(crate) blocks: Vec<Retired>,
+    pub(crate) bytes: u64,
+    /// As many of these were pinned.
+    pub(crate) pinned: u64,
+}
+
 impl Shard {
-    #[inline]
-    pub(crate) fn get(&mut self, key: CacheKey, kind: BlockKind) -> Option<Cached> {
+    /// What stands at `key`, counted as a hit or a miss; from now on the link `home` leads there.
+    pub(crate) fn get<T: Cacheable>(
+        &mut self,
+        key: CacheKey,
+        kind: BlockKind,
+        home: Option<Home<T>>,
+    ) -> Option<Arc<T>> {
         let stats = &mut self.stats[place(kind)];
-        match self.map.get_mut(&Hashed(key)) {
-            Some(entry) => {
-                stats.hits += 1;
-                if entry.hits < HITS_MAX {
-                    entry.hits += 1;
-                }
-                Some(entry.item.clone())
-            }
-            None => {
-                stats.misses += 1;
-                None
-            }
+        let entry = self.map.get_mut(&Hashed(key));
+        let Some((keeper, hits)) = entry.and_then(|entry| Some((T::keeper(&mut entry.item)?, &mut entry.hits))) else {
+            stats.misses += 1;
+            return None;
+        };
+        stats.hits += 1;
+        *hits = HITS_MAX.min(*hits + 1);
+        if let Some((hub, at)) = home {
+            keeper.link(hub, at);
         }
+        Some(Arc::clone(keeper.value()))
     }
 
-    /// Takes in a block, unless it holds one of that key already; says whether it did.
-    pub(crate) fn insert(&mut self, key: CacheKey, kind: BlockKind, item: Cached, charge: u64) -> bool {
+    /// Takes in a block, unless it holds one of that key already; says whether it did. The receipt is for `charge`
+    /// bytes.
+    pub(crate) fn insert<T: Cacheable>(&mut self, key: CacheKey, new: NewBlock<T>, receipt: Receipt) -> bool {
+        let NewBlock { kind, block, charge, home, pinned } = new;
         if self.map.contains_key(&Hashed(key)) {
             return false;
         }
-        let main = self.ghost_set.remove(&key.hash());
-        self.map.insert(Hashed(key), Entry { item, charge, kind, hits: 0, main });
-        self.push(key, charge, main);
+        let queue = match self.ghost_set.remove(&key.hash()) {
+            _ if pinned => Queue::Pinned,
+            true => Queue::Main,
+            false => Queue::Probation,
+        };
+        let mut keeper = Keeper::new(block, receipt);
+        if let Some((hub, at)) = home {
+            keeper.link(hub, at);
+        }
+        self.map.insert(Hashed(key), Entry { item: T::wrap(keeper), charge, kind, hits: 0, queue });
+        self.push(key, charge, queue);
         let stats = &mut self.stats[place(kind)];
         stats.blocks += 1;
         stats.bytes += charge;
         true
     }
 
-    fn push(&mut self, key: CacheKey, charge: u64, main: bool) {
-        if main {
-            self.main.push_back(key);
-            self.main_bytes += charge;
-        } else {
-            self.probation.push_back(key);
-            self.probation_bytes += charge;
+    fn push(&mut self, key: CacheKey, charge: u64, queue: Queue) {
+        *self.bytes_of(queue) += charge;
+        match queue {
+            Queue::Probation => self.probation.push_back(key),
+            Queue::Main => self.main.push_back(key),
+            Queue::Pinned => {}
         }
     }
 
-    /// Lets one block go, if it holds more than `low` bytes, and returns it with what it was charged, so that it can be
-    /// dropped outside of the lock.
-    pub(crate) fn evict(&mut self, low: u64) -> Option<(Cached, u64)> {
+    fn bytes_of(&mut self, queue: Queue) -> &mut u64 {
+        match queue {
+            Queue::Probation => &mut self.probation_bytes,
+            Queue::Main => &mut self.main_bytes,
+            Queue::Pinned => &mut self.pinned_bytes,
+        }
+    }
+
+    /// Lets one block go, if the queues hold more than `low` bytes.
+    pub(crate) fn evict(&mut self, low: u64) -> Option<(Retired, u64)> {
         if self.probation_bytes + self.main_bytes <= low {
             return None;
         }
-        // Every turn takes a hit from a block, moves one from probation to main, or ends the loop.
+        // Every turn takes a hit from a block, moves one from probation to main, or ends the loop. Readers may set
+        // marks meanwhile, but not for ever: after so many turns every block has been looked at until its hits were
+        // spent.
+        let mut turns = (usize::from(HITS_MAX) + 2) * self.map.len();
         loop {
             let from_probation =
                 self.main.is_empty() || self.probation_bytes * 10 > self.probation_bytes + self.main_bytes;
             let key = if from_probation { self.probation.pop_front() } else { self.main.pop_front() }?;
             let entry = self.map.get_mut(&Hashed(key)).expect("every key in a queue is in the map");
-            let charge = entry.charge;
-            if entry.main {
-                self.main_bytes -= charge;
-            } else {
-                self.probation_bytes -= charge;
+            let (charge, queue) = (entry.charge, entry.queue);
+            let hits = entry.hits + u8::from(entry.item.take_mark());
+            turns = turns.saturating_sub(1);
+            let spared = hits > 0 && turns > 0;
+            if spared {
+                entry.hits = if queue == Queue::Main { hits - 1 } else { 0 };
+                entry.queue = Queue::Main;
             }
-            if entry.hits > 0 {
-                entry.hits = if entry.main { entry.hits - 1 } else { 0 };
-                entry.main = true;
-                self.push(key, charge, true);
+            *self.bytes_of(queue) -= charge;
+            if spared {
+                self.push(key, charge, Queue::Main);
                 continue;
             }
             if from_probation {
@@ -197,7 +229,7 @@ impl Shard {
             let entry = self.map.remove(&Hashed(key)).expect("found above");
             self.forget_bytes(&entry);
             self.stats[place(entry.kind)].evicted += 1;
-            return Some((entry.item, charge));
+            return Some((entry.item.retire(), charge));
         }
     }
 
@@ -219,37 +251,47 @@ impl Shard {
         stats.bytes -= entry.charge;
     }
 
-    /// Lets all blocks of a file go and returns what they were charged.
-    pub(crate) fn remove_file(&mut self, file: FileId) -> u64 {
+    /// Lets all blocks of a file go.
+    pub(crate) fn remove_file(&mut self, file: FileId) -> LetGo {
         let gone: Vec<Entry> = self.map.extract_if(|key, _| key.0.file == file).map(|(_, entry)| entry).collect();
+        let mut let_go = LetGo::default();
         if gone.is_empty() {
-            return 0;
+            return let_go;
         }
         self.probation.retain(|key| key.file != file);
         self.main.retain(|key| key.file != file);
-        for entry in &gone {
-            self.forget_bytes(entry);
-            if entry.main {
-                self.main_bytes -= entry.charge;
-            } else {
-                self.probation_bytes -= entry.charge;
-            }
+        for entry in gone {
+            self.forget_bytes(&entry);
+            *self.bytes_of(entry.queue) -= entry.charge;
+            let_go.bytes += entry.charge;
+            let_go.pinned += if entry.queue == Queue::Pinned { entry.charge } else { 0 };
+            let_go.blocks.push(entry.item.retire());
         }
-        gone.iter().map(|entry| entry.charge).sum()
+        let_go
     }
 
     pub(crate) fn stats(&self, kind: BlockKind) -> KindStats {
         self.stats[place(kind)]
     }
 
-    /// Panics if the queues, the map and the sums have drifted apart.
+    /// Panics if the queues, the map and the sums have drifted apart; returns all bytes, and those of pinned blocks.
     #[cfg(test)]
-    pub(crate) fn check(&self) -> u64 {
-        let sum = |main: bool| self.map.values().filter(|e| e.main == main).map(|e| e.charge).sum::<u64>();
-        assert_eq!((sum(false), sum(true)), (self.probation_bytes, self.main_bytes));
-        assert_eq!(self.map.len(), self.probation.len() + self.main.len());
+    pub(crate) fn check(&self) -> (u64, u64) {
+        let sum = |queue| self.map.values().filter(|e| e.queue == queue).map(|e| e.charge).sum::<u64>();
+        let sums = [Queue::Probation, Queue::Main, Queue::Pinned].map(sum);
+        assert_eq!(sums, [self.probation_bytes, self.main_bytes, self.pinned_bytes]);
+        let queued = self.map.values().filter(|e| e.queue != Queue::Pinned).count();
+        assert_eq!(queued, self.probation.len() + self.main.len());
         assert!(self.ghosts.len() <= self.map.len().max(16) + 1 || self.ghost_set.len() <= self.ghosts.len());
-        assert_eq!(self.stats.iter().map(|s| s.bytes).sum::<u64>(), self.probation_bytes + self.main_bytes);
-        self.probation_bytes + self.main_bytes
+        let all = sums.iter().sum::<u64>();
+        assert_eq!(self.stats.iter().map(|s| s.bytes).sum::<u64>(), all);
+        (all, self.pinned_bytes)
+    }
+}
+
+impl Drop for Shard {
+    /// All at once: each by itself would raise the epoch.
+    fn drop(&mut self) {
+        Retired::drop_all(self.map.drain().map(|(_, entry)| entry.item.retire()).collect());
     }
 }

@@ -111,7 +111,7 @@ impl SlotBlock {
     }
 
     /// Memory held on the heap, in bytes.
-    pub(crate) fn memory(&self) -> usize {
+    pub(crate) fn heap(&self) -> usize {
         self.bytes.capacity()
     }
 

@@ -9,7 +9,7 @@ use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
 use crate::base::edit::{FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::PartitionLedger;
-use crate::base::sync::{lock, read, write};
+use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::options::PartitionCreateOptions;
@@ -17,6 +17,7 @@ use crate::engine::{Engine, Visible};
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
 use crate::table::files::TableFiles;
+use crate::table::graveyard::Graveyard;
 use crate::vfs::{Env, Fs};
 
 /// What every tree of a database is built from.
@@ -27,6 +28,9 @@ pub(crate) struct TreeParts {
     pub(crate) dir: PathBuf,
     pub(crate) files: Arc<TableFiles>,
     pub(crate) cache: Arc<BlockCache>,
+    pub(crate) graveyard: Arc<Graveyard>,
+    /// Rung when work may have appeared.
+    pub(crate) work: Arc<Bell>,
     pub(crate) hash_seed: u64,
     pub(crate) next_file: Arc<AtomicU64>,
     pub(crate) visible: Visible,
@@ -268,6 +272,7 @@ impl Catalog {
             dir: parts.dir.clone(),
             files: Arc::clone(&parts.files),
             cache: Arc::clone(&parts.cache),
+            graveyard: Arc::clone(&parts.graveyard),
             hash_seed: parts.hash_seed,
             order,
             partition: state.id,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::base::compression::CompressionType;
 use crate::base::event::Listener;
 use crate::base::{Error, Result};
+use crate::table::files::DirectIo;
 use crate::vfs::disk::DiskFs;
 use crate::vfs::env::SystemEnv;
 use crate::vfs::{Env, Fs};
@@ -44,6 +45,7 @@ pub(crate) struct Settings {
     pub(crate) workers: usize,
     pub(crate) compression: CompressionType,
     pub(crate) max_open_files: usize,
+    pub(crate) direct_io: DirectIo,
     pub(crate) log_segment_size: u64,
     pub(crate) max_log_size: u64,
     pub(crate) mapped_log: bool,
@@ -61,6 +63,7 @@ impl Default for Settings {
             workers: 2,
             compression: CompressionType::Lz4,
             max_open_files: 512,
+            direct_io: DirectIo::default(),
             log_segment_size: 64 << 20,
             max_log_size: 512 << 20,
             mapped_log: true,
@@ -154,6 +157,14 @@ impl Config {
     #[must_use]
     pub fn max_open_files(mut self, n: usize) -> Config {
         self.settings.max_open_files = n;
+        self
+    }
+
+    /// Whether tables are read and written past the cache of the operating system. Default [`DirectIo::Automatic`]. The
+    /// log never is.
+    #[must_use]
+    pub fn direct_io(mut self, mode: DirectIo) -> Config {
+        self.settings.direct_io = mode;
         self
     }
 

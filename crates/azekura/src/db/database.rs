@@ -164,7 +164,7 @@ impl Database {
     pub fn delete_partition(&self, partition: Partition) -> Result<()> {
         partition.check_home(&self.handle)?;
         let shared = &self.handle.shared;
-        let _one_at_a_time = lock(&shared.naming);
+        let one_at_a_time = lock(&shared.naming);
         let _shift = shared.begin_work()?;
         let writer = shared.writer()?;
         let tree = partition.state.tree()?;
@@ -183,6 +183,8 @@ impl Database {
         shared.poison.watch(written)?;
         shared.poison.watch(writer.metadata.sync())?;
         tree.discard();
+        drop(one_at_a_time); // others may create and delete while files are removed
+        shared.graveyard().remove_all();
         shared.work.ring();
         Ok(())
     }

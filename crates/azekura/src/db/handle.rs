@@ -51,6 +51,11 @@ impl Handle {
                 shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"));
             }
         }
+        if shared.writer.is_some() {
+            // Nobody works any more. Who lets go of a table from now on leaves its file to the next open.
+            shared.catalog.all().iter().filter_map(|p| p.tree_if_built()).for_each(|tree| tree.give_up_paused());
+            shared.graveyard().close();
+        }
         let finished = flushed.and_then(|()| self.finish_log());
         shared.catalog.all().iter().for_each(|partition| partition.mark_closed());
         shared.tell(&Event::Closed);

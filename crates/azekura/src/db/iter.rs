@@ -36,8 +36,6 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
 /// One walk: two cursors that come towards each other, each made when first needed from the moment that the walk holds.
 /// Keys and values are borrowed until the next step.
 pub(crate) struct Walk {
-    /// Keeps the database open, and so its files where they are.
-    handle: Arc<Handle>,
     view: Box<dyn View>,
     order: KeyOrder,
     bounds: Bounds,
@@ -49,6 +47,9 @@ pub(crate) struct Walk {
     back_key: Option<Vec<u8>>,
     /// Set by an error or by the meeting of the ends: nothing comes any more.
     ended: bool,
+    /// Keeps the database open, and so its files where they are. The last field: closing removes the files of tables
+    /// that only this walk held.
+    handle: Arc<Handle>,
 }
 
 impl Walk {
@@ -63,7 +64,6 @@ impl Walk {
             _ => false,
         };
         Walk {
-            handle,
             view: tree.view(),
             order,
             bounds,
@@ -73,6 +73,7 @@ impl Walk {
             front_key: None,
             back_key: None,
             ended,
+            handle,
         }
     }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::base::event::DroppedAfterDamage;
-use crate::block::cache::BlockCache;
+use crate::block::cache::{BlockCache, CacheStats};
 use crate::block::kind::BlockKind;
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
 use crate::engine::Engine;
 
-/// Counters of one kind of block in the cache.
+/// Counters of one kind of block in the cache. Every read that asks for a block counts once, in a counter of its
+/// thread: the sums are exact once the reads are over, and miss at most those that are going on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KindMetrics {
@@ -19,6 +20,8 @@ pub struct KindMetrics {
     pub hits: u64,
     /// Reads that had to load it.
     pub misses: u64,
+    /// Blocks held now.
+    pub blocks: u64,
     /// Bytes held now.
     pub bytes: u64,
 }
@@ -29,8 +32,10 @@ pub struct KindMetrics {
 pub struct CacheMetrics {
     /// Bytes it may hold.
     pub capacity: u64,
-    /// Bytes it holds now.
+    /// Bytes it holds now, those of evicted blocks that a reader may still be at included; never above `capacity`.
     pub used: u64,
+    /// Bytes of blocks that stay until their table goes; part of `used`.
+    pub pinned: u64,
     /// Data blocks.
     pub data: KindMetrics,
     /// Pieces and tops of indexes.
@@ -41,9 +46,9 @@ pub struct CacheMetrics {
 
 impl CacheMetrics {
     fn of(cache: &BlockCache) -> CacheMetrics {
-        let stats = cache.stats();
-        let mut metrics = CacheMetrics { capacity: stats.capacity, used: stats.used, ..CacheMetrics::default() };
-        for (kind, stats) in BlockKind::CACHED.iter().zip(&stats.kinds) {
+        let CacheStats { capacity, used, pinned, kinds } = cache.stats();
+        let mut metrics = CacheMetrics { capacity, used, pinned, ..CacheMetrics::default() };
+        for (kind, stats) in BlockKind::CACHED.iter().zip(&kinds) {
             let sum = match kind {
                 BlockKind::Index | BlockKind::IndexTop => &mut metrics.index,
                 BlockKind::Filter | BlockKind::FilterTop => &mut metrics.filter,
@@ -51,6 +56,7 @@ impl CacheMetrics {
             };
             sum.hits += stats.1.hits;
             sum.misses += stats.1.misses;
+            sum.blocks += stats.1.blocks;
             sum.bytes += stats.1.bytes;
         }
         metrics
@@ -176,6 +182,7 @@ impl fmt::Display for Metrics {
         row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;
         for (what, kind) in [("data", &self.cache.data), ("index", &self.cache.index), ("filter", &self.cache.filter)] {
             row(&format!("cache {what} hits"), format!("{} of {}", kind.hits, kind.hits + kind.misses))?;
+            row(&format!("cache {what} bytes"), kind.bytes.to_string())?;
         }
         row("replayed records", self.replayed_records.to_string())?;
         row("recovery, ms", format!("{:.1}", self.recovery_ns as f64 / 1e6))?;

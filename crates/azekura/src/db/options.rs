@@ -128,6 +128,15 @@ impl PartitionCreateOptions {
         self
     }
 
+    /// Whether the cache keeps the index and filter pieces of young tables, those that were written to, or found on,
+    /// levels 0 and 1, for as long as the table lives. At most a quarter of the cache is given to such pieces; what
+    /// does not fit comes and goes as others do. Default: no.
+    #[must_use]
+    pub fn pin_l0_and_l1(mut self, yes: bool) -> Self {
+        self.table.pin_l0_and_l1 = yes;
+        self
+    }
+
     /// The filter of every table. Default: bloom, 10 bits per key.
     #[must_use]
     pub fn filter_policy(mut self, policy: FilterPolicy) -> Self {
@@ -208,7 +217,8 @@ impl PartitionCreateOptions {
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         let flags = u64::from(self.table.partition_index_and_filters)
             | u64::from(self.table.cache_index_and_filter_blocks) << 1
-            | u64::from(self.table.pin_top_level) << 2;
+            | u64::from(self.table.pin_top_level) << 2
+            | u64::from(self.table.pin_l0_and_l1) << 3;
         let filter = match self.table.filter {
             FilterPolicy::None => 0,
             FilterPolicy::Bloom { bits_per_key } => u64::from(bits_per_key.to_bits()),
@@ -260,6 +270,7 @@ impl PartitionCreateOptions {
                     options.table.partition_index_and_filters = flags & 1 != 0;
                     options.table.cache_index_and_filter_blocks = flags & 2 != 0;
                     options.table.pin_top_level = flags & 4 != 0;
+                    options.table.pin_l0_and_l1 = flags & 8 != 0;
                 }
                 5 => {
                     options.table.filter = match number()? as u32 {
@@ -318,7 +329,10 @@ mod tests {
             .metadata_block_size(512)
             .filter_policy(FilterPolicy::Bloom { bits_per_key: 12.5 })
             .max_memtable_size(5000)
-            .partition_index_and_filters(true);
+            .partition_index_and_filters(false)
+            .cache_index_and_filter_blocks(true)
+            .pin_top_level(false)
+            .pin_l0_and_l1(true);
         assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
         let none = PartitionCreateOptions::default().filter_policy(FilterPolicy::None);
         assert_eq!(PartitionCreateOptions::decode(&none.encode()).unwrap(), none);

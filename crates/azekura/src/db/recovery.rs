@@ -17,6 +17,7 @@ use std::sync::Arc;
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
 use crate::base::event::Event;
 use crate::base::ledger::Ledger;
+use crate::base::sync::Bell;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::catalog::{Catalog, TreeParts};
@@ -29,7 +30,8 @@ use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
-use crate::table::files::{self, TableFiles};
+use crate::table::files::{self, DirectPolicy, TableFiles};
+use crate::table::graveyard::Graveyard;
 use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
@@ -152,12 +154,18 @@ impl Loaded {
         for id in listing.tables.keys().chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
         }
+        let direct = DirectPolicy::new(config.settings.direct_io, config.env.memory());
+        let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files, direct));
+        let cache = Arc::new(BlockCache::new(config.settings.cache_size));
+        let work = Arc::new(Bell::default());
         let parts = TreeParts {
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
-            files: Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files)),
-            cache: Arc::new(BlockCache::new(config.settings.cache_size)),
+            graveyard: Arc::new(Graveyard::new(Arc::clone(&files), Arc::clone(&cache), Arc::clone(&work))),
+            files,
+            cache,
+            work,
             hash_seed: ledger.hash_seed,
             next_file: Arc::new(std::sync::atomic::AtomicU64::new(next_file)),
             visible: Visible::default(),

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use crate::base::edit::Edit;
 use crate::base::event::{DroppedAfterDamage, Event};
-use crate::base::sync::{lock, read, write};
+use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
 use crate::db::commit::{Commit, Committed, Committer};
@@ -14,8 +14,9 @@ use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::read_points::ReadPoints;
-use crate::db::state::throttle::{Limits, delay_ns_per_kib, must_wait};
+use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::engine::{Engine, Host, Pressure, Visible};
+use crate::table::graveyard::Graveyard;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
 
@@ -47,36 +48,6 @@ pub(crate) struct Counters {
     pub(crate) stall_ns: AtomicU64,
 }
 
-/// Wakes workers, and those who wait for workers.
-#[derive(Default)]
-pub(crate) struct Bell {
-    rings: Mutex<u64>,
-    heard: Condvar,
-}
-
-impl Bell {
-    pub(crate) fn ring(&self) {
-        *lock(&self.rings) += 1;
-        self.heard.notify_all();
-    }
-
-    /// Rings so far; take it before looking at the state that a ring announces.
-    pub(crate) fn count(&self) -> u64 {
-        *lock(&self.rings)
-    }
-
-    /// Waits for a ring after `seen`, at most for `ms`.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a timeout on a condition variable is a wait, not a clock that anybody reads"
-    )]
-    pub(crate) fn wait(&self, seen: u64, ms: u64) {
-        let rings = lock(&self.rings);
-        let timeout = std::time::Duration::from_millis(ms);
-        drop(self.heard.wait_timeout_while(rings, timeout, |rings| *rings == seen));
-    }
-}
-
 /// The heart of a database: everything that outlives any single handle. Thread safe.
 pub(crate) struct Shared {
     pub(crate) fs: Arc<dyn Fs>,
@@ -92,7 +63,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) recovered: Recovered,
     /// Work may have appeared.
-    pub(crate) work: Bell,
+    pub(crate) work: Arc<Bell>,
     /// A task has ended.
     pub(crate) done: Bell,
     pub(crate) closing: AtomicBool,
@@ -106,7 +77,7 @@ pub(crate) struct Shared {
     /// Flushes that wait; with a single worker a compaction gives way to them.
     pub(crate) flush_waiting: AtomicBool,
     delay_ns_per_kib: AtomicU64,
-    delay_owed_ns: AtomicU64,
+    delay_owed: DelayOwed,
     must_wait: AtomicBool,
     /// The last failure of a flush, until one succeeds.
     pub(crate) flush_error: Mutex<Option<Error>>,
@@ -127,11 +98,6 @@ pub(crate) struct Parts {
     pub(crate) lock: Option<Box<dyn FileLock>>,
 }
 
-/// Sleeps shorter than this are saved up.
-const SLEEP_MIN_NS: u64 = 200_000;
-/// No single write is held up longer than this by pacing.
-const SLEEP_MAX_NS: u64 = 100_000_000;
-
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Shared {
         Shared {
@@ -140,13 +106,13 @@ impl Shared {
             env: parts.env,
             dir: parts.dir,
             settings: parts.settings,
+            work: Arc::clone(&parts.catalog.parts().work),
             catalog: parts.catalog,
             visible: parts.visible,
             writer: parts.writer,
             poison: parts.poison,
             counters: Counters::default(),
             recovered: parts.recovered,
-            work: Bell::default(),
             done: Bell::default(),
             closing: AtomicBool::new(false),
             at_work: RwLock::new(()),
@@ -154,7 +120,7 @@ impl Shared {
             checkpoints: Mutex::new(0),
             flush_waiting: AtomicBool::new(false),
             delay_ns_per_kib: AtomicU64::new(0),
-            delay_owed_ns: AtomicU64::new(0),
+            delay_owed: DelayOwed::default(),
             must_wait: AtomicBool::new(false),
             flush_error: Mutex::new(None),
             lock: Mutex::new(parts.lock),
@@ -198,6 +164,11 @@ impl Shared {
         drop(write(&self.at_work));
     }
 
+    /// Tables that nobody needs any more; whoever empties it has begun work.
+    pub(crate) fn graveyard(&self) -> &Graveyard {
+        &self.catalog.parts().graveyard
+    }
+
     /// Writes a commit and returns when it is as durable as `mode` asks.
     pub(crate) fn commit(&self, commit: Commit<'_>, mode: PersistMode) -> Result<()> {
         let writer = self.writer()?;
@@ -235,11 +206,8 @@ impl Shared {
     fn pace(&self, bytes: u64) -> Result<()> {
         let rate = self.delay_ns_per_kib.load(Ordering::Relaxed);
         if rate > 0 {
-            let mine = rate * (bytes + 64) / 1024;
-            let owed = self.delay_owed_ns.fetch_add(mine, Ordering::Relaxed) + mine;
-            if owed >= SLEEP_MIN_NS {
-                self.delay_owed_ns.fetch_sub(owed, Ordering::Relaxed);
-                let sleep = owed.min(SLEEP_MAX_NS);
+            let sleep = self.delay_owed.add(rate * (bytes + 64) / 1024);
+            if sleep > 0 {
                 self.env.sleep(std::time::Duration::from_nanos(sleep));
                 self.counters.stall_ns.fetch_add(sleep, Ordering::Relaxed);
             }

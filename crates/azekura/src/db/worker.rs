@@ -1,8 +1,9 @@
 //! Background work: what is most urgent, and the threads that do it.
 //!
-//! Order of urgency: flushes (the most memory first), then compactions (the most young runs, then the most debt), then
-//! the log (retire segments, flush the partition that holds the log back, periodic sync). [`step`] does exactly one
-//! piece; a worker is a thread that calls it for ever, and a test calls it by hand.
+//! Order of urgency: flushes (the most memory first), then files that nobody needs (removing them gives space back),
+//! then compactions (the most young runs, then the most debt), then the log (retire segments, flush the partition that
+//! holds the log back, periodic sync). [`step`] does exactly one piece; a worker is a thread that calls it for ever,
+//! and a test calls it by hand.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -37,7 +38,7 @@ fn most_urgent(wishes: &[Wish]) -> Option<usize> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     All,
-    /// Leaves compactions to others, so that a flush never waits behind one.
+    /// Leaves compactions and the removal of files to others, so that a flush never waits behind them.
     FlushesOnly,
 }
 
@@ -60,6 +61,9 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
     }
     let flushes = wishes.iter().filter(|wish| wish.task == Task::Flush).count();
     shared.flush_waiting.store(flushes > 0, Ordering::Relaxed);
+    if flushes == 0 && duty == Duty::All && remove_tables(shared)? {
+        return Ok(true);
+    }
     if let Some(first) = most_urgent(&wishes) {
         run_task(shared, &partitions[first], wishes[first].task, false)?;
         return Ok(true);
@@ -70,7 +74,14 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
 /// Runs one task of a tree and accounts for it.
 pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
     let Some(tree) = partition.tree_if_built() else { return Ok(()) };
-    let result = shared.begin_work().and_then(|_shift| guarded(shared, || tree.run(task, forced, shared)));
+    let result = shared.begin_work().and_then(|_shift| {
+        let result = guarded(shared, || tree.run(task, forced, shared));
+        // What a compaction put an end to. After a failure too: perhaps it was space that was missing.
+        if task == Task::Compact || result.is_err() {
+            shared.graveyard().remove_some();
+        }
+        result
+    });
     if task == Task::Flush {
         *lock(&shared.flush_error) = result.as_ref().err().cloned();
     }
@@ -110,6 +121,24 @@ pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: T
 fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
+}
+
+/// Removes the files of some tables that nobody needs any more; false if there were none.
+fn remove_tables(shared: &Shared) -> Result<bool> {
+    if shared.graveyard().is_empty() {
+        return Ok(false);
+    }
+    let _shift = shared.begin_work()?;
+    Ok(shared.graveyard().remove_some())
+}
+
+/// Removes the files of all tables that nobody needs any more; a database that closes does it itself.
+fn remove_all_tables(shared: &Shared) {
+    if !shared.graveyard().is_empty()
+        && let Ok(_shift) = shared.begin_work()
+    {
+        shared.graveyard().remove_all();
+    }
 }
 
 /// Gives back log segments that no tree needs any more.
@@ -227,7 +256,7 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
     loop {
         let seen = shared.done.count();
         if tree.first_unflushed().is_none_or(|first| first > target) {
-            return Ok(());
+            break;
         }
         shared.poison.check()?;
         match guarded(shared, || Ok(tree.next_task(false)))? {
@@ -235,6 +264,8 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
             _ => shared.done.wait(seen, 20), // a worker is at it
         }
     }
+    remove_all_tables(shared);
+    Ok(())
 }
 
 /// Merges a partition into one run at the bottom, and waits for it.
@@ -246,9 +277,11 @@ pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>)
         // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
         match guarded(shared, || Ok(tree.next_task(true)))? {
             Some(task) => run_task(shared, partition, task, true)?,
-            None => return Ok(()),
+            None => break,
         }
     }
+    remove_all_tables(shared);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -29,12 +29,12 @@ impl Engine for LsmTree {
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        self.current.with(|now| now.find(&self.context, key, at, |value| Slice::from(value)))
+        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, |value| Slice::from(value)))
     }
 
     fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
         // Values are at most 4 GiB - 1, so the cast loses nothing.
-        self.current.with(|now| now.find(&self.context, key, at, |value| value.len() as u32))
+        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, |value| value.len() as u32))
     }
 
     fn view(&self) -> Box<dyn View> {

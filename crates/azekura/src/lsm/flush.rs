@@ -85,7 +85,7 @@ impl LsmTree {
     }
 
     fn publish_flush(&self, written: Written) {
-        let read = self.options().read_options();
+        let read = self.options().read_options(0);
         let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
         let flushed = written.tables.into_iter().map(handle).collect();
         self.current.replace(|now| {

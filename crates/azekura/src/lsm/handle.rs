@@ -10,6 +10,7 @@ use crate::block::BlockCache;
 use crate::engine::Visible;
 use crate::lsm::version::Described;
 use crate::table::files::TableFiles;
+use crate::table::graveyard::Graveyard;
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
 use crate::vfs::{Env, Fs};
@@ -21,6 +22,7 @@ pub(crate) struct TreeContext {
     pub(crate) dir: PathBuf,
     pub(crate) files: Arc<TableFiles>,
     pub(crate) cache: Arc<BlockCache>,
+    pub(crate) graveyard: Arc<Graveyard>,
     pub(crate) env: Arc<dyn Env>,
     /// The next free file number of the database.
     pub(crate) next_file_id: Arc<AtomicU64>,
@@ -35,17 +37,10 @@ impl TreeContext {
     pub(crate) fn new_file_id(&self) -> FileId {
         FileId(self.next_file_id.fetch_add(1, Ordering::Relaxed))
     }
-
-    /// Removes a table's file. Failing is harmless: the next open removes what no edit names.
-    pub(crate) fn remove_table(&self, id: FileId) {
-        self.files.forget(id);
-        self.cache.remove_file(id);
-        let _ = self.fs.remove_file(&self.files.path(id));
-    }
 }
 
-/// A table that is opened when first used, and whose file is removed when the last holder lets go of a doomed one.
-/// Thread safe.
+/// A table that is opened when first used. When the last holder lets go of a doomed one, its file may be removed; the
+/// holder, who may be any reader, does not do that itself. Thread safe.
 pub(crate) struct TableHandle {
     meta: TableMeta,
     settled_at: Option<SeqNo>,
@@ -64,6 +59,7 @@ impl TableHandle {
         options: ReadOptions,
     ) -> Arc<TableHandle> {
         let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
+        context.files.add_table(meta.size);
         Arc::new(TableHandle { meta, settled_at, context, options, table, doomed })
     }
 
@@ -86,7 +82,7 @@ impl TableHandle {
         self.table.get()
     }
 
-    /// No manifest names the table any more: the file goes with the last holder.
+    /// No manifest names the table any more: the last holder gives it to the graveyard.
     pub(crate) fn doom(&self) {
         self.doomed.store(true, Ordering::Release);
     }
@@ -104,9 +100,10 @@ impl Described for TableHandle {
 
 impl Drop for TableHandle {
     fn drop(&mut self) {
+        self.context.files.drop_table(self.meta.size);
         if *self.doomed.get_mut() {
             self.table.take();
-            self.context.remove_table(self.meta.id);
+            self.context.graveyard.push(self.meta.id);
         }
     }
 }

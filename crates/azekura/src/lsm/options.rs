@@ -38,9 +38,9 @@ impl LsmOptions {
         TableOptions { compression: self.compression_at(level), ..self.table.clone() }
     }
 
-    /// How tables are opened.
-    pub(crate) fn read_options(&self) -> ReadOptions {
-        ReadOptions::from(&self.table)
+    /// How tables are opened that are on `level` then.
+    pub(crate) fn read_options(&self, level: u8) -> ReadOptions {
+        ReadOptions::at(&self.table, level)
     }
 }
 

@@ -7,9 +7,9 @@ use crate::base::{EntryRef, KeyOrder, Result};
 use crate::lsm::handle::TreeContext;
 use crate::table::options::TableOptions;
 use crate::table::writer::TableWriter;
-use crate::vfs::{File, OpenMode};
+use crate::vfs::File;
 
-/// Files that no edit names yet; removed when this is dropped, unless they are kept.
+/// Files that no edit names yet; given to the graveyard when this is dropped, unless they are kept.
 pub(crate) struct Unnamed {
     context: Arc<TreeContext>,
     ids: Vec<FileId>,
@@ -25,7 +25,7 @@ impl Unnamed {
 impl Drop for Unnamed {
     fn drop(&mut self) {
         for &id in &self.ids {
-            self.context.remove_table(id);
+            self.context.graveyard.push(id);
         }
     }
 }
@@ -75,7 +75,7 @@ impl Output {
 
     fn begin(&mut self) -> Result<(FileId, Arc<dyn File>, TableWriter)> {
         let id = self.context.new_file_id();
-        let file = self.context.fs.open(&self.context.files.path(id), OpenMode::Create)?;
+        let file = self.context.files.create(id)?;
         self.unnamed.ids.push(id);
         let mut file_id = [0; 16];
         self.context.env.random(&mut file_id);

@@ -9,6 +9,7 @@ use crate::engine::ReadPoint;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::version::{Described, Run, Version};
+use crate::mem::epoch::Pin;
 use crate::table::cursor::TableCursor;
 use crate::table::reader::Lookup;
 
@@ -22,6 +23,7 @@ impl SuperVersion {
         context: &TreeContext,
         key: &[u8],
         at: ReadPoint,
+        pin: &Pin,
         read: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>> {
         let at = match at {
@@ -34,7 +36,7 @@ impl SuperVersion {
                 return Ok((entry.kind == RecordKind::Put).then(|| read(entry.value)));
             }
         }
-        find_in_tables(&self.version, &context.order, &lookup, read)
+        find_in_tables(&self.version, &context.order, &lookup, pin, read)
     }
 
     /// A cursor over everything; it keeps the tables it walks.
@@ -56,6 +58,7 @@ fn find_in_tables<R>(
     version: &Version<TableHandle>,
     order: &KeyOrder,
     lookup: &Lookup<'_>,
+    pin: &Pin,
     read: impl FnOnce(&[u8]) -> R,
 ) -> Result<Option<R>> {
     let mut read = Some(read); // it is used once, in whichever table has the key
@@ -64,7 +67,7 @@ fn find_in_tables<R>(
         if table.meta().lowest > lookup.at {
             continue;
         }
-        let found = table.table()?.find(lookup, |_, kind, value| {
+        let found = table.table()?.find(lookup, pin, |_, kind, value| {
             let read = read.take().filter(|_| kind == RecordKind::Put);
             read.map(|read| read(value))
         })?;

@@ -6,7 +6,7 @@ use crate::base::SeqNo;
 use crate::lsm::handle::TableHandle;
 use crate::lsm::slot::lock;
 use crate::lsm::version::Version;
-use crate::mem::epoch::EpochCell;
+use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::Memtable;
 
 /// The memtables and the tables of a tree. Every record is in it exactly once, or, between a flush's memtable and its
@@ -35,6 +35,13 @@ impl Current {
     /// Reads it in place; what must outlive the call is cloned.
     pub(crate) fn with<R>(&self, read: impl FnOnce(&SuperVersion) -> R) -> R {
         read(&self.cell.load())
+    }
+
+    /// The same, with the pin that keeps it, and with it all that links lead to.
+    #[inline]
+    pub(crate) fn with_pin<R>(&self, read: impl FnOnce(&SuperVersion, &Pin) -> R) -> R {
+        let guard = self.cell.load();
+        read(&guard, guard.pin())
     }
 
     /// A copy that the caller may keep.

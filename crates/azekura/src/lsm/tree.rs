@@ -70,8 +70,8 @@ impl LsmTree {
         flushed: SeqNo,
     ) -> Result<LsmTree> {
         let context = Arc::new(context);
-        let read = options.read_options();
-        let handle = |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), read));
+        let handle =
+            |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), options.read_options(level)));
         let version = Version::restore(tables.into_iter().map(handle).collect(), &context.order)?;
         let active = Arc::new(Memtable::new(context.order.clone(), context.hash_seed));
         let (sealed, version) = (Arc::default(), Arc::new(version));
@@ -117,8 +117,14 @@ impl LsmTree {
         self.current.with(|now| Arc::clone(&now.version))
     }
 
-    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and has
-    /// the files removed as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    /// Lets go of a merge that yielded and will not go on, when the database has closed and no task runs any more.
+    pub(crate) fn give_up_paused(&self) {
+        let paused = lock(&self.remembered).paused.take();
+        drop(paused); // without the lock
+    }
+
+    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and
+    /// gives the tables to the graveyard as soon as no reader needs them. Tasks fail with `Closed` from then on.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flushing.occupy(true);
@@ -126,7 +132,7 @@ impl LsmTree {
         let paused = lock(&self.remembered).paused.take();
         let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.name_output().to_vec());
         unwanted.extend(lock(&self.uncommitted_flush).take().into_iter().flat_map(|written| written.tables));
-        unwanted.iter().for_each(|table| self.context.remove_table(table.id));
+        unwanted.iter().for_each(|table| self.context.graveyard.push(table.id));
         let version = self.version();
         version.tables().for_each(|(_, table)| table.doom());
         self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });

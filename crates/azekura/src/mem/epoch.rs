@@ -2,9 +2,11 @@
 //!
 //! Each thread has a slot. Pinning stores the global epoch in it; replacing a value raises the epoch, and the old value
 //! is freed once every slot is idle or was pinned at a later epoch. Whoever can free something does: the one who
-//! replaced the value, or, if a reader was in its way, that reader when it unpins.
+//! replaced the value, or, if a reader was in its way, that reader when it unpins. That may be a reader of anything,
+//! under any lock: dropping a value may give memory back and little else, and must not wait.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::null_mut;
@@ -23,8 +25,9 @@ static EPOCH: AtomicU64 = AtomicU64::new(0);
 /// threads that were ever pinned at once.
 static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
 
-/// What was replaced and not freed yet, with the epoch it was replaced at.
-static GARBAGE: Mutex<Vec<(u64, Box<dyn Send>)>> = Mutex::new(Vec::new());
+/// What was replaced and not freed yet, with the epoch it was replaced at: in the order of epochs, so that who frees
+/// looks at what can go and at one more.
+static GARBAGE: Mutex<VecDeque<(u64, Box<dyn Send>)>> = Mutex::new(VecDeque::new());
 
 /// The length of [`GARBAGE`], so that unpinning needs no lock to see that there is nothing to free.
 static GARBAGE_LEN: AtomicUsize = AtomicUsize::new(0);
@@ -41,9 +44,11 @@ struct Slot {
     claimed: AtomicBool,
     /// Set before the slot is in the list, never changed after.
     next: *const Slot,
+    /// How many slots come after it in the list: its own number for good.
+    number: usize,
 }
 
-// SAFETY: everything but `next` is atomic, and `next` is not changed once the slot is shared.
+// SAFETY: everything but `next` and `number` is atomic, and these are not changed once the slot is shared.
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -62,11 +67,16 @@ impl Slot {
             orphan: AtomicBool::new(false),
             claimed: AtomicBool::new(true),
             next: SLOTS.load(Ordering::SeqCst),
+            number: 0,
         }));
-        while let Err(head) = SLOTS.compare_exchange(slot.next.cast_mut(), slot, Ordering::SeqCst, Ordering::SeqCst) {
-            slot.next = head;
+        loop {
+            // SAFETY: list members are leaked, and were complete before they were published with SeqCst.
+            slot.number = unsafe { slot.next.as_ref() }.map_or(0, |next| next.number + 1);
+            match SLOTS.compare_exchange(slot.next.cast_mut(), slot, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return slot,
+                Err(head) => slot.next = head,
+            }
         }
-        slot
     }
 
     /// Gives the slot to the next thread that needs one.
@@ -104,15 +114,17 @@ thread_local! {
     static HANDLE: Handle = Handle(Slot::claim());
 }
 
-/// While it lives, nothing that the thread can reach through an [`EpochCell`] is freed. Stays on its thread.
-struct Pin {
+/// While it lives, nothing that the thread can reach through an [`EpochCell`] or a link is freed. Stays on its thread;
+/// pins of one thread may nest, and only the outermost costs something.
+pub(crate) struct Pin {
     slot: &'static Slot,
     on_this_thread: PhantomData<*const ()>,
 }
 
 impl Pin {
+    /// Hold it inside one call only: nothing at all is freed that is replaced meanwhile.
     #[inline]
-    fn new() -> Pin {
+    pub(crate) fn new() -> Pin {
         // While a thread ends its handle may be gone already: then the pin has a slot of its own.
         let slot = HANDLE.try_with(|handle| handle.0).unwrap_or_else(|_| {
             let slot = Slot::claim();
@@ -128,6 +140,12 @@ impl Pin {
             slot.epoch.store(EPOCH.load(Ordering::Acquire), Ordering::SeqCst);
         }
         Pin { slot, on_this_thread: PhantomData }
+    }
+
+    /// A small number that no other thread has while this one is pinned; whoever had it before has happened before.
+    #[inline]
+    pub(crate) fn number(&self) -> usize {
+        self.slot.number
     }
 }
 
@@ -155,7 +173,8 @@ fn collect() -> bool {
     // SeqCst: see `Pin::new`. A value that reads as pinned or idle after a reader left was stored with Release by that
     // reader, so what it read happened before what is freed here.
     let oldest = slots().map(|slot| slot.epoch.load(Ordering::SeqCst)).min().unwrap_or(IDLE);
-    let free: Vec<_> = garbage.extract_if(.., |(replaced_at, _)| *replaced_at < oldest).collect();
+    let count = garbage.iter().take_while(|(replaced_at, _)| *replaced_at < oldest).count();
+    let free: Vec<_> = garbage.drain(..count).collect();
     let left = garbage.len();
     GARBAGE_LEN.store(left, Ordering::Relaxed);
     drop(garbage);
@@ -164,11 +183,11 @@ fn collect() -> bool {
 }
 
 /// Keeps `value` until no thread that was pinned before now is pinned any more.
-fn retire(value: Box<dyn Send>) {
+pub(in crate::mem) fn retire(value: Box<dyn Send>) {
     {
         let mut garbage = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
         // Pins of a later epoch began after the pointer was replaced.
-        garbage.push((EPOCH.fetch_add(1, Ordering::SeqCst), value));
+        garbage.push_back((EPOCH.fetch_add(1, Ordering::SeqCst), value));
         GARBAGE_LEN.store(garbage.len(), Ordering::Relaxed);
     }
     // Pins last microseconds, and freeing is no work for readers. But who is pinned itself cannot wait for itself.
@@ -198,7 +217,7 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
     #[inline]
     pub(crate) fn load(&self) -> Guard<'_, T> {
         let pin = Pin::new();
-        Guard { value: self.value.load(Ordering::SeqCst).cast_const(), _pin: pin, cell: PhantomData }
+        Guard { value: self.value.load(Ordering::SeqCst).cast_const(), pin, cell: PhantomData }
     }
 
     /// Puts `value` in; the old one is freed as soon as no reader can see it. Never waits for readers.
@@ -220,8 +239,16 @@ impl<T: Send + Sync + 'static> Drop for EpochCell<T> {
 pub(crate) struct Guard<'a, T> {
     /// No `&T`: that would have to stay good until a function that takes the guard returns, though it drops the guard.
     value: *const T,
-    _pin: Pin,
+    pin: Pin,
     cell: PhantomData<&'a T>,
+}
+
+impl<T> Guard<'_, T> {
+    /// The pin, for what is reached from the value by links.
+    #[inline]
+    pub(crate) fn pin(&self) -> &Pin {
+        &self.pin
+    }
 }
 
 impl<T> Deref for Guard<'_, T> {

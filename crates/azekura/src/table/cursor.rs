@@ -5,8 +5,10 @@ use std::sync::Arc;
 use crate::base::{EntryRef, KeyRef, RecordKind, Result};
 use crate::block::{Block, BlockCursor, BlockKind};
 use crate::cursor::Cursor;
+use crate::table::ahead::ReadAhead;
 use crate::table::index::IndexCursor;
 use crate::table::reader::Table;
+use crate::table::source::handle_at;
 
 /// A position in a table.
 pub(crate) struct TableCursor {
@@ -14,12 +16,14 @@ pub(crate) struct TableCursor {
     fill_cache: bool,
     index: IndexCursor,
     data: Option<BlockCursor>,
+    ahead: ReadAhead,
     /// Of the entry it stands on; `None` where it stands on none.
     kind: Option<RecordKind>,
 }
 
 impl Table {
-    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not.
+    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not, and
+    /// reads ahead from the start.
     pub(crate) fn cursor(self: &Arc<Self>, fill_cache: bool) -> TableCursor {
         TableCursor::new(Arc::clone(self), fill_cache)
     }
@@ -27,16 +31,31 @@ impl Table {
 
 impl TableCursor {
     pub(crate) fn new(table: Arc<Table>, fill_cache: bool) -> TableCursor {
-        TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, kind: None }
+        let ahead = if fill_cache { ReadAhead::adaptive() } else { ReadAhead::eager() };
+        TableCursor { table, fill_cache, index: IndexCursor::new(fill_cache), data: None, ahead, kind: None }
     }
 
     /// Loads the data block that the index stands on and takes a position in it.
     fn load(&mut self, place: impl FnOnce(&mut BlockCursor) -> Result<()>) -> Result<()> {
-        let Some(handle) = self.index.block()? else {
+        let Some((piece, at)) = self.index.place() else {
             self.data = None;
             return Ok(());
         };
-        let block: Arc<Block> = self.table.source.cached(handle, BlockKind::Data, self.fill_cache)?;
+        let (source, fill) = (&self.table.source, self.fill_cache);
+        let handle = handle_at(piece, at)?;
+        let block: Arc<Block> = match source.in_cache(piece, at, handle, BlockKind::Data, fill) {
+            Some(block) => {
+                self.ahead.pass(handle);
+                block
+            }
+            None => {
+                let block = source.read_on(handle, BlockKind::Data, &mut self.ahead)?;
+                if fill {
+                    source.put_into_cache(piece, at, handle, BlockKind::Data, &block);
+                }
+                block
+            }
+        };
         let cursor = match &mut self.data {
             Some(cursor) => {
                 cursor.set_block(block);
@@ -108,7 +127,7 @@ impl TableCursor {
     fn go_before(&mut self, target: KeyRef<'_>) -> Result<()> {
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.source, target, &table.order)?;
-        if self.index.entry().is_none() {
+        if self.index.place().is_none() {
             return self.go_last();
         }
         self.load(|data| data.seek_before(target, &table.order))?;

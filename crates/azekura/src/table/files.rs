@@ -2,11 +2,52 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::Result;
 use crate::base::edit::FileId;
 use crate::vfs::{File, Fs, OpenMode};
+
+/// Whether tables are read and written past the cache of the operating system.
+///
+/// Going past it leaves that cache, and its memory, to others, and the block cache decides alone what stays. But what
+/// the block cache does not hold then costs a read of the device, where it was a copy from memory: it pays only if the
+/// tables would not fit the system's cache anyway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DirectIo {
+    /// Never.
+    Never,
+    /// For files opened while the tables of the database take more than half of the memory that the process can have.
+    #[default]
+    Automatic,
+    /// Wherever the file system can.
+    Always,
+}
+
+/// Decides file by file.
+#[derive(Debug)]
+pub(crate) struct DirectPolicy {
+    mode: DirectIo,
+    /// Bytes of tables beyond which `Automatic` means yes.
+    limit: u64,
+}
+
+impl DirectPolicy {
+    /// `memory` is what the process could have, if that is known.
+    pub(crate) fn new(mode: DirectIo, memory: Option<u64>) -> DirectPolicy {
+        DirectPolicy { mode, limit: memory.map_or(u64::MAX, |memory| memory / 2) }
+    }
+
+    fn applies(&self, table_bytes: u64) -> bool {
+        match self.mode {
+            DirectIo::Never => false,
+            DirectIo::Automatic => table_bytes > self.limit,
+            DirectIo::Always => true,
+        }
+    }
+}
 
 /// Opens tables' files when they are asked for and closes those that were not asked for longest. Thread safe.
 ///
@@ -15,6 +56,9 @@ pub(crate) struct TableFiles {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
     max_open: usize,
+    direct: DirectPolicy,
+    /// Of all tables that have a holder.
+    table_bytes: AtomicU64,
     open: Mutex<OpenFiles>,
 }
 
@@ -42,8 +86,9 @@ struct OpenFile {
 
 impl TableFiles {
     /// At most `max_open` handles are kept, at least one.
-    pub(crate) fn new(fs: Arc<dyn Fs>, dir: &Path, max_open: usize) -> TableFiles {
-        TableFiles { fs, dir: dir.to_path_buf(), max_open: max_open.max(1), open: Mutex::default() }
+    pub(crate) fn new(fs: Arc<dyn Fs>, dir: &Path, max_open: usize, direct: DirectPolicy) -> TableFiles {
+        let (table_bytes, open) = (AtomicU64::new(0), Mutex::default());
+        TableFiles { fs, dir: dir.to_path_buf(), max_open: max_open.max(1), direct, table_bytes, open }
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenFiles> {
@@ -65,7 +110,7 @@ impl TableFiles {
         }
         // Not under the lock: readers of other files need not wait. Two threads may open the same file; one handle
         // stays.
-        let file = self.fs.open(&self.path(id), OpenMode::Read)?;
+        let file = self.open(id, OpenMode::Read)?;
         let mut open = self.lock();
         let closed = open.make_room(self.max_open);
         open.clock += 1;
@@ -76,10 +121,47 @@ impl TableFiles {
         Ok(file)
     }
 
-    /// Closes the file of a table that is to be removed.
+    /// The new file of a table, to be written front to back.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be created.
+    pub(crate) fn create(&self, id: FileId) -> Result<Arc<dyn File>> {
+        self.open(id, OpenMode::Create)
+    }
+
+    fn open(&self, id: FileId, mode: OpenMode) -> Result<Arc<dyn File>> {
+        let path = self.path(id);
+        if self.goes_direct() { self.fs.open_direct(&path, mode) } else { self.fs.open(&path, mode) }
+    }
+
+    /// Whether a file that is opened now goes past the cache of the system.
+    pub(crate) fn goes_direct(&self) -> bool {
+        self.direct.applies(self.table_bytes.load(Ordering::Relaxed))
+    }
+
+    /// A table of that size has a holder from now on.
+    pub(crate) fn add_table(&self, bytes: u64) {
+        self.table_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The last holder of a table of that size is gone.
+    pub(crate) fn drop_table(&self, bytes: u64) {
+        self.table_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Closes the file of a table.
     pub(crate) fn forget(&self, id: FileId) {
         let closed = self.lock().files.remove(&id);
         drop(closed);
+    }
+
+    /// Closes the file of a table and removes it.
+    ///
+    /// # Errors
+    /// Those of removing.
+    pub(crate) fn remove(&self, id: FileId) -> Result<()> {
+        self.forget(id);
+        self.fs.remove_file(&self.path(id))
     }
 
     /// Handles kept now.

@@ -1,8 +1,10 @@
 //! The filter: which user keys are surely not in a table. Two levels; its rules are drawn in `docs/format/table.md`.
 
 use crate::base::{KeyOrder, KeyRef, Result, SeqNo};
-use crate::block::{Block, BlockHandle, BlockKind, FilterBlock};
-use crate::table::index::Piece;
+use crate::block::cached::FilterTop;
+use crate::block::{BlockKind, FilterBlock};
+use crate::mem::epoch::Pin;
+use crate::table::index::{Piece, entry_at_or_behind};
 use crate::table::options::FilterPolicy;
 use crate::table::source::{Held, Slot, Source};
 
@@ -65,20 +67,27 @@ pub(crate) enum Filter {
     /// One piece; its top says nothing more than where it is.
     One(Slot<FilterBlock>),
     /// The top, which leads to pieces in the cache.
-    Many(Slot<Block>),
+    Many(Slot<FilterTop>),
 }
 
 impl Filter {
     /// False only if no entry has this user key, whose hash under the table's seed is `hash`.
     #[inline]
-    pub(crate) fn may_contain(&self, source: &Source, user: &[u8], hash: u64, order: &KeyOrder) -> Result<bool> {
+    pub(crate) fn may_contain(
+        &self,
+        source: &Source,
+        user: &[u8],
+        hash: u64,
+        order: &KeyOrder,
+        pin: &Pin,
+    ) -> Result<bool> {
         let piece: Held<'_, FilterBlock> = match self {
-            Filter::One(piece) => piece.get(source)?,
+            Filter::One(piece) => piece.get(source, pin)?,
             Filter::Many(top) => {
-                let top = top.get(source)?;
+                let top = top.get(source, pin)?;
                 // Bounds have sequence number 0, so no version of a key lies behind a bound of the same key.
-                let Some(entry) = top.locate(KeyRef::first_of(user), order)? else { return Ok(false) };
-                Held::Shared(source.cached(BlockHandle::decode(entry.value)?, BlockKind::Filter, true)?)
+                let Some(at) = entry_at_or_behind(&top, KeyRef::first_of(user), order)? else { return Ok(false) };
+                source.follow(&top, at, BlockKind::Filter, pin)?
             }
         };
         Ok(piece.may_contain(hash))

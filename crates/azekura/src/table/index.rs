@@ -1,12 +1,17 @@
 //! The index: which data block a key is in. Two levels; its rules are drawn in `docs/format/table.md`.
 
+use std::sync::Arc;
+
 use crate::base::{Error, KeyOrder, KeyRef, Result, SeqNo};
-use crate::block::{Block, BlockBuilder, BlockCursor, BlockHandle, BlockKind};
+use crate::block::cached::{IndexPiece, IndexTop};
+use crate::block::restarts::RestartBlock;
+use crate::block::{BlockBuilder, BlockHandle, BlockKind};
+use crate::mem::epoch::Pin;
 use crate::table::source::{Held, Slot, Source};
 
 /// Bit of an index entry's tag: the next block begins with an older version of the user key that this one ends with.
 pub(crate) const CONTINUES: u8 = 1;
-/// Index blocks are searched more than they are stored: every entry is a restart.
+/// Index blocks are searched more than they are stored: every entry is a restart, and has the link of its number.
 const RESTART_INTERVAL: u8 = 1;
 
 /// A finished piece of an index or a filter, and the entry of the top that will lead to it.
@@ -86,45 +91,61 @@ pub(crate) fn build_top(pieces: &[Piece], handles: &[BlockHandle]) -> Vec<u8> {
 }
 
 /// The handle in the only entry of a top that has just one.
-pub(crate) fn only_piece(top: &Block) -> Result<Option<BlockHandle>> {
-    if top.count() > 1 { Ok(None) } else { BlockHandle::decode(top.first_value()?).map(Some) }
+pub(crate) fn only_piece(top: &RestartBlock) -> Result<Option<BlockHandle>> {
+    if top.count() > 1 { Ok(None) } else { BlockHandle::decode(top.parse_restart(0)?.value).map(Some) }
 }
 
 /// The index of an open table.
 pub(crate) enum Index {
     /// One piece; its top says nothing more than where it is.
-    One(Slot<Block>),
+    One(Slot<IndexPiece>),
     /// The top, which leads to pieces in the cache.
-    Many(Slot<Block>),
+    Many(Slot<IndexTop>),
+}
+
+/// The first entry of an index block at or behind `target`; its number is also that of its link.
+#[inline]
+pub(crate) fn entry_at_or_behind(block: &RestartBlock, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<usize>> {
+    let before = block.restarts_before(target, order)?;
+    Ok((before < block.restarts()).then_some(before))
+}
+
+/// Whether the user key at the end of the block that the `at`-th entry names goes on in the next one.
+pub(crate) fn continues(piece: &RestartBlock, at: usize) -> Result<bool> {
+    Ok(piece.parse_restart(at)?.tag & CONTINUES != 0)
 }
 
 impl Index {
-    /// The block that the first entry at or behind `target` is in, and whether the user key at its end goes on in the
-    /// next one; `None` if all entries are before `target`.
+    /// The piece, and its entry, for the block that the first entry at or behind `target` is in; `None` if all entries
+    /// are before `target`.
     #[inline]
-    pub(crate) fn find(
-        &self,
+    pub(crate) fn find<'a>(
+        &'a self,
         source: &Source,
         target: KeyRef<'_>,
         order: &KeyOrder,
-    ) -> Result<Option<(BlockHandle, bool)>> {
+        pin: &'a Pin,
+    ) -> Result<Option<(Held<'a, IndexPiece>, usize)>> {
         let piece = match self {
-            Index::One(piece) => piece.get(source)?,
+            Index::One(piece) => piece.get(source, pin)?,
             Index::Many(top) => {
-                let top = top.get(source)?;
-                let Some(entry) = top.locate(target, order)? else { return Ok(None) };
-                Held::Shared(source.cached(BlockHandle::decode(entry.value)?, BlockKind::Index, true)?)
+                let top = top.get(source, pin)?;
+                let Some(at) = entry_at_or_behind(&top, target, order)? else { return Ok(None) };
+                source.follow(&top, at, BlockKind::Index, pin)?
             }
         };
-        let Some(entry) = piece.locate(target, order)? else {
-            return if matches!(self, Index::One(_)) { Ok(None) } else { Err(beyond_its_top()) };
-        };
-        Ok(Some((BlockHandle::decode(entry.value)?, entry.tag & CONTINUES != 0)))
+        match entry_at_or_behind(&piece, target, order)? {
+            Some(at) => Ok(Some((piece, at))),
+            None if matches!(self, Index::One(_)) => Ok(None),
+            None => Err(beyond_its_top()),
+        }
     }
 
-    pub(crate) fn slot(&self) -> &Slot<Block> {
+    /// What the open table holds of it outside of the cache, in bytes.
+    pub(crate) fn held_bytes(&self) -> u64 {
         match self {
-            Index::One(slot) | Index::Many(slot) => slot,
+            Index::One(slot) => slot.held_bytes(),
+            Index::Many(slot) => slot.held_bytes(),
         }
     }
 }
@@ -132,9 +153,10 @@ impl Index {
 /// A cursor over the data blocks of a table, in the order of the index. Not valid until the first seek; after an error
 /// only a seek that succeeds makes it mean anything again.
 pub(crate) struct IndexCursor {
-    /// None where there is one piece only.
-    top: Option<BlockCursor>,
-    piece: Option<BlockCursor>,
+    /// Top and place in it; none where there is one piece only.
+    top: Option<(Arc<IndexTop>, usize)>,
+    /// Piece and place in it, while it is valid.
+    piece: Option<(Arc<IndexPiece>, usize)>,
     fill_cache: bool,
 }
 
@@ -143,100 +165,86 @@ impl IndexCursor {
         IndexCursor { top: None, piece: None, fill_cache }
     }
 
-    /// The block it stands on; `None` where it is not valid.
-    pub(crate) fn block(&self) -> Result<Option<BlockHandle>> {
-        match &self.piece {
-            Some(piece) if piece.valid() => BlockHandle::decode(piece.value()).map(Some),
-            _ => Ok(None),
-        }
+    /// The piece that names the block it stands on, and which entry does; `None` where it is not valid.
+    pub(crate) fn place(&self) -> Option<(&Arc<IndexPiece>, usize)> {
+        self.piece.as_ref().map(|(piece, at)| (piece, *at))
     }
 
-    /// The separator and the tag of the entry it stands on.
-    pub(crate) fn entry(&self) -> Option<(KeyRef<'_>, u8)> {
-        self.piece.as_ref().filter(|piece| piece.valid()).map(|piece| (piece.key(), piece.tag()))
+    /// The block it stands on, with separator and tag of its entry.
+    pub(crate) fn entry(&self) -> Result<Option<(BlockHandle, KeyRef<'_>, u8)>> {
+        let Some((piece, at)) = &self.piece else { return Ok(None) };
+        let entry = piece.parse_restart(*at)?;
+        Ok(Some((BlockHandle::decode(entry.value)?, KeyRef::new(entry.rest, entry.seqno), entry.tag)))
     }
 
     pub(crate) fn seek_to_first(&mut self, index: &Index, source: &Source) -> Result<()> {
-        self.enter(index, source, BlockCursor::seek_to_first, BlockCursor::seek_to_first)
+        self.enter(index, source, |_| Ok(Some(0)))
     }
 
     pub(crate) fn seek_to_last(&mut self, index: &Index, source: &Source) -> Result<()> {
-        self.enter(index, source, BlockCursor::seek_to_last, BlockCursor::seek_to_last)
+        self.enter(index, source, |block| Ok(block.count().checked_sub(1)))
     }
 
     /// To the block with the first entry at or behind `target`.
     pub(crate) fn seek(&mut self, index: &Index, source: &Source, target: KeyRef<'_>, order: &KeyOrder) -> Result<()> {
-        self.enter(index, source, |top| top.seek(target, order), |piece| piece.seek(target, order))
+        self.enter(index, source, |block| entry_at_or_behind(block, target, order))
     }
 
     pub(crate) fn next(&mut self, source: &Source) -> Result<()> {
-        self.step(source, BlockCursor::next, BlockCursor::seek_to_first)
+        self.step(source, |at, count| Some(at + 1).filter(|at| *at < count), |_| Some(0))
     }
 
     pub(crate) fn prev(&mut self, source: &Source) -> Result<()> {
-        self.step(source, BlockCursor::prev, BlockCursor::seek_to_last)
+        self.step(source, |at, _| at.checked_sub(1), |count| count.checked_sub(1))
     }
 
-    /// Places the top, then the piece that it leads to.
+    /// Finds the place in the top, then that in the piece that it leads to.
     fn enter(
         &mut self,
         index: &Index,
         source: &Source,
-        in_top: impl FnOnce(&mut BlockCursor) -> Result<()>,
-        in_piece: impl FnOnce(&mut BlockCursor) -> Result<()>,
+        find: impl Fn(&RestartBlock) -> Result<Option<usize>>,
     ) -> Result<()> {
-        let held = index.slot().get(source)?.to_arc();
+        (self.top, self.piece) = (None, None);
         match index {
-            Index::One(_) => in_piece(put(&mut self.piece, held)),
-            Index::Many(_) => {
-                in_top(put(&mut self.top, held))?;
-                self.load(source, in_piece)
+            Index::One(slot) => {
+                let piece = slot.keep(source)?;
+                self.piece = find(&piece)?.map(|at| (piece, at));
+            }
+            Index::Many(slot) => {
+                let top = slot.keep(source)?;
+                let Some(at) = find(&top)? else { return Ok(()) };
+                let piece: Arc<IndexPiece> = source.keep(&top, at, BlockKind::Index, self.fill_cache)?;
+                let in_piece = find(&piece)?.ok_or_else(beyond_its_top)?;
+                (self.top, self.piece) = (Some((top, at)), Some((piece, in_piece)));
             }
         }
+        Ok(())
     }
 
+    /// One on in the piece, or else in the top and to the near end of the piece there.
     fn step(
         &mut self,
         source: &Source,
-        on: impl Fn(&mut BlockCursor) -> Result<()>,
-        into_next: impl FnOnce(&mut BlockCursor) -> Result<()>,
+        on: impl Fn(usize, usize) -> Option<usize>,
+        near_end: impl FnOnce(usize) -> Option<usize>,
     ) -> Result<()> {
-        let Some(piece) = &mut self.piece else { return Ok(()) };
-        on(piece)?;
-        match &mut self.top {
-            Some(top) if !piece.valid() => {
-                on(top)?;
-                self.load(source, into_next)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Loads the piece that the top stands on.
-    fn load(&mut self, source: &Source, place: impl FnOnce(&mut BlockCursor) -> Result<()>) -> Result<()> {
-        let Some(top) = self.top.as_ref().filter(|top| top.valid()) else {
-            self.piece = None;
+        let Some((piece, at)) = &mut self.piece else { return Ok(()) };
+        if let Some(next) = on(*at, piece.count()) {
+            *at = next;
             return Ok(());
-        };
-        let block = source.cached(BlockHandle::decode(top.value())?, BlockKind::Index, self.fill_cache)?;
-        let piece = put(&mut self.piece, block);
-        place(piece)?;
-        if piece.valid() { Ok(()) } else { Err(beyond_its_top()) }
+        }
+        self.piece = None;
+        let Some((top, at)) = &mut self.top else { return Ok(()) };
+        let Some(next) = on(*at, top.count()) else { return Ok(()) };
+        *at = next;
+        let piece: Arc<IndexPiece> = source.keep(top, next, BlockKind::Index, self.fill_cache)?;
+        self.piece = near_end(piece.count()).map(|at| (piece, at));
+        Ok(())
     }
 }
 
 #[cold]
 fn beyond_its_top() -> Error {
     Error::corruption("piece of the index ends before its top says")
-}
-
-/// Puts a block under a cursor that may exist already.
-fn put(place: &mut Option<BlockCursor>, block: std::sync::Arc<Block>) -> &mut BlockCursor {
-    match place {
-        Some(cursor) => {
-            cursor.set_block(block);
-            cursor
-        }
-        None => place.insert(BlockCursor::new(block)),
-    }
 }

@@ -69,6 +69,27 @@ fn gets(table: &Arc<Table>, n: u64, absent: bool) -> (f64, f64) {
     (batches.iter().sum::<f64>() / batches.len() as f64, batches[batches.len() / 10])
 }
 
+/// For an instruction counter that collects only in here.
+#[inline(never)]
+fn counted_gets(table: &Arc<Table>, n: u64) {
+    let order = KeyOrder::bytewise();
+    let mut random = Random(29);
+    for _ in 0..n {
+        let key = key(random.below(ENTRIES));
+        black_box(table.get(&Lookup::new(&key, SeqNo::MAX, &order, SEED)).unwrap());
+    }
+}
+
+#[test]
+#[ignore = "for an instruction counter, in release"]
+fn counted_cached_gets() {
+    let rows = rows(ENTRIES);
+    let options = TableOptions { compression: CompressionType::None, ..TableOptions::default() };
+    let table = World::new(&rows, &options, &KeyOrder::bytewise()).open_with(256 << 20, SEED).unwrap();
+    gets(&table, 4 * ENTRIES, false);
+    counted_gets(&table, 100_000);
+}
+
 #[test]
 #[ignore = "takes seconds and says something only in release"]
 fn cached_reads() {

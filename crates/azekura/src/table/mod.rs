@@ -4,15 +4,19 @@
 //! - a table is written once, front to back, and never changed; an empty one is never written;
 //! - opening reads the header and the end, nothing else; everything else is read when it is asked for;
 //! - a lookup answers from data that verified, or fails; a filter that cannot be read says "may match";
-//! - whatever bytes the file has, reading ends, in memory bounded by the file's size.
+//! - whatever bytes the file has, reading ends, in memory bounded by the file's size;
+//! - files are removed by who works for the database, never by a reader, and never after it is closed.
 //!
 //! Layout: `docs/format/table.md`. Rooms in reading order: [`options`], [`format`], [`properties`]; writing: [`index`],
-//! [`filter`], [`writer`]; reading: [`files`], [`source`], [`reader`], [`cursor`], [`verify`].
+//! [`filter`], [`writer`]; reading: [`files`], [`ahead`], [`source`], [`reader`], [`cursor`], [`verify`]; the end:
+//! [`graveyard`].
 
+pub(crate) mod ahead;
 pub(crate) mod cursor;
 pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod format;
+pub(crate) mod graveyard;
 pub(crate) mod index;
 pub(crate) mod options;
 pub(crate) mod properties;

@@ -83,6 +83,8 @@ pub(crate) struct TableOptions {
     pub(crate) cache_index_and_filter_blocks: bool,
     /// Whether the tops stay with the open table even so.
     pub(crate) pin_top_level: bool,
+    /// Whether the cache keeps the pieces of tables of levels 0 and 1.
+    pub(crate) pin_l0_and_l1: bool,
 }
 
 impl Default for TableOptions {
@@ -98,6 +100,7 @@ impl Default for TableOptions {
             partition_index_and_filters: true,
             cache_index_and_filter_blocks: false,
             pin_top_level: true,
+            pin_l0_and_l1: false,
         }
     }
 }
@@ -133,13 +136,17 @@ impl TableOptions {
 pub(crate) struct ReadOptions {
     pub(crate) cache_index_and_filter_blocks: bool,
     pub(crate) pin_top_level: bool,
+    /// Whether what is in the cache stays there until the table goes, as far as the cache has room for such.
+    pub(crate) pin_pieces: bool,
 }
 
-impl From<&TableOptions> for ReadOptions {
-    fn from(options: &TableOptions) -> ReadOptions {
+impl ReadOptions {
+    /// For a table that is on that level when it is opened.
+    pub(crate) fn at(options: &TableOptions, level: u8) -> ReadOptions {
         ReadOptions {
             cache_index_and_filter_blocks: options.cache_index_and_filter_blocks,
             pin_top_level: options.pin_top_level,
+            pin_pieces: options.pin_l0_and_l1 && level <= 1,
         }
     }
 }

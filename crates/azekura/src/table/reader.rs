@@ -6,16 +6,19 @@ use crate::base::checksum::key_hash;
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::block::cached::{Cacheable, FilterTop, IndexTop};
 use crate::block::entry::Located;
 use crate::block::frame::{Body, open_frame};
+use crate::block::restarts::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
+use crate::mem::epoch::Pin;
 use crate::table::files::TableFiles;
 use crate::table::filter::Filter;
 use crate::table::format::{Directory, FOOTER_LEN, Footer};
-use crate::table::index::{Index, only_piece};
+use crate::table::index::{Index, continues, only_piece};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
-use crate::table::source::{Cacheable, Slot, Source};
+use crate::table::source::{Held, Slot, Source};
 
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
 /// of some ten thousand blocks.
@@ -66,7 +69,8 @@ impl Table {
         options: ReadOptions,
     ) -> Result<Table> {
         let path = files.path(meta.id);
-        let mut source = Source { files, cache, id: meta.id, file_id: [0; 16], size: meta.size };
+        let pin_pieces = options.pin_pieces;
+        let mut source = Source { files, cache, id: meta.id, file_id: [0; 16], size: meta.size, pin_pieces };
         let opened = Tail::read(&mut source).and_then(|tail| {
             let properties = tail.properties()?;
             check(&properties, meta, &order)?;
@@ -110,12 +114,12 @@ impl Table {
     fn read_properties(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(u64, Properties)> {
         let size = files.file(id)?.length()?;
         let (files, cache) = (Arc::clone(files), Arc::clone(cache));
-        let mut source = Source { files, cache, id, file_id: [0; 16], size };
+        let mut source = Source { files, cache, id, file_id: [0; 16], size, pin_pieces: false };
         Ok((size, Tail::read(&mut source)?.properties()?))
     }
 
     /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees
-    /// the value where it lies.
+    /// the value where it lies. Blocks in the cache are reached by links, and stay while the pin lives.
     ///
     /// # Errors
     /// `Corruption`, `Unsupported` or `Io` if a block on the way cannot be read.
@@ -123,53 +127,56 @@ impl Table {
     pub(crate) fn find<R>(
         &self,
         lookup: &Lookup<'_>,
+        pin: &Pin,
         read: impl FnOnce(SeqNo, RecordKind, &[u8]) -> R,
     ) -> Result<Option<R>> {
         let hash = if self.same_seed { lookup.hash } else { self.rehash(lookup.key) };
-        if !self.may_contain(lookup.key, hash) {
+        if !self.may_contain(lookup.key, hash, pin) {
             return Ok(None);
         }
         let target = KeyRef::new(lookup.key, lookup.at);
-        let found = self.index.find(&self.source, target, &self.order);
-        let Some((handle, continues)) = found.map_err(|error| error.in_file(self.source.path()))? else {
+        let found = self.index.find(&self.source, target, &self.order, pin);
+        let Some((piece, at)) = found.map_err(|error| error.in_file(self.source.path()))? else {
             return Ok(None);
         };
-        let block: Arc<Block> = self.source.cached(handle, BlockKind::Data, true)?;
-        let found = match self.find_in(&block, target, hash, continues) {
+        let block: Held<'_, Block> = self.source.follow(&piece, at, BlockKind::Data, pin)?;
+        let found = match self.find_in(&block, &piece, at, target, hash) {
             Ok(Some(entry)) if entry.same_key => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
             Ok(Some(_)) => Ok(None),
-            // An entry that `continues` is exactly the last key of its block, and it is not before the target.
-            Ok(None) if continues => Err(Error::corruption("data block ends before the index says")),
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
-        let found = found.map_err(|error| self.source.locate(error, handle.offset))?;
+        let found = found.map_err(|error| self.source.locate_entry(error, &piece, at))?;
         Ok(found.map(|(entry, kind)| read(entry.seqno, kind, entry.value)))
     }
 
     /// The index leads to the block that the first entry at or behind the target is in. So a lookup by hash that finds
-    /// nothing there is final; but where the entry `continues`, that first entry is known to be there, and only the
-    /// search by order can tell whether it is of another key or missing.
+    /// nothing there is final. But where the `at`-th entry of the piece `continues` it is exactly the last key of the
+    /// block: then there must be such an entry, and only the search by order can tell whether it is of another key.
     #[inline]
     fn find_in<'b>(
         &self,
         block: &'b Block,
+        piece: &RestartBlock,
+        at: usize,
         target: KeyRef<'_>,
         hash: Option<u64>,
-        continues: bool,
     ) -> Result<Option<Located<'b>>> {
-        match block.find(target, hash, &self.order) {
-            Ok(None) if continues => block.locate(target, &self.order),
-            found => found,
+        match block.find(target, hash, &self.order)? {
+            None if continues(piece, at)? => match block.locate(target, &self.order)? {
+                None => Err(Error::corruption("data block ends before the index says")),
+                found => Ok(found),
+            },
+            found => Ok(found),
         }
     }
 
     /// False only if the filter knows that the key is not here.
     #[inline]
-    fn may_contain(&self, key: &[u8], hash: Option<u64>) -> bool {
+    fn may_contain(&self, key: &[u8], hash: Option<u64>, pin: &Pin) -> bool {
         let (Some(filter), Some(hash)) = (&self.filter, hash) else { return true };
         // A filter that cannot be read only costs the look into the data.
-        filter.may_contain(&self.source, key, hash, &self.order).unwrap_or(true)
+        filter.may_contain(&self.source, key, hash, &self.order, pin).unwrap_or(true)
     }
 
     pub(crate) fn rehash(&self, key: &[u8]) -> Option<u64> {
@@ -186,7 +193,7 @@ impl Table {
         let keys = self.meta.smallest.0.len() + self.meta.largest.0.len();
         let own = size_of::<Table>() + 2 * keys + self.properties.comparator.len();
         let filter = self.filter.as_ref().map_or(0, Filter::held_bytes);
-        own as u64 + self.index.slot().held_bytes() + filter
+        own as u64 + self.index.held_bytes() + filter
     }
 }
 
@@ -305,7 +312,7 @@ impl Tail {
 
     fn index(&self, source: &Source, properties: &Properties, options: ReadOptions) -> Result<Index> {
         let handle = self.directory.index_top;
-        let top: Arc<Block> = self.block(handle, BlockKind::IndexTop)?;
+        let top: Arc<IndexTop> = self.block(handle, BlockKind::IndexTop)?;
         if let Some(piece) = only_piece(&top).map_err(|error| error.at_offset(handle.offset))? {
             return Ok(Index::One(Slot::new(piece, BlockKind::Index, hold_piece(source, piece, properties, options))));
         }
@@ -324,7 +331,7 @@ impl Tail {
     ) -> Result<Option<Filter>> {
         let usable = order.hashable(b"", &mut Vec::new()).is_some();
         let Some(handle) = self.directory.filter_top.filter(|_| usable) else { return Ok(None) };
-        let top = self.block::<Block>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
+        let top = self.block::<FilterTop>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
         match top {
             Ok((Some(piece), _)) => {
                 let hold = hold_piece(source, piece, properties, options);

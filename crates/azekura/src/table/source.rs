@@ -1,4 +1,4 @@
-//! Where an open table's blocks come from: what the table holds, the cache, the file.
+//! Where an open table's blocks come from: a link, what the table holds, the cache, the file.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -6,50 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use crate::base::edit::FileId;
 use crate::base::{Error, Result};
+use crate::block::cached::{Cacheable, Home};
 use crate::block::frame::{Body, open_frame};
-use crate::block::shard::Cached;
-use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
+use crate::block::restarts::RestartBlock;
+use crate::block::{BlockCache, BlockHandle, BlockKind};
+use crate::mem::epoch::Pin;
+use crate::mem::link::{Hub, Pinned};
+use crate::table::ahead::{ReadAhead, Wanted};
 use crate::table::files::TableFiles;
-
-/// What a body can be decoded to and kept in the cache as.
-pub(crate) trait Cacheable: Sized {
-    fn decode_body(body: Body) -> Result<Self>;
-    fn wrap(block: Arc<Self>) -> Cached;
-    fn unwrap(cached: Cached) -> Option<Arc<Self>>;
-    fn bytes_held(&self) -> u64;
-}
-
-impl Cacheable for Block {
-    fn decode_body(body: Body) -> Result<Block> {
-        Block::decode(body)
-    }
-    fn wrap(block: Arc<Block>) -> Cached {
-        Cached::Entries(block)
-    }
-    #[inline]
-    fn unwrap(cached: Cached) -> Option<Arc<Block>> {
-        if let Cached::Entries(block) = cached { Some(block) } else { None }
-    }
-    fn bytes_held(&self) -> u64 {
-        self.memory() as u64
-    }
-}
-
-impl Cacheable for FilterBlock {
-    fn decode_body(body: Body) -> Result<FilterBlock> {
-        FilterBlock::decode(&body)
-    }
-    fn wrap(block: Arc<FilterBlock>) -> Cached {
-        Cached::Filter(block)
-    }
-    #[inline]
-    fn unwrap(cached: Cached) -> Option<Arc<FilterBlock>> {
-        if let Cached::Filter(filter) = cached { Some(filter) } else { None }
-    }
-    fn bytes_held(&self) -> u64 {
-        self.memory() as u64
-    }
-}
 
 /// The blocks of one table. Thread safe.
 pub(crate) struct Source {
@@ -60,6 +24,13 @@ pub(crate) struct Source {
     pub(crate) file_id: [u8; 16],
     /// Of the file, in bytes.
     pub(crate) size: u64,
+    /// Whether pieces of index and filter are pinned in the cache.
+    pub(crate) pin_pieces: bool,
+}
+
+/// The handle that the `at`-th entry of an index block holds.
+pub(crate) fn handle_at(block: &RestartBlock, at: usize) -> Result<BlockHandle> {
+    BlockHandle::decode(block.parse_restart(at)?.value)
 }
 
 impl Source {
@@ -73,6 +44,12 @@ impl Source {
         error.at_offset(offset).in_file(self.path())
     }
 
+    /// The same for the block that the `at`-th entry of an index block names.
+    #[cold]
+    pub(crate) fn locate_entry(&self, error: Error, block: &RestartBlock, at: usize) -> Error {
+        self.locate(error, handle_at(block, at).map_or(0, |handle| handle.offset))
+    }
+
     /// Reads a frame from the file and checks it.
     pub(crate) fn body(&self, handle: BlockHandle, kind: BlockKind) -> Result<Body> {
         self.read_frame(handle, kind).map_err(|error| self.locate(error, handle.offset))
@@ -82,13 +59,39 @@ impl Source {
         if handle.end()? > self.size {
             return Err(Error::corruption("block reaches past the end of the file"));
         }
-        let len = usize::try_from(handle.len)
-            .map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
+        let bytes = self.read_bytes(handle.offset, handle.len)?;
+        open_frame(bytes, &self.file_id, handle.offset, kind)
+    }
+
+    /// Bytes of the file, none of them past its end.
+    fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| Error::corruption("no memory for a block of its declared length"))?;
         bytes.resize(len, 0);
-        self.files.file(self.id)?.read_exact_at(&mut bytes, handle.offset)?;
-        open_frame(bytes, &self.file_id, handle.offset, kind)
+        self.files.file(self.id)?.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// As [`read`](Source::read); while blocks follow each other, what lies behind is read ahead into `ahead`.
+    pub(crate) fn read_on<T: Cacheable>(
+        &self,
+        handle: BlockHandle,
+        kind: BlockKind,
+        ahead: &mut ReadAhead,
+    ) -> Result<Arc<T>> {
+        let wanted = handle.end().map(|end| (end, ahead.wanted(handle)));
+        let wanted = wanted.map_err(|error| self.locate(error, handle.offset))?;
+        if let (end, Wanted::Window(len)) = wanted
+            && end <= self.size
+        {
+            let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset));
+            ahead.fill(handle.offset, bytes.map_err(|error| self.locate(error, handle.offset))?);
+        }
+        let Some(frame) = ahead.frame(handle) else { return self.read(handle, kind) };
+        let body = open_frame(frame.to_vec(), &self.file_id, handle.offset, kind);
+        let block = body.and_then(T::decode_body).map_err(|error| self.locate(error, handle.offset))?;
+        Ok(Arc::new(block))
     }
 
     /// Reads and decodes a block, past the cache.
@@ -97,18 +100,128 @@ impl Source {
         Ok(Arc::new(block))
     }
 
-    /// The block at `handle`, from the cache or the file; `fill` puts what was read into the cache.
-    #[inline]
-    pub(crate) fn cached<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, fill: bool) -> Result<Arc<T>> {
+    /// The block at `handle`, from the cache, or from the file and then into the cache; `home` leads to it from then
+    /// on.
+    fn cached<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, home: Home<T>) -> Result<Arc<T>> {
         // A block of another type can only be there if handles of two kinds name one offset: the read will tell.
-        if let Some(block) = self.cache.get(self.id, handle.offset, kind).and_then(T::unwrap) {
+        if let Some(block) = self.cache.get(self.id, handle.offset, kind, Some(home.clone())) {
+            return Ok(block);
+        }
+        let block = self.read::<T>(handle, kind)?;
+        self.put(handle, kind, &block, home);
+        Ok(block)
+    }
+
+    fn put<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, block: &Arc<T>, home: Home<T>) {
+        let pin = self.pin_pieces && kind.is_metadata();
+        self.cache.insert(self.id, handle.offset, kind, block, Some(home), pin);
+    }
+
+    /// The block that the `at`-th entry of `hub` names, for as long as the pin lives: by its link, or by its handle,
+    /// which leaves a link.
+    #[inline]
+    pub(crate) fn follow<'p, T: Cacheable>(
+        &self,
+        hub: &Held<'_, Hub<T, RestartBlock>>,
+        at: usize,
+        kind: BlockKind,
+        pin: &'p Pin,
+    ) -> Result<Held<'p, T>> {
+        if let Some(block) = hub.follow(at, pin) {
+            self.cache.count_hit(kind, pin);
+            return Ok(Held::Pinned(block));
+        }
+        self.fetch(hub.to_arc(), at, kind)
+    }
+
+    #[cold]
+    fn fetch<'p, T: Cacheable>(
+        &self,
+        hub: Arc<Hub<T, RestartBlock>>,
+        at: usize,
+        kind: BlockKind,
+    ) -> Result<Held<'p, T>> {
+        let handle = handle_at(&hub, at)?;
+        self.cached(handle, kind, (Arc::downgrade(&hub) as _, at)).map(Held::Counted)
+    }
+
+    /// The block that the `at`-th entry of `hub` names, to keep; `fill` puts what was read into the cache.
+    pub(crate) fn keep<T: Cacheable>(
+        &self,
+        hub: &Arc<Hub<T, RestartBlock>>,
+        at: usize,
+        kind: BlockKind,
+        fill: bool,
+    ) -> Result<Arc<T>> {
+        let handle = handle_at(hub, at)?;
+        if let Some(block) = self.in_cache(hub, at, handle, kind, fill) {
             return Ok(block);
         }
         let block = self.read::<T>(handle, kind)?;
         if fill {
-            self.cache.insert(self.id, handle.offset, kind, T::wrap(Arc::clone(&block)));
+            self.put_into_cache(hub, at, handle, kind, &block);
         }
         Ok(block)
+    }
+
+    /// The block at `handle`, which the `at`-th entry of `hub` names, if the cache has it. Who does not `fill` the
+    /// cache leaves no mark or link in it.
+    pub(crate) fn in_cache<T: Cacheable>(
+        &self,
+        hub: &Arc<Hub<T, RestartBlock>>,
+        at: usize,
+        handle: BlockHandle,
+        kind: BlockKind,
+        fill: bool,
+    ) -> Option<Arc<T>> {
+        {
+            let pin = Pin::new();
+            if let Some(block) = if fill { hub.follow(at, &pin) } else { hub.peek(at, &pin) } {
+                self.cache.count_hit(kind, &pin);
+                return Some(block.to_arc());
+            }
+        }
+        let home: Home<T> = (Arc::downgrade(hub) as _, at);
+        self.cache.get(self.id, handle.offset, kind, fill.then_some(home))
+    }
+
+    /// Puts what was read into the cache, with a link to it.
+    pub(crate) fn put_into_cache<T: Cacheable>(
+        &self,
+        hub: &Arc<Hub<T, RestartBlock>>,
+        at: usize,
+        handle: BlockHandle,
+        kind: BlockKind,
+        block: &Arc<T>,
+    ) {
+        self.put(handle, kind, block, (Arc::downgrade(hub) as _, at));
+    }
+}
+
+/// A block for the length of a call: there for as long as the thread is pinned, or counted.
+pub(crate) enum Held<'a, T> {
+    Pinned(Pinned<'a, T>),
+    Counted(Arc<T>),
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        match self {
+            Held::Pinned(block) => block,
+            Held::Counted(block) => block,
+        }
+    }
+}
+
+impl<T> Held<'_, T> {
+    pub(crate) fn to_arc(&self) -> Arc<T> {
+        match self {
+            Held::Pinned(block) => block.to_arc(),
+            Held::Counted(block) => Arc::clone(block),
+        }
     }
 }
 
@@ -119,38 +232,17 @@ pub(crate) struct Slot<T> {
     /// Held once it was read, or else left to the cache.
     hold: bool,
     held: OnceLock<Arc<T>>,
-}
-
-/// A block for the length of a call: borrowed from the table, or counted.
-pub(crate) enum Held<'a, T> {
-    Borrowed(&'a Arc<T>),
-    Shared(Arc<T>),
-}
-
-impl<T> Deref for Held<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        match self {
-            Held::Borrowed(block) => block,
-            Held::Shared(block) => block,
-        }
-    }
-}
-
-impl<T> Held<'_, T> {
-    pub(crate) fn to_arc(&self) -> Arc<T> {
-        match self {
-            Held::Borrowed(block) => Arc::clone(block),
-            Held::Shared(block) => Arc::clone(block),
-        }
-    }
+    /// One link, to what the cache has.
+    home: Arc<Hub<T, ()>>,
 }
 
 impl<T: Cacheable> Slot<T> {
     pub(crate) fn new(handle: BlockHandle, kind: BlockKind, hold: bool) -> Slot<T> {
-        Slot { handle, kind, hold, held: OnceLock::new() }
+        Slot { handle, kind, hold, held: OnceLock::new(), home: Arc::new(Hub::new((), usize::from(!hold))) }
+    }
+
+    fn home(&self) -> Home<T> {
+        (Arc::downgrade(&self.home) as _, 0)
     }
 
     /// Puts in a block that was read already; it stays if the slot holds.
@@ -158,24 +250,39 @@ impl<T: Cacheable> Slot<T> {
         if self.hold {
             let _ = self.held.set(block);
         } else {
-            source.cache.insert(source.id, self.handle.offset, self.kind, T::wrap(block));
+            source.put(self.handle, self.kind, &block, self.home());
         }
     }
 
     #[inline]
-    pub(crate) fn get(&self, source: &Source) -> Result<Held<'_, T>> {
-        if let Some(block) = self.held.get() {
-            return Ok(Held::Borrowed(block));
+    pub(crate) fn get<'a>(&'a self, source: &Source, pin: &'a Pin) -> Result<Held<'a, T>> {
+        match self.at_hand(source, pin) {
+            Some(block) => Ok(Held::Pinned(block)),
+            None => self.fetch(source),
         }
-        self.fetch(source)
     }
 
+    #[inline]
+    fn at_hand<'a>(&'a self, source: &Source, pin: &'a Pin) -> Option<Pinned<'a, T>> {
+        if let Some(block) = self.held.get() {
+            return Some(Pinned::held(block));
+        }
+        self.home.follow(0, pin).inspect(|_| source.cache.count_hit(self.kind, pin))
+    }
+
+    #[cold]
     fn fetch(&self, source: &Source) -> Result<Held<'_, T>> {
         if !self.hold {
-            return Ok(Held::Shared(source.cached(self.handle, self.kind, true)?));
+            return Ok(Held::Counted(source.cached(self.handle, self.kind, self.home())?));
         }
         let block = source.read(self.handle, self.kind)?;
-        Ok(Held::Borrowed(self.held.get_or_init(|| block)))
+        Ok(Held::Pinned(Pinned::held(self.held.get_or_init(|| block))))
+    }
+
+    /// The block, to keep.
+    pub(crate) fn keep(&self, source: &Source) -> Result<Arc<T>> {
+        let at_hand = self.at_hand(source, &Pin::new()).map(Pinned::to_arc);
+        at_hand.map_or_else(|| self.fetch(source).map(|block| block.to_arc()), Ok)
     }
 
     /// What the table holds by this slot now, in bytes.

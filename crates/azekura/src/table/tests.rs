@@ -13,8 +13,9 @@ use crate::base::{EntryRef, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, Seq
 use crate::block::frame::FRAME_HEADER_LEN;
 use crate::block::{BlockCache, BlockKind};
 use crate::cursor::Cursor;
+use crate::mem::epoch::Pin;
 use crate::mem::slice::Slice;
-use crate::table::files::TableFiles;
+use crate::table::files::{DirectIo, DirectPolicy, TableFiles};
 use crate::table::format::FOOTER_LEN;
 use crate::table::options::{DataBlockIndexType, FilterPolicy, ReadOptions, TableOptions};
 use crate::table::reader::{Lookup, Table};
@@ -40,7 +41,7 @@ pub(super) struct Found {
 
 impl Table {
     pub(super) fn get(&self, lookup: &Lookup<'_>) -> Result<Option<Found>> {
-        self.find(lookup, |seqno, kind, value| Found { seqno, kind, value: Slice::from(value) })
+        self.find(lookup, &Pin::new(), |seqno, kind, value| Found { seqno, kind, value: Slice::from(value) })
     }
 }
 
@@ -146,9 +147,9 @@ impl World {
     }
 
     fn open_on(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
-        let files = TableFiles::new(fs, Path::new("/db"), 3);
+        let files = TableFiles::new(fs, Path::new("/db"), 3, DirectPolicy::new(DirectIo::Never, None));
         let cache = Arc::new(BlockCache::new(cache));
-        let options = ReadOptions::from(&self.options);
+        let options = ReadOptions::at(&self.options, 1);
         Table::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
     }
 
@@ -311,6 +312,7 @@ fn random_tables_agree_with_the_oracle_under_every_option() {
             partition_index_and_filters: round % 5 != 0,
             cache_index_and_filter_blocks: random.below(2) == 0,
             pin_top_level: random.below(2) == 0,
+            pin_l0_and_l1: random.below(2) == 0,
         };
         let n = 1 + random.below(120);
         let rows = random_rows(n, &mut random, order);
@@ -481,6 +483,129 @@ fn options_say_where_index_and_filter_live() {
     }
     let [tops, tops_pinned, nothing, whole, one_cached] = held[..] else { panic!() };
     assert!(tops == tops_pinned && nothing < tops && tops < whole && one_cached == nothing, "{held:?}");
+}
+
+#[test]
+fn a_second_get_asks_by_no_hash() {
+    let rows = some_rows(2000);
+    for (partition, cached, pin) in [(true, false, true), (true, true, false), (false, true, false)] {
+        let options = TableOptions {
+            block_size: 256,
+            metadata_block_size: 512,
+            partition_index_and_filters: partition,
+            cache_index_and_filter_blocks: cached,
+            pin_top_level: pin,
+            ..TableOptions::default()
+        };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with(8 << 20, SEED).unwrap();
+        let all = |table: &Table| {
+            rows.iter().for_each(|row| assert!(get(table, &row.user, SeqNo::MAX).unwrap().is_some()));
+            table.source.cache.stats().kinds
+        };
+        let first = all(&table);
+        let asked = table.source.cache.asked();
+        let second = all(&table);
+        assert_eq!(table.source.cache.asked(), asked, "{options:?}");
+        for kind in 0..first.len() {
+            let hits = second[kind].1.hits - first[kind].1.hits;
+            let tops = u64::from(cached && !pin && partition) * rows.len() as u64;
+            assert_eq!(hits, [2000, 2000, tops, 2000, tops][kind]);
+            assert_eq!(second[kind].1.misses, first[kind].1.misses);
+        }
+        table.source.cache.remove_file(ID);
+        assert_eq!(all(&table)[0].1.misses, 2 * first[0].1.misses);
+        let mut cursor = table.cursor(true);
+        let asked = table.source.cache.asked();
+        cursor.seek_to_first().unwrap();
+        rows.iter().for_each(|_| cursor.next().unwrap());
+        assert_eq!(table.source.cache.asked(), asked, "cursors follow links too");
+    }
+}
+
+#[test]
+fn pinned_pieces_outlive_a_scan() {
+    let rows = some_rows(4000);
+    for pinned in [false, true] {
+        let options = TableOptions {
+            block_size: 512,
+            metadata_block_size: 512,
+            compression: CompressionType::None,
+            pin_l0_and_l1: pinned,
+            ..TableOptions::default()
+        };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with(60_000, SEED).unwrap();
+        get(&table, &rows[0].user, SeqNo::MAX).unwrap();
+        let mut cursor = table.cursor(true);
+        cursor.seek(KeyRef::first_of(&rows[1000].user)).unwrap();
+        rows[1000..].iter().for_each(|_| cursor.next().unwrap());
+        let misses = |i: usize| table.source.cache.stats().kinds[i].1.misses;
+        let before = [misses(0), misses(1), misses(3)];
+        get(&table, &rows[0].user, SeqNo::MAX).unwrap();
+        let more = [misses(0) - before[0], misses(1) - before[1], misses(3) - before[2]];
+        assert_eq!(more, if pinned { [1, 0, 0] } else { [1, 1, 1] });
+        assert_eq!(table.source.cache.stats().pinned > 0, pinned);
+    }
+}
+
+/// Lookups, scans both ways and removals of the whole file from a cache that holds a part of it; every value is looked
+/// at byte by byte.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
+fn readers_get_what_was_written_while_blocks_come_and_go() {
+    let rows = some_rows(3000);
+    for (partition, cached, pin_top, pin_pieces, capacity) in [
+        (true, false, true, false, 40_000),
+        (true, true, false, true, 60_000),
+        (false, true, false, false, 200_000),
+        (true, true, false, false, 1 << 20),
+    ] {
+        let options = TableOptions {
+            block_size: 512,
+            metadata_block_size: 300,
+            partition_index_and_filters: partition,
+            cache_index_and_filter_blocks: cached,
+            pin_top_level: pin_top,
+            pin_l0_and_l1: pin_pieces,
+            ..TableOptions::default()
+        };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with(capacity, SEED).unwrap();
+        let (table, rows) = (&table, &rows);
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                scope.spawn(move || {
+                    let mut random = Random(77 + thread);
+                    let mut cursor = table.cursor(thread != 1);
+                    for round in 0..3000 {
+                        // Half of the lookups go to a tenth of the rows, so that some blocks stay.
+                        let range = if random.below(2) == 0 { 300 } else { 3000 };
+                        let row = &rows[random.below(range) as usize];
+                        let found = get(table, &row.user, SeqNo::MAX).unwrap();
+                        assert_eq!(found, Some((row.seqno, row.kind, row.value.clone())));
+                        if round % 20 == 0 {
+                            let at = random.below(2900) as usize;
+                            cursor.seek(KeyRef::first_of(&rows[at].user)).unwrap();
+                            for row in &rows[at..at + 50] {
+                                assert_eq!(shown(&cursor).as_ref(), Some(row));
+                                cursor.next().unwrap();
+                            }
+                            cursor.prev().unwrap();
+                            assert_eq!(shown(&cursor).as_ref(), Some(&rows[at + 49]));
+                        }
+                        if random.below(400) == 0 {
+                            table.source.cache.remove_file(ID);
+                        }
+                        assert!(table.source.cache.used() <= capacity);
+                    }
+                });
+            }
+        });
+        let stats = table.source.cache.stats();
+        let (_, data) = stats.kinds[0];
+        assert!(data.hits > 1000 && data.misses > 100, "{stats:?}");
+    }
 }
 
 #[test]
@@ -781,7 +906,7 @@ fn handles_of_files_are_bounded() {
         let file = fs.open(Path::new(&format!("/db/{id:06}.sst")), OpenMode::Create).unwrap();
         file.write_at(&[id], 0).unwrap();
     }
-    let files = TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4);
+    let files = TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::new(DirectIo::Never, None));
     let mut random = Random(1);
     for _ in 0..200 {
         let id = random.below(10);
@@ -794,6 +919,20 @@ fn handles_of_files_are_bounded() {
     files.forget(FileId(3));
     fs.remove_file(Path::new("/db/000003.sst")).unwrap();
     assert_eq!(files.file(FileId(3)).unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn past_the_cache_of_the_system_only_where_it_pays() {
+    let applies = |mode, memory, tables| {
+        let files = TableFiles::new(Arc::new(MemFs::new()), Path::new("/db"), 4, DirectPolicy::new(mode, memory));
+        files.add_table(tables);
+        files.goes_direct()
+    };
+    assert!(!applies(DirectIo::Never, Some(1000), 5000));
+    assert!(applies(DirectIo::Always, None, 0));
+    assert!(!applies(DirectIo::Automatic, Some(1000), 500));
+    assert!(applies(DirectIo::Automatic, Some(1000), 501));
+    assert!(!applies(DirectIo::Automatic, None, u64::MAX), "nobody knows how much memory there is");
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Walk<'_> {
     /// Opens the file anew, so that header, footer, directory, properties and tops are read again.
     fn sections(&mut self) -> Result<()> {
         let table = self.table;
-        let options = ReadOptions { cache_index_and_filter_blocks: false, pin_top_level: true };
+        let options = ReadOptions { cache_index_and_filter_blocks: false, pin_top_level: true, pin_pieces: false };
         let (files, cache) = (table.source.files.clone(), table.source.cache.clone());
         let again = Table::open(files, cache, &table.meta, table.order.clone(), 0, options)?;
         if again.properties() != table.properties() || again.directory != table.directory {
@@ -142,8 +142,7 @@ impl Walk<'_> {
         let (index, source) = (&self.table.index, &self.table.source);
         let mut cursor = IndexCursor::new(false);
         cursor.seek_to_first(index, source)?;
-        while let Some(handle) = cursor.block()? {
-            let (separator, tag) = cursor.entry().expect("it stands on a block");
+        while let Some((handle, separator, tag)) = cursor.entry()? {
             let bound = (separator.user.to_vec(), separator.seqno, tag & CONTINUES != 0);
             self.data_block(handle).map_err(|error| error.at_offset(handle.offset))?;
             self.block_bound(bound).map_err(|error| error.at_offset(handle.offset))?;

@@ -1,18 +1,18 @@
 //! The file system of the machine, through std and rustix.
 
-use std::fmt;
 use std::fs::{self, DirBuilder, File as StdFile, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::base::{Error, ErrorKind, Result};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, all_or_corruption};
-use crate::vfs::mmap::DiskMapping;
+use crate::vfs::direct::DirectFile;
+use crate::vfs::disk_file::{DiskFile, failed};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
 
 const EXT4_MAGIC: u64 = 0xEF53;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -21,9 +21,6 @@ const XFS_MAGIC: u64 = 0x5846_5342;
 /// Files are for their owner only.
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 const DIR_MODE: u32 = 0o700;
-
-/// Unit in which a file system without `fallocate` is filled with zeros.
-const FILL_STEP: usize = 64 * 1024;
 
 /// The file system of the machine.
 ///
@@ -37,10 +34,6 @@ impl DiskFs {
     pub fn new() -> DiskFs {
         DiskFs
     }
-}
-
-fn failed(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
-    Error::io(what, &error.into()).in_file(path)
 }
 
 /// Opens a regular file. Never follows a symbolic link in the last place, never waits for the other end of a pipe.
@@ -57,6 +50,16 @@ fn open_regular(path: &Path, flags: OFlags) -> io::Result<StdFile> {
     }
 }
 
+fn open_file(path: &Path, mode: OpenMode) -> Result<DiskFile> {
+    let (flags, what) = match mode {
+        OpenMode::Read => (OFlags::RDONLY, "open"),
+        OpenMode::Write => (OFlags::RDWR, "open"),
+        OpenMode::Create => (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create"),
+    };
+    let file = open_regular(path, flags).map_err(|e| failed(what, path, e))?;
+    Ok(DiskFile { file, path: path.to_path_buf() })
+}
+
 /// The directory as the system wants it named: the parent of a relative name is the empty path.
 fn or_here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
@@ -71,13 +74,14 @@ fn cannot_reflink(dir: &Path) -> bool {
 
 impl Fs for DiskFs {
     fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        let (flags, what) = match mode {
-            OpenMode::Read => (OFlags::RDONLY, "open"),
-            OpenMode::Write => (OFlags::RDWR, "open"),
-            OpenMode::Create => (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create"),
-        };
-        let file = open_regular(path, flags).map_err(|e| failed(what, path, e))?;
-        Ok(Arc::new(DiskFile { file, path: path.to_path_buf() }))
+        Ok(Arc::new(open_file(path, mode)?))
+    }
+
+    fn open_direct(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        match DirectFile::new(open_file(path, mode)?) {
+            Ok(direct) => Ok(Arc::new(direct)),
+            Err(usual) => Ok(Arc::new(usual)),
+        }
     }
 
     fn create_dir_all(&self, path: &Path) -> Result<()> {
@@ -173,92 +177,6 @@ impl Fs for DiskFs {
     }
 }
 
-struct DiskFile {
-    file: StdFile,
-    path: PathBuf,
-}
-
-impl DiskFile {
-    /// For file systems that cannot reserve space: zeros are written behind the end. Holes before it stay holes.
-    fn fill(&self, len: u64) -> io::Result<()> {
-        let zeros = vec![0; FILL_STEP];
-        let mut end = self.file.metadata()?.len();
-        while end < len {
-            let step = (len - end).min(FILL_STEP as u64);
-            self.file.write_all_at(&zeros[..step as usize], end)?;
-            end += step;
-        }
-        Ok(())
-    }
-}
-
-impl File for DiskFile {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        if offset > i64::MAX as u64 {
-            return Ok(0);
-        }
-        let mut done = 0;
-        while done < buf.len() {
-            match self.file.read_at(&mut buf[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(failed("read", &self.path, e).at_offset(offset + done as u64)),
-            }
-        }
-        Ok(done)
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        let got = self.read_at(buf, offset)?;
-        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
-    }
-
-    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
-        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
-        let written =
-            if fits { self.file.write_all_at(bytes, offset) } else { Err(io::ErrorKind::FileTooLarge.into()) };
-        written.map_err(|e| failed("write", &self.path, e).at_offset(offset))
-    }
-
-    fn length(&self) -> Result<u64> {
-        self.file.metadata().map(|m| m.len()).map_err(|e| failed("ask for the length", &self.path, e))
-    }
-
-    fn set_length(&self, len: u64) -> Result<()> {
-        self.file.set_len(len).map_err(|e| failed("set the length", &self.path, e))
-    }
-
-    fn allocate(&self, len: u64) -> Result<()> {
-        if len == 0 {
-            return Ok(());
-        }
-        let done = match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len)) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill(len),
-            done => done.map_err(io::Error::from),
-        };
-        done.map_err(|e| failed("allocate", &self.path, e))
-    }
-
-    fn sync_data(&self) -> Result<()> {
-        self.file.sync_data().map_err(|e| failed("sync", &self.path, e))
-    }
-
-    fn sync_all(&self) -> Result<()> {
-        self.file.sync_all().map_err(|e| failed("sync", &self.path, e))
-    }
-
-    fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        Ok(Some(Box::new(DiskMapping::new(&self.file, len, &self.path)?)))
-    }
-}
-
-impl fmt::Debug for DiskFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DiskFile").field(&self.path).finish()
-    }
-}
-
 /// Closing the file releases the lock; so does the end of the process.
 #[derive(Debug)]
 struct DiskLock {
@@ -309,21 +227,6 @@ mod tests {
         assert!(!DiskFs.exists(&at("nowhere")).unwrap(), "a dangling link was followed");
         let others = DiskFs.read_dir(root.path()).unwrap().into_iter().filter(|entry| !entry.is_file).count();
         assert_eq!(others, 4);
-    }
-
-    #[test]
-    fn filling_gives_what_allocating_gives() {
-        let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("f");
-        let file = DiskFile { file: open_regular(&path, OFlags::RDWR | OFlags::CREATE).unwrap(), path };
-        file.write_at(b"kept", 0).unwrap();
-        file.fill(FILL_STEP as u64 + 7).unwrap();
-        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7);
-        file.fill(10).unwrap();
-        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7, "never cuts");
-        let mut buf = [1; 6];
-        file.read_exact_at(&mut buf, 0).unwrap();
-        assert_eq!(&buf, b"kept\0\0");
     }
 
     #[test]

@@ -42,6 +42,11 @@ pub trait Env: Send + Sync {
 
     /// Waits.
     fn sleep(&self, duration: Duration);
+
+    /// Bytes of memory that the process could ever have; `None` where that is not known.
+    fn memory(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The machine: its clocks, its random numbers, its threads.
@@ -91,6 +96,26 @@ impl Env for SystemEnv {
     fn sleep(&self, duration: Duration) {
         thread::sleep(duration);
     }
+
+    fn memory(&self) -> Option<u64> {
+        let machine = machine_memory();
+        let group = std::fs::read_to_string(GROUP_LIMIT).ok().and_then(|limit| limit.trim().parse().ok());
+        machine.map_or(group, |machine| Some(group.map_or(machine, |group: u64| group.min(machine))))
+    }
+}
+
+/// Where Linux says how much memory the process's control group may use; a container sees its own.
+const GROUP_LIMIT: &str = "/sys/fs/cgroup/memory.max";
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn machine_memory() -> Option<u64> {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).checked_mul(u64::from(info.mem_unit))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn machine_memory() -> Option<u64> {
+    None
 }
 
 /// Random bytes by way of the keys that std draws from the system for each hash map.

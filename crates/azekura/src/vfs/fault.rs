@@ -223,6 +223,16 @@ impl FaultFs {
         whole_or_error(enter(&self.board).note(op, &[path]), path)
     }
 
+    fn open_with(
+        &self,
+        path: &Path,
+        mode: OpenMode,
+        open: impl FnOnce() -> Result<Arc<dyn File>>,
+    ) -> Result<Arc<dyn File>> {
+        self.pass(if mode == OpenMode::Create { OpKind::Create } else { OpKind::Open }, path)?;
+        Ok(Arc::new(FaultFile { inner: open()?, path: path.to_path_buf(), board: Arc::clone(&self.board) }))
+    }
+
     fn pass_two(&self, op: OpKind, from: &Path, to: &Path) -> Result<()> {
         whole_or_error(enter(&self.board).note(op, &[from, to]), from)
     }
@@ -236,9 +246,11 @@ impl fmt::Debug for FaultFs {
 
 impl Fs for FaultFs {
     fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        self.pass(if mode == OpenMode::Create { OpKind::Create } else { OpKind::Open }, path)?;
-        let inner = self.inner.open(path, mode)?;
-        Ok(Arc::new(FaultFile { inner, path: path.to_path_buf(), board: Arc::clone(&self.board) }))
+        self.open_with(path, mode, || self.inner.open(path, mode))
+    }
+
+    fn open_direct(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        self.open_with(path, mode, || self.inner.open_direct(path, mode))
     }
 
     fn create_dir_all(&self, path: &Path) -> Result<()> {

@@ -58,6 +58,13 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// `Io` with [`os_kind`](Error::os_kind) `NotFound` or `AlreadyExists` among others.
     fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>>;
 
+    /// As [`open`](Fs::open), for a file whose bytes the system need not keep in its cache. Meant for large files that
+    /// are written front to back and read in places; other handles see what was written once this one was synced. The
+    /// default opens the usual way, and so does an implementation where the device cannot do better.
+    fn open_direct(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
+        self.open(path, mode)
+    }
+
     /// Creates a directory with mode 0700, and its parents; fine if it exists.
     fn create_dir_all(&self, path: &Path) -> Result<()>;
 

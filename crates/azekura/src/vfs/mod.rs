@@ -8,8 +8,8 @@
 //! - `write_at` writes everything or fails; `read_at` and `write_at` retry interrupted calls;
 //! - unsafe code stands only in `mmap.rs`.
 //!
-//! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] and its [`mmap`], [`mem`] (with `crash()`),
-//! [`fault`], [`dice`] (seeded chance for the simulators).
+//! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] with its [`disk_file`], [`direct`] and [`mmap`],
+//! [`mem`] (with `crash()`), [`fault`], [`dice`] (seeded chance for the simulators).
 
 #![expect(
     clippy::disallowed_methods,
@@ -18,7 +18,9 @@
 )]
 
 pub(crate) mod dice;
+pub(crate) mod direct;
 pub(crate) mod disk;
+pub(crate) mod disk_file;
 pub(crate) mod env;
 pub(crate) mod fault;
 pub(crate) mod fs;

@@ -204,22 +204,142 @@ fn tables_that_nobody_needs_are_removed_soon() {
         if round % 3 == 2 {
             p.major_compact().unwrap();
         }
-        while db.step().unwrap() {}
-        settle(&machine, "/db", std::slice::from_ref(&p));
+        settle(&machine, &db, std::slice::from_ref(&p));
     }
 }
 
-/// Waits until there is no table that no partition names: readers of now may hold one for a moment.
-pub(crate) fn settle(machine: &MemFs, dir: &str, parts: &[Partition]) {
-    let named: usize = parts.iter().flat_map(|p| p.metrics().levels).map(|level| level.tables).sum();
+/// The names of the tables that are there.
+fn tables(machine: &MemFs, dir: &Path) -> Vec<String> {
+    let names = machine.read_dir(dir).unwrap().into_iter().map(|entry| entry.name);
+    names.filter(|name| name.ends_with(".sst")).collect()
+}
+
+/// Works until there is no table that no partition names: readers of now may hold one for a moment.
+pub(crate) fn settle(machine: &MemFs, db: &Database, parts: &[Partition]) {
     for patience in (0..1_000).rev() {
-        let names = machine.read_dir(Path::new(dir)).unwrap().into_iter().map(|entry| entry.name);
-        let tables: Vec<String> = names.filter(|name| name.ends_with(".sst")).collect();
+        while db.step().unwrap() {}
+        let named: usize = parts.iter().flat_map(|p| p.metrics().levels).map(|level| level.tables).sum();
+        let tables = tables(machine, db.path());
         if tables.len() == named {
             return;
         }
         assert!(patience > 0, "{named} tables are named, there are {tables:?}");
         parts.iter().for_each(|p| drop(p.get("k").unwrap()));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// A partition of several tables that all hold the same keys, and nothing to do.
+fn of_tables(db: &Database, rounds: u8) -> Partition {
+    let p = part(db, "p");
+    for round in 0..rounds {
+        (0..20u8).for_each(|n| p.insert([n], [round; 100]).unwrap());
+        p.flush().unwrap();
+    }
+    p
+}
+
+type Errand = Box<dyn FnOnce() + Send>;
+
+/// Orders by bytes, and runs an errand while it compares: a reader is in the middle of a read then.
+#[derive(Default)]
+struct Busy(std::sync::Mutex<Option<Errand>>);
+
+impl azekura::Comparator for Busy {
+    fn name(&self) -> &str {
+        "busy"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+        let errand = self.0.lock().unwrap().take();
+        errand.into_iter().for_each(|errand| errand());
+        a.cmp(b)
+    }
+}
+
+#[test]
+fn a_reader_of_another_database_removes_no_files() {
+    let (machine, other) = (MemFs::new(), MemFs::new());
+    let (db, away) = (open(&machine, "/db", 1), open(&other, "/away", 2));
+    let p = of_tables(&db, 3);
+    let busy = Arc::new(Busy::default());
+    let read = away.open_partition_with_comparator("read", Default::default(), busy.clone()).unwrap();
+    read.insert("a", "v").unwrap();
+    let (compacted, after) = (p.clone(), machine.clone());
+    *busy.0.lock().unwrap() = Some(Box::new(move || {
+        compacted.major_compact().unwrap();
+        assert_eq!(tables(&after, Path::new("/db")).len(), 4, "the reader keeps what may be freed");
+    }));
+    assert_eq!(read.get("a").unwrap().as_deref(), Some(&b"v"[..]));
+    assert!(busy.0.lock().unwrap().is_none(), "the read compared");
+    assert_eq!(tables(&machine, Path::new("/db")).len(), 4, "a reader of another database removed files");
+    settle(&machine, &db, std::slice::from_ref(&p));
+    assert_eq!(tables(&machine, Path::new("/db")).len(), 1);
+}
+
+#[test]
+fn an_iterator_that_outlives_closing_removes_no_files() {
+    for deleted in [false, true] {
+        let machine = MemFs::new();
+        let db = open(&machine, "/db", 1);
+        let p = of_tables(&db, 3);
+        let mut walk = p.iter();
+        walk.next().unwrap().unwrap();
+        match deleted {
+            true => db.delete_partition(p).unwrap(),
+            false => {
+                p.major_compact().unwrap();
+                drop(p);
+            }
+        }
+        while db.step().unwrap() {}
+        db.close().unwrap();
+        let kept = tables(&machine, Path::new("/db"));
+        assert_eq!(kept.len(), if deleted { 3 } else { 4 }, "the walk needs them: {kept:?}");
+        drop(walk);
+        assert_eq!(tables(&machine, Path::new("/db")), kept, "files were removed after the directory was given free");
+        let db = open(&machine, "/db", 2);
+        assert_eq!(tables(&machine, Path::new("/db")).len(), usize::from(!deleted), "the next open finds them");
+        assert_eq!(part(&db, "p").len().unwrap(), if deleted { 0 } else { 20 });
+    }
+}
+
+#[test]
+fn the_last_handle_takes_along_what_only_it_held() {
+    let left = || {
+        let machine = MemFs::new();
+        let db = open(&machine, "/db", 1);
+        let p = of_tables(&db, 3);
+        let mut walk = p.iter();
+        walk.next().unwrap().unwrap();
+        p.major_compact().unwrap();
+        while db.step().unwrap() {}
+        drop((db, p));
+        assert_eq!(tables(&machine, Path::new("/db")).len(), 4);
+        drop(walk); // it closes
+        tables(&machine, Path::new("/db")).len()
+    };
+    // A reader of another test may hold them a moment longer; then they are left to the next open.
+    assert!((0..100).any(|_| left() == 1));
+}
+
+#[test]
+fn a_worker_that_sleeps_comes_for_a_table_that_a_reader_let_go() {
+    let machine = MemFs::new();
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    let db = Config::new("/db").fs(fs).workers(2).open().unwrap();
+    let p = of_tables(&db, 3);
+    let mut walk = p.iter();
+    walk.next().unwrap().unwrap();
+    p.major_compact().unwrap();
+    drop(walk);
+    for patience in (0..2_000).rev() {
+        let left = tables(&machine, Path::new("/db"));
+        if left.len() == 1 {
+            return;
+        }
+        assert!(patience > 0, "nobody removed {left:?}");
+        drop(p.get([1]).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }

@@ -3,7 +3,14 @@
 //! Choosing is pure ([`delay_ns_per_kib`], [`must_wait`]); the acting is a short sleep that grows with the debt, so
 //! that throughput bends instead of breaking off.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::engine::Pressure;
+
+/// Sleeps shorter than this are saved up.
+const SLEEP_MIN_NS: u64 = 200_000;
+/// No single write is held up longer than this by pacing.
+const SLEEP_MAX_NS: u64 = 100_000_000;
 
 /// Where slowing begins and where it ends in waiting.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,9 +63,47 @@ pub(crate) fn must_wait(pressure: &Pressure, limits: &Limits) -> bool {
     pressure.sealed >= limits.sealed_wait || (pressure.sealed > 0 && pressure.sealed_bytes >= limits.memory_wait)
 }
 
+/// Delays that are too short to sleep for, until they add up. Thread safe.
+#[derive(Debug, Default)]
+pub(crate) struct DelayOwed(AtomicU64);
+
+impl DelayOwed {
+    /// Adds the delay of one write, and says how long its thread should sleep: for all that is owed, once that is worth
+    /// it, or not at all. Whoever takes what is owed takes all of it, so it is paid for once.
+    pub(crate) fn add(&self, ns: u64) -> u64 {
+        match self.0.fetch_add(ns, Ordering::Relaxed).saturating_add(ns) {
+            SLEEP_MIN_NS.. => self.0.swap(0, Ordering::Relaxed).min(SLEEP_MAX_NS),
+            _ => 0,
+        }
+    }
+}
+
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "one test races threads, and in vfs none are scoped")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_delays_are_saved_up() {
+        let owed = DelayOwed::default();
+        assert_eq!(owed.add(SLEEP_MIN_NS / 2), 0);
+        assert_eq!(owed.add(SLEEP_MIN_NS), SLEEP_MIN_NS / 2 * 3);
+        assert_eq!(owed.add(10 * SLEEP_MAX_NS), SLEEP_MAX_NS);
+        assert_eq!(owed.add(1), 0, "what is beyond the longest sleep is forgiven");
+    }
+
+    /// Two writers that both saw enough to sleep for once both took it out of the sum, which fell below zero.
+    #[test]
+    fn what_is_owed_is_paid_for_once() {
+        let owed = DelayOwed::default();
+        let each = SLEEP_MIN_NS / 3;
+        let adds = if cfg!(miri) { 100 } else { 100_000 };
+        let slept: u64 = std::thread::scope(|scope| {
+            let writers = [(); 4].map(|()| scope.spawn(|| (0..adds).map(|_| owed.add(each)).sum::<u64>()));
+            writers.into_iter().map(|writer| writer.join().unwrap()).sum()
+        });
+        assert_eq!(slept + owed.0.into_inner(), 4 * adds * each);
+    }
 
     #[test]
     fn delays_rise_without_a_cliff() {

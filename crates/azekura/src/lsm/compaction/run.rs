@@ -122,7 +122,7 @@ impl LsmTree {
         self.remember_position(&plan, &upper);
         let obsolete = [upper, handles(&now, plan.to, &plan.lower)].concat();
         obsolete.iter().for_each(|table| table.doom());
-        let read = self.options().read_options();
+        let read = self.options().read_options(level);
         let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read);
         self.publish_compaction(&inputs, tables.into_iter().map(|meta| (level, handle(meta))).collect());
         Counters::add(&self.counters.compactions, 1);

@@ -15,7 +15,8 @@ use crate::lsm::handle::TreeContext;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::Described;
-use crate::table::files::TableFiles;
+use crate::table::files::{DirectIo, DirectPolicy, TableFiles};
+use crate::table::graveyard::Graveyard;
 use crate::vfs::fault::FaultFs;
 use crate::vfs::mem::{MemFs, Survival};
 use crate::vfs::{Env, Fs};
@@ -150,9 +151,12 @@ fn context(
 ) -> TreeContext {
     let fs: Arc<dyn Fs> = Arc::new(fs.clone());
     let dir = PathBuf::from("/db");
+    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4, DirectPolicy::new(DirectIo::Never, None)));
+    let cache = Arc::new(BlockCache::new(1 << 20));
     TreeContext {
-        files: Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4)),
-        cache: Arc::new(BlockCache::new(1 << 20)),
+        graveyard: Arc::new(Graveyard::new(Arc::clone(&files), Arc::clone(&cache), Arc::default())),
+        files,
+        cache,
         fs,
         dir,
         env: Arc::clone(env),
@@ -230,9 +234,10 @@ impl World {
         versions.iter().rev().find(|(seqno, _)| *seqno <= at).and_then(|(_, value)| value.clone())
     }
 
-    pub(crate) fn last_value(&self, key: &[u8]) -> Option<Vec<u8>> {
-        let (_, versions) = self.versions.iter().find(|(other, _)| self.order.cmp(other, key).is_eq())?;
-        self.shown(versions, u64::MAX)
+    /// How often a key was put since it was last removed.
+    pub(crate) fn puts_since_removal(&self, key: &[u8]) -> usize {
+        let found = self.versions.iter().find(|(other, _)| self.order.cmp(other, key).is_eq());
+        found.map_or(0, |(_, versions)| versions.iter().rev().take_while(|(_, value)| value.is_some()).count())
     }
 
     /// Checks gets and walks, both ways, of every moment that somebody may look at.
@@ -278,7 +283,9 @@ impl World {
     }
 
     pub(crate) fn run(&self, task: Task, forced: bool) -> Result<TaskReport> {
-        self.tree.run(task, forced, &self.host)
+        let result = self.tree.run(task, forced, &self.host);
+        self.tree.context.graveyard.remove_all();
+        result
     }
 
     pub(crate) fn flush(&self) {
@@ -319,14 +326,25 @@ impl World {
                 return;
             }
             self.tree.flushed_through(); // whoever unpins frees
+            self.tree.context.graveyard.remove_all();
             std::thread::yield_now();
         }
         panic!("{:?} are there and should be {named:?}", tables_in(&self.fs));
     }
 
+    /// Lets go of what is under way, as closing does.
+    pub(crate) fn close(&self) {
+        self.tree.give_up_paused();
+        self.tree.context.graveyard.close();
+    }
+
     /// Closes the tree and restores it from its edits and the log.
     pub(crate) fn reopen(&mut self) {
+        self.close();
         let (tables, flushed) = replay(&self.host.edits.lock().unwrap());
+        for id in tables_in(&self.fs).into_keys().filter(|id| tables.iter().all(|(_, table)| table.id != *id)) {
+            self.fs.remove_file(&self.tree.context.files.path(id)).unwrap(); // a pin of another test kept it until now
+        }
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
         self.tree = LsmTree::restore(context, self.options.clone(), tables, flushed).unwrap();
         for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {

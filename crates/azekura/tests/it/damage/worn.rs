@@ -55,7 +55,7 @@ impl Sample {
             (0..4).for_each(|n| commit(&db, &mut history, n, 10, PersistMode::SyncData));
             (4..9).for_each(|n| commit(&db, &mut history, n, 10, PersistMode::Buffer));
             let parts = NAMES.map(|name| db.open_partition(name, options(name)).unwrap());
-            settle(&machine, DIR, &parts);
+            settle(&machine, &db, &parts);
             drop(parts);
             match life {
                 0 => db.close().unwrap(),

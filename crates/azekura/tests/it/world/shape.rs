@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use azekura::fs::{Env, Fs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DataBlockIndexType, FilterPolicy, LeveledOptions,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, DirectIo, FilterPolicy, LeveledOptions,
     PartitionCreateOptions,
 };
 
@@ -48,6 +48,7 @@ impl Shape {
             .max_open_files(dice.pick(&[8, 512]))
             .log_segment_size(dice.pick(&[64 << 10, 100_000, 1 << 20]))
             .max_log_size(dice.pick(&[1 << 20, 2 << 20, 512 << 20]))
+            .direct_io(dice.pick(&[DirectIo::Never, DirectIo::Automatic, DirectIo::Always]))
             .mapped_log(!dice.one_in(3))
             .compression(dice.pick(&CODECS))
     }

@@ -1,0 +1,150 @@
+//! Reading ahead: blocks that follow each other in the file come in few large reads.
+
+use crate::block::BlockHandle;
+
+/// The first read ahead, in bytes; each one after it is twice as long.
+const FIRST: u64 = 16 << 10;
+
+/// The longest; so much memory may a cursor hold for each table it is in.
+const LONGEST: u64 = 256 << 10;
+
+/// How many blocks must have followed each other before more than the next is read.
+const PATIENCE: u32 = 2;
+
+/// What one cursor has read of one file beyond the block it stands on.
+pub(crate) struct ReadAhead {
+    /// Bytes of the file from `start`.
+    bytes: Vec<u8>,
+    start: u64,
+    /// Where the block behind the last one begins.
+    expected: u64,
+    /// How many blocks have followed each other.
+    in_a_row: u32,
+    window: u64,
+}
+
+/// What must be read before the frame of a block is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Nothing: it is there.
+    Nothing,
+    /// The block alone.
+    Block,
+    /// So many bytes from the block on, if the file is that long.
+    Window(u64),
+}
+
+impl ReadAhead {
+    /// For a cursor that may go anywhere: it reads ahead once blocks follow each other.
+    pub(crate) fn adaptive() -> ReadAhead {
+        ReadAhead { bytes: Vec::new(), start: 0, expected: u64::MAX, in_a_row: 0, window: FIRST }
+    }
+
+    /// For one that reads the whole table, front to back: it reads ahead at once.
+    pub(crate) fn eager() -> ReadAhead {
+        ReadAhead { in_a_row: PATIENCE, window: LONGEST, ..ReadAhead::adaptive() }
+    }
+
+    /// The cursor passes a block that it found elsewhere, or is about to read one.
+    pub(crate) fn pass(&mut self, handle: BlockHandle) {
+        let follows = handle.offset == self.expected || self.expected == u64::MAX;
+        if follows {
+            self.in_a_row = self.in_a_row.saturating_add(1);
+        } else {
+            (self.in_a_row, self.window) = (0, FIRST);
+            self.bytes = Vec::new();
+        }
+        self.expected = handle.offset.saturating_add(handle.len);
+    }
+
+    /// What is wanted for the frame at `handle`.
+    pub(crate) fn wanted(&mut self, handle: BlockHandle) -> Wanted {
+        self.pass(handle);
+        if self.frame(handle).is_some() {
+            return Wanted::Nothing;
+        }
+        self.bytes = Vec::new();
+        if self.in_a_row <= PATIENCE || handle.len >= LONGEST {
+            return Wanted::Block;
+        }
+        let window = self.window.max(handle.len);
+        self.window = (2 * self.window).min(LONGEST);
+        Wanted::Window(window)
+    }
+
+    /// Takes bytes of the file from `start`.
+    pub(crate) fn fill(&mut self, start: u64, bytes: Vec<u8>) {
+        (self.start, self.bytes) = (start, bytes);
+    }
+
+    /// The frame at `handle`, if all of it is here.
+    pub(crate) fn frame(&self, handle: BlockHandle) -> Option<&[u8]> {
+        let from = usize::try_from(handle.offset.checked_sub(self.start)?).ok()?;
+        let to = from.checked_add(usize::try_from(handle.len).ok()?)?;
+        self.bytes.get(from..to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(offset: u64, len: u64) -> BlockHandle {
+        BlockHandle { offset, len }
+    }
+
+    /// Reads blocks of 4 KiB one behind the other from `offset`; gives what was wanted for each.
+    fn walk(ahead: &mut ReadAhead, offset: u64, count: u64) -> Vec<Wanted> {
+        (0..count)
+            .map(|i| {
+                let handle = at(offset + i * 4096, 4096);
+                let wanted = ahead.wanted(handle);
+                if let Wanted::Window(len) = wanted {
+                    ahead.fill(handle.offset, (0..len).map(|j| ((handle.offset + j) % 251) as u8).collect());
+                }
+                if let Some(frame) = ahead.frame(handle) {
+                    assert_eq!(frame.len(), 4096);
+                    assert_eq!(frame[9], ((handle.offset + 9) % 251) as u8, "bytes of another place");
+                }
+                wanted
+            })
+            .collect()
+    }
+
+    #[test]
+    fn reads_grow_while_blocks_follow_each_other() {
+        let mut ahead = ReadAhead::adaptive();
+        let wanted = walk(&mut ahead, 64, 300);
+        assert_eq!(wanted[..3], [Wanted::Block, Wanted::Block, Wanted::Window(16 << 10)]);
+        let windows: Vec<Wanted> = wanted.iter().copied().filter(|w| matches!(w, Wanted::Window(_))).collect();
+        assert_eq!(windows[1..6], [32 << 10, 64 << 10, 128 << 10, 256 << 10, 256 << 10].map(Wanted::Window));
+        assert!(windows.len() < 12, "{windows:?}");
+    }
+
+    #[test]
+    fn a_jump_begins_anew() {
+        let mut ahead = ReadAhead::adaptive();
+        walk(&mut ahead, 64, 20);
+        assert_eq!(
+            walk(&mut ahead, 1 << 30, 4),
+            [Wanted::Block, Wanted::Block, Wanted::Block, Wanted::Window(16 << 10)]
+        );
+        assert_eq!(ahead.wanted(at(0, 4096)), Wanted::Block);
+        assert!(ahead.bytes.is_empty(), "memory is held for what will not be read");
+    }
+
+    #[test]
+    fn the_whole_table_is_read_in_the_longest_reads() {
+        let wanted = walk(&mut ReadAhead::eager(), 64, 128);
+        assert_eq!(wanted.iter().filter(|w| **w == Wanted::Window(LONGEST)).count(), 2);
+        assert!(wanted.iter().all(|w| *w != Wanted::Block));
+    }
+
+    #[test]
+    fn a_large_block_and_a_broken_handle_are_read_alone() {
+        let mut ahead = ReadAhead::eager();
+        assert_eq!(ahead.wanted(at(64, 1 << 20)), Wanted::Block);
+        assert_eq!(ahead.wanted(at(u64::MAX - 5, u64::MAX)), Wanted::Block);
+        assert_eq!(ahead.frame(at(u64::MAX, u64::MAX)), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! An open file of the machine, through std and rustix.
+
+use std::fmt;
+use std::fs::File as StdFile;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::base::{Error, Result};
+use crate::vfs::fs::{File, Mapping, all_or_corruption};
+use crate::vfs::mmap::DiskMapping;
+
+/// Unit in which a file system without `fallocate` is filled with zeros.
+const FILL_STEP: usize = 64 * 1024;
+
+/// What the system refused to do, with which file.
+pub(super) fn failed(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
+    Error::io(what, &error.into()).in_file(path)
+}
+
+/// A regular file. Thread safe: every call says where.
+pub(super) struct DiskFile {
+    pub(super) file: StdFile,
+    pub(super) path: PathBuf,
+}
+
+impl DiskFile {
+    /// For file systems that cannot reserve space: zeros are written behind the end. Holes before it stay holes.
+    fn fill(&self, len: u64) -> io::Result<()> {
+        let zeros = vec![0; FILL_STEP];
+        let mut end = self.file.metadata()?.len();
+        while end < len {
+            let step = (len - end).min(FILL_STEP as u64);
+            self.file.write_all_at(&zeros[..step as usize], end)?;
+            end += step;
+        }
+        Ok(())
+    }
+}
+
+impl File for DiskFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        if offset > i64::MAX as u64 {
+            return Ok(0);
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(failed("read", &self.path, e).at_offset(offset + done as u64)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let got = self.read_at(buf, offset)?;
+        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
+        let written =
+            if fits { self.file.write_all_at(bytes, offset) } else { Err(io::ErrorKind::FileTooLarge.into()) };
+        written.map_err(|e| failed("write", &self.path, e).at_offset(offset))
+    }
+
+    fn length(&self) -> Result<u64> {
+        self.file.metadata().map(|m| m.len()).map_err(|e| failed("ask for the length", &self.path, e))
+    }
+
+    fn set_length(&self, len: u64) -> Result<()> {
+        self.file.set_len(len).map_err(|e| failed("set the length", &self.path, e))
+    }
+
+    fn allocate(&self, len: u64) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let done = match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len)) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill(len),
+            done => done.map_err(io::Error::from),
+        };
+        done.map_err(|e| failed("allocate", &self.path, e))
+    }
+
+    fn sync_data(&self) -> Result<()> {
+        self.file.sync_data().map_err(|e| failed("sync", &self.path, e))
+    }
+
+    fn sync_all(&self) -> Result<()> {
+        self.file.sync_all().map_err(|e| failed("sync", &self.path, e))
+    }
+
+    fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
+        Ok(Some(Box::new(DiskMapping::new(&self.file, len, &self.path)?)))
+    }
+}
+
+impl fmt::Debug for DiskFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DiskFile").field(&self.path).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filling_gives_what_allocating_gives() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("f");
+        let file = DiskFile { file: StdFile::create_new(&path).unwrap(), path };
+        file.write_at(b"kept", 0).unwrap();
+        file.fill(FILL_STEP as u64 + 7).unwrap();
+        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7);
+        file.fill(10).unwrap();
+        assert_eq!(file.length().unwrap(), FILL_STEP as u64 + 7, "never cuts");
+        let mut buf = [1; 6];
+        file.read_exact_at(&mut buf, 0).unwrap();
+        assert_eq!(&buf, b"kept\0\0");
+    }
+}
