@@ -27,8 +27,8 @@ pub enum DataBlockIndexType {
     /// search. The smallest.
     BinarySearch,
     /// The same, and behind it a hash index: a byte for each bucket, which leads a lookup of one key to its restart
-    /// interval. A block of more than 253 intervals has none. Scans and seeks use the restart points. At its best with a
-    /// restart interval of 2.
+    /// interval. A block of more than 253 intervals has none. Scans and seeks use the restart points. At its best with
+    /// a restart interval of 2.
     BinaryAndHash,
     /// A slot and a fingerprint, one byte of the key's hash, for each entry: a lookup compares sixteen fingerprints at
     /// once, a seek is a binary search over all entries, and every entry is reached without its neighbours.
