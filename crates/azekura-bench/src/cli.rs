@@ -30,6 +30,10 @@ pub(crate) enum Command {
     Partitions(Partitions),
     /// Measure what the device below a directory can do.
     Device(Common),
+    /// Run a preset and write a page, or make the page of an earlier run again.
+    Report(Report),
+    /// Measure one question, variants interleaved, and answer with ratios.
+    Experiment(Experiment),
     /// One task, for a parent process.
     #[command(hide = true)]
     Child {
@@ -58,7 +62,7 @@ pub(crate) struct Common {
 /// What every command that opens engines takes.
 #[derive(Debug, Args)]
 pub(crate) struct Engines {
-    /// Engines, separated by commas.
+    /// Engines, separated by commas; `all`: every one that runs here.
     #[arg(long, value_delimiter = ',', default_value = "azekura")]
     pub(crate) engine: Vec<String>,
     /// Rounds; engines take turns in each.
@@ -163,6 +167,56 @@ pub(crate) struct Partitions {
     pub(crate) common: Common,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    /// quick (5 minutes at most), full (an hour at most), or render: the page of an earlier run again.
+    pub(crate) what: String,
+    /// For render: the report.json of that run.
+    pub(crate) file: Option<PathBuf>,
+    /// Engines, separated by commas; all that run here by default.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) engine: Vec<String>,
+    /// Directory to write to; docs/benchmarks of the workspace for full, else target/bench/report.
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Directory to work below; a directory of this run's own is made in it and removed at the end.
+    #[arg(long, default_value = "target/bench")]
+    pub(crate) dir: PathBuf,
+    /// Leave the databases there.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Print the whole report as JSON too.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Experiment {
+    /// Which one.
+    #[arg(required_unless_present = "list")]
+    pub(crate) name: Option<String>,
+    /// Name all experiments.
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Less data and shorter rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// One variant, for a parent process.
+    #[arg(long, hide = true)]
+    pub(crate) variant: Option<String>,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+impl Report {
+    /// Where the files go.
+    pub(crate) fn target(&self) -> PathBuf {
+        let full = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks"));
+        let other = || PathBuf::from("target/bench/report");
+        self.out.clone().unwrap_or_else(|| if self.what == "full" { full() } else { other() })
+    }
+}
+
 impl Engines {
     /// The options every engine is opened with.
     pub(crate) fn options(&self, memtable: Bytes, table: Option<Bytes>) -> Options {
@@ -185,7 +239,12 @@ impl Engines {
 
     /// Refuses engines that this build does not have.
     pub(crate) fn check(&self) -> Result<()> {
-        self.engine.iter().try_for_each(|name| registry::check(name))
+        self.names().iter().try_for_each(|name| registry::check(name))
+    }
+
+    /// The engines, `all` spelt out.
+    pub(crate) fn names(&self) -> Vec<String> {
+        registry::chosen(&self.engine)
     }
 }
 
@@ -256,7 +315,7 @@ impl Run {
         };
         Ok(Comparison {
             workloads: self.workload.clone(),
-            engines: self.engines.engine.clone(),
+            engines: self.engines.names(),
             rounds: self.engines.rounds,
             threads: self.threads.clone(),
             options: self.engines.options(self.memtable_size, None),

@@ -1,7 +1,7 @@
 //! `azekura-bench`: workloads that measure azekura, alone and beside its peers. The README says what makes them fair.
 //!
 //! Reading order: [`cli`] what can be asked; [`task`] parent and child processes; [`workload`] what is done; [`engine`]
-//! to whom; [`machine`] what is measured; [`report`] how it is told.
+//! to whom; [`machine`] what is measured; [`report`] how it is told; [`experiment`] questions with variants.
 
 // A bench measures the machine itself: files, clocks and threads are its subject, not an environment to be simulated.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -9,6 +9,7 @@
 mod bytes;
 mod cli;
 mod engine;
+mod experiment;
 mod failure;
 mod machine;
 mod report;
@@ -16,11 +17,12 @@ mod task;
 mod workload;
 
 use clap::Parser;
-use cli::{Cli, Command, Common, Open, Partitions, Run};
+use cli::{Cli, Command, Common, Open, Partitions, Report, Run};
 use failure::{Result, Told};
 use machine::conditions::Conditions;
 use machine::disk::Scratch;
-use report::{summary, table};
+use report::document::Document;
+use report::{preset, produce, summary, table};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -39,6 +41,8 @@ fn main() -> ExitCode {
         Command::Open(open) => time_opening(&open),
         Command::Partitions(partitions) => time_partitions(&partitions),
         Command::Device(common) => show_device(&common),
+        Command::Report(report) => make_report(&report),
+        Command::Experiment(asked) => experiment::run::run(&asked),
         Command::Child { task } => child(&task),
     };
     match outcome {
@@ -125,6 +129,20 @@ fn show_openings(
         println!("{object}");
     }
     Ok(())
+}
+
+fn make_report(report: &Report) -> Result<()> {
+    let (document, outcome) = match (report.what.as_str(), &report.file) {
+        ("render", Some(file)) => (Document::read(file)?, Ok(())),
+        ("render", None) => return Err("render needs the report.json of an earlier run".into()),
+        (name, None) => produce::produce(preset::named(name)?, &report.engine, &report.dir, report.keep)?,
+        (name, Some(_)) => return Err(format!("{name} takes no file; only render does").into()),
+    };
+    produce::write(&document, &report.target())?;
+    if report.json {
+        print!("{}", document.text()?);
+    }
+    outcome
 }
 
 fn show_device(common: &Common) -> Result<()> {

@@ -18,6 +18,15 @@ struct AzekuraEngine {
 
 /// Opens or creates an azekura database at `dir`.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    open_with(dir, options, |own| own)
+}
+
+/// The same with options that only azekura has; for experiments.
+pub(crate) fn open_with(
+    dir: &Path,
+    options: &Options,
+    adjust: impl FnOnce(PartitionCreateOptions) -> PartitionCreateOptions,
+) -> Result<Box<dyn Engine>> {
     let durability = match options.sync {
         Sync::None => PersistMode::Buffer,
         Sync::Data => PersistMode::SyncData,
@@ -28,7 +37,7 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
         .workers(options.workers.max(1))
         .durability(durability)
         .open()?;
-    let partition = database.open_partition(PARTITION, partition_options(options))?;
+    let partition = database.open_partition(PARTITION, adjust(partition_options(options)))?;
     Ok(Box::new(AzekuraEngine { partition, database, options: options.clone() }))
 }
 

@@ -5,17 +5,27 @@
 //! error with the feature that brings it.
 //!
 //! Rooms: [`engine`] the trait; [`options`] what every engine is told; [`registry`] names to engines; then one file per
-//! engine: [`azekura`], `fjall`, and for tests of the harness `memory`.
+//! engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, and for tests of the harness `memory`.
 
 pub(crate) mod azekura;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
 #[cfg(feature = "fjall")]
 pub(crate) mod fjall;
+#[cfg(feature = "heed")]
+pub(crate) mod heed;
 #[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod options;
+#[cfg(feature = "redb")]
+pub(crate) mod redb;
 pub(crate) mod registry;
+#[cfg(feature = "rocksdb")]
+pub(crate) mod rocksdb;
+#[cfg(feature = "sled")]
+pub(crate) mod sled;
+#[cfg(test)]
+mod smoke;
 
 pub(crate) use engine::{Engine, Scan};
 pub(crate) use options::{Compression, Options, Sync};

@@ -237,10 +237,11 @@ pub(crate) fn opening(
     anew: bool,
 ) -> Result<Vec<(String, Value)>> {
     let mut firsts: BTreeMap<&str, Value> = BTreeMap::new();
+    let names = engines.names();
     let mut answers = Vec::new();
     let limit = engines.limit().unwrap_or(LONGEST_OPENING);
     for round in 1..=engines.rounds {
-        for engine in &engines.engine {
+        for engine in &names {
             let name = format!("{engine}-opening");
             let ask = |dir: PathBuf, job: &Job| {
                 Task { engine: engine.clone(), dir, options: options.clone(), job: job.clone() }

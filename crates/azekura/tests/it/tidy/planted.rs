@@ -108,6 +108,8 @@ fn planted() -> Vec<(&'static str, String, String)> {
         ("link", "docs/glossary.md", "[a](../README.md#nowhere)\n"),
         ("absolute-path", "README.md", concat!("See /wo", "rk/notes.\n")),
         ("unwrap", "crates/azekura-cli/src/main.rs", "fn main() { f().unwrap() }\n"),
+        ("unsafe-place", "crates/azekura-bench/src/engine/redb.rs", UNSAFE_BLOCK),
+        ("safety-comment", "crates/azekura-bench/src/engine/heed.rs", UNSAFE_BLOCK),
     ];
     all.extend(papers.iter().map(|(rule, path, text)| (*rule, path.to_string(), text.to_string())));
     all

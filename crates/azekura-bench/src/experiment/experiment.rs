@@ -1,0 +1,64 @@
+//! The trait every experiment answers, and what it is given.
+
+use crate::failure::{Result, Told};
+use crate::machine::disk::Scratch;
+use crate::task::child;
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// So long one variant of one round may take.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// One question.
+pub(crate) trait Experiment: std::marker::Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// What is asked, in a sentence.
+    fn about(&self) -> &'static str;
+
+    /// Answers it: in the parent process, which opens no database.
+    fn run(&self, context: &Context<'_>) -> Result<Map<String, Value>>;
+
+    /// Does one variant once: in a child process.
+    fn variant(&self, task: &Value) -> Result<Map<String, Value>>;
+}
+
+/// What an experiment may use.
+pub(crate) struct Context<'a> {
+    /// Its name, for its children.
+    pub(crate) name: &'static str,
+    /// Whether less data and shorter rounds are wanted.
+    pub(crate) quick: bool,
+    /// Where its databases go.
+    pub(crate) scratch: &'a Scratch,
+}
+
+impl Context<'_> {
+    /// One of two numbers.
+    pub(crate) fn size<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    /// A directory that does not exist yet.
+    pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
+        self.scratch.fresh(name)
+    }
+
+    /// Does `task` in a child process and gives its answer.
+    pub(crate) fn child(&self, task: &Value) -> Result<Map<String, Value>> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["experiment", self.name, "--variant"]).arg(task.to_string());
+        let ended = child::run(command, LIMIT)?;
+        let said: Value = ended.text.lines().last().map(serde_json::from_str).transpose()?.unwrap_or_default();
+        match said {
+            Value::Object(answer) if ended.status.success() => Ok(answer),
+            said => match serde_json::from_value::<Told>(said) {
+                Ok(told) => Err(Box::new(told)),
+                Err(_) => Err(format!("a variant of {} ended with {}", self.name, ended.status).into()),
+            },
+        }
+    }
+}
