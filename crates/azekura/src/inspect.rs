@@ -11,7 +11,7 @@ use crate::base::edit::{Edit, FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::ledger::Ledger;
-use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, Result, SeqNo};
 use crate::block::block::Block;
 use crate::block::bloom::FilterBlock;
 use crate::block::cache::BlockCache;
@@ -20,7 +20,7 @@ use crate::block::frame::{Body, FRAME_HEADER_LEN, open_frame};
 use crate::block::kind::BlockKind;
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
 use crate::table::files::{self, DirectIo, DirectPolicy, TableFiles};
-use crate::table::options::ReadOptions;
+use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
 use crate::vfs::fs::LOCK;
 use crate::vfs::{File, Fs, OpenMode};
@@ -41,8 +41,17 @@ pub struct FileReport {
     pub bytes: u64,
     /// Entries of a table, commits of the log (under its first segment), edits of the manifest.
     pub entries: u64,
+    /// Of a table that names it: how its data blocks were asked to lead to their entries.
+    pub data_block_index_type: Option<DataBlockIndexType>,
     /// What is wrong with it.
     pub problem: Option<Error>,
+}
+
+impl FileReport {
+    fn new(path: PathBuf, kind: &str, bytes: u64) -> FileReport {
+        let kind = kind.to_owned();
+        FileReport { path, kind, bytes, entries: 0, data_block_index_type: None, problem: None }
+    }
 }
 
 /// What was found out about a directory.
@@ -132,13 +141,12 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
             name if files::parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
             _ => "unknown",
         };
-        let path = dir.join(&entry.name);
-        report.files.push(FileReport { path, kind: kind.to_owned(), bytes: entry.len, entries: 0, problem: None });
+        report.files.push(FileReport::new(dir.join(&entry.name), kind, entry.len));
     }
     let mut done = report.files.iter().filter(|file| file.kind != "left over").map(|file| file.bytes).sum();
     progress(done, total);
     match read_ledger(fs, dir) {
-        Err(error) => report.note(&dir.join(NAME), "manifest", 0, Err(error)),
+        Err(error) => drop(report.note(&dir.join(NAME), "manifest", 0, Err(error))),
         Ok((ledger, edits)) => {
             report.note(&dir.join(NAME), "manifest", edits as u64, Ok(()));
             verify_tables(fs, dir, &ledger, &mut report, &mut |bytes| {
@@ -155,10 +163,9 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
 
 impl VerifyReport {
     /// Sets what is known of a file; one that is missing gets a report too.
-    fn note(&mut self, path: &Path, kind: &str, entries: u64, outcome: Result<()>) {
+    fn note(&mut self, path: &Path, kind: &str, entries: u64, outcome: Result<()>) -> &mut FileReport {
         let at = self.files.iter().position(|file| file.path == path).unwrap_or_else(|| {
-            let kind = kind.to_owned();
-            self.files.push(FileReport { path: path.to_path_buf(), kind, bytes: 0, entries: 0, problem: None });
+            self.files.push(FileReport::new(path.to_path_buf(), kind, 0));
             self.files.len() - 1
         });
         let file = &mut self.files[at];
@@ -167,6 +174,7 @@ impl VerifyReport {
         if let Err(error) = outcome {
             file.problem.get_or_insert(error);
         }
+        file
     }
 }
 
@@ -196,24 +204,27 @@ fn verify_tables(
         let order = order_named(&partition.meta.comparator);
         for (_, meta) in partition.tables.values() {
             let outcome = verify_table(&files, &cache, meta, &order, ledger.hash_seed);
-            report.note(&files.path(meta.id), "table", meta.entries, outcome);
+            let (index_type, outcome) = outcome.map_or_else(|error| (None, Err(error)), |found| (found, Ok(())));
+            report.note(&files.path(meta.id), "table", meta.entries, outcome).data_block_index_type = index_type;
             progress(meta.size);
         }
     }
 }
 
+/// Checks a table and returns what its properties say of its data blocks.
 fn verify_table(
     files: &Arc<TableFiles>,
     cache: &Arc<BlockCache>,
     meta: &TableMeta,
     order: &KeyOrder,
     hash_seed: u64,
-) -> Result<()> {
+) -> Result<Option<DataBlockIndexType>> {
     let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
     let (files, cache) = (Arc::clone(files), Arc::clone(cache));
     let path = files.path(meta.id);
     let table = Table::open(files, cache, meta, order.clone(), hash_seed, options);
-    table.and_then(|table| table.verify().map(drop)).map_err(|error| error.in_file(path))
+    let verified = table.and_then(|table| table.verify().map(|_| table.properties().data_block_index_type));
+    verified.map_err(|error| error.in_file(path))
 }
 
 fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut VerifyReport) {
@@ -257,27 +268,28 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let (kind, outcome) = match (&magic[..n], files::parse_name(name)) {
         (b"AZEKTBL\n", Some(id)) => ("table", file_of_table(fs, dir, id)),
-        (b"AZEKWAL\n", _) => ("log", read_whole(&*open, bytes).and_then(|b| Ok(wal::scan_bytes(&b)?.commits))),
+        (b"AZEKWAL\n", _) => ("log", read_whole(&*open, bytes).and_then(|b| Ok((wal::scan_bytes(&b)?.commits, None)))),
         (b"AZEKMAN\n", _) => {
-            let edits = |b: Vec<u8>| Ok(manifest::decode(&b)?.edits.len() as u64);
+            let edits = |b: Vec<u8>| Ok((manifest::decode(&b)?.edits.len() as u64, None));
             ("manifest", read_whole(&*open, bytes).and_then(edits))
         }
-        _ => ("unknown", Ok(0)),
+        _ => ("unknown", Ok((0, None))),
     };
-    let path = path.to_path_buf();
-    let (entries, problem) = match outcome {
-        Ok(entries) => (entries, None),
-        Err(error) => (0, Some(error.in_file(&path))),
-    };
-    Ok(FileReport { path, kind: kind.to_owned(), bytes, entries, problem })
+    let mut report = FileReport::new(path.to_path_buf(), kind, bytes);
+    match outcome {
+        Ok((entries, index_type)) => (report.entries, report.data_block_index_type) = (entries, index_type),
+        Err(error) => report.problem = Some(error.in_file(path)),
+    }
+    Ok(report)
 }
 
-fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<u64> {
+fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<(u64, Option<DataBlockIndexType>)> {
     let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 1, DirectPolicy::new(DirectIo::Never, None)));
     let cache = Arc::new(BlockCache::new(0));
     let meta = Table::describe(&files, &cache, id)?;
     let comparator = Table::comparator(&files, &cache, id)?;
-    verify_table(&files, &cache, &meta, &order_named(&comparator), 0).map(|()| meta.entries)
+    let index_type = verify_table(&files, &cache, &meta, &order_named(&comparator), 0)?;
+    Ok((meta.entries, index_type))
 }
 
 fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
@@ -304,6 +316,8 @@ pub enum Decoder {
     Manifest,
     Table,
     Block,
+    HashedBlock,
+    SlottedBlock,
     Frame,
     FilterPiece,
     FileHeader,
@@ -321,9 +335,11 @@ pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
         Decoder::WalFrame => wal::scan_bytes(bytes).map(drop),
         Decoder::Manifest => Ledger::replay(&manifest::decode(bytes)?.edits).map(drop),
         Decoder::Table => decode_table(bytes),
-        Decoder::Block => decode_block(bytes),
+        Decoder::Block => decode_block(BlockKind::Data, bytes),
+        Decoder::HashedBlock => decode_block(BlockKind::HashedData, bytes),
+        Decoder::SlottedBlock => decode_block(BlockKind::SlottedData, bytes),
         Decoder::Frame => decode_frame(bytes),
-        Decoder::FilterPiece => FilterBlock::decode(&Body::from(bytes.to_vec())).map(drop),
+        Decoder::FilterPiece => FilterBlock::decode(&Body::new(BlockKind::Filter, bytes.to_vec())).map(drop),
         Decoder::FileHeader => decode_header(bytes),
         Decoder::Edits => Edit::decode_batch(bytes).map(drop),
         Decoder::Batch => Records::new(bytes).try_for_each(|record| record.map(drop)),
@@ -343,9 +359,16 @@ fn decode_header(bytes: &[u8]) -> Result<()> {
     Err(error)
 }
 
-/// A block behind its frame, walked in both directions.
-fn decode_block(bytes: &[u8]) -> Result<()> {
-    let mut cursor = BlockCursor::new(Arc::new(Block::decode(Body::from(bytes.to_vec()))?));
+/// A block behind its frame, looked into by key and by hash, and walked in both directions.
+fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
+    let block = Arc::new(Block::decode(Body::new(kind, bytes.to_vec()))?);
+    let order = KeyOrder::bytewise();
+    let mut cursor = BlockCursor::new(Arc::clone(&block));
+    for (i, user) in [&b""[..], b"k", b"key 5", &[255; 9]].into_iter().enumerate() {
+        let target = KeyRef::first_of(user);
+        let _only_harmless = block.find(target, Some(i as u64 * 0x5555_5555), &order);
+        let _only_harmless = (block.locate(target, &order), cursor.seek_before(target, &order));
+    }
     cursor.seek_to_first()?;
     while cursor.valid() {
         cursor.next()?;
@@ -374,5 +397,5 @@ fn decode_table(bytes: &[u8]) -> Result<()> {
     file.write_at(bytes, 0)?;
     let cache = Arc::new(BlockCache::new(0));
     let meta = Table::describe(&files, &cache, FileId(1))?;
-    verify_table(&files, &cache, &meta, &KeyOrder::bytewise(), 0)
+    verify_table(&files, &cache, &meta, &KeyOrder::bytewise(), 0).map(drop)
 }

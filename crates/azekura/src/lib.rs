@@ -58,7 +58,7 @@ pub use db::snapshot::Snapshot;
 pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
 pub use table::files::DirectIo;
-pub use table::options::FilterPolicy;
+pub use table::options::{DataBlockIndexType, FilterPolicy};
 pub use wal::RecoveryMode;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.

@@ -6,6 +6,7 @@ use crate::experiment::experiment::{Context, Experiment};
 use crate::experiment::reads::{self, Choice, cached_options};
 use crate::experiment::rounds::{Variant, interleave};
 use crate::failure::Result;
+use azekura::DataBlockIndexType;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -80,7 +81,10 @@ impl Experiment for RestartInterval {
         let task: Task = serde_json::from_value(task.clone())?;
         let options = cached_options(MEMTABLE_BYTES);
         let engine = match task.interval {
-            Some(interval) => open_with(&task.dir, &options, |own| own.restart_interval(interval))?,
+            // The only layout that the interval alone decides.
+            Some(interval) => open_with(&task.dir, &options, |own| {
+                own.data_block_index_type(DataBlockIndexType::BinarySearch).restart_interval(interval)
+            })?,
             None => registry::open(PEER, &task.dir, &options)?,
         };
         match task.seconds {

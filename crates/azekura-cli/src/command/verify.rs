@@ -1,5 +1,6 @@
 //! `verify`: reads and checks every byte of every file.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,6 +26,9 @@ pub(crate) fn verify(path: &Path, output: &mut Output) -> Result<Answer> {
         return Ok(Answer::yes_if(problems.is_empty()));
     }
     output.line(summary(&report))?;
+    for (index_type, tables) in index_types(&report) {
+        output.line(format!("{} with data blocks of type {index_type}.", display::plural(tables, "table")))?;
+    }
     for problem in &problems {
         output.line(format!("  {problem}"))?;
     }
@@ -71,6 +75,15 @@ fn summary(report: &VerifyReport) -> String {
     )
 }
 
+/// How many tables there are with each type of data block.
+fn index_types(report: &VerifyReport) -> BTreeMap<String, u64> {
+    let mut tables = BTreeMap::new();
+    for index_type in report.files.iter().filter_map(|file| file.data_block_index_type) {
+        *tables.entry(format!("{index_type:?}")).or_default() += 1;
+    }
+    tables
+}
+
 /// "000007.sst (table, 2.0 MiB): damaged: checksum does not match, at byte 4096".
 fn problem_line(file: &FileReport) -> Option<String> {
     let error = file.problem.as_ref()?;
@@ -86,6 +99,7 @@ fn file_json(file: &FileReport) -> Value {
         "kind": file.kind,
         "bytes": file.bytes,
         "entries": file.entries,
+        "data_block_index_type": file.data_block_index_type.map(|index_type| format!("{index_type:?}")),
         "problem": file.problem.as_ref().map(engine_error_json),
     })
 }

@@ -1,369 +1,99 @@
-//! A loaded block of entries: checked at its ends when it is loaded, and entry by entry as it is read.
+//! A loaded block of entries, of whichever layout.
 
-use std::cmp::Ordering;
 use std::ops::Range;
 
-use crate::base::coding::Decoder;
-use crate::base::key::KEY_LEN_MAX;
-use crate::base::{Error, KeyOrder, KeyRef, Result, SeqNo};
+use crate::base::{KeyOrder, KeyRef, Result};
+use crate::block::entry::Located;
 use crate::block::frame::Body;
-
-/// Restart count, entry count, flags and zeros at the end of a block, in bytes.
-pub(crate) const TRAILER_LEN: usize = 12;
+use crate::block::kind::BlockKind;
+use crate::block::restarts::RestartBlock;
+use crate::block::slots::SlotBlock;
 
 /// A block of entries in memory, immutable.
-///
-/// Behind the block as it was stored lie its **fences**, made at load: for each restart key the eight bytes behind the
-/// prefix that all restart keys share, as one number, and that prefix. In byte order a search among them is a few
-/// comparisons of numbers in one or two cache lines, where a search among the keys would touch two lines for each.
-pub(crate) struct Block {
-    /// Maybe a frame's header, the block, fences, prefix.
-    bytes: Vec<u8>,
-    /// Where the block begins; all other places count from here.
-    start: usize,
-    /// Where the entries end and the restarts begin.
-    entries_end: usize,
-    restarts: usize,
-    count: usize,
-    /// 0: there are none.
-    fences_at: usize,
-}
-
-/// An entry as it lies in the block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Parsed<'a> {
-    /// Bytes that the key shares with the key before.
-    pub(crate) shared: usize,
-    /// The rest of the key.
-    pub(crate) rest: &'a [u8],
-    pub(crate) seqno: SeqNo,
-    pub(crate) tag: u8,
-    pub(crate) value: &'a [u8],
-    /// Where the next entry begins.
-    pub(crate) next: usize,
-}
-
-/// The first entry at or behind a target.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Located<'a> {
-    /// Whether its user key equals the target's.
-    pub(crate) same_key: bool,
-    pub(crate) seqno: SeqNo,
-    pub(crate) tag: u8,
-    pub(crate) value: &'a [u8],
-}
-
-impl<'a> Located<'a> {
-    fn new(entry: &Parsed<'a>, same_key: bool) -> Located<'a> {
-        Located { same_key, seqno: entry.seqno, tag: entry.tag, value: entry.value }
-    }
+pub(crate) enum Block {
+    /// Restart points, with or without a hash index.
+    Restarts(RestartBlock),
+    /// Offset slots and fingerprints.
+    Slots(SlotBlock),
 }
 
 impl std::fmt::Debug for Block {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Block({} entries)", self.count)
+        write!(f, "Block({} entries)", self.count())
     }
 }
 
 impl Block {
-    /// Checks the trailer and the restarts.
+    /// Checks what can be checked without reading the entries. The body says which layout it has.
     ///
     /// # Errors
-    /// `Corruption` if they cannot be, `Unsupported` for flags of a newer version.
+    /// `Corruption` if it is no such block, `Unsupported` if a newer version wrote it.
     pub(crate) fn decode(body: Body) -> Result<Block> {
-        let Some((front, trailer)) = body.split_last_chunk::<TRAILER_LEN>() else {
-            return Err(Error::corruption("block is shorter than its trailer"));
-        };
-        let mut d = Decoder::new(trailer);
-        let (restarts, count, flags) = (d.u32()? as usize, d.u32()? as usize, d.u32()?);
-        if flags != 0 {
-            return Err(Error::unsupported(format!("block flags {flags:#x} need a newer version")));
+        match body.kind() {
+            BlockKind::SlottedData => SlotBlock::decode(body).map(Block::Slots),
+            _ => RestartBlock::decode(body).map(Block::Restarts),
         }
-        let entries_end = restarts.checked_mul(4).and_then(|len| front.len().checked_sub(len));
-        let entries_end = entries_end.ok_or_else(|| Error::corruption("block has more restarts than bytes"))?;
-        let mut before = None;
-        for bytes in front[entries_end..].chunks_exact(4) {
-            let restart = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
-            if before.map_or(restart != 0, |b| b >= restart) || restart as usize >= entries_end {
-                return Err(Error::corruption("restarts of a block do not ascend within it"));
-            }
-            before = Some(restart);
-        }
-        if restarts == 0 || count < restarts {
-            return Err(Error::corruption("block has fewer entries than restarts, or none"));
-        }
-        let (bytes, start) = body.into_parts();
-        let mut block = Block { bytes, start, entries_end, restarts, count, fences_at: 0 };
-        if restarts > 1 {
-            block.put_fences()?;
-        }
-        Ok(block)
-    }
-
-    fn put_fences(&mut self) -> Result<()> {
-        let (first, last) = (self.parse_restart(0)?.rest, self.parse_restart(self.restarts - 1)?.rest);
-        let prefix = first[..common_prefix(first, last)].to_vec();
-        let mut fences = Vec::with_capacity(8 * self.restarts + prefix.len());
-        for i in 0..self.restarts {
-            let key = self.parse_restart(i)?.rest;
-            fences.extend_from_slice(&fence_of(key.get(prefix.len()..).unwrap_or_default()).to_le_bytes());
-        }
-        fences.extend_from_slice(&prefix);
-        self.fences_at = self.bytes.len() - self.start;
-        self.bytes.reserve_exact(fences.len());
-        self.bytes.extend_from_slice(&fences);
-        Ok(())
     }
 
     /// Entries, as the trailer says.
     pub(crate) fn count(&self) -> usize {
-        self.count
+        match self {
+            Block::Restarts(block) => block.count(),
+            Block::Slots(block) => block.count(),
+        }
     }
 
     /// Memory held, in bytes.
     pub(crate) fn memory(&self) -> usize {
-        self.bytes.capacity() + size_of::<Block>()
-    }
-
-    #[inline]
-    fn raw(&self) -> &[u8] {
-        &self.bytes[self.start..]
+        let heap = match self {
+            Block::Restarts(block) => block.heap(),
+            Block::Slots(block) => block.heap(),
+        };
+        heap + size_of::<Block>()
     }
 
     /// Bytes of the block.
     #[inline]
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
-        &self.raw()[range]
-    }
-
-    /// Where the entries end.
-    #[inline]
-    pub(crate) fn end(&self) -> usize {
-        self.entries_end
-    }
-
-    #[inline]
-    pub(crate) fn restarts(&self) -> usize {
-        self.restarts
-    }
-
-    /// Where the `i`-th restart entry begins.
-    #[inline]
-    pub(crate) fn restart(&self, i: usize) -> usize {
-        let at = self.entries_end + 4 * i;
-        u32::from_le_bytes(self.raw()[at..at + 4].try_into().expect("four bytes")) as usize
-    }
-
-    /// The entry at `at`, which must be where an entry begins.
-    #[inline]
-    pub(crate) fn parse(&self, at: usize) -> Result<Parsed<'_>> {
-        let entries = &self.raw()[..self.entries_end];
-        let bytes = &entries[at..];
-        // One byte for each length: keys and values below 128 bytes; and eight more behind the tag, among which the
-        // sequence number ends.
-        if let Some(([shared, unshared, value_len, tag, seqno @ ..], _)) = bytes.split_first_chunk::<12>()
-            && (shared | unshared | value_len) & 0x80 == 0
-        {
-            let packed = u64::from_le_bytes(*seqno);
-            let len = (!packed & 0x8080_8080_8080_8080).trailing_zeros() as usize / 8 + 1;
-            let key_at = 4 + len;
-            let value_at = key_at + usize::from(*unshared);
-            let end = value_at + usize::from(*value_len);
-            if len <= 8 && end <= bytes.len() {
-                return Ok(Parsed {
-                    shared: usize::from(*shared),
-                    rest: &bytes[key_at..value_at],
-                    seqno: SeqNo(unpack_varint(packed, len)),
-                    tag: *tag,
-                    value: &bytes[value_at..end],
-                    next: at + end,
-                });
-            }
-        }
-        self.parse_long(bytes)
-    }
-
-    fn parse_long<'a>(&'a self, bytes: &'a [u8]) -> Result<Parsed<'a>> {
-        let mut d = Decoder::new(bytes);
-        let (shared, unshared, value_len) = (d.varint_u32()? as usize, d.varint_u32()? as usize, d.varint_u32()?);
-        let tag = d.u8()?;
-        let seqno = SeqNo(d.varint()?);
-        let rest = d.take(unshared)?;
-        let value = d.take(value_len as usize)?;
-        if shared.saturating_add(unshared) > KEY_LEN_MAX || seqno > SeqNo::MAX {
-            return Err(Error::corruption("entry is longer or later than any can be"));
-        }
-        Ok(Parsed { shared, rest, seqno, tag, value, next: self.entries_end - d.rest().len() })
-    }
-
-    /// The entry at the `i`-th restart; its key is whole.
-    #[inline]
-    pub(crate) fn parse_restart(&self, i: usize) -> Result<Parsed<'_>> {
-        let entry = self.parse(self.restart(i))?;
-        if entry.shared == 0 { Ok(entry) } else { Err(Error::corruption("restart entry has no whole key")) }
-    }
-
-    /// How many restart entries stand before `target`.
-    #[inline]
-    pub(crate) fn restarts_before(&self, target: KeyRef<'_>, order: &KeyOrder) -> Result<usize> {
-        let fenced = self.fences_at != 0 && order.is_bytewise();
-        let (mut low, mut high) = if fenced { self.between_fences(target.user) } else { (0, self.restarts) };
-        while low < high {
-            let middle = low + (high - low) / 2;
-            let entry = self.parse_restart(middle)?;
-            match KeyRef::new(entry.rest, entry.seqno).cmp(&target, order) {
-                Ordering::Less => low = middle + 1,
-                Ordering::Equal => return Ok(middle),
-                Ordering::Greater => high = middle,
-            }
-        }
-        Ok(low)
-    }
-
-    /// The restarts that the fences cannot tell from `user`: those before are before it, those behind are behind.
-    #[inline]
-    fn between_fences(&self, user: &[u8]) -> (usize, usize) {
-        let (fences, prefix) = self.raw()[self.fences_at..].split_at(8 * self.restarts);
-        let (head, rest) = user.split_at(prefix.len().min(user.len()));
-        match head.cmp(prefix) {
-            Ordering::Less => (0, 0),
-            Ordering::Greater => (self.restarts, self.restarts),
-            Ordering::Equal => {
-                let wanted = fence_of(rest);
-                let low = fences_before(fences, |fence| fence < wanted);
-                let equal = fence_at(fences, low) == Some(wanted);
-                (low, if equal { fences_before(fences, |fence| fence <= wanted) } else { low })
-            }
+        match self {
+            Block::Restarts(block) => block.bytes(range),
+            Block::Slots(block) => block.bytes(range),
         }
     }
 
     /// The first entry at or behind `target`.
     #[inline]
     pub(crate) fn locate(&self, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
-        let before = self.restarts_before(target, order)?;
-        if self.restarts == self.count || before == 0 {
-            if before == self.restarts {
-                return Ok(None);
-            }
-            let entry = self.parse_restart(before)?;
-            return Ok(Some(Located::new(&entry, order.cmp(entry.rest, target.user).is_eq())));
-        }
-        let from = self.restart(before - 1);
-        if order.is_bytewise() { self.scan_bytes(from, target) } else { self.scan_keys(from, target, order) }
-    }
-
-    /// Walks on from a restart entry before `target`, in byte order, without putting any key together: it is enough to
-    /// know how many bytes of the target the key before had.
-    fn scan_bytes(&self, from: usize, target: KeyRef<'_>) -> Result<Option<Located<'_>>> {
-        let (mut at, mut matched) = (from, 0);
-        while at < self.entries_end {
-            let entry = self.parse(at)?;
-            at = entry.next;
-            if entry.shared > matched {
-                continue; // differs from the target where the smaller key before it did
-            }
-            let tail = &target.user[entry.shared..];
-            let common = common_prefix(entry.rest, tail);
-            match (entry.rest.get(common), tail.get(common)) {
-                (None, None) if entry.seqno <= target.seqno => return Ok(Some(Located::new(&entry, true))),
-                (Some(_), None) => return Ok(Some(Located::new(&entry, false))),
-                (Some(mine), Some(wanted)) if mine > wanted => return Ok(Some(Located::new(&entry, false))),
-                _ => matched = entry.shared + common,
-            }
-        }
-        Ok(None)
-    }
-
-    /// The same in any order.
-    fn scan_keys(&self, from: usize, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
-        let (mut at, mut key) = (from, Vec::new());
-        while at < self.entries_end {
-            let entry = self.parse(at)?;
-            at = entry.next;
-            put_key(&mut key, &entry)?;
-            let by_user = order.cmp(&key, target.user);
-            if by_user.then_with(|| target.seqno.cmp(&entry.seqno)).is_ge() {
-                return Ok(Some(Located::new(&entry, by_user.is_eq())));
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// The first eight bytes as a number in their order; what is missing counts as zero.
-#[inline]
-fn fence_of(bytes: &[u8]) -> u64 {
-    match bytes.first_chunk::<8>() {
-        Some(head) => u64::from_be_bytes(*head),
-        None => {
-            let mut head = [0; 8];
-            head[..bytes.len()].copy_from_slice(bytes);
-            u64::from_be_bytes(head)
+        match self {
+            Block::Restarts(block) => block.locate(target, order),
+            Block::Slots(block) => block.locate(target, order),
         }
     }
-}
 
-#[inline]
-fn fence_at(fences: &[u8], i: usize) -> Option<u64> {
-    fences.get(8 * i..8 * i + 8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
-}
-
-/// How many fences are on the near side; there is at least one fence.
-#[inline]
-fn fences_before(fences: &[u8], near: impl Fn(u64) -> bool) -> usize {
-    let (mut base, mut size) = (0, fences.len() / 8);
-    let is_near = |i| fence_at(fences, i).is_some_and(&near);
-    while size > 1 {
-        let half = size / 2;
-        base = if is_near(base + half) { base + half } else { base };
-        size -= half;
-    }
-    base + usize::from(is_near(base))
-}
-
-/// The value of a varint of `len` bytes, 1..=8, at the low end of `packed`.
-#[inline]
-fn unpack_varint(packed: u64, len: usize) -> u64 {
-    let x = packed & (u64::MAX >> (64 - 8 * len)) & 0x7f7f_7f7f_7f7f_7f7f;
-    let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
-    let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
-    (x & 0x0fff_ffff) | ((x & 0x0fff_ffff_0000_0000) >> 4)
-}
-
-/// Makes `key`, which held the key before, that of `entry`.
-#[inline]
-pub(crate) fn put_key(key: &mut Vec<u8>, entry: &Parsed<'_>) -> Result<()> {
-    if entry.shared > key.len() {
-        return Err(Error::corruption("entry shares more of a key than there is"));
-    }
-    key.truncate(entry.shared);
-    key.extend_from_slice(entry.rest);
-    Ok(())
-}
-
-/// The length of the longest common prefix.
-#[inline]
-pub(crate) fn common_prefix(a: &[u8], b: &[u8]) -> usize {
-    let len = a.len().min(b.len());
-    let mut at = 0;
-    while let (Some(x), Some(y)) = (a[at..len].first_chunk::<8>(), b[at..len].first_chunk::<8>()) {
-        let differ = u64::from_le_bytes(*x) ^ u64::from_le_bytes(*y);
-        if differ != 0 {
-            return at + differ.trailing_zeros() as usize / 8;
+    /// The newest version of the target's user key that is not newer than the target, by the fastest way that the
+    /// block has. `hash` is that of the key as the block's writer made it; `None` where the order allows no hash.
+    ///
+    /// Where the block does not have it the answer is none, or an entry of another key.
+    #[inline]
+    pub(crate) fn find(&self, target: KeyRef<'_>, hash: Option<u64>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
+        match (self, hash) {
+            (Block::Restarts(block), hash) => block.find(target, hash, order),
+            (Block::Slots(block), Some(hash)) => block.find(target, hash, order),
+            (Block::Slots(block), None) => block.locate(target, order),
         }
-        at += 8;
     }
-    at + a[at..len].iter().zip(&b[at..len]).take_while(|(x, y)| x == y).count()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::cmp::Ordering;
     use std::sync::Arc;
 
     use super::*;
+    use crate::base::checksum::key_hash;
     use crate::base::comparator::Comparator;
-    use crate::block::{BlockBuilder, BlockCursor};
+    use crate::base::{ErrorKind, SeqNo};
+    use crate::block::{BlockBuilder, BlockCursor, DataBuilder, SlotBuilder};
 
     struct Random(u64);
 
@@ -376,7 +106,7 @@ mod tests {
         }
     }
 
-    /// Compares as bytes, but is not known to.
+    /// Compares as bytes, but is not known to: no hashes.
     struct Opaque;
     impl Comparator for Opaque {
         fn name(&self) -> &str {
@@ -387,79 +117,286 @@ mod tests {
         }
     }
 
-    /// Keys with common prefixes, the empty key and several versions of some.
-    fn entries(n: u64, random: &mut Random) -> Vec<(Vec<u8>, u64, Vec<u8>)> {
-        let mut map = BTreeMap::new();
-        for _ in 0..n {
-            let len = random.below(6) as usize;
-            let key: Vec<u8> = (0..len).map(|_| b'a' + random.below(3) as u8).collect();
-            let seqno = random.below(40);
-            let value = vec![random.below(256) as u8; random.below(200) as usize];
-            map.insert((key, u64::MAX - seqno), value);
+    /// Another order of the same keys.
+    struct Reversed;
+    impl Comparator for Reversed {
+        fn name(&self) -> &str {
+            "reversed"
         }
-        map.into_iter().map(|((key, seqno), value)| (key, u64::MAX - seqno, value)).collect()
+        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+            b.cmp(a)
+        }
+        fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
+            false
+        }
     }
 
-    fn block_of(entries: &[(Vec<u8>, u64, Vec<u8>)], interval: u8) -> Arc<Block> {
-        let mut builder = BlockBuilder::new(interval);
-        for (key, seqno, value) in entries {
+    /// Letters of either case are equal, lower case is the canonical form.
+    struct NoCase;
+    impl Comparator for NoCase {
+        fn name(&self) -> &str {
+            "no case"
+        }
+        fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+            a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase())
+        }
+        fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
+            out.extend(key.to_ascii_lowercase());
+            true
+        }
+    }
+
+    fn orders() -> [KeyOrder; 4] {
+        let custom = |comparator: Arc<dyn Comparator>| KeyOrder::custom(comparator);
+        [KeyOrder::bytewise(), custom(Arc::new(Opaque)), custom(Arc::new(Reversed)), custom(Arc::new(NoCase))]
+    }
+
+    /// Every layout that a data block can have.
+    #[derive(Clone, Copy, Debug)]
+    enum Layout {
+        Restarts(u8),
+        Hashed(u8, f64),
+        Slots,
+    }
+
+    const LAYOUTS: [Layout; 9] = [
+        Layout::Restarts(1),
+        Layout::Restarts(2),
+        Layout::Restarts(3),
+        Layout::Restarts(16),
+        Layout::Hashed(1, 0.75),
+        Layout::Hashed(2, 10.0),
+        Layout::Hashed(3, 0.1),
+        Layout::Hashed(16, 1.0),
+        Layout::Slots,
+    ];
+
+    impl Layout {
+        fn builder(self) -> DataBuilder {
+            match self {
+                Layout::Restarts(interval) => DataBuilder::Restarts(BlockBuilder::new(interval)),
+                Layout::Hashed(interval, ratio) => {
+                    DataBuilder::Restarts(BlockBuilder::with_hash_index(interval, ratio))
+                }
+                Layout::Slots => DataBuilder::Slots(SlotBuilder::new()),
+            }
+        }
+
+        fn kind(self) -> BlockKind {
+            match self {
+                Layout::Restarts(_) => BlockKind::Data,
+                Layout::Hashed(..) => BlockKind::HashedData,
+                Layout::Slots => BlockKind::SlottedData,
+            }
+        }
+    }
+
+    type Entry = (Vec<u8>, u64, u8, Vec<u8>);
+
+    fn sort(mut entries: Vec<Entry>, order: &KeyOrder) -> Vec<Entry> {
+        let key = |entry: &Entry| (entry.0.clone(), SeqNo(entry.1));
+        let cmp = |a: &Entry, b: &Entry| {
+            let (a, b) = (key(a), key(b));
+            KeyRef::new(&a.0, a.1).cmp(&KeyRef::new(&b.0, b.1), order)
+        };
+        entries.sort_by(cmp);
+        entries.dedup_by(|a, b| cmp(a, b).is_eq());
+        entries
+    }
+
+    /// Keys with common prefixes, the empty key, both cases and several versions of some, of every tag.
+    fn entries(n: u64, random: &mut Random, order: &KeyOrder) -> Vec<Entry> {
+        let stem: &[u8] = if random.below(2) == 0 { b"" } else { b"a common stem/" };
+        let mut entries = Vec::new();
+        for _ in 0..n {
+            let len = if random.below(20) == 0 { 150 } else { random.below(6) };
+            let mut key = stem.to_vec();
+            key.extend((0..len).map(|_| b"abcAB"[random.below(5) as usize]));
+            let len = if random.below(10) == 0 { 200 } else { random.below(20) as usize };
+            entries.push((key, random.below(40), random.below(8) as u8, vec![random.below(256) as u8; len]));
+        }
+        sort(entries, order)
+    }
+
+    /// The hash of a key; `weak` leaves so few that most keys share theirs.
+    fn hash_of(key: &[u8], order: &KeyOrder, weak: bool) -> Option<u64> {
+        let hash = key_hash(5, order.hashable(key, &mut Vec::new())?);
+        Some(if weak { hash & 0x4000_0001 } else { hash })
+    }
+
+    fn build(builder: &mut DataBuilder, entries: &[Entry], order: &KeyOrder, weak: bool) -> (BlockKind, Vec<u8>) {
+        for (key, seqno, tag, value) in entries {
+            let hash = hash_of(key, order, weak);
             let key = KeyRef::new(key, SeqNo(*seqno));
             let expected = builder.len_with(key, value.len());
-            builder.add(key, value.len() as u8, value);
+            builder.add(key, hash, *tag, value);
             assert_eq!(builder.len(), expected);
         }
-        let bytes = builder.finish().to_vec();
-        Arc::new(Block::decode(Body::from(bytes)).unwrap())
+        let expected = builder.len();
+        let (kind, bytes) = builder.finish();
+        let longest = entries.iter().map(|entry| entry.0.len()).max().unwrap();
+        assert!(bytes.len() <= expected && (bytes.len() == expected || longest >= 128 || bytes.len() > 1 << 16));
+        let built = (kind, bytes.to_vec());
+        builder.clear();
+        built
+    }
+
+    fn block_of(layout: Layout, entries: &[Entry], order: &KeyOrder, weak: bool) -> Arc<Block> {
+        let (kind, bytes) = build(&mut layout.builder(), entries, order, weak);
+        assert_eq!(kind, layout.kind());
+        Arc::new(Block::decode(Body::new(kind, bytes)).unwrap())
+    }
+
+    fn key(entry: &Entry) -> KeyRef<'_> {
+        KeyRef::new(&entry.0, SeqNo(entry.1))
+    }
+
+    /// Every way of looking for `target` gives what the entries say.
+    fn check(block: &Arc<Block>, entries: &[Entry], target: KeyRef<'_>, order: &KeyOrder, weak: bool) {
+        let at = entries.partition_point(|entry| key(entry).cmp(&target, order).is_lt());
+        let expected = entries.get(at);
+        let same = expected.is_some_and(|entry| order.cmp(&entry.0, target.user).is_eq());
+        let located = block.locate(target, order).unwrap();
+        assert_eq!(located.is_some(), expected.is_some());
+        let found = block.find(target, hash_of(target.user, order, weak), order).unwrap();
+        assert_eq!(found.is_some_and(|found| found.same_key), same);
+        for (i, found) in [located, found.filter(|found| found.same_key)].into_iter().enumerate() {
+            let (Some(found), Some(entry)) = (found, expected) else { continue };
+            assert_eq!((found.seqno, found.tag, found.value), (SeqNo(entry.1), entry.2, &*entry.3), "way {i}");
+            assert_eq!(found.same_key, same);
+        }
+        let mut cursor = BlockCursor::new(Arc::clone(block));
+        let stands_on = |cursor: &BlockCursor, expected: Option<&Entry>| match expected {
+            None => assert!(!cursor.valid()),
+            Some(entry) => {
+                assert!(cursor.valid());
+                assert_eq!((cursor.key(), cursor.tag(), cursor.value()), (key(entry), entry.2, &*entry.3));
+            }
+        };
+        cursor.seek(target, order).unwrap();
+        stands_on(&cursor, expected);
+        cursor.seek_before(target, order).unwrap();
+        stands_on(&cursor, at.checked_sub(1).map(|at| &entries[at]));
     }
 
     #[test]
     fn every_target_is_found_in_every_way() {
         let mut random = Random(88);
-        for round in 0..60 {
-            let entries = entries(1 + random.below(60), &mut random);
-            let interval = [1, 2, 3, 16][round % 4];
-            let block = block_of(&entries, interval);
+        for round in 0..144 {
+            let (layout, order) = (LAYOUTS[round % 9], &orders()[round / 9 % 4]);
+            let weak = random.below(3) == 0;
+            let n = if round % 7 == 0 { 1 } else { 1 + random.below(90) };
+            let entries = entries(n, &mut random, order);
+            let block = block_of(layout, &entries, order, weak);
             assert_eq!(block.count(), entries.len());
-            let order = if round % 2 == 0 { KeyOrder::bytewise() } else { KeyOrder::custom(Arc::new(Opaque)) };
-            let mut cursor = BlockCursor::new(Arc::clone(&block));
-            let mut targets: Vec<(Vec<u8>, u64)> = entries.iter().map(|(k, s, _)| (k.clone(), *s)).collect();
-            for _ in 0..100 {
+            let mut targets: Vec<(Vec<u8>, u64)> = Vec::new();
+            for (key, seqno, ..) in &entries {
+                targets.extend([*seqno, seqno + 1, seqno.saturating_sub(1), 99].map(|seqno| (key.clone(), seqno)));
+                targets.push((key.to_ascii_uppercase(), *seqno));
+                targets.push(([key, &b"\0"[..]].concat(), *seqno));
+                targets.push((key[..key.len().saturating_sub(1)].to_vec(), *seqno));
+            }
+            for _ in 0..50 {
                 let len = random.below(7) as usize;
                 targets.push(((0..len).map(|_| b'`' + random.below(5) as u8).collect(), random.below(42)));
             }
             for (user, seqno) in &targets {
-                let target = KeyRef::new(user, SeqNo(*seqno));
-                let at = entries.partition_point(|(k, s, _)| KeyRef::new(k, SeqNo(*s)).cmp(&target, &order).is_lt());
-                let located = block.locate(target, &order).unwrap();
-                cursor.seek(target, &order).unwrap();
-                match entries.get(at) {
-                    None => assert!(located.is_none() && !cursor.valid()),
-                    Some((key, seqno, value)) => {
-                        let located = located.unwrap();
-                        assert_eq!((located.seqno, located.value), (SeqNo(*seqno), value.as_slice()));
-                        assert_eq!(located.same_key, key == user);
-                        assert_eq!((cursor.key(), cursor.value()), (KeyRef::new(key, SeqNo(*seqno)), value.as_slice()));
+                check(&block, &entries, KeyRef::new(user, SeqNo(*seqno)), order, weak);
+            }
+        }
+    }
+
+    #[test]
+    fn the_empty_key_alone_and_keys_of_equal_length_and_many_versions() {
+        let order = KeyOrder::bytewise();
+        let alone = vec![(vec![], 7, 1, vec![])];
+        let equal: Vec<Entry> =
+            (0..70u8).map(|i| (vec![9, i / 10, i % 10, 4], 300 - u64::from(i), 1, vec![i])).collect();
+        let versions: Vec<Entry> = (0..60).map(|i| (b"one".to_vec(), 600 - 10 * i, 2, vec![i as u8])).collect();
+        let around = [(b"on".to_vec(), 5, 1, vec![]), (b"onf".to_vec(), 5, 1, vec![])];
+        let around = sort([versions.clone(), around.to_vec()].concat(), &order);
+        for entries in [alone, equal, versions, around] {
+            for layout in LAYOUTS {
+                let block = block_of(layout, &entries, &order, false);
+                for (user, seqno, ..) in &entries {
+                    for seqno in [0, seqno - 1, *seqno, seqno + 1, seqno + 5] {
+                        check(&block, &entries, KeyRef::new(user, SeqNo(seqno)), &order, false);
                     }
                 }
-                cursor.seek_before(target, &order).unwrap();
-                assert_eq!(cursor.valid(), at > 0);
-                if at > 0 {
-                    assert_eq!(cursor.key(), KeyRef::new(&entries[at - 1].0, SeqNo(entries[at - 1].1)));
+                for user in [&b""[..], b"o", b"onea", b"z", &[9, 3], &[9, 3, 4, 4, 4], &[255; 9]] {
+                    check(&block, &entries, KeyRef::new(user, SeqNo(1000)), &order, false);
                 }
             }
         }
     }
 
     #[test]
+    fn blocks_longer_than_64_kib_have_wide_slots() {
+        let order = KeyOrder::bytewise();
+        // The last slot at 65,535, one byte behind, and far behind.
+        for last in [65_535usize, 65_536, 300_000] {
+            let mut entries: Vec<Entry> = (0..20u8).map(|i| (vec![b'k', i], 100, 1, vec![i; last / 20 - 20])).collect();
+            let before = |entries: &[Entry]| entries[..19].iter().map(|entry| 4 + entry.3.len()).sum::<usize>();
+            let len = entries[0].3.len() + last - before(&entries);
+            entries[0].3.resize(len, 7);
+            assert_eq!(before(&entries), last);
+            let (_, bytes) = build(&mut Layout::Slots.builder(), &entries, &order, false);
+            assert_eq!(bytes[bytes.len() - 2], if last > 65_535 { 4 } else { 2 });
+            for layout in LAYOUTS {
+                let block = block_of(layout, &entries, &order, false);
+                entries.iter().for_each(|entry| check(&block, &entries, key(entry), &order, false));
+                check(&block, &entries, KeyRef::new(b"kk", SeqNo(5)), &order, false);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_of_254_intervals_has_no_hash_index_and_the_next_one_has() {
+        let order = KeyOrder::bytewise();
+        let entries = |n: u64| -> Vec<Entry> {
+            (0..n).map(|i| (format!("key {i:04}").into_bytes(), i + 1, 1, vec![i as u8])).collect()
+        };
+        for interval in [1, 3] {
+            let mut builder = Layout::Hashed(interval, 0.75).builder();
+            let full = 253 * u64::from(interval);
+            let all = [(1, BlockKind::HashedData), (full, BlockKind::HashedData), (full + 1, BlockKind::Data)];
+            for (n, kind) in all.into_iter().chain(all) {
+                let entries = entries(n);
+                let (built, bytes) = build(&mut builder, &entries, &order, false);
+                assert_eq!(built, kind, "{n} entries");
+                let block = Arc::new(Block::decode(Body::new(kind, bytes)).unwrap());
+                for entry in &entries {
+                    check(&block, &entries, key(entry), &order, false);
+                }
+                check(&block, &entries, KeyRef::new(b"key 0004a", SeqNo(9)), &order, false);
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_bucket_answers_without_reading_an_entry() {
+        let order = KeyOrder::bytewise();
+        let entries = vec![(b"a".to_vec(), 1, 1, vec![]), (b"b".to_vec(), 1, 1, vec![])];
+        let (kind, mut bytes) = build(&mut Layout::Hashed(16, 0.1).builder(), &entries, &order, false);
+        bytes[6..12].fill(0xff); // the second entry; any look at it fails
+        let block = Block::decode(Body::new(kind, bytes)).unwrap();
+        let find = |user: &[u8]| block.find(KeyRef::new(user, SeqNo(9)), hash_of(user, &order, false), &order);
+        assert!(find(b"b").is_err());
+        let empty = (0..100u8).filter(|i| matches!(find(&[b'b', *i]), Ok(None))).count();
+        assert!(empty > 80, "{empty} of 100 absent keys have an empty bucket, of 20 with two taken");
+    }
+
+    #[test]
     fn walks_both_ways_and_turns() {
         let mut random = Random(7);
-        let entries = entries(50, &mut random);
-        for interval in [1, 4, 16] {
-            let mut cursor = BlockCursor::new(block_of(&entries, interval));
+        let order = KeyOrder::bytewise();
+        let entries = entries(50, &mut random, &order);
+        for layout in LAYOUTS {
+            let mut cursor = BlockCursor::new(block_of(layout, &entries, &order, false));
             cursor.seek_to_last().unwrap();
             let mut at = entries.len() - 1;
             for _ in 0..2000 {
-                assert_eq!((cursor.key().user, cursor.value()), (&*entries[at].0, &*entries[at].2));
+                assert_eq!((cursor.key(), cursor.value()), (key(&entries[at]), &*entries[at].3));
                 let forward = random.below(2) == 0;
                 if forward {
                     cursor.next().unwrap()
@@ -478,14 +415,17 @@ mod tests {
     }
 
     /// Walks and searches a block that may be anything; only errors are allowed to come of it.
-    fn exercise(bytes: Vec<u8>) {
-        let Ok(block) = Block::decode(Body::from(bytes)) else { return };
+    fn exercise(kind: BlockKind, bytes: Vec<u8>) {
+        let Ok(block) = Block::decode(Body::new(kind, bytes.clone())) else { return };
         let block = Arc::new(block);
-        for order in [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(Opaque))] {
+        for order in orders() {
             let mut cursor = BlockCursor::new(Arc::clone(&block));
             for user in [&b""[..], b"abc", b"b", b"cccccc", &[255; 9]] {
                 let target = KeyRef::new(user, SeqNo(20));
                 let _ = block.locate(target, &order);
+                for hash in [0, 1, 0xff, 0x7f00_0000, u64::MAX] {
+                    let _ = block.find(target, Some(hash), &order);
+                }
                 let _ = cursor.seek(target, &order);
                 let _ = cursor.seek_before(target, &order);
             }
@@ -493,70 +433,80 @@ mod tests {
             while cursor.valid() && cursor.next().is_ok() {
                 steps += 1;
             }
-            assert!(steps <= block.end());
+            assert!(steps <= bytes.len());
             steps = cursor.seek_to_last().is_ok() as usize;
             while cursor.valid() && cursor.prev().is_ok() {
                 steps += 1;
             }
-            assert!(steps <= block.end() + 1);
+            assert!(steps <= bytes.len() + 1);
         }
     }
 
     #[test]
     fn damaged_and_random_blocks_give_errors_at_worst() {
+        const KINDS: [BlockKind; 3] = [BlockKind::Data, BlockKind::HashedData, BlockKind::SlottedData];
         let mut random = Random(5);
-        let mut builder = BlockBuilder::new(3);
-        for (key, seqno, value) in entries(40, &mut random) {
-            builder.add(KeyRef::new(&key, SeqNo(seqno)), 1, &value[..value.len() / 10]);
-        }
-        let good = builder.finish().to_vec();
-        for at in 0..good.len() {
-            for change in [1, 0x80, 0xff] {
-                let mut bad = good.clone();
-                bad[at] ^= change;
-                exercise(bad);
+        let order = KeyOrder::bytewise();
+        for layout in [Layout::Restarts(3), Layout::Hashed(3, 0.75), Layout::Slots] {
+            let mut entries = entries(40, &mut random, &order);
+            entries.iter_mut().for_each(|entry| entry.3.truncate(20));
+            let (_, good) = build(&mut layout.builder(), &entries, &order, false);
+            for kind in KINDS {
+                for at in 0..good.len() {
+                    for change in [1, 0x80, 0xff] {
+                        let mut bad = good.clone();
+                        bad[at] ^= change;
+                        exercise(kind, bad);
+                    }
+                    exercise(kind, good[..at].to_vec());
+                    exercise(kind, good[at..].to_vec());
+                }
             }
-            exercise(good[..at].to_vec());
-            exercise(good[at..].to_vec());
         }
-        for _ in 0..3000 {
+        for round in 0..6000 {
             let len = random.below(120) as usize;
             let mut bytes: Vec<u8> = (0..len).map(|_| random.below(256) as u8 >> random.below(8)).collect();
-            bytes.extend_from_slice(&0u32.to_le_bytes());
-            bytes.extend_from_slice(&[1 + random.below(2) as u8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
-            exercise(bytes);
-        }
-    }
-
-    #[test]
-    fn reserved_flags_are_unsupported() {
-        let mut bytes = block_of(&[(vec![1], 2, vec![3])], 1).raw().to_vec();
-        let at = bytes.len() - 4;
-        bytes[at] = 1;
-        assert_eq!(Block::decode(Body::from(bytes)).unwrap_err().kind(), crate::base::ErrorKind::Unsupported);
-    }
-
-    #[test]
-    fn packed_varints_are_what_the_decoder_reads() {
-        for shift in 0..56 {
-            for value in [(1u64 << shift) - 1, 1 << shift, (1 << 56) - 1, 0x5A_5A5A_5A5A_5A5A >> (55 - shift)] {
-                let mut bytes = Vec::new();
-                crate::base::coding::put_varint(&mut bytes, value);
-                let len = bytes.len();
-                bytes.resize(8, 0xff);
-                assert_eq!(unpack_varint(u64::from_le_bytes(bytes.try_into().unwrap()), len), value);
+            let small = 1 + random.below(2) as u8;
+            match KINDS[round % 3] {
+                BlockKind::SlottedData => {
+                    bytes.extend_from_slice(&[random.below(3) as u8, 0, small, 0]);
+                    bytes.extend_from_slice(&[small + 1, 0, 0, 0, random.below(9) as u8, 0, 2, 0]);
+                }
+                BlockKind::HashedData => {
+                    bytes.extend_from_slice(&[0, 0, 0, 0, 255, 0, 254]);
+                    bytes.extend_from_slice(&[1, 0, 0, 0, 4, 0, 0, 0, 1, 0, 3, 0]);
+                }
+                _ => {
+                    bytes.extend_from_slice(&0u32.to_le_bytes());
+                    bytes.extend_from_slice(&[small, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+                }
             }
+            exercise(KINDS[round % 3], bytes);
         }
     }
 
     #[test]
-    fn common_prefixes_of_every_length() {
-        for len in 0..40usize {
-            let a: Vec<u8> = (0..40).collect();
-            let mut b = a.clone();
-            assert_eq!(common_prefix(&a, &b[..len]), len);
-            b[len] ^= 0x80;
-            assert_eq!(common_prefix(&a, &b), len);
-        }
+    fn flags_widths_and_counts_out_of_range_are_refused() {
+        let order = KeyOrder::bytewise();
+        let entries: Vec<Entry> = (0..9).map(|i| (vec![b'a', i], 2, 1, vec![i])).collect();
+        let outcome = |layout: Layout, from_end: usize, byte: u8| {
+            let (kind, mut bytes) = build(&mut layout.builder(), &entries, &order, false);
+            let at = bytes.len() - from_end;
+            bytes[at] = byte;
+            Block::decode(Body::new(kind, bytes)).map(drop).map_err(|error| error.kind())
+        };
+        let (plain, hashed) = (Layout::Restarts(2), Layout::Hashed(2, 1.0));
+        assert_eq!(outcome(plain, 4, 0), Ok(()));
+        assert_eq!(outcome(plain, 4, 1), Err(ErrorKind::Unsupported));
+        assert_eq!(outcome(hashed, 4, 1), Ok(()));
+        assert_eq!(outcome(hashed, 4, 0), Err(ErrorKind::Unsupported));
+        assert_eq!(outcome(hashed, 4, 3), Err(ErrorKind::Unsupported));
+        assert_eq!(outcome(hashed, 2, 0), Err(ErrorKind::Corruption), "no buckets");
+        assert_eq!(outcome(hashed, 1, 255), Err(ErrorKind::Corruption), "more buckets than bytes");
+        assert_eq!(outcome(hashed, 13, 5), Err(ErrorKind::Corruption), "an interval behind the last");
+        assert_eq!(outcome(Layout::Slots, 1, 1), Err(ErrorKind::Unsupported));
+        assert_eq!(outcome(Layout::Slots, 2, 3), Err(ErrorKind::Corruption), "no such width");
+        assert_eq!(outcome(Layout::Slots, 8, 0), Err(ErrorKind::Corruption), "no entries");
+        assert_eq!(outcome(Layout::Slots, 7, 1), Err(ErrorKind::Corruption), "more slots than bytes");
     }
 }

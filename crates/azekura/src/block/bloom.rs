@@ -117,6 +117,7 @@ impl FilterBlock {
 mod tests {
     use super::*;
     use crate::base::checksum::key_hash;
+    use crate::block::BlockKind;
 
     #[test]
     fn holds_every_key_and_few_others() {
@@ -125,7 +126,7 @@ mod tests {
         {
             let hash = |i: u64| key_hash(9, &i.to_le_bytes());
             let hashes: Vec<u64> = (0..n).map(hash).collect();
-            let filter = FilterBlock::decode(&Body::from(FilterBlock::build(&hashes, bits))).unwrap();
+            let filter = FilterBlock::decode(&Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
             assert!(hashes.iter().all(|h| filter.may_contain(*h)));
             let wrong = (n..n + 200_000).filter(|i| filter.may_contain(hash(*i))).count();
             let rate = wrong as f64 / 200_000.0;
@@ -139,7 +140,8 @@ mod tests {
         for bits in [0.01f32, 1.0, 24.0, 1000.0] {
             for n in [0u64, 1, 2, 100] {
                 let hashes: Vec<u64> = (0..n).map(|i| key_hash(i, b"")).collect();
-                let filter = FilterBlock::decode(&Body::from(FilterBlock::build(&hashes, bits))).unwrap();
+                let filter =
+                    FilterBlock::decode(&Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
                 assert!(hashes.iter().all(|h| filter.may_contain(*h)));
             }
         }
@@ -152,12 +154,12 @@ mod tests {
             for bit in 0..8 {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << bit;
-                if let Ok(filter) = FilterBlock::decode(&Body::from(bad)) {
+                if let Ok(filter) = FilterBlock::decode(&Body::new(BlockKind::Filter, bad)) {
                     filter.may_contain(u64::MAX);
                     filter.may_contain(0);
                 }
             }
-            assert!(FilterBlock::decode(&Body::from(good[..at].to_vec())).is_err());
+            assert!(FilterBlock::decode(&Body::new(BlockKind::Filter, good[..at].to_vec())).is_err());
         }
     }
 }

@@ -267,7 +267,7 @@ mod tests {
         let mut builder = BlockBuilder::new(1);
         builder.add(KeyRef::new(&key(file, offset), SeqNo(len as u64)), 1, &value(file, offset, len));
         let bytes = builder.finish().to_vec().into_boxed_slice().into_vec();
-        Arc::new(Block::decode(Body::from(bytes)).unwrap())
+        Arc::new(Block::decode(Body::new(BlockKind::Data, bytes)).unwrap())
     }
 
     fn key(file: u64, offset: u64) -> Vec<u8> {
@@ -281,6 +281,7 @@ mod tests {
 
     /// Looks at every byte.
     fn verify(block: &Block, file: u64, offset: u64) {
+        let Block::Restarts(block) = block else { panic!("it was built with restarts") };
         let entry = block.parse_restart(0).unwrap();
         assert_eq!(entry.rest, key(file, offset));
         assert_eq!(entry.value, value(file, offset, entry.seqno.0 as usize));

@@ -5,15 +5,16 @@ use std::sync::{Arc, Weak};
 
 use crate::base::{Error, Result};
 use crate::block::frame::Body;
+use crate::block::restarts::RestartBlock;
 use crate::block::{Block, FilterBlock};
 use crate::mem::link::{AnyHub, Hub, Keeper, Retired};
 
 /// A piece of the index, and a link for each data block that it names.
-pub(crate) type IndexPiece = Hub<Block, Block>;
+pub(crate) type IndexPiece = Hub<Block, RestartBlock>;
 /// The top of the index, and a link for each piece.
-pub(crate) type IndexTop = Hub<IndexPiece, Block>;
+pub(crate) type IndexTop = Hub<IndexPiece, RestartBlock>;
 /// The top of the filter, and a link for each piece.
-pub(crate) type FilterTop = Hub<FilterBlock, Block>;
+pub(crate) type FilterTop = Hub<FilterBlock, RestartBlock>;
 
 /// Bytes that were reserved in the budget; they are given back when what they were reserved for is freed.
 pub(crate) struct Receipt {
@@ -89,8 +90,8 @@ pub(crate) trait Cacheable: Send + Sync + Sized + 'static {
 }
 
 /// The block as a hub: its `i`-th link is that of its `i`-th entry, which is the `i`-th restart.
-fn decode_hub<T>(body: Body) -> Result<Hub<T, Block>> {
-    let block = Block::decode(body)?;
+fn decode_hub<T>(body: Body) -> Result<Hub<T, RestartBlock>> {
+    let block = RestartBlock::decode(body)?;
     let count = block.count();
     if block.restarts() != count {
         return Err(Error::corruption("block of the index has entries that are no restarts"));
@@ -117,7 +118,7 @@ macro_rules! cacheable {
     };
 }
 
-fn hub_memory<T>(hub: &Hub<T, Block>) -> usize {
+fn hub_memory<T>(hub: &Hub<T, RestartBlock>) -> usize {
     hub.memory() + hub.links_memory()
 }
 

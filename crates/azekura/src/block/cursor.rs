@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::{Error, KeyOrder, KeyRef, Result, SeqNo};
-use crate::block::block::{Block, put_key};
+use crate::block::block::Block;
+use crate::block::restarts::put_key;
 
 /// A position in a block; it owns its block and keeps its key buffer from block to block.
 ///
@@ -18,12 +19,15 @@ pub(crate) struct BlockCursor {
     /// Where the entry begins, and where the next one does.
     at: usize,
     next: usize,
+    /// Of the entry, in a block with slots.
+    number: usize,
     valid: bool,
 }
 
 impl BlockCursor {
     pub(crate) fn new(block: Arc<Block>) -> BlockCursor {
-        BlockCursor { block, key: Vec::new(), seqno: SeqNo::ZERO, tag: 0, value: 0..0, at: 0, next: 0, valid: false }
+        let (key, seqno) = (Vec::new(), SeqNo::ZERO);
+        BlockCursor { block, key, seqno, tag: 0, value: 0..0, at: 0, next: 0, number: 0, valid: false }
     }
 
     /// Changes to another block; not valid until a seek.
@@ -49,12 +53,19 @@ impl BlockCursor {
     }
 
     pub(crate) fn seek_to_first(&mut self) -> Result<()> {
-        self.go_to_restart(0)
+        match &*self.block {
+            Block::Restarts(_) => self.go_to_restart(0),
+            Block::Slots(_) => self.go_to_slot(0),
+        }
     }
 
     pub(crate) fn seek_to_last(&mut self) -> Result<()> {
-        self.go_to_restart(self.block.restarts() - 1)?;
-        while self.next < self.block.end() {
+        let (last, end) = match &*self.block {
+            Block::Restarts(block) => (block.restarts() - 1, block.end()),
+            Block::Slots(block) => return self.go_to_slot(block.count() - 1),
+        };
+        self.go_to_restart(last)?;
+        while self.next < end {
             self.step()?;
         }
         Ok(())
@@ -63,9 +74,16 @@ impl BlockCursor {
     /// To the first entry at or behind `target`.
     pub(crate) fn seek(&mut self, target: KeyRef<'_>, order: &KeyOrder) -> Result<()> {
         self.valid = false;
-        let before = self.block.restarts_before(target, order)?;
-        if self.block.restarts() == self.block.count() {
-            return if before < self.block.restarts() { self.go_to_restart(before) } else { Ok(()) };
+        let block = match &*self.block {
+            Block::Restarts(block) => block,
+            Block::Slots(block) => {
+                let before = block.entries_before(target, order)?;
+                return if before < block.count() { self.go_to_slot(before) } else { Ok(()) };
+            }
+        };
+        let before = block.restarts_before(target, order)?;
+        if block.restarts() == block.count() {
+            return if before < block.restarts() { self.go_to_restart(before) } else { Ok(()) };
         }
         self.go_to_restart(before.saturating_sub(1))?;
         while self.valid && self.key().cmp(&target, order).is_lt() {
@@ -80,24 +98,41 @@ impl BlockCursor {
         if self.valid { self.prev() } else { self.seek_to_last() }
     }
 
+    #[inline]
     pub(crate) fn next(&mut self) -> Result<()> {
-        if self.next < self.block.end() {
-            return self.step();
+        if !self.valid {
+            return Ok(());
         }
-        self.valid = false;
-        Ok(())
+        match &*self.block {
+            Block::Restarts(block) if self.next < block.end() => self.step(),
+            Block::Slots(block) if self.number + 1 < block.count() => {
+                self.number += 1;
+                self.step_slot(self.next)
+            }
+            _ => {
+                self.valid = false;
+                Ok(())
+            }
+        }
     }
 
     pub(crate) fn prev(&mut self) -> Result<()> {
         let here = self.at;
-        if here == 0 {
+        if here == 0 || !self.valid {
             self.valid = false;
             return Ok(());
         }
-        let (mut low, mut high) = (0, self.block.restarts());
+        let block = match &*self.block {
+            Block::Restarts(block) => block,
+            Block::Slots(block) => {
+                self.number -= 1; // only the first entry is at 0
+                return self.step_slot(block.slot(self.number));
+            }
+        };
+        let (mut low, mut high) = (0, block.restarts());
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.block.restart(middle) < here { low = middle + 1 } else { high = middle }
+            if block.restart(middle) < here { low = middle + 1 } else { high = middle }
         }
         self.go_to_restart(low - 1)?; // the first restart is at 0, so at least one lies before
         while self.next < here {
@@ -112,20 +147,49 @@ impl BlockCursor {
 
     fn go_to_restart(&mut self, i: usize) -> Result<()> {
         self.key.clear();
-        self.next = self.block.restart(i);
+        if let Block::Restarts(block) = &*self.block {
+            self.next = block.restart(i);
+        }
         self.step()
     }
 
-    /// Reads the entry at `next`.
+    fn go_to_slot(&mut self, i: usize) -> Result<()> {
+        let Block::Slots(block) = &*self.block else { return Ok(()) };
+        self.key.clear();
+        self.key.extend_from_slice(block.prefix());
+        self.number = i;
+        self.step_slot(block.slot(i))
+    }
+
+    /// Reads the entry at `next`, of a block with restart points.
     fn step(&mut self) -> Result<()> {
         self.valid = false;
-        let entry = self.block.parse(self.next)?;
+        let Block::Restarts(block) = &*self.block else { return Ok(()) };
+        let entry = block.parse(self.next)?;
         put_key(&mut self.key, &entry)?;
         self.seqno = entry.seqno;
         self.tag = entry.tag;
         self.value = entry.next - entry.value.len()..entry.next;
         self.at = self.next;
         self.next = entry.next;
+        self.valid = true;
+        Ok(())
+    }
+
+    /// Reads the entry of that number, which begins at `at`, of a block with slots. The key begins with the prefix.
+    #[inline]
+    fn step_slot(&mut self, at: usize) -> Result<()> {
+        self.valid = false;
+        let Block::Slots(block) = &*self.block else { return Ok(()) };
+        let end = block.end_of(self.number);
+        let entry = block.entry_at(at, end)?;
+        self.key.truncate(block.prefix_len());
+        self.key.extend_from_slice(entry.rest);
+        self.seqno = entry.seqno;
+        self.tag = entry.tag;
+        self.value = entry.value;
+        self.at = at;
+        self.next = end;
         self.valid = true;
         Ok(())
     }

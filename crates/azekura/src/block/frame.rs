@@ -25,18 +25,24 @@ const ZLIB_RATIO_MAX: u64 = 1040;
 pub(crate) struct Body {
     bytes: Vec<u8>,
     start: usize,
+    kind: BlockKind,
 }
 
 impl Body {
+    /// A block of that kind that was never in a frame.
+    pub(crate) fn new(kind: BlockKind, bytes: Vec<u8>) -> Body {
+        Body { bytes, start: 0, kind }
+    }
+
+    /// As the frame says.
+    #[inline]
+    pub(crate) fn kind(&self) -> BlockKind {
+        self.kind
+    }
+
     /// The bytes, and where in them the block begins.
     pub(crate) fn into_parts(self) -> (Vec<u8>, usize) {
         (self.bytes, self.start)
-    }
-}
-
-impl From<Vec<u8>> for Body {
-    fn from(bytes: Vec<u8>) -> Body {
-        Body { bytes, start: 0 }
     }
 }
 
@@ -72,7 +78,8 @@ pub(crate) fn put_frame(
     BlockHandle { offset, len: (out.len() - start) as u64 }
 }
 
-/// Checks and opens the frame that lay at `offset`, and that should hold a block of `kind`.
+/// Checks and opens the frame that lay at `offset`, and that should hold a block of `kind`; a data block may be of any
+/// layout.
 ///
 /// # Errors
 /// `Corruption` if it does not verify or is of another kind, `Unsupported` if a newer version wrote it.
@@ -89,7 +96,7 @@ pub(crate) fn open_frame(bytes: Vec<u8>, file_id: &[u8; 16], offset: u64, kind: 
         return Err(Error::unsupported(format!("transform {} needs a newer version", header[9])));
     }
     let found = BlockKind::from_byte(header[10])?;
-    if found != kind {
+    if found.role() != kind.role() {
         return Err(Error::corruption(format!("block is of kind {found:?} where {kind:?} should be")));
     }
     let mut wide = [0u8; 8];
@@ -104,8 +111,8 @@ pub(crate) fn open_frame(bytes: Vec<u8>, file_id: &[u8; 16], offset: u64, kind: 
     let raw_len = usize::try_from(raw_len).ok().filter(|_| plausible && raw_len <= RAW_LEN_MAX);
     let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares a length that it cannot have"))?;
     match codec {
-        Codec::None => Ok(Body { bytes, start: FRAME_HEADER_LEN }),
-        codec => Ok(Body::from(decompress(codec, stored, raw_len)?)),
+        Codec::None => Ok(Body { bytes, start: FRAME_HEADER_LEN, kind: found }),
+        codec => Ok(Body::new(found, decompress(codec, stored, raw_len)?)),
     }
 }
 
@@ -176,7 +183,9 @@ mod tests {
         }
         assert_eq!(kind_of([9, 0, 1, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Unsupported));
         assert_eq!(kind_of([0, 1, 1, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Unsupported));
-        assert_eq!(kind_of([0, 0, 3, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Unsupported));
+        assert_eq!(kind_of([0, 0, 3, 3, 0, 0, 0, 0], b"abc"), Ok(3), "a data block of another layout");
+        assert_eq!(kind_of([0, 0, 4, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
+        assert_eq!(kind_of([0, 0, 10, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
         assert_eq!(kind_of([0, 0, 77, 3, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));
     }
 }

@@ -6,8 +6,12 @@ use crate::base::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum BlockKind {
-    /// Entries of the table, with restart points.
+    /// Entries of the table, with restart points. Who asks for a data block of whichever layout asks for this.
     Data = 1,
+    /// The same with a hash index behind the restart points.
+    HashedData = 2,
+    /// Entries of the table, with offset slots and fingerprints.
+    SlottedData = 3,
     /// A piece of the index: separators and the data blocks they lead to.
     Index = 4,
     /// The top of the index: last separators and their pieces.
@@ -22,7 +26,7 @@ pub(crate) enum BlockKind {
 }
 
 impl BlockKind {
-    /// The kinds that live in the cache, for its statistics.
+    /// The kinds that live in the cache, for its statistics; data blocks of every layout are counted as one.
     pub(crate) const CACHED: [BlockKind; 5] =
         [BlockKind::Data, BlockKind::Index, BlockKind::IndexTop, BlockKind::Filter, BlockKind::FilterTop];
 
@@ -32,11 +36,12 @@ impl BlockKind {
     }
 
     /// # Errors
-    /// `Unsupported` for kinds of block that a newer version may write, `Corruption` for numbers without meaning.
+    /// `Corruption` for numbers without meaning.
     pub(crate) fn from_byte(byte: u8) -> Result<BlockKind> {
         Ok(match byte {
             1 => BlockKind::Data,
-            2 | 3 => return Err(Error::unsupported(format!("data blocks of kind {byte} need a newer version"))),
+            2 => BlockKind::HashedData,
+            3 => BlockKind::SlottedData,
             4 => BlockKind::Index,
             5 => BlockKind::IndexTop,
             6 => BlockKind::Filter,
@@ -45,5 +50,13 @@ impl BlockKind {
             9 => BlockKind::Directory,
             _ => return Err(Error::corruption(format!("block kind {byte} does not exist"))),
         })
+    }
+
+    /// The kind that a handle's place in the file tells: every layout of a data block is `Data`.
+    pub(crate) fn role(self) -> BlockKind {
+        match self {
+            BlockKind::HashedData | BlockKind::SlottedData => BlockKind::Data,
+            kind => kind,
+        }
     }
 }

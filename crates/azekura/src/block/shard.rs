@@ -106,7 +106,7 @@ pub(crate) fn place(kind: BlockKind) -> usize {
         BlockKind::IndexTop => 2,
         BlockKind::Filter => 3,
         BlockKind::FilterTop => 4,
-        BlockKind::Data | BlockKind::Properties | BlockKind::Directory => 0,
+        _ => 0, // data blocks of every layout; nothing else is cached
     }
 }
 

@@ -252,6 +252,7 @@ impl Catalog {
                 order.name()
             )));
         }
+        options.check_order(&order)?;
         match state.tree.get() {
             Some(tree) => tree.set_options(options.lsm(self.parts.codec)),
             None => self.build_tree(state, order, options)?,

@@ -129,6 +129,7 @@ impl Database {
             _ => error,
         })?;
         let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
+        options.check_order(&order)?;
         let meta = PartitionMeta {
             id: PartitionId(0), // until it is created
             engine: 0,

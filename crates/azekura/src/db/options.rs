@@ -2,9 +2,9 @@
 
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
-use crate::base::{Error, Result};
+use crate::base::{Error, KeyOrder, Result};
 use crate::lsm::options::{LeveledOptions, LsmOptions};
-use crate::table::options::{FilterPolicy, TableOptions};
+use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIOS};
 
 /// How tables are merged in the background.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,9 @@ impl Default for CompactionStrategy {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartitionCreateOptions {
+    /// Where the data block index type is the default if it was not asked for.
     pub(crate) table: TableOptions,
+    pub(crate) data_block_index_type: Option<DataBlockIndexType>,
     /// `None`: the database's.
     pub(crate) compression: Option<CompressionType>,
     pub(crate) compression_per_level: Vec<CompressionType>,
@@ -40,6 +42,7 @@ impl Default for PartitionCreateOptions {
     fn default() -> PartitionCreateOptions {
         PartitionCreateOptions {
             table: TableOptions::default(),
+            data_block_index_type: None,
             compression: None,
             compression_per_level: Vec::new(),
             max_memtable_size: 64 << 20,
@@ -70,10 +73,30 @@ impl PartitionCreateOptions {
         self
     }
 
-    /// Entries between restart points in a data block, 1..=255. Default 16. More is smaller, fewer is faster.
+    /// Entries between restart points in a data block that has them, 1..=255. Default 4. More is smaller, fewer is
+    /// faster.
     #[must_use]
     pub fn restart_interval(mut self, entries: u8) -> Self {
         self.table.restart_interval = entries;
+        self
+    }
+
+    /// How data blocks lead to their entries. Default: [`DataBlockIndexType::Fingerprint`], or `BinarySearch` under a
+    /// comparator that allows no hashes.
+    ///
+    /// Under a [`Comparator`](crate::Comparator) that may hold keys of different bytes equal and has no canonical form
+    /// for them, asking for anything but `BinarySearch` is `Invalid`.
+    #[must_use]
+    pub fn data_block_index_type(mut self, index_type: DataBlockIndexType) -> Self {
+        self.data_block_index_type = Some(index_type);
+        self
+    }
+
+    /// Entries for each bucket of the hash index of a [`DataBlockIndexType::BinaryAndHash`] block, 0.1..=10. Default
+    /// 0.75. Less is larger, and leaves fewer lookups to the binary search.
+    #[must_use]
+    pub fn data_block_hash_table_util_ratio(mut self, ratio: f64) -> Self {
+        self.table.data_block_hash_table_util_ratio = ratio;
         self
     }
 
@@ -146,6 +169,12 @@ impl PartitionCreateOptions {
         range("restart_interval", self.table.restart_interval.into(), 1, 255)?;
         range("max_memtable_size", self.max_memtable_size, 4 << 10, 2 << 30)?;
         range("compression_per_level", self.compression_per_level.len() as u64, 0, 64)?;
+        let ratio = self.table.data_block_hash_table_util_ratio;
+        if !UTIL_RATIOS.contains(&ratio) {
+            let (low, high) = (UTIL_RATIOS.start(), UTIL_RATIOS.end());
+            let what = format!("data_block_hash_table_util_ratio is {ratio}, out of its range {low}..={high}");
+            return Err(Error::invalid(what));
+        }
         if let FilterPolicy::Bloom { bits_per_key } = self.table.filter
             && !(1.0..=64.0).contains(&bits_per_key)
         {
@@ -156,14 +185,29 @@ impl PartitionCreateOptions {
         self.compression.iter().chain(&self.compression_per_level).try_for_each(|codec| codec.check())
     }
 
+    /// Fails if an option is asked for that the order of the keys does not allow.
+    pub(crate) fn check_order(&self, order: &KeyOrder) -> Result<()> {
+        match self.data_block_index_type {
+            Some(index_type) if index_type.hashes() && order.hashable(b"", &mut Vec::new()).is_none() => {
+                Err(Error::invalid(format!(
+                    "data_block_index_type {index_type:?} hashes keys, but comparator {:?} may hold keys of different \
+                     bytes equal and has no canonical form for them",
+                    order.name()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What the tree is built with.
     pub(crate) fn lsm(&self, default_codec: CompressionType) -> LsmOptions {
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         let codec = self.compression.unwrap_or(default_codec);
+        let index_type = self.data_block_index_type.unwrap_or(self.table.data_block_index_type);
         LsmOptions {
             max_memtable_size: self.max_memtable_size,
             compaction: leveled.clone(),
-            table: TableOptions { compression: codec, ..self.table.clone() },
+            table: TableOptions { compression: codec, data_block_index_type: index_type, ..self.table.clone() },
             compression_per_level: self.compression_per_level.clone(),
         }
     }
@@ -190,6 +234,8 @@ impl PartitionCreateOptions {
             (8, leveled.table_size),
             (9, u64::from(leveled.level_ratio)),
             (12, leveled.base_size),
+            (13, self.data_block_index_type.map_or(0, DataBlockIndexType::to_number)),
+            (14, self.table.data_block_hash_table_util_ratio.to_bits()),
         ];
         let mut out = Vec::new();
         for (field, number) in numbers {
@@ -237,6 +283,8 @@ impl PartitionCreateOptions {
                 8 => leveled.table_size = number()?,
                 9 => leveled.level_ratio = number()? as u32,
                 12 => leveled.base_size = number()?,
+                13 => options.data_block_index_type = DataBlockIndexType::from_number(number()?),
+                14 => options.table.data_block_hash_table_util_ratio = f64::from_bits(number()?),
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
                 _ => {}
@@ -276,6 +324,8 @@ mod tests {
             .compression(CompressionType::Miniz(7))
             .compression_per_level(vec![CompressionType::None, CompressionType::Lz4])
             .restart_interval(3)
+            .data_block_index_type(DataBlockIndexType::BinaryAndHash)
+            .data_block_hash_table_util_ratio(0.3)
             .metadata_block_size(512)
             .filter_policy(FilterPolicy::Bloom { bits_per_key: 12.5 })
             .max_memtable_size(5000)
@@ -295,6 +345,10 @@ mod tests {
         assert!(default().block_size(63).check().is_err());
         assert!(default().restart_interval(0).check().is_err());
         assert!(default().max_memtable_size(1).check().is_err());
+        for bad in [0.0, 0.09, 10.5, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(default().data_block_hash_table_util_ratio(bad).check().is_err());
+        }
+        assert!(default().data_block_hash_table_util_ratio(0.1).check().is_ok());
         assert!(default().compression(CompressionType::Miniz(11)).check().is_err());
         assert!(default().filter_policy(FilterPolicy::Bloom { bits_per_key: f32::NAN }).check().is_err());
     }

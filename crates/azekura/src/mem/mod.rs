@@ -8,7 +8,7 @@
 //!
 //! Rooms in reading order: [`slice`], [`pages`] (memory in big pieces), [`append_vec`] (grows beside its readers),
 //! [`arena`] (byte records), [`epoch`] (a pointer that readers follow without a lock), [`link`] (many of them, to what
-//! somebody else keeps), [`prefetch`].
+//! somebody else keeps), [`prefetch`], [`simd`] (many bytes compared at once).
 
 pub(crate) mod append_vec;
 pub(crate) mod arena;
@@ -16,4 +16,5 @@ pub(crate) mod epoch;
 pub(crate) mod link;
 pub(crate) mod pages;
 pub(crate) mod prefetch;
+pub(crate) mod simd;
 pub(crate) mod slice;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::base::{Error, KeyOrder, KeyRef, Result, SeqNo};
 use crate::block::cached::{IndexPiece, IndexTop};
-use crate::block::{Block, BlockBuilder, BlockHandle, BlockKind};
+use crate::block::restarts::RestartBlock;
+use crate::block::{BlockBuilder, BlockHandle, BlockKind};
 use crate::mem::epoch::Pin;
 use crate::table::source::{Held, Slot, Source};
 
@@ -90,7 +91,7 @@ pub(crate) fn build_top(pieces: &[Piece], handles: &[BlockHandle]) -> Vec<u8> {
 }
 
 /// The handle in the only entry of a top that has just one.
-pub(crate) fn only_piece(top: &Block) -> Result<Option<BlockHandle>> {
+pub(crate) fn only_piece(top: &RestartBlock) -> Result<Option<BlockHandle>> {
     if top.count() > 1 { Ok(None) } else { BlockHandle::decode(top.parse_restart(0)?.value).map(Some) }
 }
 
@@ -104,13 +105,13 @@ pub(crate) enum Index {
 
 /// The first entry of an index block at or behind `target`; its number is also that of its link.
 #[inline]
-pub(crate) fn entry_at_or_behind(block: &Block, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<usize>> {
+pub(crate) fn entry_at_or_behind(block: &RestartBlock, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<usize>> {
     let before = block.restarts_before(target, order)?;
     Ok((before < block.restarts()).then_some(before))
 }
 
 /// Whether the user key at the end of the block that the `at`-th entry names goes on in the next one.
-pub(crate) fn continues(piece: &Block, at: usize) -> Result<bool> {
+pub(crate) fn continues(piece: &RestartBlock, at: usize) -> Result<bool> {
     Ok(piece.parse_restart(at)?.tag & CONTINUES != 0)
 }
 
@@ -198,7 +199,12 @@ impl IndexCursor {
     }
 
     /// Finds the place in the top, then that in the piece that it leads to.
-    fn enter(&mut self, index: &Index, source: &Source, find: impl Fn(&Block) -> Result<Option<usize>>) -> Result<()> {
+    fn enter(
+        &mut self,
+        index: &Index,
+        source: &Source,
+        find: impl Fn(&RestartBlock) -> Result<Option<usize>>,
+    ) -> Result<()> {
         (self.top, self.piece) = (None, None);
         match index {
             Index::One(slot) => {

@@ -5,6 +5,7 @@ use crate::base::compression::{Codec, CompressionType};
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{Error, Result, SeqNo};
 use crate::table::format::IGNORABLE;
+use crate::table::options::DataBlockIndexType;
 
 /// The properties of one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,10 +16,12 @@ pub(crate) struct Properties {
     pub(crate) raw_bytes: u64,
     pub(crate) lowest: SeqNo,
     pub(crate) highest: SeqNo,
-    /// The seed of the hashes in the filter.
+    /// The seed of the hashes in filter and data blocks.
     pub(crate) hash_seed: u64,
     pub(crate) comparator: String,
     pub(crate) compression: CompressionType,
+    /// Asked for; blocks may have fallen back. `None`: not said, which is so for tables with restart points only.
+    pub(crate) data_block_index_type: Option<DataBlockIndexType>,
     /// Milliseconds since 1970.
     pub(crate) created_ms: u64,
     pub(crate) data_blocks: u64,
@@ -44,7 +47,7 @@ const REQUIRED: u32 = 0b1_1111_1110_1111_1110;
 
 impl Properties {
     /// The properties that are one number.
-    fn numbers(&self) -> [(u8, u64); 14] {
+    fn numbers(&self) -> [(u8, u64); 15] {
         [
             (1, self.entries),
             (2, self.tombstones),
@@ -60,6 +63,7 @@ impl Properties {
             (0x91, self.data_bytes),
             (0x92, self.index_bytes),
             (0x93, self.filter_bytes),
+            (0x94, self.data_block_index_type.map_or(0, DataBlockIndexType::to_number)),
         ]
     }
 
@@ -79,6 +83,8 @@ impl Properties {
             0x91 => self.data_bytes = value,
             0x92 => self.index_bytes = value,
             0x93 => self.filter_bytes = value,
+            // Only told to people: what reads a block is the kind in its frame.
+            0x94 => self.data_block_index_type = DataBlockIndexType::from_number(value),
             _ => return Ok(false),
         }
         Ok(true)
@@ -200,6 +206,7 @@ mod tests {
             hash_seed: u64::MAX,
             comparator: "naïve".into(),
             compression: CompressionType::Miniz(6),
+            data_block_index_type: Some(DataBlockIndexType::BinaryAndHash),
             created_ms: 17,
             data_blocks: 1,
             index_pieces: 2,

@@ -7,7 +7,9 @@ use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::cached::{Cacheable, FilterTop, IndexTop};
+use crate::block::entry::Located;
 use crate::block::frame::{Body, open_frame};
+use crate::block::restarts::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::files::TableFiles;
@@ -48,7 +50,7 @@ pub(crate) struct Table {
     pub(crate) directory: Directory,
     properties: Properties,
     pub(crate) meta: TableMeta,
-    /// Whether the hashes of lookups are made with the seed that the filter's were.
+    /// Whether the hashes of lookups are made with the seed that the table's were.
     same_seed: bool,
 }
 
@@ -128,7 +130,8 @@ impl Table {
         pin: &Pin,
         read: impl FnOnce(SeqNo, RecordKind, &[u8]) -> R,
     ) -> Result<Option<R>> {
-        if !self.may_contain(lookup, pin) {
+        let hash = if self.same_seed { lookup.hash } else { self.rehash(lookup.key) };
+        if !self.may_contain(lookup.key, hash, pin) {
             return Ok(None);
         }
         let target = KeyRef::new(lookup.key, lookup.at);
@@ -137,23 +140,43 @@ impl Table {
             return Ok(None);
         };
         let block: Held<'_, Block> = self.source.follow(&piece, at, BlockKind::Data, pin)?;
-        let found = match block.locate(target, &self.order) {
+        let found = match self.find_in(&block, &piece, at, target, hash) {
             Ok(Some(entry)) if entry.same_key => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
             Ok(Some(_)) => Ok(None),
-            Ok(None) => behind_its_end(&piece, at),
+            Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
         let found = found.map_err(|error| self.source.locate_entry(error, &piece, at))?;
         Ok(found.map(|(entry, kind)| read(entry.seqno, kind, entry.value)))
     }
 
+    /// The index leads to the block that the first entry at or behind the target is in. So a lookup by hash that finds
+    /// nothing there is final. But where the `at`-th entry of the piece `continues` it is exactly the last key of the
+    /// block: then there must be such an entry, and only the search by order can tell whether it is of another key.
+    #[inline]
+    fn find_in<'b>(
+        &self,
+        block: &'b Block,
+        piece: &RestartBlock,
+        at: usize,
+        target: KeyRef<'_>,
+        hash: Option<u64>,
+    ) -> Result<Option<Located<'b>>> {
+        match block.find(target, hash, &self.order)? {
+            None if continues(piece, at)? => match block.locate(target, &self.order)? {
+                None => Err(Error::corruption("data block ends before the index says")),
+                found => Ok(found),
+            },
+            found => Ok(found),
+        }
+    }
+
     /// False only if the filter knows that the key is not here.
     #[inline]
-    fn may_contain(&self, lookup: &Lookup<'_>, pin: &Pin) -> bool {
-        let (Some(filter), Some(hash)) = (&self.filter, lookup.hash) else { return true };
-        let hash = if self.same_seed { Some(hash) } else { self.rehash(lookup.key) };
+    fn may_contain(&self, key: &[u8], hash: Option<u64>, pin: &Pin) -> bool {
+        let (Some(filter), Some(hash)) = (&self.filter, hash) else { return true };
         // A filter that cannot be read only costs the look into the data.
-        hash.is_none_or(|hash| filter.may_contain(&self.source, lookup.key, hash, &self.order, pin).unwrap_or(true))
+        filter.may_contain(&self.source, key, hash, &self.order, pin).unwrap_or(true)
     }
 
     pub(crate) fn rehash(&self, key: &[u8]) -> Option<u64> {
@@ -177,16 +200,6 @@ impl Table {
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Table({}, {} entries)", self.source.id.0, self.properties.entries)
-    }
-}
-
-/// What a data block says by ending before the target: an entry that `continues` is exactly the last key of its block,
-/// and it is not before the target.
-#[cold]
-fn behind_its_end<T>(piece: &Block, at: usize) -> Result<Option<T>> {
-    match continues(piece, at)? {
-        true => Err(Error::corruption("data block ends before the index says")),
-        false => Ok(None),
     }
 }
 

@@ -8,7 +8,8 @@ use crate::base::edit::FileId;
 use crate::base::{Error, Result};
 use crate::block::cached::{Cacheable, Home};
 use crate::block::frame::{Body, open_frame};
-use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
+use crate::block::restarts::RestartBlock;
+use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::Pin;
 use crate::mem::link::{Hub, Pinned};
 use crate::table::ahead::{ReadAhead, Wanted};
@@ -28,7 +29,7 @@ pub(crate) struct Source {
 }
 
 /// The handle that the `at`-th entry of an index block holds.
-pub(crate) fn handle_at(block: &Block, at: usize) -> Result<BlockHandle> {
+pub(crate) fn handle_at(block: &RestartBlock, at: usize) -> Result<BlockHandle> {
     BlockHandle::decode(block.parse_restart(at)?.value)
 }
 
@@ -45,7 +46,7 @@ impl Source {
 
     /// The same for the block that the `at`-th entry of an index block names.
     #[cold]
-    pub(crate) fn locate_entry(&self, error: Error, block: &Block, at: usize) -> Error {
+    pub(crate) fn locate_entry(&self, error: Error, block: &RestartBlock, at: usize) -> Error {
         self.locate(error, handle_at(block, at).map_or(0, |handle| handle.offset))
     }
 
@@ -121,7 +122,7 @@ impl Source {
     #[inline]
     pub(crate) fn follow<'p, T: Cacheable>(
         &self,
-        hub: &Held<'_, Hub<T, Block>>,
+        hub: &Held<'_, Hub<T, RestartBlock>>,
         at: usize,
         kind: BlockKind,
         pin: &'p Pin,
@@ -134,7 +135,12 @@ impl Source {
     }
 
     #[cold]
-    fn fetch<'p, T: Cacheable>(&self, hub: Arc<Hub<T, Block>>, at: usize, kind: BlockKind) -> Result<Held<'p, T>> {
+    fn fetch<'p, T: Cacheable>(
+        &self,
+        hub: Arc<Hub<T, RestartBlock>>,
+        at: usize,
+        kind: BlockKind,
+    ) -> Result<Held<'p, T>> {
         let handle = handle_at(&hub, at)?;
         self.cached(handle, kind, (Arc::downgrade(&hub) as _, at)).map(Held::Counted)
     }
@@ -142,7 +148,7 @@ impl Source {
     /// The block that the `at`-th entry of `hub` names, to keep; `fill` puts what was read into the cache.
     pub(crate) fn keep<T: Cacheable>(
         &self,
-        hub: &Arc<Hub<T, Block>>,
+        hub: &Arc<Hub<T, RestartBlock>>,
         at: usize,
         kind: BlockKind,
         fill: bool,
@@ -162,7 +168,7 @@ impl Source {
     /// cache leaves no mark or link in it.
     pub(crate) fn in_cache<T: Cacheable>(
         &self,
-        hub: &Arc<Hub<T, Block>>,
+        hub: &Arc<Hub<T, RestartBlock>>,
         at: usize,
         handle: BlockHandle,
         kind: BlockKind,
@@ -182,7 +188,7 @@ impl Source {
     /// Puts what was read into the cache, with a link to it.
     pub(crate) fn put_into_cache<T: Cacheable>(
         &self,
-        hub: &Arc<Hub<T, Block>>,
+        hub: &Arc<Hub<T, RestartBlock>>,
         at: usize,
         handle: BlockHandle,
         kind: BlockKind,

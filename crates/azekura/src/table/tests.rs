@@ -17,7 +17,7 @@ use crate::mem::epoch::Pin;
 use crate::mem::slice::Slice;
 use crate::table::files::{DirectIo, DirectPolicy, TableFiles};
 use crate::table::format::FOOTER_LEN;
-use crate::table::options::{FilterPolicy, ReadOptions, TableOptions};
+use crate::table::options::{DataBlockIndexType, FilterPolicy, ReadOptions, TableOptions};
 use crate::table::reader::{Lookup, Table};
 use crate::table::writer::TableWriter;
 use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
@@ -28,6 +28,8 @@ const FILE_ID: [u8; 16] = *b"random file id!!";
 const SEED: u64 = 99;
 const ID: FileId = FileId(7);
 const PATH: &str = "/db/000007.sst";
+const INDEX_TYPES: [DataBlockIndexType; 3] =
+    [DataBlockIndexType::BinarySearch, DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint];
 
 /// What a lookup finds, as a value of its own.
 #[derive(Debug, PartialEq, Eq)]
@@ -296,12 +298,14 @@ fn random_tables_agree_with_the_oracle_under_every_option() {
     ];
     let codecs = [CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(6)];
     let sizes = [64u32, 100, 300, 1024, 4096, 16 << 10];
-    for round in 0..48usize {
+    for round in 0..96usize {
         let order = &orders[round % 4];
         let pick = |random: &mut Random, n: usize| random.below(n as u64) as usize;
         let options = TableOptions {
             block_size: sizes[pick(&mut random, 6)],
             restart_interval: [0, 1, 2, 5, 16][pick(&mut random, 5)],
+            data_block_index_type: INDEX_TYPES[pick(&mut random, 3)],
+            data_block_hash_table_util_ratio: [0.1, 0.75, 1.0, 10.0][pick(&mut random, 4)],
             compression: codecs[round % 3],
             filter: if random.below(4) == 0 { FilterPolicy::None } else { FilterPolicy::Bloom { bits_per_key: 10.0 } },
             metadata_block_size: [64, 200, 4096][pick(&mut random, 3)],
@@ -319,6 +323,8 @@ fn random_tables_agree_with_the_oracle_under_every_option() {
         assert_eq!(report.filter_pieces > 0, options.filter != FilterPolicy::None && round % 4 != 1);
         check(&table, &rows, &targets(&rows, &mut random));
         wander(&table, &rows, &mut random);
+        let written = if round % 4 == 1 { DataBlockIndexType::BinarySearch } else { options.data_block_index_type };
+        assert_eq!(table.properties().data_block_index_type, Some(written), "an order without hashes falls back");
         let cache = &table.source.cache;
         assert!(cache.used() <= cache.capacity());
     }
@@ -329,17 +335,19 @@ fn versions_of_one_key_span_blocks_and_pieces() {
     let mut rows: Vec<Row> = (1..=400u64).rev().map(|seqno| put(b"key", 10 * seqno, &seqno.to_le_bytes())).collect();
     rows.insert(0, put(b"kex", 3, b"before"));
     rows.push(put(b"kez", 3, b"after"));
-    let options = TableOptions { block_size: 64, metadata_block_size: 64, ..TableOptions::default() };
-    let world = World::new(&rows, &options, &KeyOrder::bytewise());
-    let table = world.open().unwrap();
-    let report = table.verify().unwrap();
-    assert!(report.index_pieces > 10 && report.data_blocks > 50 && report.filter_pieces == 1, "{report:?}");
-    for at in 0..4010 {
-        let found = get(&table, b"key", SeqNo(at)).unwrap();
-        assert_eq!(found, expected_get(&rows, b"key", SeqNo(at), &table.order));
-        assert_eq!(found.is_some(), at >= 10);
+    for data_block_index_type in INDEX_TYPES {
+        let sizes = TableOptions { block_size: 64, metadata_block_size: 64, ..TableOptions::default() };
+        let world = World::new(&rows, &TableOptions { data_block_index_type, ..sizes }, &KeyOrder::bytewise());
+        let table = world.open().unwrap();
+        let report = table.verify().unwrap();
+        assert!(report.index_pieces > 10 && report.data_blocks > 50 && report.filter_pieces == 1, "{report:?}");
+        for at in 0..4010 {
+            let found = get(&table, b"key", SeqNo(at)).unwrap();
+            assert_eq!(found, expected_get(&rows, b"key", SeqNo(at), &table.order));
+            assert_eq!(found.is_some(), at >= 10);
+        }
+        check(&table, &rows, &targets(&rows, &mut Random(3)));
     }
-    check(&table, &rows, &targets(&rows, &mut Random(3)));
 }
 
 #[test]
@@ -358,12 +366,18 @@ fn the_longest_keys_and_large_values() {
     rows.push(put(b"o", 1, &[1; (32 << 10) + 1]));
     rows.push(put(b"p", 1, b"small again"));
     let rows = sorted(rows, &order);
-    for compression in [CompressionType::None, CompressionType::Lz4] {
-        let options = TableOptions { compression, ..TableOptions::default() };
+    for (compression, data_block_index_type) in [
+        (CompressionType::None, DataBlockIndexType::Fingerprint),
+        (CompressionType::Lz4, DataBlockIndexType::Fingerprint),
+        (CompressionType::Lz4, DataBlockIndexType::BinaryAndHash),
+        (CompressionType::None, DataBlockIndexType::BinarySearch),
+    ] {
+        let options = TableOptions { compression, data_block_index_type, ..TableOptions::default() };
         let world = World::new(&rows, &options, &order);
         let table = world.open().unwrap();
         table.verify().unwrap();
         check(&table, &rows, &targets(&rows, &mut random));
+        assert_eq!(table.properties().data_block_index_type, Some(data_block_index_type));
         assert_eq!(table.properties().largest, (rows.last().unwrap().user.clone(), rows.last().unwrap().seqno));
         let longer = [long.as_slice(), &[0; 10]].concat();
         assert_eq!(get(&table, &longer, SeqNo::MAX).unwrap(), None);
@@ -373,14 +387,16 @@ fn the_longest_keys_and_large_values() {
 
 #[test]
 fn one_entry_is_a_table() {
-    for rows in [vec![put(b"", 0, b"")], vec![put(b"k", SeqNo::MAX.0, b"v")]] {
-        let world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    let one = [vec![put(b"", 0, b"")], vec![put(b"k", SeqNo::MAX.0, b"v")]];
+    for (rows, data_block_index_type) in one.iter().flat_map(|rows| INDEX_TYPES.map(|index_type| (rows, index_type))) {
+        let options = TableOptions { data_block_index_type, ..TableOptions::default() };
+        let world = World::new(rows, &options, &KeyOrder::bytewise());
         assert_eq!((world.meta.lowest, world.meta.highest), (rows[0].seqno, rows[0].seqno));
         let table = world.open().unwrap();
         table.verify().unwrap();
         check(
             &table,
-            &rows,
+            rows,
             &[(vec![], SeqNo::MAX), (vec![], SeqNo(0)), (b"k".to_vec(), SeqNo::MAX), (vec![255], SeqNo(1))],
         );
     }
@@ -680,9 +696,10 @@ fn read_damaged(world: &World, rows: &[Row], absent: &[u8]) -> bool {
 #[test]
 fn every_flipped_byte_is_found_and_never_believed() {
     let rows = some_rows(40);
-    for partition in [true, false] {
+    for (i, partition) in (0..6).map(|i| (i, i < 3)) {
         let options = TableOptions {
             block_size: 256,
+            data_block_index_type: INDEX_TYPES[i % 3],
             metadata_block_size: 64,
             partition_index_and_filters: partition,
             ..TableOptions::default()
@@ -770,19 +787,22 @@ fn frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
 #[test]
 fn blocks_that_verify_and_lie_cause_errors_at_worst() {
     let rows = some_rows(60);
-    let options = TableOptions {
-        block_size: 256,
-        metadata_block_size: 100,
-        compression: CompressionType::None,
-        ..TableOptions::default()
-    };
-    let world = World::new(&rows, &options, &KeyOrder::bytewise());
-    let good = world.bytes();
-    let frames = frames(&good);
+    let worlds = INDEX_TYPES.map(|data_block_index_type| {
+        let options = TableOptions {
+            block_size: 256,
+            data_block_index_type,
+            metadata_block_size: 100,
+            compression: CompressionType::None,
+            ..TableOptions::default()
+        };
+        World::new(&rows, &options, &KeyOrder::bytewise())
+    });
+    let goods = worlds.each_ref().map(World::bytes);
     let mut random = Random(2024);
-    for round in 0..4000 {
-        let mut bad = good.clone();
-        let (_, at, len) = frames[round % frames.len()];
+    for round in 0..6000 {
+        let (world, mut bad) = (&worlds[round % 3], goods[round % 3].clone());
+        let frames = frames(&bad);
+        let (_, at, len) = frames[round / 3 % frames.len()];
         for _ in 0..1 + random.below(3) {
             let byte = at + FRAME_HEADER_LEN + random.below((len - FRAME_HEADER_LEN) as u64) as usize;
             bad[byte] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6) as usize];
@@ -805,6 +825,58 @@ fn blocks_that_verify_and_lie_cause_errors_at_worst() {
                 assert!(steps < 10_000);
             }
         }
+    }
+}
+
+/// Rows whose blocks have too many restart intervals for a hash index, between rows whose blocks have not.
+#[test]
+fn one_table_mixes_blocks_with_and_without_hash_index() {
+    let value = |i: u64| vec![7; if (1000..4000).contains(&i) { 0 } else { 100 }];
+    let rows: Vec<Row> = (0..5000).map(|i| put(format!("{i:06}").as_bytes(), 1, &value(i))).collect();
+    let options = TableOptions {
+        block_size: 8192,
+        restart_interval: 1,
+        data_block_index_type: DataBlockIndexType::BinaryAndHash,
+        compression: CompressionType::None,
+        ..TableOptions::default()
+    };
+    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let kinds: Vec<BlockKind> = frames(&world.bytes()).into_iter().map(|(kind, ..)| kind).collect();
+    let first = kinds.iter().position(|kind| *kind == BlockKind::Data).expect("a block without");
+    let last = kinds.iter().rposition(|kind| *kind == BlockKind::Data).unwrap();
+    assert!(kinds[..first].iter().all(|kind| *kind == BlockKind::HashedData) && first > 10);
+    assert!(kinds[last + 1..last + 10].iter().all(|kind| *kind == BlockKind::HashedData), "they come back");
+    let table = world.open().unwrap();
+    table.verify().unwrap();
+    check(&table, &rows, &targets(&rows, &mut Random(9))[..3000]);
+}
+
+#[test]
+fn verify_finds_a_key_that_its_block_does_not_lead_to() {
+    let rows = some_rows(300);
+    for data_block_index_type in [DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint] {
+        let compression = CompressionType::None;
+        let options = TableOptions { data_block_index_type, compression, ..TableOptions::default() };
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let mut bad = world.bytes();
+        let (kind, at, len) = frames(&bad)[1];
+        let block = at + FRAME_HEADER_LEN..at + len;
+        match kind {
+            BlockKind::HashedData => {
+                let buckets = usize::from(u16::from_le_bytes([bad[block.end - 2], bad[block.end - 1]]));
+                bad[block.end - 12 - buckets..block.end - 12].fill(255);
+            }
+            _ => {
+                let count = usize::from(bad[block.end - 8]);
+                let prefix = usize::from(bad[block.end - 4]);
+                let fingerprints = block.end - 8 - prefix - 3 * count;
+                bad[fingerprints] ^= 1;
+            }
+        }
+        let sum = xxh3(place_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
+        bad[at..at + 8].copy_from_slice(&sum.to_le_bytes());
+        let error = world.with_bytes(&bad).open().unwrap().verify().unwrap_err();
+        assert_eq!((error.kind(), error.offset()), (ErrorKind::Corruption, Some(at as u64)), "{error}");
     }
 }
 

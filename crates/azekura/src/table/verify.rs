@@ -160,12 +160,13 @@ impl Walk<'_> {
         self.seen.data_bytes += handle.len;
         let block = self.table.source.read::<Block>(handle, BlockKind::Data)?;
         let count = block.count();
-        let mut cursor = BlockCursor::new(block);
+        let mut cursor = BlockCursor::new(Arc::clone(&block));
         let mut entries = 0;
         cursor.seek_to_first()?;
         self.first_of_block(cursor.key())?;
         while cursor.valid() {
             self.entry(cursor.key(), RecordKind::from_byte(cursor.tag())?, cursor.value().len())?;
+            self.by_hash(&block, cursor.key())?;
             entries += 1;
             cursor.next()?;
         }
@@ -173,6 +174,16 @@ impl Walk<'_> {
             return Err(Error::corruption("block has another number of entries than it says"));
         }
         Ok(())
+    }
+
+    /// What leads to entries by their hash leads to this one.
+    fn by_hash(&self, block: &Block, key: KeyRef<'_>) -> Result<()> {
+        let Some(hash) = self.table.rehash(key.user) else { return Ok(()) };
+        let found = block.find(key, Some(hash), &self.table.order)?;
+        match found.filter(|entry| entry.same_key && entry.seqno == key.seqno) {
+            Some(_) => Ok(()),
+            None => Err(Error::corruption("block does not lead to a key of its own by its hash")),
+        }
     }
 
     /// The separator before a block lies strictly before its first user key, unless it says that the key goes on.
@@ -273,6 +284,7 @@ impl Walk<'_> {
             hash_seed: properties.hash_seed,
             comparator: properties.comparator.clone(),
             compression: properties.compression,
+            data_block_index_type: properties.data_block_index_type,
             created_ms: properties.created_ms,
             partitioned: properties.partitioned,
             ..std::mem::take(&mut self.seen)

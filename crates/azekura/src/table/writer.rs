@@ -8,11 +8,11 @@ use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{EntryRef, Error, KeyOrder, KeyRef, Result, SeqNo};
 use crate::block::frame::put_frame;
-use crate::block::{BlockBuilder, BlockHandle, BlockKind};
+use crate::block::{BlockBuilder, BlockHandle, BlockKind, DataBuilder, SlotBuilder};
 use crate::table::filter::FilterBuilder;
 use crate::table::format::{Directory, Footer, VALUE_ALONE};
 use crate::table::index::{IndexBuilder, Piece, build_top};
-use crate::table::options::TableOptions;
+use crate::table::options::{DataBlockIndexType, TableOptions};
 use crate::table::properties::Properties;
 use crate::vfs::File;
 
@@ -25,13 +25,15 @@ pub(crate) struct TableWriter {
     out: Output,
     options: TableOptions,
     order: KeyOrder,
-    data: BlockBuilder,
+    data: DataBuilder,
     /// The data block that was written last and is not in the index yet: its separator depends on what follows.
     pending: Option<BlockHandle>,
     index: IndexBuilder,
     filter: Option<FilterBuilder>,
     /// The key added last.
     last: (Vec<u8>, SeqNo),
+    /// Of the user key added last; `None` where there is none, or nothing here needs one.
+    hash: Option<u64>,
     properties: Properties,
     scratch: Vec<u8>,
 }
@@ -51,22 +53,25 @@ impl TableWriter {
     ) -> Result<TableWriter> {
         options.check()?;
         let piece_size = options.partition_index_and_filters.then_some(options.metadata_block_size);
+        let index_type = index_type_for(&options, &order);
         let properties = Properties {
             hash_seed,
             created_ms,
             comparator: order.name().to_owned(),
             compression: options.compression,
+            data_block_index_type: Some(index_type),
             partitioned: options.partition_index_and_filters,
             lowest: SeqNo::MAX,
             ..Properties::default()
         };
         Ok(TableWriter {
             out: Output::new(file, file_id),
-            data: BlockBuilder::new(options.restart_interval),
+            data: data_builder(index_type, &options),
             pending: None,
             index: IndexBuilder::new(piece_size),
             filter: FilterBuilder::new(options.filter, piece_size, &order),
             last: (Vec::new(), SeqNo::ZERO),
+            hash: None,
             options,
             order,
             properties,
@@ -89,9 +94,9 @@ impl TableWriter {
         self.cut_before(key, entry.value.len())?;
         self.index_pending(Some((key.user, by_user.is_eq())));
         if first || by_user.is_lt() {
-            self.add_to_filter(key.user);
+            self.hash_key(key.user);
         }
-        self.data.add(key, entry.kind.to_byte(), entry.value);
+        self.data.add(key, self.hash, entry.kind.to_byte(), entry.value);
         self.count(&entry);
         self.last.0.clear();
         self.last.0.extend_from_slice(key.user);
@@ -111,12 +116,18 @@ impl TableWriter {
         properties.highest = properties.highest.max(entry.seqno);
     }
 
-    fn add_to_filter(&mut self, user: &[u8]) {
-        let Some(filter) = &mut self.filter else { return };
-        // An order that has a hashable form for one key has it for all; a key without one must not be looked for.
-        match self.order.hashable(user, &mut self.scratch) {
-            Some(bytes) => filter.add(key_hash(self.properties.hash_seed, bytes), &self.last.0, user, &self.order),
-            None => self.filter = None,
+    /// Hashes a user key that differs from the one before, once for filter and data block.
+    fn hash_key(&mut self, user: &[u8]) {
+        let indexed = self.properties.data_block_index_type.is_some_and(DataBlockIndexType::hashes);
+        if self.filter.is_none() && !indexed {
+            return;
+        }
+        let hashable = self.order.hashable(user, &mut self.scratch);
+        self.hash = hashable.map(|bytes| key_hash(self.properties.hash_seed, bytes));
+        match (&mut self.filter, self.hash) {
+            (Some(filter), Some(hash)) => filter.add(hash, &self.last.0, user, &self.order),
+            // An order that has a hashable form for one key has it for all; a key without must not be looked for.
+            _ => self.filter = None,
         }
     }
 
@@ -130,7 +141,8 @@ impl TableWriter {
     }
 
     fn cut(&mut self) -> Result<()> {
-        let handle = self.out.put(BlockKind::Data, self.options.compression, self.data.finish())?;
+        let (kind, raw) = self.data.finish();
+        let handle = self.out.put(kind, self.options.compression, raw)?;
         self.data.clear();
         self.properties.data_blocks += 1;
         self.properties.data_bytes += handle.len;
@@ -194,6 +206,26 @@ impl TableWriter {
         directory.properties = self.out.put(BlockKind::Properties, CompressionType::None, &properties)?;
         let size = self.out.end(&directory)?;
         Ok(meta(id, size, self.properties))
+    }
+}
+
+/// An order without hashes has data blocks without them.
+fn index_type_for(options: &TableOptions, order: &KeyOrder) -> DataBlockIndexType {
+    match order.hashable(b"", &mut Vec::new()) {
+        Some(_) => options.data_block_index_type,
+        None => DataBlockIndexType::BinarySearch,
+    }
+}
+
+fn data_builder(index_type: DataBlockIndexType, options: &TableOptions) -> DataBuilder {
+    let interval = options.restart_interval;
+    match index_type {
+        DataBlockIndexType::BinarySearch => DataBuilder::Restarts(BlockBuilder::new(interval)),
+        DataBlockIndexType::BinaryAndHash => {
+            let ratio = options.data_block_hash_table_util_ratio;
+            DataBuilder::Restarts(BlockBuilder::with_hash_index(interval, ratio))
+        }
+        DataBlockIndexType::Fingerprint => DataBuilder::Slots(SlotBuilder::new()),
     }
 }
 

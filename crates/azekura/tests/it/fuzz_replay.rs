@@ -24,6 +24,8 @@ type Target = (&'static str, fn(&[u8]) -> Result<()>);
 const TARGETS: &[Target] = &[
     ("batch", |bytes| decode(Decoder::Batch, bytes)),
     ("block", |bytes| decode(Decoder::Block, bytes)),
+    ("block_hashed", |bytes| decode(Decoder::HashedBlock, bytes)),
+    ("block_slotted", |bytes| decode(Decoder::SlottedBlock, bytes)),
     ("edits", |bytes| decode(Decoder::Edits, bytes)),
     ("file_header", |bytes| decode(Decoder::FileHeader, bytes)),
     ("filter_piece", |bytes| decode(Decoder::FilterPiece, bytes)),

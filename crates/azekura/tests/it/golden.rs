@@ -1,6 +1,6 @@
 //! Databases that earlier builds wrote, kept byte for byte: every later build reads them.
 //!
-//! `testdata/golden/N` is the directory of a database as a killed process left it, in format generation N: two
+//! `testdata/golden/N` is the directory of a database as a killed process left it, in format generation N: a few
 //! partitions with tables on two levels, and a log with records that are in no table. A change of a format adds a
 //! directory and leaves the old ones.
 
@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use azekura::fs::{DiskFs, Fs, TestEnv};
-use azekura::{CompressionType, Config, Database, PartitionCreateOptions, PersistMode, inspect};
+use azekura::{CompressionType, Config, DataBlockIndexType, Database, PartitionCreateOptions, PersistMode, inspect};
+
+/// The generation that this build writes.
+const NEWEST: u32 = 2;
 
 fn golden(generation: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(generation.to_string())
@@ -31,8 +34,8 @@ fn options(codec: CompressionType) -> PartitionCreateOptions {
     PartitionCreateOptions::default().compression(codec).block_size(256).metadata_block_size(128)
 }
 
-/// What the golden databases hold.
-fn contents() -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
+/// What the golden databases of a generation hold; from the second on, in data blocks of every layout.
+fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     let number = |n: u32| format!("key {n:04}").into_bytes();
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again").into_bytes();
     let mut plain: BTreeMap<_, _> = (0..200).map(|n| (number(n), value(n, 0))).collect();
@@ -41,11 +44,15 @@ fn contents() -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     plain.insert(Vec::new(), b"of the empty key".to_vec());
     let mut zlib: BTreeMap<_, _> = (0..60).map(|n| (number(n), value(n, 2))).collect();
     zlib.insert(number(9), value(9, 3));
-    BTreeMap::from([("plain", plain), ("zlib", zlib)])
+    let mut contents = BTreeMap::from([("plain", plain.clone()), ("zlib", zlib)]);
+    if generation > 1 {
+        contents.extend([("hashed", plain.clone()), ("fingerprints", plain)]);
+    }
+    contents
 }
 
-fn check(db: &Database) {
-    for (name, expected) in contents() {
+fn check(db: &Database, generation: u32) {
+    for (name, expected) in contents(generation) {
         let partition = db.partition(name).unwrap();
         let found: BTreeMap<Vec<u8>, Vec<u8>> =
             partition.iter().map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap()).collect();
@@ -58,23 +65,36 @@ fn check(db: &Database) {
 
 #[test]
 fn every_generation_opens_and_can_be_written_on() {
-    let generation = 1;
+    for generation in 1..=NEWEST {
+        open_and_write_on(generation);
+    }
+}
+
+fn open_and_write_on(generation: u32) {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
     copy(&golden(generation), &dir);
     let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
     let report = inspect::verify(&fs, &dir, &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
+    let mut layouts: Vec<String> =
+        report.files.iter().filter_map(|file| Some(format!("{:?}", file.data_block_index_type?))).collect();
+    layouts.sort();
+    layouts.dedup();
+    let all = ["BinaryAndHash", "BinarySearch", "Fingerprint"];
+    assert_eq!(layouts, if generation == 1 { &[][..] } else { &all }, "the first generation does not say");
     assert_eq!(inspect::tables(&fs, &dir).unwrap().iter().map(|table| table.level).max(), Some(6));
     let read_only = config(&dir).open_read_only().unwrap();
     assert!(read_only.metrics().replayed_records > 0, "part of it is in the log alone");
-    check(&read_only);
+    check(&read_only, generation);
     drop(read_only);
     let db = config(&dir).open().unwrap();
-    check(&db);
-    db.partition("plain").unwrap().major_compact().unwrap();
+    check(&db, generation);
+    for name in contents(generation).keys() {
+        db.partition(name).unwrap().major_compact().unwrap();
+    }
     db.close().unwrap();
-    check(&config(&dir).open().unwrap());
+    check(&config(&dir).open().unwrap(), generation);
 }
 
 /// Writes a generation anew; only for a format that is not released: `cargo test -p azekura --test it -- --ignored
@@ -85,23 +105,36 @@ fn write_the_newest_generation() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
     let db = config(&dir).open().unwrap();
-    let plain = db.open_partition("plain", options(CompressionType::Lz4)).unwrap();
-    let zlib = db.open_partition("zlib", options(CompressionType::Miniz(6))).unwrap();
+    let open = |name: &str, codec, index_type| {
+        db.open_partition(name, options(codec).data_block_index_type(index_type)).unwrap()
+    };
+    let zlib = open("zlib", CompressionType::Miniz(6), DataBlockIndexType::Fingerprint);
+    let plain = [
+        open("plain", CompressionType::Lz4, DataBlockIndexType::BinarySearch),
+        open("hashed", CompressionType::Lz4, DataBlockIndexType::BinaryAndHash),
+        open("fingerprints", CompressionType::None, DataBlockIndexType::Fingerprint),
+    ];
     let number = |n: u32| format!("key {n:04}");
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again");
-    (0..200).for_each(|n| plain.insert(number(n), value(n, 0)).unwrap());
-    plain.major_compact().unwrap();
+    for plain in &plain {
+        (0..200).for_each(|n| plain.insert(number(n), value(n, 0)).unwrap());
+        plain.major_compact().unwrap();
+    }
     (0..60).for_each(|n| zlib.insert(number(n), value(n, 2)).unwrap());
     zlib.flush().unwrap();
-    (0..200).step_by(7).for_each(|n| plain.insert(number(n), value(n, 1)).unwrap());
-    plain.flush().unwrap();
+    for plain in &plain {
+        (0..200).step_by(7).for_each(|n| plain.insert(number(n), value(n, 1)).unwrap());
+        plain.flush().unwrap();
+    }
     let mut batch = db.batch().durability(PersistMode::SyncData);
-    batch.remove(&plain, number(5));
+    for plain in &plain {
+        batch.remove(plain, number(5));
+        batch.insert(plain, "", "of the empty key");
+    }
     batch.insert(&zlib, number(9), value(9, 3));
-    batch.insert(&plain, "", "of the empty key");
     batch.commit().unwrap();
-    check(&db);
-    let newest = golden(1);
+    check(&db, NEWEST);
+    let newest = golden(NEWEST);
     let _none_yet = std::fs::remove_dir_all(&newest);
     copy(&dir, &newest);
     std::fs::remove_file(newest.join("LOCK")).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, Database, FilterPolicy, LeveledOptions, Partition,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, FilterPolicy, LeveledOptions, Partition,
     PartitionCreateOptions, PersistMode,
 };
 
@@ -37,9 +37,18 @@ pub(super) fn options(name: &str) -> PartitionCreateOptions {
         .metadata_block_size(64)
         .compaction_strategy(CompactionStrategy::Leveled(leveled));
     match name {
-        "plain" => options.compression(CompressionType::None).partition_index_and_filters(true),
-        "packed" => options.compression(CompressionType::Lz4).restart_interval(4),
-        _ => options.compression(CompressionType::Miniz(6)).filter_policy(FilterPolicy::None),
+        "plain" => options
+            .data_block_index_type(DataBlockIndexType::Fingerprint)
+            .compression(CompressionType::None)
+            .partition_index_and_filters(true),
+        "packed" => options
+            .data_block_index_type(DataBlockIndexType::BinaryAndHash)
+            .compression(CompressionType::Lz4)
+            .restart_interval(4),
+        _ => options
+            .data_block_index_type(DataBlockIndexType::BinarySearch)
+            .compression(CompressionType::Miniz(6))
+            .filter_policy(FilterPolicy::None),
     }
 }
 

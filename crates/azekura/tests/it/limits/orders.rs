@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use azekura::fs::{MemFs, Survival};
-use azekura::{Comparator, Database, ErrorKind, Partition, Result};
+use azekura::{Comparator, DataBlockIndexType, Database, ErrorKind, Partition, PartitionCreateOptions, Result};
 
 use super::{error, kind, open, part};
 use crate::world::order::Order;
@@ -85,4 +85,84 @@ fn records_wait_in_the_log_for_their_comparator() {
     assert_eq!(keys, (0..15).rev().collect::<Vec<u8>>());
     assert_eq!(down.get([7]).unwrap().as_deref(), Some(&b"log"[..]));
     assert_eq!(kind(down.prefix("x").next().unwrap()), ErrorKind::Invalid, "prefixes need the order of bytes");
+}
+
+/// "16" and "0X10" need not be equal for a comparator to say that such keys may be: then only one that gives their
+/// canonical form may have blocks that are searched by hash. Where nobody asked, blocks without hashes are written.
+#[test]
+fn blocks_with_hashes_are_refused_where_equal_keys_cannot_be_hashed() {
+    let machine = MemFs::new();
+    let db = open(&machine);
+    let asked = |name: &str, order: Order, index_type| {
+        let options = PartitionCreateOptions::default().data_block_index_type(index_type);
+        db.open_partition_with_comparator(name, options, Arc::new(order))
+    };
+    ordered(&db, "not asked", Order::AnyCase).unwrap();
+    for index_type in [DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint] {
+        for name in ["new", "not asked"] {
+            let error = error(asked(name, Order::AnyCase, index_type));
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains("\"any case\"") && error.to_string().contains("canonical"), "{error}");
+        }
+        asked(&format!("{index_type:?}"), Order::AnyCaseHashed, index_type).unwrap();
+        asked(&format!("{index_type:?}, reversed"), Order::Reversed, index_type).unwrap();
+    }
+    assert_eq!(db.list_partitions().len(), 5);
+    asked("searched", Order::AnyCase, DataBlockIndexType::BinarySearch).unwrap();
+    for name in db.list_partitions() {
+        let order = match name.as_str() {
+            "not asked" | "searched" => Order::AnyCase,
+            name if name.ends_with("reversed") => Order::Reversed,
+            _ => Order::AnyCaseHashed,
+        };
+        // The options that it has: opening again with none would say that nothing was asked for.
+        let part = ordered(&db, &name, order).unwrap();
+        (0..300).for_each(|n| part.insert(format!("Key {n}"), format!("{n}")).unwrap());
+        part.flush().unwrap();
+        (0..300).step_by(9).for_each(|n| part.remove(format!("KEY {n}")).unwrap());
+        part.insert("absent in the tables", "x").unwrap();
+        part.flush().unwrap();
+        for n in 0..320 {
+            let found = |key: String| part.get(key).unwrap().map(|value| value.to_vec());
+            let expected = (n < 300 && n % 9 != 0).then(|| format!("{n}").into_bytes());
+            if order == Order::Reversed {
+                assert_eq!(found(format!("Key {n}")).is_some(), n < 300, "{name}: {n}");
+            } else {
+                assert_eq!(found(format!("key {n}")), expected, "{name}: {n}");
+                assert_eq!(found(format!("KEY {n}")), expected, "{name}: {n}");
+            }
+        }
+    }
+}
+
+/// Tables of one partition have the layouts of the options at their time, and are read and merged together.
+#[test]
+fn layouts_of_blocks_mix_in_one_partition() {
+    let db = open(&MemFs::new());
+    let types = [None, Some(DataBlockIndexType::BinarySearch), Some(DataBlockIndexType::BinaryAndHash)];
+    let types = types.into_iter().chain([Some(DataBlockIndexType::Fingerprint)]);
+    for (round, index_type) in types.enumerate() {
+        let options = PartitionCreateOptions::default().block_size(256).restart_interval(2);
+        let options = match index_type {
+            None => options,
+            Some(index_type) => options.data_block_index_type(index_type),
+        };
+        let part = db.open_partition("p", options).unwrap();
+        (0..400).step_by(round + 1).for_each(|n| part.insert(format!("{n:04}"), format!("{n} {round}")).unwrap());
+        part.flush().unwrap();
+        let newest = |n: usize| (0..=round).rev().find(|round| n.is_multiple_of(round + 1)).unwrap();
+        let check = |when: &str| {
+            for n in 0..400 {
+                let found = part.get(format!("{n:04}")).unwrap().expect("it is there");
+                assert_eq!(*found, *format!("{n} {}", newest(n)).as_bytes(), "{when}");
+                assert!(part.get(format!("{n:04}a")).unwrap().is_none());
+            }
+            assert_eq!(part.len().unwrap(), 400, "{when}");
+        };
+        check("side by side");
+        if round == 3 {
+            part.major_compact().unwrap();
+            check("merged");
+        }
+    }
 }

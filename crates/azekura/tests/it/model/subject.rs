@@ -156,7 +156,7 @@ impl Subject {
 
 /// Opens a partition with its comparator.
 pub(super) fn open_in(db: &Database, shape: &Shape, name: &str, order: Order) -> Partition {
-    let options = shape.partition(name);
+    let options = order.allows(shape.partition(name));
     match order.comparator() {
         None => db.open_partition(name, options).unwrap(),
         Some(comparator) => db.open_partition_with_comparator(name, options, comparator).unwrap(),

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use azekura::Comparator;
+use azekura::{Comparator, DataBlockIndexType, PartitionCreateOptions};
 
 /// The order of a partition's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,14 @@ impl Order {
         match self {
             Order::Bytes => None,
             _ => Some(Arc::new(self)),
+        }
+    }
+
+    /// The options without what this order refuses: where equal keys cannot be hashed, no layout of blocks that does.
+    pub(crate) fn allows(self, options: PartitionCreateOptions) -> PartitionCreateOptions {
+        match self {
+            Order::AnyCase => options.data_block_index_type(DataBlockIndexType::BinarySearch),
+            _ => options,
         }
     }
 

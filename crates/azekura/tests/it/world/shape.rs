@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use azekura::fs::{Env, Fs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DirectIo, FilterPolicy, LeveledOptions, PartitionCreateOptions,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, DirectIo, FilterPolicy, LeveledOptions,
+    PartitionCreateOptions,
 };
 
 use super::dice::Dice;
@@ -23,6 +24,9 @@ const CODECS: [CompressionType; 5] = [
     CompressionType::Miniz(6),
     CompressionType::Miniz(10),
 ];
+
+pub(crate) const INDEX_TYPES: [DataBlockIndexType; 3] =
+    [DataBlockIndexType::BinarySearch, DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint];
 
 impl Shape {
     pub(crate) fn new(seed: u64) -> Shape {
@@ -56,6 +60,7 @@ impl Shape {
         let mut options = PartitionCreateOptions::default()
             .block_size(dice.pick(&[64, 100, 256, 1000, 4096]))
             .restart_interval(dice.pick(&[1, 2, 3, 16, 255]))
+            .data_block_hash_table_util_ratio(dice.pick(&[0.1, 0.5, 0.75, 1.0, 10.0]))
             .metadata_block_size(dice.pick(&[64, 128, 1000, 4096]))
             .partition_index_and_filters(dice.one_in(2))
             .cache_index_and_filter_blocks(dice.one_in(2))
@@ -63,6 +68,9 @@ impl Shape {
             .pin_l0_and_l1(dice.one_in(2))
             .max_memtable_size(dice.pick(&[4 << 10, 6_000, 16 << 10, 64 << 10]))
             .compaction_strategy(CompactionStrategy::Leveled(leveled(&mut dice)));
+        if !dice.one_in(4) {
+            options = options.data_block_index_type(dice.pick(&INDEX_TYPES));
+        }
         if dice.one_in(2) {
             options = options.compression(dice.pick(&CODECS));
         }

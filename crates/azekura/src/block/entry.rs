@@ -1,0 +1,66 @@
+//! What the entries of blocks of every layout have: what a lookup finds, and how bytes of keys and numbers are read.
+
+use crate::base::SeqNo;
+
+/// An entry that was looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Located<'a> {
+    /// Whether its user key equals the target's.
+    pub(crate) same_key: bool,
+    pub(crate) seqno: SeqNo,
+    pub(crate) tag: u8,
+    pub(crate) value: &'a [u8],
+}
+
+/// The value of a varint of `len` bytes, 1..=8, at the low end of `packed`.
+#[inline]
+pub(crate) fn unpack_varint(packed: u64, len: usize) -> u64 {
+    let x = packed & (u64::MAX >> (64 - 8 * len)) & 0x7f7f_7f7f_7f7f_7f7f;
+    let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
+    let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
+    (x & 0x0fff_ffff) | ((x & 0x0fff_ffff_0000_0000) >> 4)
+}
+
+/// The length of the longest common prefix.
+#[inline]
+pub(crate) fn common_prefix(a: &[u8], b: &[u8]) -> usize {
+    let len = a.len().min(b.len());
+    let mut at = 0;
+    while let (Some(x), Some(y)) = (a[at..len].first_chunk::<8>(), b[at..len].first_chunk::<8>()) {
+        let differ = u64::from_le_bytes(*x) ^ u64::from_le_bytes(*y);
+        if differ != 0 {
+            return at + differ.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    at + a[at..len].iter().zip(&b[at..len]).take_while(|(x, y)| x == y).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_varints_are_what_the_decoder_reads() {
+        for shift in 0..56 {
+            for value in [(1u64 << shift) - 1, 1 << shift, (1 << 56) - 1, 0x5A_5A5A_5A5A_5A5A >> (55 - shift)] {
+                let mut bytes = Vec::new();
+                crate::base::coding::put_varint(&mut bytes, value);
+                let len = bytes.len();
+                bytes.resize(8, 0xff);
+                assert_eq!(unpack_varint(u64::from_le_bytes(bytes.try_into().unwrap()), len), value);
+            }
+        }
+    }
+
+    #[test]
+    fn common_prefixes_of_every_length() {
+        for len in 0..40usize {
+            let a: Vec<u8> = (0..40).collect();
+            let mut b = a.clone();
+            assert_eq!(common_prefix(&a, &b[..len]), len);
+            b[len] ^= 0x80;
+            assert_eq!(common_prefix(&a, &b), len);
+        }
+    }
+}

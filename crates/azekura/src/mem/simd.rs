@@ -1,0 +1,85 @@
+//! Comparing many bytes at once.
+//!
+//! With the vector unit that every x86-64 has, elsewhere with two words; both give the same bits.
+#![allow(unsafe_code)]
+
+/// Bytes compared at once.
+pub(crate) const LANES: usize = 16;
+
+/// Bit `i` is set where the `i`-th of the first sixteen bytes is `wanted`; where there are less than sixteen, the bits
+/// behind them are clear.
+#[inline]
+pub(crate) fn matches(bytes: &[u8], wanted: u8) -> u32 {
+    match bytes.first_chunk::<LANES>() {
+        Some(lanes) => matches_in_lanes(lanes, wanted),
+        None => matches_in_few(bytes, wanted),
+    }
+}
+
+#[cold]
+fn matches_in_few(bytes: &[u8], wanted: u8) -> u32 {
+    let mut lanes = [0; LANES];
+    lanes[..bytes.len()].copy_from_slice(bytes);
+    matches_in_lanes(&lanes, wanted) & ((1 << bytes.len()) - 1)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn matches_in_lanes(lanes: &[u8; LANES], wanted: u8) -> u32 {
+    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
+    // SAFETY: SSE2 is part of the architecture; the load is of sixteen bytes, at any address, that `lanes` has.
+    unsafe {
+        let lanes = _mm_loadu_si128(lanes.as_ptr().cast());
+        _mm_movemask_epi8(_mm_cmpeq_epi8(lanes, _mm_set1_epi8(wanted as i8))) as u32
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+fn matches_in_lanes(lanes: &[u8; LANES], wanted: u8) -> u32 {
+    matches_in_words(lanes, wanted)
+}
+
+/// The same without a vector unit.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+#[inline]
+fn matches_in_words(lanes: &[u8; LANES], wanted: u8) -> u32 {
+    let wide = u128::from_le_bytes(*lanes);
+    matches_in_word(wide as u64, wanted) | matches_in_word((wide >> 64) as u64, wanted) << 8
+}
+
+#[cfg(any(test, not(target_arch = "x86_64")))]
+#[inline]
+fn matches_in_word(word: u64, wanted: u8) -> u32 {
+    const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    let differ = word ^ (u64::from(wanted) * 0x0101_0101_0101_0101);
+    // No carry leaves its byte: the high bit of a byte of `equal` is set exactly where the byte of `differ` is zero.
+    let equal = !(((differ & LOW_BITS) + LOW_BITS) | differ | LOW_BITS);
+    ((equal >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_in_every_place_is_found_by_both_ways() {
+        let mut x = 88_172_645_463_325_252u64;
+        for round in 0..40_000u32 {
+            let mut lanes = [0u8; LANES];
+            for lane in &mut lanes {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                // Few values, so that there are many matches, and those around the high bit.
+                *lane = if round % 2 == 0 { (x >> 40) as u8 } else { [0, 1, 0x7f, 0x80, 0x81, 0xff][x as usize % 6] };
+            }
+            let wanted = lanes[round as usize % LANES].wrapping_add(u8::from(round % 3 == 0));
+            let expected = lanes.iter().enumerate().map(|(i, lane)| u32::from(*lane == wanted) << i).sum::<u32>();
+            assert_eq!(matches_in_lanes(&lanes, wanted), expected);
+            assert_eq!(matches_in_words(&lanes, wanted), expected);
+            let few = round as usize % LANES;
+            assert_eq!(matches(&lanes[..few], wanted), expected & ((1 << few) - 1));
+        }
+    }
+}
