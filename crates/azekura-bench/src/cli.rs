@@ -71,7 +71,8 @@ pub(crate) struct Engines {
     /// Background threads of each engine; as many as processors by default.
     #[arg(long)]
     pub(crate) workers: Option<usize>,
-    /// Seconds that one child process may take; 20 times the median of what other engines took by default, at least 120.
+    /// Seconds that one child process may take; 20 times the median of what other engines took by default, at least
+    /// 120.
     #[arg(long)]
     pub(crate) limit: Option<u64>,
     /// What a write must survive before it returns.

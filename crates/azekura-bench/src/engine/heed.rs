@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Address space for the map, and so the largest database; nothing is allocated for it.
 const MAP_BYTES: usize = 64 << 30;
 /// Databases of one environment, our partitions.
-const DATABASES: u32 = 4096;
+const DATABASES: u32 = 128;
 /// Reader slots: one for each thread that reads.
 const READERS: u32 = 1100;
 /// So long an environment may take to close.

@@ -72,9 +72,12 @@ pub(crate) fn check(name: &str) -> Result<()> {
     usable(entry(name)?).map(|_| ())
 }
 
-/// Opens, or creates, the database of engine `name` in `dir`, at its partition [`super::options::PARTITION`].
+/// Opens, or creates, the database of engine `name` in `dir`, which may be missing, at its partition
+/// [`super::options::PARTITION`].
 pub(crate) fn open(name: &str, dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    usable(entry(name)?)?(dir, options)
+    let open = usable(entry(name)?)?;
+    std::fs::create_dir_all(dir)?; // not every peer does
+    open(dir, options)
 }
 
 fn entry(name: &str) -> Result<&'static Entry> {

@@ -167,7 +167,7 @@ fn engines() -> Vec<&'static str> {
 fn every_engine_keeps_what_it_is_given() {
     for name in engines() {
         let dir = tempfile::tempdir().unwrap();
-        try_out(name, dir.path(), &options(Sync::None, Compression::None, None));
+        try_out(name, &dir.path().join("a/missing"), &options(Sync::None, Compression::None, None));
     }
 }
 
@@ -175,7 +175,7 @@ fn every_engine_keeps_what_it_is_given() {
 fn every_engine_takes_compression_and_separate_values() {
     for name in engines() {
         let dir = tempfile::tempdir().unwrap();
-        try_out(name, dir.path(), &options(Sync::None, Compression::Lz4, Some(512)));
+        try_out(name, &dir.path().join("a/missing"), &options(Sync::None, Compression::Lz4, Some(512)));
     }
 }
 

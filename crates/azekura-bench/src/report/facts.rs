@@ -35,24 +35,25 @@ pub(crate) fn facts(document: &Document) -> Vec<(String, String)> {
     .to_vec()
 }
 
+/// Puts a figure in words.
+type Show = fn(f64) -> String;
+
 /// What the device can do: name, before, after.
 pub(crate) fn device(document: &Document) -> Vec<[String; 3]> {
     let rate = |number: f64| format!("{}/s", quantity::short(number));
     let megabytes = |number: f64| format!("{number:.0} MB/s");
-    let rows: [(&str, &str, &dyn Fn(f64) -> String); 6] = [
-        ("buffered pwrite of 1 MiB, one sync at the end", "pwrite_mb_per_s", &megabytes),
-        ("pwrite of 128 bytes, no sync", "small_pwrite_per_s", &rate),
-        ("pwrite of 4 KiB and fdatasync, mean", "fdatasync_mean_us", &quantity::micros),
-        ("the same, median", "fdatasync_p50_us", &quantity::micros),
-        ("pread of 4 KiB past the page cache", "direct_pread_per_s", &rate),
-        ("pread of 4 KiB from the page cache", "cached_pread_per_s", &rate),
+    let rows: [(&str, &str, Show); 6] = [
+        ("buffered pwrite of 1 MiB, one sync at the end", "pwrite_mb_per_s", megabytes),
+        ("pwrite of 128 bytes, no sync", "small_pwrite_per_s", rate),
+        ("pwrite of 4 KiB and fdatasync, mean", "fdatasync_mean_us", quantity::micros),
+        ("the same, median", "fdatasync_p50_us", quantity::micros),
+        ("pread of 4 KiB past the page cache", "direct_pread_per_s", rate),
+        ("pread of 4 KiB from the page cache", "cached_pread_per_s", rate),
     ];
-    let cell = |when: &str, field: &str, show: &dyn Fn(f64) -> String| {
-        quantity::or_none(document.conditions[when][field].as_f64(), show)
-    };
+    let cell = |when: &str, field: &str, show: Show| quantity::or_none(document.conditions[when][field].as_f64(), show);
     rows.iter()
         .map(|(name, field, show)| {
-            [(*name).to_owned(), cell("device_before", field, show), cell("device_after", field, show)]
+            [(*name).to_owned(), cell("device_before", field, *show), cell("device_after", field, *show)]
         })
         .collect()
 }

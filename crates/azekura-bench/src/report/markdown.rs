@@ -32,10 +32,10 @@ pub(crate) fn render(document: &Document) -> String {
         .collect();
     let won = verdicts.iter().filter(|verdict| verdict.wins()).count();
     let lost = verdicts.len() - won;
-    let _ = write!(
+    let _ = writeln!(
         text,
         "Won {won}, lost {lost} of {} comparisons. Figures are medians over rounds; the ratio is azekura to the best \
-         peer of the row, above 1 where azekura is ahead, with its range over the rounds.\n",
+         peer of the row, above 1 where azekura is ahead, with its range over the rounds.",
         verdicts.len()
     );
     for section in &document.sections {

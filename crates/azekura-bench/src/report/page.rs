@@ -99,7 +99,7 @@ fn table(body: &mut String, heading: &[String], rows: &[Row], words: &[usize]) {
     }
     add(body, "</tr></thead>\n<tbody>");
     for row in rows {
-        body.push_str("<tr>");
+        body.push_str(if row.len() == 1 { "<tr class=\"group\">" } else { "<tr>" });
         match row.as_slice() {
             [alone] => {
                 let _ = write!(body, "<th scope=\"rowgroup\" colspan=\"{}\"><span>{alone}</span></th>", heading.len());
@@ -157,10 +157,11 @@ fn summary_row(case: &Case<'_>, verdict: Option<&Verdict>) -> Row {
     let goal = &case.section.goal;
     let mut row = vec![escape(&case.label()), verdict.map_or_else(|| no_verdict(case), show_verdict)];
     for standing in &case.standings {
+        let best = case.best() == Some(&standing.engine);
         let figure = standing.goal(goal).map(|number| escape(&show_goal(goal, number)));
+        let figure = figure.map(|text| if best { format!("<b class=\"best\">{text}</b>") } else { text });
         let trouble = standing.remarks().map(|words| escape(&words));
         row.push(match (figure, trouble) {
-            (Some(figure), None) if case.best() == Some(&standing.engine) => format!("<b class=\"best\">{figure}</b>"),
             (Some(figure), None) => figure,
             (Some(figure), Some(trouble)) => format!("<span title=\"{trouble}\">{figure} *</span>"),
             (None, trouble) => {

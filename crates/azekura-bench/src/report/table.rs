@@ -2,6 +2,7 @@
 
 use crate::machine::conditions::Conditions;
 use crate::machine::device::DeviceLimits;
+use crate::report::measurement::Measurement;
 use crate::report::summary::{Summary, median};
 use serde_json::Value;
 
@@ -44,7 +45,7 @@ pub(crate) fn medians(summaries: &[Summary]) -> String {
         "ratio",
         "(range)",
         "scaling",
-        "",
+        "remarks",
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for summary in summaries {
@@ -75,10 +76,20 @@ pub(crate) fn medians(summaries: &[Summary]) -> String {
             summary.ratio_to_best_peer.map_or("-".into(), |ratio| format!("{ratio:.2}")),
             summary.ratio_range.map_or(String::new(), |(low, high)| format!("({low:.2}-{high:.2})")),
             summary.scaling.map_or(String::new(), |scaling| format!("{scaling:.2}")),
-            m.error.clone().unwrap_or_default(),
+            remarks(m),
         ]);
     }
     align(&rows)
+}
+
+/// What only this workload has, and what went wrong in some rounds.
+fn remarks(m: &Measurement) -> String {
+    let number = |value: &Value| match value.as_f64() {
+        Some(number) if value.is_f64() => format!("{number:.2}"),
+        _ => value.to_string(),
+    };
+    let own = m.extra.iter().map(|(name, value)| format!("{name} {}", number(value)));
+    own.chain(m.error.clone()).collect::<Vec<_>>().join(", ")
 }
 
 /// The conditions of a run in a few lines.
@@ -139,7 +150,9 @@ pub(crate) fn openings(answers: &[(String, Value)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{align, medians, openings};
-    use crate::report::measurement::tests::sample;
+    use crate::failure::{Kind, Told};
+    use crate::report::measurement::Measurement;
+    use crate::report::measurement::tests::{sample, sample_task};
     use crate::report::summary::summarise;
     use serde_json::json;
 
@@ -155,7 +168,16 @@ mod tests {
         let text =
             medians(&summarise(&[sample("azekura", 1, 1.0), sample("azekura", 2, 1.0), sample("fjall", 1, 2.0)]));
         assert_eq!(text.lines().count(), 3, "{text}");
-        assert!(text.contains("2.00"), "{text}");
+        assert!(text.contains("2.00") && text.contains("commits_per_s 50.00"), "{text}");
+    }
+
+    #[test]
+    fn a_row_without_figures_says_why() {
+        let told = Told { kind: Kind::TimedOut, error: "timed out after 120 s".into() };
+        let hung = Measurement::failed("fjall", &sample_task("fjall", 1).1, &told);
+        let text = medians(&summarise(&[sample("azekura", 1, 1.0), hung]));
+        let last = text.lines().last().unwrap_or_default();
+        assert!(last.starts_with("fillrandom  fjall") && last.ends_with("timed out after 120 s"), "{text}");
     }
 
     #[test]

@@ -156,7 +156,8 @@ impl Comparison {
         let shape = Shape { order: workload.key_order(), ..data };
         let most = if workload.fills() { shape.n } else { u64::MAX }; // a fill ends with the data set
         let ops = self.ops.unwrap_or_else(|| workload.default_ops(shape.n)).min(most);
-        let warm_ops = self.warm_ops.unwrap_or(ops / 2);
+        // Where a time limit ends an endless measurement, the warm-up still has an end.
+        let warm_ops = self.warm_ops.unwrap_or(ops.min(workload.default_ops(shape.n)) / 2);
         let seed = self.plan.seed + u64::from(round);
         Plan { workload, shape, ops, warm_ops, threads, round, seed, ..self.plan.clone() }
     }

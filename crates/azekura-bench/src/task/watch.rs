@@ -108,8 +108,8 @@ impl DiskBytes {
     }
 }
 
-/// Watches a measurement that began at `start` until it is `finished`. `progress` is that of the counted threads and, from `counted` on, of those beside them;
-/// `loaded_bytes` are those of the data set at the start.
+/// Watches a measurement that began at `start` until it is `finished`. `progress` is that of the counted threads and,
+/// from `counted` on, of those beside them; `loaded_bytes` are those of the data set at the start.
 pub(crate) fn watch(
     task: &Task,
     plan: &Plan,

@@ -1,4 +1,5 @@
-//! Workloads that scan: readseq, readreverse, seekrandom and the scans of 10 and 100, both ways. Every record is checked.
+//! Workloads that scan: readseq, readreverse, seekrandom and the scans of 10 and 100, both ways. Every record is
+//! checked.
 
 use crate::engine::{Engine, Scan};
 use crate::failure::{Result, wrong};

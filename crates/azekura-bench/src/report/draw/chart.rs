@@ -51,7 +51,8 @@ pub(crate) fn lines(title: &str, x_label: &str, lines: &[Line]) -> Option<String
     let mut svg = Svg::new(WIDTH, height, title, &peaks.join(", "));
     svg.text("title", (4.0, 18.0), Anchor::Start, title);
     horizontal_grid(&mut svg, &y);
-    for &tick in &x.ticks {
+    // There is no half of a thread.
+    for &tick in x.ticks.iter().filter(|tick| x_label != "threads" || tick.fract() == 0.0) {
         svg.text("tick", (x.at(tick), bottom + 15.0), Anchor::Middle, &axis_number(tick));
     }
     svg.text("tick", (RIGHT, bottom + 29.0), Anchor::End, x_label);

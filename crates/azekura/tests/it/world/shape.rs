@@ -65,6 +65,7 @@ impl Shape {
             .partition_index_and_filters(dice.one_in(2))
             .cache_index_and_filter_blocks(dice.one_in(2))
             .pin_top_level(dice.one_in(2))
+            .pin_l0_and_l1(dice.one_in(2))
             .max_memtable_size(dice.pick(&[4 << 10, 6_000, 16 << 10, 64 << 10]))
             .compaction_strategy(CompactionStrategy::Leveled(leveled(&mut dice)));
         if !dice.one_in(4) {
