@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Address space for the map, and so the largest database; nothing is allocated for it.
 const MAP_BYTES: usize = 64 << 30;
-/// Databases of one environment, our partitions.
+/// Databases of one environment, our partitions; each makes every transaction a little slower, opened or not.
 const DATABASES: u32 = 128;
 /// Reader slots: one for each thread that reads.
 const READERS: u32 = 1100;

@@ -20,7 +20,8 @@ struct SurrealkvEngine {
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     let runtime = Builder::new_multi_thread().worker_threads(options.workers.max(1)).enable_all().build()?;
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let mut told = ::surrealkv::Options::new() // its own filter is a bloom of 10 bits per key, and nothing is compressed
+    // Its own filter is a bloom of 10 bits per key, and nothing is compressed.
+    let mut told = ::surrealkv::Options::new()
         .with_path(dir.to_path_buf())
         .with_block_size(BLOCK_BYTES as usize)
         .with_block_cache_capacity(options.cache_bytes)
