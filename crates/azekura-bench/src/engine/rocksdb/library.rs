@@ -46,10 +46,9 @@ pub(super) type Error = *mut c_char;
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions. The library behind them is never unloaded.
-        ///
-        /// # Safety
-        /// Each is called as `c.h` says: with living objects of its own library, and lengths that are those of the bytes.
         pub(super) struct C {
+            // # Safety
+            // Each is called as `c.h` says: with living objects of its own library, and lengths that are the bytes'.
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
