@@ -37,6 +37,15 @@ fn open_with(dir: &Path, options: &Options, index: DataIndex) -> Result<Box<dyn 
     Ok(Box::new(RocksdbEngine { family: store.family(PARTITION)?, store: Arc::new(store) }))
 }
 
+/// As [`open`], with index and filters in the block cache, and nothing in the cache of the system.
+pub(crate) fn open_direct(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    let c = library::c()?;
+    let settings = Settings::new(c, options, DataIndex::Binary);
+    settings.spare_memory();
+    let store = Store::open(c, dir, settings)?;
+    Ok(Box::new(RocksdbEngine { family: store.family(PARTITION)?, store: Arc::new(store) }))
+}
+
 impl Engine for RocksdbEngine {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.store.put(self.family, key, value)

@@ -108,6 +108,17 @@ impl Settings {
         }
     }
 
+    /// Index and filters live in the block cache, and tables are read past the cache of the system.
+    pub(super) fn spare_memory(&self) {
+        let c = self.c;
+        // SAFETY: as in `tell_database`; the table's options are copied once more.
+        unsafe {
+            (c.block_based_options_set_cache_index_and_filter_blocks)(self.table, 1);
+            (c.options_set_block_based_table_factory)(self.db, self.table);
+            (c.options_set_use_direct_reads)(self.db, 1);
+        }
+    }
+
     /// Bytes in the block cache now.
     pub(super) fn cache_used_bytes(&self) -> usize {
         // SAFETY: the cache is alive as long as `self`, and keeps count for many threads.
