@@ -84,7 +84,7 @@ impl<C: Cursor> Ascending<C> {
 
     /// Only while valid.
     pub(crate) fn key(&self) -> &[u8] {
-        self.inner.entry().user
+        self.decided.as_deref().expect("it stands on the key that was decided last")
     }
 
     /// Only while valid.
