@@ -105,6 +105,8 @@ const BLOBS_SMALL: &str = "--n 560 --value-size 4K-1M --separate-from 1K --cache
 /// About 1 GiB.
 const BLOBS_LARGE: &str = "--n 5600 --value-size 4K-1M --separate-from 1K --cache-size 256M --warm-ops 500";
 
+const SCANS: &str = "scan10,scan100,scan10-reverse,scan100-reverse";
+
 const FULL: Preset = Preset {
     name: "full",
     rounds: 3,
@@ -120,7 +122,7 @@ const FULL: Preset = Preset {
         entry("Synced writes", SYNCED, "fillsync", "1,4,16,64", "", 0.0, false, RATE),
         entry("Bulk load", BULK, "bulkload", "1", "", 0.0, false, RATE),
         entry("Reads from the cache", CACHED, "readmissing,readzipf,readseq,readreverse", "1", "", 0.0, false, RATE),
-        entry("Scans", CACHED, "scan10,scan100,scan10-reverse,scan100-reverse", "1", "", 0.0, false, RATE),
+        entry("Scans", CACHED, SCANS, "1", "--warm-ops 20000", 0.0, false, RATE),
         entry("Threads", THREADS, "readrandom", "1,2,4", "", 0.0, false, RATE),
         entry("Reads beside writes", BESIDE, "readwhilewriting", "1", "", 0.0, false, RATE),
         entry("YCSB", YCSB, "ycsb-a,ycsb-b,ycsb-e", "1", "", 0.0, false, RATE),

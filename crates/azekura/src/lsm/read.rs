@@ -211,4 +211,8 @@ impl Cursor for RunCursor {
     fn entry(&self) -> EntryRef<'_> {
         self.inner.as_ref().expect("only a valid cursor is asked for its entry").entry()
     }
+
+    fn peek(&self) -> Option<EntryRef<'_>> {
+        self.inner.as_ref().and_then(TableCursor::peek)
+    }
 }
