@@ -4,7 +4,8 @@ use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
 use crate::table::options::{ReadOptions, TableOptions};
 
-/// The settings of one LSM tree; a change applies to what is written from then on.
+/// The settings of one LSM tree; a change applies to what is written from then on, and to how tables are held that were
+/// not used yet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LsmOptions {
     /// A memtable that holds at least this many bytes is sealed.
