@@ -42,10 +42,8 @@ pub(crate) fn open_on(
         Sync::Data => PersistMode::SyncData,
         Sync::All => PersistMode::SyncAll,
     };
-    let config = Config::new(dir)
-        .cache_size(options.cache_bytes)
-        .workers(options.workers.max(1))
-        .durability(durability);
+    let config =
+        Config::new(dir).cache_size(options.cache_bytes).workers(options.workers.max(1)).durability(durability);
     let database = configure(config).open()?;
     let partition = database.open_partition(PARTITION, adjust(partition_options(options)))?;
     Ok(Box::new(AzekuraEngine { partition, database, options: options.clone() }))

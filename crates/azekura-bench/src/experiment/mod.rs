@@ -6,7 +6,8 @@
 //!
 //! Rooms: [`experiment`] the trait; [`registry`] the list; [`run`] the command; [`rounds`] interleaving and arithmetic;
 //! [`reads`] point reads of one database, timed; [`instructions`] counted by the processor; [`spindle`] a disk with a
-//! head, simulated. Then the experiments: [`restart_interval`], [`cache_hit`], [`partitioned`].
+//! head, simulated; [`tree`] a database loaded so that its tree has a known shape. Then the experiments:
+//! [`restart_interval`], [`cache_hit`], [`partitioned`].
 
 pub(crate) mod cache_hit;
 #[allow(clippy::module_inception)]
@@ -19,3 +20,4 @@ pub(crate) mod restart_interval;
 pub(crate) mod rounds;
 pub(crate) mod run;
 pub(crate) mod spindle;
+pub(crate) mod tree;

@@ -10,6 +10,8 @@ use std::ops::Sub;
 pub(crate) struct Usage {
     /// CPU seconds of all threads.
     pub(crate) cpu_s: f64,
+    /// Calls of `read` and its kin.
+    pub(crate) reads: u64,
     /// Bytes handed to `write` and its kin.
     pub(crate) syscall_write_bytes: u64,
     /// Bytes of pages made dirty (or written directly), stores to mapped files included.
@@ -25,6 +27,7 @@ impl Usage {
         let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
         Usage {
             cpu_s: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+            reads: field(&io, "syscr:"),
             syscall_write_bytes: field(&io, "wchar:"),
             dirtied_bytes: field(&io, "write_bytes:"),
             device_read_bytes: field(&io, "read_bytes:"),
@@ -38,6 +41,7 @@ impl Sub for Usage {
     fn sub(self, earlier: Usage) -> Usage {
         Usage {
             cpu_s: self.cpu_s - earlier.cpu_s,
+            reads: self.reads.saturating_sub(earlier.reads),
             syscall_write_bytes: self.syscall_write_bytes.saturating_sub(earlier.syscall_write_bytes),
             dirtied_bytes: self.dirtied_bytes.saturating_sub(earlier.dirtied_bytes),
             device_read_bytes: self.device_read_bytes.saturating_sub(earlier.device_read_bytes),

@@ -110,6 +110,7 @@ functions! {
     options_set_use_direct_reads(*mut DbOptions, c_uchar);
     options_set_compression(*mut DbOptions, c_int);
     options_set_target_file_size_base(*mut DbOptions, u64);
+    options_set_max_bytes_for_level_base(*mut DbOptions, u64);
     options_set_block_based_table_factory(*mut DbOptions, *mut TableOptions);
     options_set_enable_blob_files(*mut DbOptions, c_uchar);
     options_set_min_blob_size(*mut DbOptions, u64);

@@ -89,6 +89,7 @@ impl Settings {
             (c.options_set_compression)(self.db, codec(options.compression));
             if let Some(bytes) = options.table_bytes {
                 (c.options_set_target_file_size_base)(self.db, bytes);
+                (c.options_set_max_bytes_for_level_base)(self.db, bytes.saturating_mul(4));
             }
             (c.options_set_use_fsync)(self.db, c_int::from(options.sync == Sync::All));
             (c.writeoptions_set_sync)(self.write, u8::from(options.sync != Sync::None));
