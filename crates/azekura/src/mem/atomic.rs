@@ -26,10 +26,14 @@ mod chosen {
 
 #[cfg(azekura_explore)]
 mod chosen {
-    pub(crate) use shuttle::hint::spin_loop;
     pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use shuttle::sync::{Mutex, MutexGuard, PoisonError};
     pub(crate) use shuttle::thread_local;
+
+    /// Others may go on here, but need not: who spins has little patience, and what comes after it is to be seen too.
+    pub(crate) fn spin_loop() {
+        AtomicBool::new(false).load(Ordering::SeqCst);
+    }
 
     macro_rules! process_wide {
         ($($(#[$doc:meta])* static $name:ident: $type:ty = $first:expr;)*) => {
@@ -40,3 +44,7 @@ mod chosen {
 }
 
 pub(crate) use chosen::*;
+
+/// Whether schedules are explored, be it by Miri: then what fills up is small and patience is short, so that a scenario
+/// of a few records comes to what is rare.
+pub(crate) const EXPLORED: bool = cfg!(any(azekura_explore, miri));

@@ -13,14 +13,15 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use crate::mem::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, Ordering, PoisonError, process_wide, spin_loop, thread_local,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, EXPLORED, Mutex, Ordering, PoisonError, process_wide, spin_loop,
+    thread_local,
 };
 
 /// What a slot holds while its thread is not pinned; no epoch gets here.
 const IDLE: u64 = u64::MAX;
 
 /// How often `store` looks again whether the readers have left, before it leaves the freeing to them.
-const PATIENCE: usize = if cfg!(azekura_explore) { 2 } else { 64 };
+const PATIENCE: usize = if EXPLORED { 2 } else { 64 };
 
 process_wide! {
     static EPOCH: AtomicU64 = AtomicU64::new(0);

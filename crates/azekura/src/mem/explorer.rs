@@ -31,10 +31,14 @@ mod chosen {
 #[cfg(azekura_explore)]
 #[expect(clippy::disallowed_methods, reason = "whoever runs the tests says by the environment what to explore")]
 mod chosen {
+    use std::sync::Arc;
+
     use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
-    use shuttle::sync::atomic::{AtomicBool, Ordering};
     pub(crate) use shuttle::thread::spawn;
     use shuttle::{Config, MaxSteps, Runner};
+
+    pub(crate) use crate::mem::atomic::spin_loop as turn;
+    use crate::mem::atomic::{AtomicU64, Ordering};
 
     /// Schedules of the first kind change their mind once less than this.
     const DEPTH: usize = 3;
@@ -59,24 +63,16 @@ mod chosen {
         Runner::new(RandomScheduler::new_from_seed(seed, half), config).run(scenario);
     }
 
-    /// Others may go on here.
-    pub(crate) fn turn() {
-        AtomicBool::new(false).load(Ordering::SeqCst);
-    }
-
     /// Two threads that count without an atomic addition: whoever does not find the schedule that loses one finds
     /// nothing.
     #[test]
     #[should_panic(expected = "an addition was lost")]
     fn schedules_that_lose_an_addition_are_found() {
         explore(|| {
-            let sum = std::sync::Arc::new(shuttle::sync::atomic::AtomicU64::new(0));
-            let add = |sum: &shuttle::sync::atomic::AtomicU64| {
-                let before = sum.load(Ordering::SeqCst);
-                sum.store(before + 1, Ordering::SeqCst);
-            };
+            let sum = Arc::new(AtomicU64::new(0));
+            let add = |sum: &AtomicU64| sum.store(sum.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
             let other = spawn({
-                let sum = std::sync::Arc::clone(&sum);
+                let sum = Arc::clone(&sum);
                 move || add(&sum)
             });
             add(&sum);

@@ -154,7 +154,10 @@ fn a_value_whose_link_was_taken_over_stays_for_those_who_followed_it() {
                 read(&hub, &witness);
             }
         });
-        let other = spawn(move || drop(first));
+        let other = spawn(move || {
+            first.take_mark();
+            drop(first);
+        });
         second.link(any(&hub), 0);
         other.join().unwrap();
         reader.join().unwrap();
@@ -319,19 +322,20 @@ fn slots_are_handed_on_while_two_replace() {
                 witness.check(&guard);
             }
         };
-        let readers = [0; 3].map(|_| spawn(read.clone()));
-        let writers: Vec<_> = values
-            .into_iter()
-            .map(|value| {
-                let cell = Arc::clone(&cell);
-                spawn(move || cell.store(value))
-            })
-            .collect();
+        spawn(read.clone()).join().unwrap(); // leaves one slot, for which the next ones race
+        let readers = [0; 2].map(|_| spawn(read.clone()));
+        let last = values.pop().unwrap();
+        let writer = spawn({
+            let cell = Arc::clone(&cell);
+            move || values.into_iter().for_each(|value| cell.store(value))
+        });
+        cell.store(last);
         readers.into_iter().for_each(|reader| reader.join().unwrap());
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        writer.join().unwrap();
         let last = cell.load().number;
         witness.only_left(&[last]);
         let sum: usize = numbers.iter().map(|number| number.load(Ordering::Relaxed)).sum();
+        // Elsewhere threads of other tests take part, and numbers are larger.
         assert!(cfg!(not(azekura_explore)) || sum == 3, "{sum} of 3 counted");
     });
 }

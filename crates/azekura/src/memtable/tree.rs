@@ -5,13 +5,13 @@
 
 use crate::base::{Error, ErrorKind, KeyRef, Result};
 use crate::mem::append_vec::AppendVec;
-use crate::mem::atomic::{AtomicU64, Ordering, spin_loop};
+use crate::mem::atomic::{AtomicU64, EXPLORED, Ordering, spin_loop};
 use crate::mem::prefetch::prefetch;
 use crate::memtable::node::{INNER_CAP, Inner, LEAF_CAP, Leaf, Node};
 use crate::memtable::record::Records;
 
 /// How often a reader tries again before it reads an open node the slow way.
-const PATIENCE: usize = if cfg!(azekura_explore) { 2 } else { 32 };
+const PATIENCE: usize = if EXPLORED { 2 } else { 32 };
 
 /// More levels of inner nodes than 2^32 records can fill: but for ascending runs every node is half full, and runs fill
 /// it.
