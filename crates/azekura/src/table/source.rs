@@ -153,9 +153,8 @@ impl Source {
         fill: bool,
         mut ahead: Option<&mut ReadAhead>,
     ) -> Result<Arc<T>> {
-        let handle = handle_at(hub, at)?;
         if let Some(ahead) = &mut ahead {
-            ahead.pass(handle);
+            ahead.pass();
         }
         {
             let pin = Pin::new();
@@ -164,6 +163,7 @@ impl Source {
                 return Ok(block.to_arc());
             }
         }
+        let handle = handle_at(hub, at)?;
         let home = fill.then(|| -> Home<T> { (Arc::downgrade(hub) as _, at) });
         if let Some(block) = self.cache.get(self.id, handle.offset, kind, home.clone()) {
             return Ok(block);
