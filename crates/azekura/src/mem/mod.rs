@@ -7,8 +7,8 @@
 //! - what crosses a call holds a counted pin; an epoch is pinned only inside one call.
 //!
 //! Rooms in reading order: [`slice`], [`pages`] (memory in big pieces), [`pool`] (buffers cut from them), [`append_vec`]
-//! (grows beside its readers), [`arena`] (byte records), [`epoch`] (a pointer that readers follow without a lock), [`link`] (many of them, to what
-//! somebody else keeps), [`prefetch`], [`simd`] (many bytes compared at once).
+//! (grows beside its readers), [`arena`] (byte records), [`epoch`] (a pointer that readers follow without a lock),
+//! [`link`] (many of them, to what somebody else keeps), [`prefetch`], [`simd`] (many bytes compared at once).
 
 pub(crate) mod append_vec;
 pub(crate) mod arena;

@@ -347,13 +347,13 @@ mod tests {
         let mut rng = 5;
         let mut held: Vec<(Buffer, u8)> = Vec::new();
         for round in 0..if cfg!(miri) { 60 } else { 20_000usize } {
-            if held.len() > 300 || (!held.is_empty() && next(&mut rng) % 3 == 0) {
+            if held.len() > 300 || (!held.is_empty() && next(&mut rng).is_multiple_of(3)) {
                 let (buffer, byte) = held.swap_remove(next(&mut rng) % held.len());
                 assert!(buffer.iter().all(|b| *b == byte));
             } else {
                 let len = next(&mut rng) % [300, 5000, 40_000][next(&mut rng) % 3];
                 let mut buffer = filled(&pool, len, round as u8);
-                assert!(buffer.capacity() >= len && buffer.as_ptr().addr() % ALIGN == 0);
+                assert!(buffer.capacity() >= len && buffer.as_ptr().addr().is_multiple_of(ALIGN));
                 if round % 5 == 0 {
                     buffer.extend_from_slice(&[round as u8; 700]);
                     assert_eq!(buffer.len(), len + 700);
