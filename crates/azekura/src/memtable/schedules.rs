@@ -89,7 +89,7 @@ fn race(keys: &'static [u8], before: usize, readers: &'static [fn(&Shared, &'sta
     readers.iter().for_each(|reader| reader(&shared, keys));
 }
 
-/// The right half moves to a new leaf, and later the directory of the hash index doubles.
+/// Leaves split, and with the seventh key the directory of the hash index doubles and its segment splits.
 const SPLITTING: &[u8] = &[50, 20, 80, 60, 10, 70, 30, 90, 40, 65];
 
 #[test]
@@ -97,7 +97,7 @@ fn what_was_published_is_found_while_leaves_and_segments_split() {
     explore(|| {
         race(
             SPLITTING,
-            4,
+            6,
             &[|shared, keys| shared.get(keys, &[60, 80, 90]), |shared, keys| shared.get(keys, &[50, 10, 99])],
         );
     });
