@@ -5,7 +5,7 @@ use crate::engine::{Compression, Engine, Options, Scan, Sync};
 use crate::failure::Result;
 use ::azekura::{
     CompactionStrategy, CompressionType, Config, Database, FilterPolicy, LeveledOptions, Partition,
-    PartitionCreateOptions, PersistMode, Slice,
+    PartitionCreateOptions, PersistMode,
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -84,21 +84,19 @@ impl Engine for AzekuraEngine {
     }
 
     fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
-        let mut count = 0;
-        let mut show = |record: ::azekura::Result<(Slice, Slice)>| -> Result<()> {
-            let (key, value) = record?;
-            seen(&key, &value);
-            count += 1;
-            Ok(())
+        let (mut records, backwards) = match scan {
+            Scan::First => (self.partition.iter(), false),
+            Scan::From(key) => (self.partition.range(key..), false),
+            Scan::Last => (self.partition.iter(), true),
+            Scan::Back(key) => (self.partition.range(..=key), true),
         };
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        match scan {
-            Scan::First => self.partition.iter().take(limit).try_for_each(&mut show),
-            Scan::From(key) => self.partition.range(key..).take(limit).try_for_each(&mut show),
-            Scan::Last => self.partition.iter().rev().take(limit).try_for_each(&mut show),
-            Scan::Back(key) => self.partition.range(..=key).rev().take(limit).try_for_each(&mut show),
-        }?;
-        Ok(count)
+        for count in 0..limit {
+            let record = if backwards { records.lend_back() } else { records.lend() };
+            let Some(record) = record else { return Ok(count) };
+            let (key, value) = record?;
+            seen(key, value);
+        }
+        Ok(limit)
     }
 
     fn flush(&self) -> Result<()> {

@@ -61,6 +61,8 @@ const BESIDE: &str = "Random gets while one more thread overwrites records at a 
     reads.";
 const BEYOND: &str = "Random gets with a cache much smaller than the data: what misses it comes from the page \
     cache.";
+const COLD: &str = "The same, with the page cache emptied of the database before the reads and once a second, so \
+    that most reads reach the device. Pages that a process has mapped stay: LMDB keeps what it has touched.";
 const QUEUE: &str = "Producers append, a consumer scans the first records and deletes them; the depth stays the \
     same.";
 const PARTITIONS: &str = "Random puts and gets over 64 partitions of one database.";
@@ -103,6 +105,8 @@ const BLOBS_SMALL: &str = "--n 560 --value-size 4K-1M --separate-from 1K --cache
 /// About 1 GiB.
 const BLOBS_LARGE: &str = "--n 5600 --value-size 4K-1M --separate-from 1K --cache-size 256M --warm-ops 500";
 
+const SCANS: &str = "scan10,scan100,scan10-reverse,scan100-reverse";
+
 const FULL: Preset = Preset {
     name: "full",
     rounds: 3,
@@ -118,12 +122,22 @@ const FULL: Preset = Preset {
         entry("Synced writes", SYNCED, "fillsync", "1,4,16,64", "", 0.0, false, RATE),
         entry("Bulk load", BULK, "bulkload", "1", "", 0.0, false, RATE),
         entry("Reads from the cache", CACHED, "readmissing,readzipf,readseq,readreverse", "1", "", 0.0, false, RATE),
-        entry("Scans", CACHED, "scan10,scan100,scan10-reverse,scan100-reverse", "1", "", 0.0, false, RATE),
+        entry("Scans", CACHED, SCANS, "1", "--warm-ops 20000", 0.0, false, RATE),
         entry("Threads", THREADS, "readrandom", "1,2,4", "", 0.0, false, RATE),
         entry("Reads beside writes", BESIDE, "readwhilewriting", "1", "", 0.0, false, RATE),
         entry("YCSB", YCSB, "ycsb-a,ycsb-b,ycsb-e", "1", "", 0.0, false, RATE),
         entry("Opening", OPENED, "open", "1", "", 0.0, false, ("open_ms", "ms", true)),
-        entry("Larger than the cache", BEYOND, "readrandom,readzipf", "1", "--cache-size 16M", 0.0, true, RATE),
+        entry("Larger than the cache", BEYOND, "readrandom,readzipf", "1", "--cache-size 16M", 0.0, false, RATE),
+        entry(
+            "From the device",
+            COLD,
+            "readrandom,readzipf",
+            "1",
+            "--cache-size 16M --warm-ops 1000 --cold",
+            0.0,
+            true,
+            RATE,
+        ),
         entry("Queue", QUEUE, "queue", "1", "", 0.0, true, RATE),
         entry("Partitions", PARTITIONS, "partitions64", "1", "--n 500000", 0.0, true, RATE),
         entry("Blobs", BLOBS, "blobload,blobread,bloboverwrite", "1", BLOBS_LARGE, 12.0, true, RATE),

@@ -30,6 +30,11 @@ pub(crate) trait Cursor: Send {
 
     /// The entry it stands on; only on a valid cursor.
     fn entry(&self) -> EntryRef<'_>;
+
+    /// The entry it stands on, if it stands on one: both questions in one call, for those who ask at every step.
+    fn peek(&self) -> Option<EntryRef<'_>> {
+        self.valid().then(|| self.entry())
+    }
 }
 
 impl Cursor for Box<dyn Cursor> {
@@ -63,5 +68,9 @@ impl Cursor for Box<dyn Cursor> {
 
     fn entry(&self) -> EntryRef<'_> {
         (**self).entry()
+    }
+
+    fn peek(&self) -> Option<EntryRef<'_>> {
+        (**self).peek()
     }
 }

@@ -153,6 +153,10 @@ impl Cursor for MergeCursor {
     fn entry(&self) -> EntryRef<'_> {
         self.children[self.heap[0]].entry()
     }
+
+    fn peek(&self) -> Option<EntryRef<'_>> {
+        self.heap.first().and_then(|&front| self.children[front].peek())
+    }
 }
 
 /// Entries in a vector, sorted when made; the plainest cursor there is, for tests of those above it.

@@ -50,9 +50,8 @@ impl<C: Cursor> Ascending<C> {
 
     fn settle(&mut self) -> Result<()> {
         let mut skips = 0;
-        while self.inner.valid() {
-            let entry = self.inner.entry();
-            let known = self.decided.as_ref().is_some_and(|key| self.order.cmp(key, entry.user).is_eq());
+        while let Some(entry) = self.inner.peek() {
+            let known = self.decided.as_ref().is_some_and(|key| self.order.same(key, entry.user));
             if !known && entry.seqno <= self.at {
                 let key = self.decided.get_or_insert_default();
                 key.clear();
@@ -84,7 +83,7 @@ impl<C: Cursor> Ascending<C> {
 
     /// Only while valid.
     pub(crate) fn key(&self) -> &[u8] {
-        self.inner.entry().user
+        self.decided.as_deref().expect("it stands on the key that was decided last")
     }
 
     /// Only while valid.
@@ -142,9 +141,8 @@ impl<C: Cursor> Descending<C> {
             let entry = self.inner.entry();
             self.key.clear();
             self.key.extend_from_slice(entry.user);
-            while self.inner.valid() {
-                let entry = self.inner.entry();
-                if self.order.cmp(entry.user, &self.key).is_ne() {
+            while let Some(entry) = self.inner.peek() {
+                if !self.order.same(entry.user, &self.key) {
                     break;
                 }
                 if entry.seqno <= self.at {

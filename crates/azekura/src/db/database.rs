@@ -238,6 +238,7 @@ impl Database {
     }
 
     /// Flushes everything, stops the workers and gives the directory free; other handles return `Closed` from now on.
+    /// While another handle is closing, this returns at once: only the first call says when the directory is free.
     ///
     /// # Errors
     /// Those of flushing; the directory is given free all the same, and the log has what was acknowledged.

@@ -19,7 +19,7 @@ struct TreeView {
 
 impl View for TreeView {
     fn cursor(&self) -> Result<Box<dyn Cursor>> {
-        Ok(Box::new(self.now.cursor(&self.context)))
+        Ok(self.now.cursor(&self.context))
     }
 }
 

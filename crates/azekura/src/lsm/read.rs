@@ -39,18 +39,22 @@ impl SuperVersion {
         find_in_tables(&self.version, &context.order, &lookup, pin, read)
     }
 
-    /// A cursor over everything; it keeps the tables it walks.
-    pub(crate) fn cursor(&self, context: &TreeContext) -> MergeCursor {
+    /// A cursor over everything that is there now; it keeps the tables it walks. What a memtable gets later, no moment
+    /// that was chosen before can show.
+    pub(crate) fn cursor(&self, context: &TreeContext) -> Box<dyn Cursor> {
         let mut children: Vec<Box<dyn Cursor>> = Vec::new();
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
-            if !memtable.is_empty() || Arc::ptr_eq(memtable, &self.active) {
+            if !memtable.is_empty() {
                 children.push(Box::new(memtable.cursor()));
             }
         }
         for run in self.version.runs() {
             children.push(Box::new(RunCursor::new(Arc::clone(run), context, true)));
         }
-        MergeCursor::new(context.order.clone(), children)
+        match children.len() {
+            1 => children.remove(0),
+            _ => Box::new(MergeCursor::new(context.order.clone(), children)),
+        }
     }
 }
 
@@ -206,5 +210,9 @@ impl Cursor for RunCursor {
 
     fn entry(&self) -> EntryRef<'_> {
         self.inner.as_ref().expect("only a valid cursor is asked for its entry").entry()
+    }
+
+    fn peek(&self) -> Option<EntryRef<'_>> {
+        self.inner.as_ref().and_then(TableCursor::peek)
     }
 }

@@ -181,8 +181,13 @@ impl Cursor for TableCursor {
 
     #[inline]
     fn entry(&self) -> EntryRef<'_> {
-        let (data, kind) = self.data.as_ref().zip(self.kind).expect("only a valid cursor is asked for its entry");
+        self.peek().expect("only a valid cursor is asked for its entry")
+    }
+
+    #[inline]
+    fn peek(&self) -> Option<EntryRef<'_>> {
+        let (kind, data) = (self.kind?, self.data.as_ref()?);
         let KeyRef { user, seqno } = data.key();
-        EntryRef { user, seqno, kind, value: data.value() }
+        Some(EntryRef { user, seqno, kind, value: data.value() })
     }
 }
