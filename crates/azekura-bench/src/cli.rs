@@ -3,6 +3,7 @@
 use crate::bytes::{Bytes, Sizes};
 use crate::engine::{Compression, Options, Sync, registry};
 use crate::failure::Result;
+use crate::machine::disk::Scratch;
 use crate::task::rounds::Comparison;
 use crate::task::task::Plan;
 use crate::workload::keys::KeyOrder;
@@ -42,15 +43,32 @@ pub(crate) enum Command {
     },
 }
 
-/// What every command takes.
+/// Where a command works.
 #[derive(Debug, Args)]
-pub(crate) struct Common {
+pub(crate) struct Place {
     /// Directory to work below; a directory of this run's own is made in it and removed at the end.
     #[arg(long, default_value = "target/bench")]
     pub(crate) dir: PathBuf,
     /// Leave the databases there.
     #[arg(long)]
     pub(crate) keep: bool,
+}
+
+impl Place {
+    /// The directory of this run's own.
+    ///
+    /// # Errors
+    /// Those of creating it.
+    pub(crate) fn scratch(&self) -> Result<Scratch> {
+        Scratch::create(&self.dir, self.keep)
+    }
+}
+
+/// What every command that measures takes.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    #[command(flatten)]
+    pub(crate) place: Place,
     /// Print one JSON object per run instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
@@ -180,12 +198,8 @@ pub(crate) struct Report {
     /// Directory to write to; docs/benchmarks of the workspace for full, else target/bench/report.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
-    /// Directory to work below; a directory of this run's own is made in it and removed at the end.
-    #[arg(long, default_value = "target/bench")]
-    pub(crate) dir: PathBuf,
-    /// Leave the databases there.
-    #[arg(long)]
-    pub(crate) keep: bool,
+    #[command(flatten)]
+    pub(crate) place: Place,
     /// Print the whole report as JSON too.
     #[arg(long)]
     pub(crate) json: bool,

@@ -63,7 +63,7 @@ fn child(task: &str) -> Result<()> {
 }
 
 fn begin(common: &Common, shape: &Shape) -> Result<(Scratch, Conditions, Duration)> {
-    let scratch = Scratch::create(&common.dir, common.keep)?;
+    let scratch = common.place.scratch()?;
     let each = Duration::try_from_secs_f64(common.device_seconds)?;
     let conditions = Conditions::begin(scratch.path(), shape, each)?;
     Ok((scratch, conditions, each))
@@ -135,7 +135,7 @@ fn make_report(report: &Report) -> Result<()> {
     let (document, outcome) = match (report.what.as_str(), &report.file) {
         ("render", Some(file)) => (Document::read(file)?, Ok(())),
         ("render", None) => return Err("render needs the report.json of an earlier run".into()),
-        (name, None) => produce::produce(preset::named(name)?, &report.engine, &report.dir, report.keep)?,
+        (name, None) => produce::produce(preset::named(name)?, &report.engine, &report.place)?,
         (name, Some(_)) => return Err(format!("{name} takes no file; only render does").into()),
     };
     produce::write(&document, &report.target())?;

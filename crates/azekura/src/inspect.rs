@@ -20,7 +20,7 @@ use crate::block::cursor::BlockCursor;
 use crate::block::frame::{Body, FRAME_HEADER_LEN, open_frame};
 use crate::block::kind::BlockKind;
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
-use crate::table::files::{self, DirectIo, DirectPolicy, TableFiles};
+use crate::table::files::{self, DirectPolicy, TableFiles};
 use crate::table::index::IndexCursor;
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
@@ -200,7 +200,7 @@ fn verify_tables(
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::new(DirectIo::Never, None)));
+    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
     for partition in ledger.partitions.values() {
         let order = order_named(&partition.meta.comparator);
@@ -286,7 +286,7 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
 }
 
 fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<(u64, Option<DataBlockIndexType>)> {
-    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 1, DirectPolicy::new(DirectIo::Never, None)));
+    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 1, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
     let meta = Table::describe(&files, &cache, id)?;
     let comparator = Table::comparator(&files, &cache, id)?;
@@ -333,7 +333,7 @@ impl DataBlocks {
     /// `Io` or `Corruption` from the files, `Unsupported` where keys are in an order that only its owner knows.
     pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(Place, &[u8])) -> Result<DataBlocks> {
         let ledger = read_ledger(fs, dir)?.0;
-        let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::new(DirectIo::Never, None)));
+        let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::never()));
         let cache = Arc::new(BlockCache::new(0));
         let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
         let mut read = DataBlocks { blocks: Vec::new(), order: KeyOrder::bytewise() };
@@ -481,7 +481,7 @@ fn decode_table(bytes: &[u8]) -> Result<()> {
     let fs: Arc<dyn Fs> = Arc::new(crate::vfs::mem::MemFs::new());
     let dir = PathBuf::from("/fuzz");
     fs.create_dir_all(&dir)?;
-    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 1, DirectPolicy::new(DirectIo::Never, None)));
+    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 1, DirectPolicy::never()));
     let file = fs.open(&files.path(FileId(1)), OpenMode::Create)?;
     file.write_at(bytes, 0)?;
     let cache = Arc::new(BlockCache::new(0));

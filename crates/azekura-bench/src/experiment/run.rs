@@ -5,7 +5,6 @@ use crate::experiment::experiment::Context;
 use crate::experiment::registry::{EXPERIMENTS, named};
 use crate::failure::{Result, Told};
 use crate::machine::conditions::Conditions;
-use crate::machine::disk::Scratch;
 use crate::report::quantity::three_digits;
 use crate::report::{clock, table, versions};
 use crate::task::child::die_with_parent;
@@ -27,7 +26,7 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
         println!("{}", Value::Object(answer));
         return Ok(());
     }
-    let scratch = Scratch::create(&asked.common.dir, asked.common.keep)?;
+    let scratch = asked.common.place.scratch()?;
     let each = Duration::try_from_secs_f64(asked.common.device_seconds)?;
     let mut conditions = Conditions::begin(scratch.path(), &SMALL_RECORDS, each)?;
     let made = clock::now();

@@ -1,6 +1,6 @@
 //! Runs a preset and gives its document; writes the files of a document.
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, Place};
 use crate::engine::registry;
 use crate::failure::Result;
 use crate::machine::conditions::Conditions;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Runs `preset` on `engines`, or on all of this build. The second answer says whether azekura had figures for
 /// everything and nobody gave a wrong answer.
-pub(crate) fn produce(preset: &Preset, engines: &[String], dir: &Path, keep: bool) -> Result<(Document, Result<()>)> {
+pub(crate) fn produce(preset: &Preset, engines: &[String], place: &Place) -> Result<(Document, Result<()>)> {
     let start = Instant::now();
     let notes = notes(engines)?;
     let running: Vec<String> =
@@ -34,7 +34,7 @@ pub(crate) fn produce(preset: &Preset, engines: &[String], dir: &Path, keep: boo
         quantity::seconds(preset.limit_s),
         running.join(", "),
     );
-    let scratch = Scratch::create(dir, keep)?;
+    let scratch = place.scratch()?;
     let each = Duration::try_from_secs_f64(preset.device_s)?;
     let mut conditions = Conditions::begin(scratch.path(), &SMALL_RECORDS, each)?;
     let made = clock::now();

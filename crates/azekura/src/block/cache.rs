@@ -258,6 +258,7 @@ mod tests {
     use crate::block::cached::IndexPiece;
     use crate::block::frame::Body;
     use crate::block::{Block, BlockBuilder};
+    use crate::mem::epoch::tests::eventually;
     use crate::mem::link::Hub;
 
     type Directory = Hub<Block, ()>;
@@ -308,18 +309,6 @@ mod tests {
         let (all, pinned) = sums.iter().fold((0, 0), |(all, pinned), sum| (all + sum.0, pinned + sum.1));
         assert_eq!((all, pinned), (held(cache), cache.pinned.load(Ordering::SeqCst)));
         assert!(all <= cache.used() && cache.used() <= cache.capacity());
-    }
-
-    /// Other tests of this process may hold a pin at any moment; they let go soon.
-    fn eventually(what: impl Fn() -> bool) {
-        for _ in 0..1_000_000 {
-            drop(Pin::new()); // frees what can be freed
-            if what() {
-                return;
-            }
-            std::thread::yield_now();
-        }
-        panic!("was never so");
     }
 
     #[test]

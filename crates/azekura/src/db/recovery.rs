@@ -154,7 +154,7 @@ impl Loaded {
         for id in listing.tables.keys().chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
         }
-        let direct = DirectPolicy::new(config.settings.direct_io, config.env.memory());
+        let direct = DirectPolicy::new(config.settings.direct_io, || config.env.memory());
         let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files, direct));
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(Bell::default());

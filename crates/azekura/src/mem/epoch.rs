@@ -265,7 +265,7 @@ impl<T> Deref for Guard<'_, T> {
 
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Knows how many of its kind are alive, and whether it is.
@@ -290,7 +290,7 @@ mod tests {
     }
 
     /// Other tests of this process may hold a pin at any moment; they let go soon.
-    fn eventually(what: impl Fn() -> bool) {
+    pub(crate) fn eventually(what: impl Fn() -> bool) {
         for _ in 0..1_000_000 {
             drop(Pin::new()); // frees what can be freed
             if what() {

@@ -233,6 +233,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize};
 
     use super::*;
+    use crate::mem::epoch::tests::eventually;
 
     /// Knows whether it is alive, and its number twice.
     struct Tracked {
@@ -260,18 +261,6 @@ mod tests {
             self.number = self.again;
             self.count.fetch_sub(1, Ordering::SeqCst);
         }
-    }
-
-    /// Other tests of this process may hold a pin at any moment; they let go soon.
-    fn eventually(what: impl Fn() -> bool) {
-        for _ in 0..1_000_000 {
-            drop(Pin::new()); // frees what can be freed
-            if what() {
-                return;
-            }
-            std::thread::yield_now();
-        }
-        panic!("was never so");
     }
 
     fn hub(links: usize) -> Arc<Hub<Tracked, &'static str>> {

@@ -45,7 +45,7 @@ impl ReadAhead {
         ReadAhead { in_a_row: PATIENCE, window: LONGEST, ..ReadAhead::adaptive() }
     }
 
-    /// The cursor passes a block that it found elsewhere, or is about to read one.
+    /// The cursor comes to a block, wherever it will find it.
     pub(crate) fn pass(&mut self, handle: BlockHandle) {
         let follows = handle.offset == self.expected || self.expected == u64::MAX;
         if follows {
@@ -57,9 +57,8 @@ impl ReadAhead {
         self.expected = handle.offset.saturating_add(handle.len);
     }
 
-    /// What is wanted for the frame at `handle`.
+    /// What is wanted for the frame at `handle`, which the cursor has just come to.
     pub(crate) fn wanted(&mut self, handle: BlockHandle) -> Wanted {
-        self.pass(handle);
         if self.frame(handle).is_some() {
             return Wanted::Nothing;
         }
@@ -93,12 +92,17 @@ mod tests {
         BlockHandle { offset, len }
     }
 
+    fn come(ahead: &mut ReadAhead, handle: BlockHandle) -> Wanted {
+        ahead.pass(handle);
+        ahead.wanted(handle)
+    }
+
     /// Reads blocks of 4 KiB one behind the other from `offset`; gives what was wanted for each.
     fn walk(ahead: &mut ReadAhead, offset: u64, count: u64) -> Vec<Wanted> {
         (0..count)
             .map(|i| {
                 let handle = at(offset + i * 4096, 4096);
-                let wanted = ahead.wanted(handle);
+                let wanted = come(ahead, handle);
                 if let Wanted::Window(len) = wanted {
                     ahead.fill(handle.offset, (0..len).map(|j| ((handle.offset + j) % 251) as u8).collect());
                 }
@@ -129,7 +133,7 @@ mod tests {
             walk(&mut ahead, 1 << 30, 4),
             [Wanted::Block, Wanted::Block, Wanted::Block, Wanted::Window(16 << 10)]
         );
-        assert_eq!(ahead.wanted(at(0, 4096)), Wanted::Block);
+        assert_eq!(come(&mut ahead, at(0, 4096)), Wanted::Block);
         assert!(ahead.bytes.is_empty(), "memory is held for what will not be read");
     }
 
@@ -143,8 +147,8 @@ mod tests {
     #[test]
     fn a_large_block_and_a_broken_handle_are_read_alone() {
         let mut ahead = ReadAhead::eager();
-        assert_eq!(ahead.wanted(at(64, 1 << 20)), Wanted::Block);
-        assert_eq!(ahead.wanted(at(u64::MAX - 5, u64::MAX)), Wanted::Block);
+        assert_eq!(come(&mut ahead, at(64, 1 << 20)), Wanted::Block);
+        assert_eq!(come(&mut ahead, at(u64::MAX - 5, u64::MAX)), Wanted::Block);
         assert_eq!(ahead.frame(at(u64::MAX, u64::MAX)), None);
     }
 }

@@ -8,7 +8,6 @@ use crate::cursor::Cursor;
 use crate::table::ahead::ReadAhead;
 use crate::table::index::IndexCursor;
 use crate::table::reader::Table;
-use crate::table::source::handle_at;
 
 /// A position in a table.
 pub(crate) struct TableCursor {
@@ -41,21 +40,8 @@ impl TableCursor {
             self.data = None;
             return Ok(());
         };
-        let (source, fill) = (&self.table.source, self.fill_cache);
-        let handle = handle_at(piece, at)?;
-        let block: Arc<Block> = match source.in_cache(piece, at, handle, BlockKind::Data, fill) {
-            Some(block) => {
-                self.ahead.pass(handle);
-                block
-            }
-            None => {
-                let block = source.read_on(handle, BlockKind::Data, &mut self.ahead)?;
-                if fill {
-                    source.put_into_cache(piece, at, handle, BlockKind::Data, &block);
-                }
-                block
-            }
-        };
+        let source = &self.table.source;
+        let block: Arc<Block> = source.keep(piece, at, BlockKind::Data, self.fill_cache, Some(&mut self.ahead))?;
         let cursor = match &mut self.data {
             Some(cursor) => {
                 cursor.set_block(block);
@@ -63,7 +49,7 @@ impl TableCursor {
             }
             None => self.data.insert(BlockCursor::new(block)),
         };
-        place(cursor).map_err(|error| self.table.source.locate(error, handle.offset))
+        place(cursor).map_err(|error| source.locate_entry(error, piece, at))
     }
 
     fn off_the_block(&self) -> bool {

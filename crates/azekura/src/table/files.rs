@@ -35,9 +35,15 @@ pub(crate) struct DirectPolicy {
 }
 
 impl DirectPolicy {
-    /// `memory` is what the process could have, if that is known.
-    pub(crate) fn new(mode: DirectIo, memory: Option<u64>) -> DirectPolicy {
+    /// `memory` tells what the process could have, if that is known; it is asked only where it matters.
+    pub(crate) fn new(mode: DirectIo, memory: impl FnOnce() -> Option<u64>) -> DirectPolicy {
+        let memory = if mode == DirectIo::Automatic { memory() } else { None };
         DirectPolicy { mode, limit: memory.map_or(u64::MAX, |memory| memory / 2) }
+    }
+
+    /// For those who look at single tables.
+    pub(crate) fn never() -> DirectPolicy {
+        DirectPolicy::new(DirectIo::Never, || None)
     }
 
     fn applies(&self, table_bytes: u64) -> bool {

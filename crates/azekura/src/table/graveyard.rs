@@ -87,19 +87,14 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::table::files::{DirectIo, DirectPolicy};
+    use crate::table::files::DirectPolicy;
     use crate::vfs::mem::MemFs;
     use crate::vfs::{Fs, OpenMode};
 
     fn graveyard(tables: std::ops::Range<u64>) -> (MemFs, Arc<TableFiles>, Arc<Bell>, Graveyard) {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
-        let files = Arc::new(TableFiles::new(
-            Arc::new(fs.clone()),
-            Path::new("/db"),
-            4,
-            DirectPolicy::new(DirectIo::Never, None),
-        ));
+        let files = Arc::new(TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::never()));
         for id in tables {
             drop(fs.open(&files.path(FileId(id)), OpenMode::Create).unwrap());
         }

@@ -214,7 +214,7 @@ impl IndexCursor {
             Index::Many(slot) => {
                 let top = slot.keep(source)?;
                 let Some(at) = find(&top)? else { return Ok(()) };
-                let piece: Arc<IndexPiece> = source.keep(&top, at, BlockKind::Index, self.fill_cache)?;
+                let piece: Arc<IndexPiece> = source.keep(&top, at, BlockKind::Index, self.fill_cache, None)?;
                 let in_piece = find(&piece)?.ok_or_else(beyond_its_top)?;
                 (self.top, self.piece) = (Some((top, at)), Some((piece, in_piece)));
             }
@@ -238,7 +238,7 @@ impl IndexCursor {
         let Some((top, at)) = &mut self.top else { return Ok(()) };
         let Some(next) = on(*at, top.count()) else { return Ok(()) };
         *at = next;
-        let piece: Arc<IndexPiece> = source.keep(top, next, BlockKind::Index, self.fill_cache)?;
+        let piece: Arc<IndexPiece> = source.keep(top, next, BlockKind::Index, self.fill_cache, None)?;
         self.piece = near_end(piece.count()).map(|at| (piece, at));
         Ok(())
     }

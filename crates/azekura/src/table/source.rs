@@ -74,15 +74,9 @@ impl Source {
     }
 
     /// As [`read`](Source::read); while blocks follow each other, what lies behind is read ahead into `ahead`.
-    pub(crate) fn read_on<T: Cacheable>(
-        &self,
-        handle: BlockHandle,
-        kind: BlockKind,
-        ahead: &mut ReadAhead,
-    ) -> Result<Arc<T>> {
-        let wanted = handle.end().map(|end| (end, ahead.wanted(handle)));
-        let wanted = wanted.map_err(|error| self.locate(error, handle.offset))?;
-        if let (end, Wanted::Window(len)) = wanted
+    fn read_on<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, ahead: &mut ReadAhead) -> Result<Arc<T>> {
+        let end = handle.end().map_err(|error| self.locate(error, handle.offset))?;
+        if let Wanted::Window(len) = ahead.wanted(handle)
             && end <= self.size
         {
             let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset));
@@ -145,56 +139,39 @@ impl Source {
         self.cached(handle, kind, (Arc::downgrade(&hub) as _, at)).map(Held::Counted)
     }
 
-    /// The block that the `at`-th entry of `hub` names, to keep; `fill` puts what was read into the cache.
+    /// The block that the `at`-th entry of `hub` names, to keep; `fill` puts what was read into the cache. Who does not
+    /// leaves no mark or link in it. One who walks over blocks has what lies behind read ahead into `ahead`.
     pub(crate) fn keep<T: Cacheable>(
         &self,
         hub: &Arc<Hub<T, RestartBlock>>,
         at: usize,
         kind: BlockKind,
         fill: bool,
+        mut ahead: Option<&mut ReadAhead>,
     ) -> Result<Arc<T>> {
         let handle = handle_at(hub, at)?;
-        if let Some(block) = self.in_cache(hub, at, handle, kind, fill) {
-            return Ok(block);
+        if let Some(ahead) = &mut ahead {
+            ahead.pass(handle);
         }
-        let block = self.read::<T>(handle, kind)?;
-        if fill {
-            self.put_into_cache(hub, at, handle, kind, &block);
-        }
-        Ok(block)
-    }
-
-    /// The block at `handle`, which the `at`-th entry of `hub` names, if the cache has it. Who does not `fill` the
-    /// cache leaves no mark or link in it.
-    pub(crate) fn in_cache<T: Cacheable>(
-        &self,
-        hub: &Arc<Hub<T, RestartBlock>>,
-        at: usize,
-        handle: BlockHandle,
-        kind: BlockKind,
-        fill: bool,
-    ) -> Option<Arc<T>> {
         {
             let pin = Pin::new();
             if let Some(block) = if fill { hub.follow(at, &pin) } else { hub.peek(at, &pin) } {
                 self.cache.count_hit(kind, &pin);
-                return Some(block.to_arc());
+                return Ok(block.to_arc());
             }
         }
-        let home: Home<T> = (Arc::downgrade(hub) as _, at);
-        self.cache.get(self.id, handle.offset, kind, fill.then_some(home))
-    }
-
-    /// Puts what was read into the cache, with a link to it.
-    pub(crate) fn put_into_cache<T: Cacheable>(
-        &self,
-        hub: &Arc<Hub<T, RestartBlock>>,
-        at: usize,
-        handle: BlockHandle,
-        kind: BlockKind,
-        block: &Arc<T>,
-    ) {
-        self.put(handle, kind, block, (Arc::downgrade(hub) as _, at));
+        let home = fill.then(|| -> Home<T> { (Arc::downgrade(hub) as _, at) });
+        if let Some(block) = self.cache.get(self.id, handle.offset, kind, home.clone()) {
+            return Ok(block);
+        }
+        let block = match ahead {
+            Some(ahead) => self.read_on(handle, kind, ahead)?,
+            None => self.read(handle, kind)?,
+        };
+        if let Some(home) = home {
+            self.put(handle, kind, &block, home);
+        }
+        Ok(block)
     }
 }
 

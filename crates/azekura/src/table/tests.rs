@@ -147,7 +147,7 @@ impl World {
     }
 
     fn open_on(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
-        let files = TableFiles::new(fs, Path::new("/db"), 3, DirectPolicy::new(DirectIo::Never, None));
+        let files = TableFiles::new(fs, Path::new("/db"), 3, DirectPolicy::never());
         let cache = Arc::new(BlockCache::new(cache));
         let options = ReadOptions::at(&self.options, 1);
         Table::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
@@ -906,7 +906,7 @@ fn handles_of_files_are_bounded() {
         let file = fs.open(Path::new(&format!("/db/{id:06}.sst")), OpenMode::Create).unwrap();
         file.write_at(&[id], 0).unwrap();
     }
-    let files = TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::new(DirectIo::Never, None));
+    let files = TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::never());
     let mut random = Random(1);
     for _ in 0..200 {
         let id = random.below(10);
@@ -924,7 +924,7 @@ fn handles_of_files_are_bounded() {
 #[test]
 fn past_the_cache_of_the_system_only_where_it_pays() {
     let applies = |mode, memory, tables| {
-        let files = TableFiles::new(Arc::new(MemFs::new()), Path::new("/db"), 4, DirectPolicy::new(mode, memory));
+        let files = TableFiles::new(Arc::new(MemFs::new()), Path::new("/db"), 4, DirectPolicy::new(mode, || memory));
         files.add_table(tables);
         files.goes_direct()
     };

@@ -220,41 +220,31 @@ impl fmt::Debug for DirectFile {
 
 #[cfg(test)]
 mod tests {
+    use crate::vfs::dice::Dice;
     use crate::vfs::disk::DiskFs;
     use crate::vfs::fs::{Fs, OpenMode};
-
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 11) % n
-        }
-    }
 
     #[test]
     fn whatever_is_asked_it_is_a_file() {
         let root = tempfile::tempdir().unwrap();
-        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        let mut dice = Dice::new(1, 0);
         for round in 0..24u64 {
             let path = root.path().join(format!("{round}"));
             let file = DiskFs.open_direct(&path, OpenMode::Create).unwrap();
             let mut model: Vec<u8> = Vec::new();
             for step in 0..40u64 {
-                let len = random.below(if step % 7 == 0 { 3 << 19 } else { 9000 }) as usize;
-                match random.below(if round % 2 == 0 { 12 } else { 15 }) {
+                let len = dice.below(if step % 7 == 0 { 3 << 19 } else { 9000 });
+                match dice.below(if round % 2 == 0 { 12 } else { 15 }) {
                     0..=6 => {
                         let bytes: Vec<u8> = (0..len).map(|i| (i as u64 * 31 + step + round) as u8).collect();
                         file.write_at(&bytes, model.len() as u64).unwrap();
                         model.extend_from_slice(&bytes);
                     }
                     7..=9 => {
-                        let offset = random.below(model.len() as u64 + 5000);
+                        let offset = dice.below(model.len() + 5000);
                         let mut buf = vec![0xEE; len.min(70_000)];
-                        let got = file.read_at(&mut buf, offset).unwrap();
-                        let there = model.get(offset as usize..).unwrap_or_default();
+                        let got = file.read_at(&mut buf, offset as u64).unwrap();
+                        let there = model.get(offset..).unwrap_or_default();
                         let wanted = &there[..there.len().min(buf.len())];
                         assert_eq!((got, &buf[..got] == wanted), (wanted.len(), true), "round {round} step {step}");
                     }
@@ -267,7 +257,7 @@ mod tests {
                         assert!(seen == model && other.length().unwrap() == model.len() as u64);
                     }
                     12 => {
-                        let at = random.below(model.len() as u64 + 1) as usize;
+                        let at = dice.below(model.len() + 1);
                         model.resize(model.len().max(at + 10), 0);
                         model[at..at + 10].copy_from_slice(b"elsewhere!");
                         file.write_at(b"elsewhere!", at as u64).unwrap();
