@@ -310,6 +310,9 @@ fn order_named(comparator: &str) -> KeyOrder {
     }
 }
 
+/// Of a cache that gives its blocks huge pages, as those of most databases do.
+const LARGE: u64 = 1 << 40;
+
 /// The data blocks of all tables of a database, in memory and with nothing around them, so that what a lookup costs
 /// inside of a block can be measured apart from what leads to the block. Thread safe.
 #[doc(hidden)]
@@ -334,7 +337,7 @@ impl DataBlocks {
     pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(Place, &[u8])) -> Result<DataBlocks> {
         let ledger = read_ledger(fs, dir)?.0;
         let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::never()));
-        let cache = Arc::new(BlockCache::new(0));
+        let cache = Arc::new(BlockCache::new(LARGE));
         let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
         let mut read = DataBlocks { blocks: Vec::new(), order: KeyOrder::bytewise() };
         for partition in ledger.partitions.values() {
@@ -428,7 +431,7 @@ pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
         Decoder::HashedBlock => decode_block(BlockKind::HashedData, bytes),
         Decoder::SlottedBlock => decode_block(BlockKind::SlottedData, bytes),
         Decoder::Frame => decode_frame(bytes),
-        Decoder::FilterPiece => FilterBlock::decode(&Body::new(BlockKind::Filter, bytes.to_vec())).map(drop),
+        Decoder::FilterPiece => FilterBlock::decode(Body::new(BlockKind::Filter, bytes)).map(drop),
         Decoder::FileHeader => decode_header(bytes),
         Decoder::Edits => Edit::decode_batch(bytes).map(drop),
         Decoder::Batch => Records::new(bytes).try_for_each(|record| record.map(drop)),
@@ -450,7 +453,7 @@ fn decode_header(bytes: &[u8]) -> Result<()> {
 
 /// A block behind its frame, looked into by key and by hash, and walked in both directions.
 fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
-    let block = Arc::new(Block::decode(Body::new(kind, bytes.to_vec()))?);
+    let block = Arc::new(Block::decode(Body::new(kind, bytes))?);
     let order = KeyOrder::bytewise();
     let mut cursor = BlockCursor::new(Arc::clone(&block));
     for (i, user) in [&b""[..], b"k", b"key 5", &[255; 9]].into_iter().enumerate() {
@@ -473,7 +476,7 @@ fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
 fn decode_frame(bytes: &[u8]) -> Result<()> {
     let header = bytes.get(..FRAME_HEADER_LEN).ok_or_else(|| Error::corruption("block is shorter than its header"))?;
     let kind = BlockKind::from_byte(header[10]).unwrap_or(BlockKind::Data);
-    open_frame(bytes.to_vec(), &[0; 16], 0, kind).map(drop)
+    open_frame(bytes.into(), &[0; 16], 0, kind).map(drop)
 }
 
 /// A whole table, from memory.

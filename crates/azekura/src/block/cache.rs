@@ -9,6 +9,7 @@ use crate::block::cached::{Cacheable, Home, Receipt, raise};
 use crate::block::shard::{CacheKey, KindStats, NewBlock, Shard, place};
 use crate::mem::epoch::Pin;
 use crate::mem::link::Retired;
+use crate::mem::pool::{Buffer, Pool};
 
 /// At most; a shard should hold about a hundred blocks or its queues say little.
 const SHARDS_MAX: u64 = 64;
@@ -17,6 +18,8 @@ const SHARD_BYTES_MIN: u64 = 512 << 10;
 const SLACK: u64 = 16;
 /// At most this part of the capacity is pinned.
 const PINNED: u64 = 4;
+/// A cache that is smaller leaves its blocks to the allocator: a huge page would be too large a part of it.
+const POOLED_MIN: u64 = 32 << 20;
 /// What a block costs beside its memory, in bytes: its share of map, queues and allocator.
 const SHARE: u64 = 192;
 /// As many threads count without sharing a line; those beyond share one.
@@ -43,6 +46,8 @@ pub(crate) struct BlockCache {
     /// The shard that has to let go next.
     hand: AtomicUsize,
     shards: Box<[Padded]>,
+    /// Where the bytes of blocks come from.
+    pool: Arc<Pool>,
     /// Hits by way of links. A thread that is pinned owns the stripe of its pin's number; the last is shared.
     followed: Box<[Stripe]>,
 }
@@ -80,8 +85,14 @@ impl BlockCache {
             charged: Arc::default(),
             hand: AtomicUsize::new(0),
             shards: (0..shards).map(|_| Padded::default()).collect(),
+            pool: Pool::new(if capacity < POOLED_MIN { 0 } else { capacity }),
             followed: (0..=STRIPES).map(|_| Stripe::default()).collect(),
         }
+    }
+
+    /// An empty buffer for a block that may enter the cache; `None` if there is no memory.
+    pub(crate) fn buffer(&self, capacity: usize) -> Option<Buffer> {
+        self.pool.buffer(capacity)
     }
 
     #[inline]

@@ -123,7 +123,7 @@ fn hub_memory<T>(hub: &Hub<T, RestartBlock>) -> usize {
 }
 
 cacheable!(Block, Data, Block::decode, Block::memory);
-cacheable!(FilterBlock, Filter, |body: Body| FilterBlock::decode(&body), FilterBlock::memory);
+cacheable!(FilterBlock, Filter, FilterBlock::decode, FilterBlock::memory);
 cacheable!(IndexPiece, IndexPiece, decode_hub, hub_memory);
 cacheable!(IndexTop, IndexTop, decode_hub, hub_memory);
 cacheable!(FilterTop, FilterTop, decode_hub, hub_memory);
