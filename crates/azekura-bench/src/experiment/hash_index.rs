@@ -153,7 +153,7 @@ impl Experiment for HashIndex {
     }
 
     fn run(&self, context: &Context<'_>) -> Result<Map<String, Value>> {
-        let (n, seconds, rounds) = context.size((60_000, 0.15, 5), (500_000, 0.8, 5));
+        let (n, seconds, rounds) = context.size((60_000, 0.12, 5), (500_000, 0.8, 5));
         let asked = variants(context.size(&QUICK, &FULL), registry::check(PEER).is_ok());
         let mut timed = Vec::new();
         for blocks in &asked {
