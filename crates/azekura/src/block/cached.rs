@@ -1,12 +1,12 @@
 //! What the cache holds: blocks of five types, each behind a keeper that takes links away.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::base::{Error, Result};
 use crate::block::frame::Body;
 use crate::block::restarts::RestartBlock;
 use crate::block::{Block, FilterBlock};
+use crate::mem::atomic::{AtomicU64, Ordering};
 use crate::mem::link::{AnyHub, Hub, Keeper, Retired};
 
 /// A piece of the index, and a link for each data block that it names.

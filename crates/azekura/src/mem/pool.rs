@@ -9,8 +9,9 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use crate::mem::atomic::{Mutex, MutexGuard, PoisonError};
 use crate::mem::pages::{HUGE_PAGE, Pages};
 
 /// Buffers take a multiple of this, in bytes.
