@@ -1,12 +1,12 @@
 //! What the cache holds: blocks of five types, each behind a keeper that takes links away.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::base::{Error, Result};
 use crate::block::frame::Body;
 use crate::block::restarts::RestartBlock;
 use crate::block::{Block, FilterBlock};
+use crate::mem::atomic::{AtomicU64, Ordering};
 use crate::mem::link::{AnyHub, Hub, Keeper, Retired};
 
 /// A piece of the index, and a link for each data block that it names.
@@ -123,7 +123,7 @@ fn hub_memory<T>(hub: &Hub<T, RestartBlock>) -> usize {
 }
 
 cacheable!(Block, Data, Block::decode, Block::memory);
-cacheable!(FilterBlock, Filter, |body: Body| FilterBlock::decode(&body), FilterBlock::memory);
+cacheable!(FilterBlock, Filter, FilterBlock::decode, FilterBlock::memory);
 cacheable!(IndexPiece, IndexPiece, decode_hub, hub_memory);
 cacheable!(IndexTop, IndexTop, decode_hub, hub_memory);
 cacheable!(FilterTop, FilterTop, decode_hub, hub_memory);

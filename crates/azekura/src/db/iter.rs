@@ -103,7 +103,10 @@ impl Walk {
         if !front.valid() {
             return Ok(false);
         }
-        let key = front.key();
+        if matches!(self.bounds.1, Bound::Unbounded) && self.back.is_none() {
+            return Ok(true);
+        }
+        let (key, _) = front.entry();
         let inside = match &self.bounds.1 {
             Bound::Unbounded => true,
             Bound::Included(end) => self.order.cmp(key, end).is_le(),
@@ -112,7 +115,7 @@ impl Walk {
         if !inside || self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
             return Ok(false);
         }
-        if self.back.is_some() || self.front_key.is_some() {
+        if self.back.is_some() {
             remember(&mut self.front_key, key);
         }
         Ok(true)
@@ -132,7 +135,7 @@ impl Walk {
         if self.back.is_none() {
             // From now on the front has to say where it stands.
             if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
-                remember(&mut self.front_key, front.key());
+                remember(&mut self.front_key, front.entry().0);
             }
         }
         let back = match &mut self.back {
@@ -165,8 +168,7 @@ impl Walk {
 
     /// The entry at the front; only after `advance` said true.
     pub(crate) fn front(&self) -> (&[u8], &[u8]) {
-        let front = self.front.as_ref().expect("advance said true");
-        (front.key(), front.value())
+        self.front.as_ref().expect("advance said true").entry()
     }
 
     /// The entry at the back; only after `advance_back` said true.
@@ -197,6 +199,7 @@ impl Source {
     }
 
     /// The next key and value, borrowed until the next step.
+    #[inline]
     fn lend(&mut self) -> Option<Result<(&[u8], &[u8])>> {
         match self {
             Source::Failed(error) => error.take().map(Err),

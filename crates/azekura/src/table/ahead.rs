@@ -16,11 +16,12 @@ pub(crate) struct ReadAhead {
     /// Bytes of the file from `start`.
     bytes: Vec<u8>,
     start: u64,
-    /// Where the block behind the last one begins.
-    expected: u64,
     /// How many blocks have followed each other.
     in_a_row: u32,
     window: u64,
+    /// Of the first read.
+    first: u64,
+    patience: u32,
 }
 
 /// What must be read before the frame of a block is there.
@@ -37,24 +38,23 @@ pub(crate) enum Wanted {
 impl ReadAhead {
     /// For a cursor that may go anywhere: it reads ahead once blocks follow each other.
     pub(crate) fn adaptive() -> ReadAhead {
-        ReadAhead { bytes: Vec::new(), start: 0, expected: u64::MAX, in_a_row: 0, window: FIRST }
+        ReadAhead { bytes: Vec::new(), start: 0, in_a_row: 0, window: FIRST, first: FIRST, patience: PATIENCE }
     }
 
     /// For one that reads the whole table, front to back: it reads ahead at once.
     pub(crate) fn eager() -> ReadAhead {
-        ReadAhead { in_a_row: PATIENCE, window: LONGEST, ..ReadAhead::adaptive() }
+        ReadAhead { patience: 0, window: LONGEST, first: LONGEST, ..ReadAhead::adaptive() }
     }
 
-    /// The cursor comes to a block, wherever it will find it.
-    pub(crate) fn pass(&mut self, handle: BlockHandle) {
-        let follows = handle.offset == self.expected || self.expected == u64::MAX;
-        if follows {
-            self.in_a_row = self.in_a_row.saturating_add(1);
-        } else {
-            (self.in_a_row, self.window) = (0, FIRST);
-            self.bytes = Vec::new();
-        }
-        self.expected = handle.offset.saturating_add(handle.len);
+    /// The cursor goes elsewhere: the next block follows none.
+    pub(crate) fn jump(&mut self) {
+        (self.in_a_row, self.window) = (0, self.first);
+        self.bytes = Vec::new();
+    }
+
+    /// The cursor comes to a block, which follows the last one unless it has jumped, wherever it will find it.
+    pub(crate) fn pass(&mut self) {
+        self.in_a_row = self.in_a_row.saturating_add(1);
     }
 
     /// What is wanted for the frame at `handle`, which the cursor has just come to.
@@ -63,7 +63,7 @@ impl ReadAhead {
             return Wanted::Nothing;
         }
         self.bytes = Vec::new();
-        if self.in_a_row <= PATIENCE || handle.len >= LONGEST {
+        if self.in_a_row <= self.patience || handle.len >= LONGEST {
             return Wanted::Block;
         }
         let window = self.window.max(handle.len);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn come(ahead: &mut ReadAhead, handle: BlockHandle) -> Wanted {
-        ahead.pass(handle);
+        ahead.pass();
         ahead.wanted(handle)
     }
 
@@ -129,10 +129,9 @@ mod tests {
     fn a_jump_begins_anew() {
         let mut ahead = ReadAhead::adaptive();
         walk(&mut ahead, 64, 20);
-        assert_eq!(
-            walk(&mut ahead, 1 << 30, 4),
-            [Wanted::Block, Wanted::Block, Wanted::Block, Wanted::Window(16 << 10)]
-        );
+        ahead.jump();
+        assert_eq!(walk(&mut ahead, 1 << 30, 3), [Wanted::Block, Wanted::Block, Wanted::Window(16 << 10)]);
+        ahead.jump();
         assert_eq!(come(&mut ahead, at(0, 4096)), Wanted::Block);
         assert!(ahead.bytes.is_empty(), "memory is held for what will not be read");
     }
