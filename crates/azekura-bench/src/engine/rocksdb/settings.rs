@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS};
+use crate::engine::options::BLOOM_BITS;
 use crate::engine::rocksdb::library::{C, Cache, DbOptions, FlushOptions, ReadOptions, TableOptions, WriteOptions};
 use crate::engine::{Compression, Options, Sync};
 use std::ffi::c_int;
@@ -14,6 +14,14 @@ const LZ4_COMPRESSION: c_int = 4;
 const BINARY_SEARCH_AND_HASH: c_int = 1;
 
 /// What the `rocksdb` engines differ in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DataBlocks {
+    pub(crate) index: DataIndex,
+    /// Of a block, before compression.
+    pub(crate) bytes: u32,
+}
+
+/// How data blocks lead to their entries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DataIndex {
     /// Binary search in data blocks: the default.
@@ -41,7 +49,7 @@ unsafe impl Send for Settings {}
 unsafe impl std::marker::Sync for Settings {}
 
 impl Settings {
-    pub(super) fn new(c: &'static C, options: &Options, index: DataIndex) -> Settings {
+    pub(super) fn new(c: &'static C, options: &Options, blocks: DataBlocks) -> Settings {
         // SAFETY: constructors without conditions; none of them gives null.
         let settings = unsafe {
             Settings {
@@ -55,23 +63,23 @@ impl Settings {
                 cache: (c.cache_create_hyper_clock)(usize::try_from(options.cache_bytes).unwrap_or(usize::MAX), 0),
             }
         };
-        settings.tell_table(index);
+        settings.tell_table(blocks);
         settings.tell_database(options);
         settings.tell_blobs(options);
         settings
     }
 
-    fn tell_table(&self, index: DataIndex) {
+    fn tell_table(&self, blocks: DataBlocks) {
         let c = self.c;
         // SAFETY: the objects are alive and no other thread has them yet. The table takes the filter policy over, and
         // keeps a reference of its own to the cache.
         unsafe {
-            (c.block_based_options_set_block_size)(self.table, BLOCK_BYTES as usize);
+            (c.block_based_options_set_block_size)(self.table, blocks.bytes as usize);
             (c.block_based_options_set_block_cache)(self.table, self.cache);
             let bloom = (c.filterpolicy_create_bloom_full)(f64::from(BLOOM_BITS));
             (c.block_based_options_set_filter_policy)(self.table, bloom);
             (c.block_based_options_set_whole_key_filtering)(self.table, 1);
-            if let DataIndex::Hash(ratio) = index {
+            if let DataIndex::Hash(ratio) = blocks.index {
                 (c.block_based_options_set_data_block_index_type)(self.table, BINARY_SEARCH_AND_HASH);
                 (c.block_based_options_set_data_block_hash_ratio)(self.table, ratio);
             }
