@@ -1,10 +1,15 @@
 //! `cache-hit`: what a get costs when nothing is read from files, part by part as far as the public interface shows.
 //!
 //! `missing` is answered by filters alone, `same` by caches that hold everything it touches, `present` by those that
-//! do not, `memtable` before any table is asked. The harness' own cost is taken off.
+//! do not, `memtable` before any table is asked, `memtable_miss` by a memtable that has not got the key, with no table
+//! behind it. `block` is the lookup inside of the data block by itself. The harness' own cost is taken off.
+//!
+//! What is left between them: `filter` is a missing key's get without what a memtable takes for it, `index_and_cache` a
+//! present key's without those two and the block: finding the block in the index, reaching it, copying the value.
 
 use crate::engine::registry;
 use crate::experiment::experiment::{Context, Experiment};
+use crate::experiment::lookups;
 use crate::experiment::reads::{self, Choice, cached_options};
 use crate::experiment::rounds::{Variant, interleave};
 use crate::failure::Result;
@@ -31,6 +36,9 @@ enum Part {
     Present,
     Same,
     Memtable,
+    #[serde(rename = "memtable_miss")]
+    MemtableMiss,
+    Block,
 }
 
 /// What a child is asked to do.
@@ -43,8 +51,21 @@ struct Task {
     seconds: f64,
 }
 
-const PARTS: [(Part, &str); 4] =
-    [(Part::Missing, "missing"), (Part::Present, "present"), (Part::Same, "same"), (Part::Memtable, "memtable")];
+const PARTS: [(Part, &str); 6] = [
+    (Part::Missing, "missing"),
+    (Part::Present, "present"),
+    (Part::Same, "same"),
+    (Part::Memtable, "memtable"),
+    (Part::MemtableMiss, "memtable_miss"),
+    (Part::Block, "block"),
+];
+
+impl Part {
+    /// Whether its records are in memory alone.
+    fn in_memory(self) -> bool {
+        matches!(self, Part::Memtable | Part::MemtableMiss)
+    }
+}
 
 impl Experiment for CacheHit {
     fn name(&self) -> &'static str {
@@ -62,11 +83,11 @@ impl Experiment for CacheHit {
             let dir = context.fresh(engine)?;
             let task = Task { engine: engine.to_owned(), dir, part: Part::Load, n, seconds };
             context.child(&json!(task))?;
-            for (part, name) in PARTS {
+            for (part, name) in PARTS.into_iter().filter(|(part, _)| engine == OURS || *part != Part::Block) {
                 // Records in memory alone need a database of their own in each round, and fewer of them.
-                let (dir, n) = match part {
-                    Part::Memtable => (context.fresh(&format!("{engine}-memtable"))?, n.min(500_000)),
-                    _ => (task.dir.clone(), n),
+                let (dir, n) = match part.in_memory() {
+                    true => (context.fresh(&format!("{engine}-{name}"))?, n.min(500_000)),
+                    false => (task.dir.clone(), n),
                 };
                 let task = Task { dir, part, n, ..task.clone() };
                 variants.push(Variant { name: format!("{engine}-{name}"), task: json!(task) });
@@ -81,10 +102,17 @@ impl Experiment for CacheHit {
             }
         }
         let ours = |part: &str| format!("{OURS}-{part}");
-        for part in ["missing", "same", "memtable"] {
+        let ns = |part: &str| all.median(&ours(part), "ns");
+        if let (Some(missing), Some(memtable), Some(present), Some(block)) =
+            (ns("missing"), ns("memtable_miss"), ns("present"), ns("block"))
+        {
+            answer.insert("filter_ns".into(), json!(missing - memtable));
+            answer.insert("index_and_cache_ns".into(), json!(present - missing - block));
+        }
+        for part in ["missing", "same", "memtable", "memtable_miss", "block"] {
             all.put_ratio(&mut answer, &format!("{part}_to_present"), "ns", &ours(part), &ours("present"));
         }
-        for (_, part) in PARTS {
+        for (_, part) in PARTS.into_iter().filter(|(part, _)| *part != Part::Block) {
             let peer = format!("{PEER}-{part}");
             all.put_ratio(&mut answer, &format!("{part}_vs_peer"), "ns", &ours(part), &peer);
         }
@@ -100,11 +128,19 @@ impl Experiment for CacheHit {
                 let engine = registry::open(&task.engine, &task.dir, &cached_options(MEMTABLE_BYTES))?;
                 return reads::load(engine, &task.dir, task.n);
             }
-            Part::Missing => Choice::Missing,
+            Part::Block => {
+                let mut answer = lookups::time(&task.dir, task.n, task.seconds)?;
+                for (given, name) in [("seeks", "gets"), ("seek_cpu_ns", "ns"), ("seek_instructions", "instructions")] {
+                    let figure = answer.remove(given).unwrap_or_default();
+                    answer.insert(name.into(), figure);
+                }
+                return Ok(answer);
+            }
+            Part::Missing | Part::MemtableMiss => Choice::Missing,
             Part::Same => Choice::Same,
             Part::Present | Part::Memtable => Choice::Present,
         };
-        if task.part != Part::Memtable {
+        if !task.part.in_memory() {
             let engine = registry::open(&task.engine, &task.dir, &cached_options(MEMTABLE_BYTES))?;
             let answer = reads::time(engine.as_ref(), task.n, choice, task.seconds)?;
             engine.close()?;
@@ -136,7 +172,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let task = |part| Task {
             engine: "azekura".into(),
-            dir: dir.path().join(if part == Part::Memtable { "memtable" } else { "tables" }),
+            dir: dir.path().join(if part.in_memory() { "memtable" } else { "tables" }),
             part,
             n: 2000,
             seconds: 0.01,

@@ -8,6 +8,11 @@ use crate::block::frame::Body;
 use crate::block::kind::BlockKind;
 use crate::block::restarts::RestartBlock;
 use crate::block::slots::SlotBlock;
+use crate::mem::prefetch::prefetch;
+
+/// Of a longer block only the beginning is asked for beforehand, in bytes: by then the processor has seen where the walk
+/// goes.
+const PREFETCHED_MAX: usize = 4 << 10;
 
 /// A block of entries in memory, immutable.
 pub(crate) enum Block {
@@ -59,6 +64,16 @@ impl Block {
             Block::Restarts(block) => block.bytes(range),
             Block::Slots(block) => block.bytes(range),
         }
+    }
+
+    /// Asks for the bytes of the block, for one who will walk over it soon.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        let bytes = match self {
+            Block::Restarts(block) => block.bytes(0..block.end()),
+            Block::Slots(block) => block.bytes(0..block.end()),
+        };
+        prefetch(&bytes[..bytes.len().min(PREFETCHED_MAX)]);
     }
 
     /// The first entry at or behind `target`.

@@ -152,6 +152,12 @@ impl SlotBlock {
         }
     }
 
+    /// Where the entries end.
+    #[inline]
+    pub(crate) fn end(&self) -> usize {
+        self.entries_end
+    }
+
     /// Where the `i`-th entry ends.
     #[inline]
     pub(crate) fn end_of(&self, i: usize) -> usize {

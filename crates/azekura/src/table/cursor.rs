@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::base::{EntryRef, KeyRef, RecordKind, Result};
 use crate::block::{Block, BlockCursor, BlockKind};
 use crate::cursor::Cursor;
+use crate::mem::epoch::Pin;
 use crate::table::ahead::ReadAhead;
 use crate::table::index::IndexCursor;
 use crate::table::reader::Table;
@@ -67,6 +68,7 @@ impl TableCursor {
         while self.off_the_block() {
             self.index.next(&self.table.source)?;
             self.load(BlockCursor::seek_to_first)?;
+            self.expect(|at| Some(at + 1));
         }
         Ok(())
     }
@@ -77,8 +79,19 @@ impl TableCursor {
             self.ahead.jump();
             self.index.prev(&self.table.source)?;
             self.load(BlockCursor::seek_to_last)?;
+            self.expect(|at| at.checked_sub(1));
         }
         Ok(())
+    }
+
+    /// Has the next block come nearer, if it is in the cache, while this one is walked over.
+    fn expect(&self, next: impl FnOnce(usize) -> Option<usize>) {
+        if let Some((piece, at)) = self.index.place()
+            && let Some(next) = next(at)
+            && let Some(block) = piece.peek(next, &Pin::new())
+        {
+            block.prefetch();
+        }
     }
 
     /// Ends every movement: an entry is shown only if it is of a kind that is known, and nothing is after an error.
