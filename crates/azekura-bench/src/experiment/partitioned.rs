@@ -147,8 +147,8 @@ impl Experiment for Partitioned {
 
     fn run(&self, context: &Context<'_>) -> Result<Map<String, Value>> {
         // The fewer the records, the smaller the tables, so that as many of their filters go into the cache.
-        let (n, table_bytes) = context.size((2_000_000, 9 << 18), (60_000_000, 64 << 20));
-        let (warm_s, seconds, rounds) = context.size((0.2, 0.2, 1), (1.5, 1.5, 2));
+        let (n, table_bytes) = context.size((1_500_000, 27 << 16), (60_000_000, 64 << 20));
+        let (warm_s, seconds, rounds) = context.size((0.15, 0.2, 1), (1.5, 1.5, 2));
         let mut answer = Map::new();
         for (name, value) in [("records", n), ("record_bytes", shape(1).total_bytes()), ("table_bytes", table_bytes)] {
             answer.insert(name.into(), json!(value));
@@ -228,8 +228,9 @@ fn load_all(
     Ok((databases, data))
 }
 
-/// Opens a database; ours on `fs` if there is one.
-fn open(task: &Task, cache_bytes: u64, evictable: bool, fs: Option<&SpindleFs>) -> Result<Box<dyn Engine>> {
+/// Opens a database; ours on `fs` if there is one, and without a hand to merge anything when it shall `stay` as it is:
+/// it would else make one run of few as soon as nobody writes.
+fn open(task: &Task, cache_bytes: u64, evictable: bool, stay: bool, fs: Option<&SpindleFs>) -> Result<Box<dyn Engine>> {
     let options = Options {
         cache_bytes,
         table_bytes: Some(task.table_bytes),
@@ -243,9 +244,12 @@ fn open(task: &Task, cache_bytes: u64, evictable: bool, fs: Option<&SpindleFs>) 
     open_on(
         &task.dir,
         &options,
-        |config| match fs {
-            Some(fs) => config.fs(Arc::new(fs.clone())).direct_io(DirectIo::Always),
-            None => config,
+        |config| {
+            let config = if stay { config.workers(0) } else { config };
+            match fs {
+                Some(fs) => config.fs(Arc::new(fs.clone())).direct_io(DirectIo::Always),
+                None => config,
+            }
         },
         |own| {
             own.compaction_strategy(CompactionStrategy::Leveled(leveled))
@@ -256,13 +260,16 @@ fn open(task: &Task, cache_bytes: u64, evictable: bool, fs: Option<&SpindleFs>) 
     )
 }
 
-/// Fills a new database and brings it to rest. What its tables would hold if nothing could be evicted is what index and
-/// filters take: all of them in tables that have one of each, else the top levels.
+/// Fills a new database. What its tables would hold if nothing could be evicted is what index and filters take: all of
+/// them in tables that have one of each, else the top levels.
 fn load(task: &Task) -> Result<Map<String, Value>> {
-    let engine = open(task, LOAD_CACHE_BYTES, false, None)?;
+    let engine = open(task, LOAD_CACHE_BYTES, false, false, None)?;
     let start = Instant::now();
-    tree::fill(engine.as_ref(), &shape(task.n))?;
+    tree::sink(engine.as_ref(), &shape(task.n))?;
     let settled = settle(&[engine.as_ref()], start.elapsed())?;
+    engine.close()?;
+    let engine = open(task, LOAD_CACHE_BYTES, false, true, None)?;
+    tree::add_young(engine.as_ref(), &shape(task.n))?;
     let load_s = start.elapsed().as_secs_f64();
     engine.sync()?;
     let tables = engine.tables()?;
@@ -284,11 +291,7 @@ fn load(task: &Task) -> Result<Map<String, Value>> {
 /// Reads keys of all choices, with many threads and with one.
 fn read(task: &Task, reading: &Reading) -> Result<Map<String, Value>> {
     let fs = SpindleFs::new(Arc::new(DiskFs::new()), reading.device == Device::Real);
-    if task.layout != Layout::Peer {
-        // How tables are held is what the opening before has left behind.
-        open(task, reading.cache_bytes, true, None)?.close()?;
-    }
-    let engine = open(task, reading.cache_bytes, true, Some(&fs))?;
+    let engine = open(task, reading.cache_bytes, true, true, Some(&fs))?;
     let reader = Reader { engine: engine.as_ref(), fs: &fs, shape: shape(task.n) };
     let mut answer = Map::new();
     let mut seed = 0; // no choice is made twice: what was just read is cached

@@ -5,6 +5,7 @@ use crate::failure::Result;
 use crate::machine::settle::settle;
 use crate::workload::Shape;
 use crate::workload::fill::{BATCH_RECORDS, FIRST_GENERATION};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Which records a step of loading writes is told by their index modulo this.
@@ -18,16 +19,13 @@ const YOUNGEST: &[u64] = &[10];
 /// So long a merge may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Writes every record once, and leaves a tree as trees are: a full bottom, a level of a tenth of it, and two young
-/// runs, half of the number that would be merged. Each step is written in ascending order, so that next to nothing has
-/// to be rewritten; what it writes lies all over the key space.
-pub(crate) fn fill(engine: &dyn Engine, shape: &Shape) -> Result<()> {
-    let n = shape.n;
-    for (residues, flushes) in [(BOTTOM, 16), (LEVEL_ABOVE, 4), (YOUNG, 1), (YOUNGEST, 1)] {
-        let of_step = |index: &u64| residues.contains(&(index % RESIDUES));
+/// Writes all records but those of the young runs: a full bottom, and a level of a tenth of it above. Each is written in
+/// ascending order, so that next to nothing has to be rewritten, and lies all over the key space.
+pub(crate) fn sink(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+    for (residues, flushes) in [(BOTTOM, 16), (LEVEL_ABOVE, RUNS_MERGED)] {
         for part in 0..flushes {
-            let (from, to) = (part * n / flushes, (part + 1) * n / flushes);
-            put_all(engine, shape, (from..to).filter(of_step))?;
+            let (from, to) = (part * shape.n / flushes, (part + 1) * shape.n / flushes);
+            put_all(engine, shape, of(residues, from..to))?;
             engine.flush()?;
             if (part + 1) % RUNS_MERGED == 0 {
                 merge_young(engine, shape)?; // or how many runs are left would depend on who is faster
@@ -36,6 +34,20 @@ pub(crate) fn fill(engine: &dyn Engine, shape: &Shape) -> Result<()> {
     }
     settle(&[engine], Duration::from_secs(1))?;
     Ok(())
+}
+
+/// Writes the records that are left as two young runs, half of the number that would be merged while others write. An
+/// engine that merges them because nobody writes must be kept from it.
+pub(crate) fn add_young(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+    for residues in [YOUNG, YOUNGEST] {
+        put_all(engine, shape, of(residues, 0..shape.n))?;
+        engine.flush()?;
+    }
+    Ok(())
+}
+
+fn of(residues: &[u64], indices: Range<u64>) -> impl Iterator<Item = u64> {
+    indices.filter(|index| residues.contains(&(index % RESIDUES)))
 }
 
 /// Waits until the young runs are merged. Where too few were left for a merge, the same records are written once more
@@ -72,7 +84,7 @@ fn put_all(engine: &dyn Engine, shape: &Shape, indices: impl Iterator<Item = u64
 
 #[cfg(test)]
 mod tests {
-    use super::fill;
+    use super::{add_young, sink};
     use crate::engine::azekura::open_on;
     use crate::engine::memory::{Lie, Memory};
     use crate::engine::{Engine, Scan};
@@ -89,7 +101,8 @@ mod tests {
     fn every_record_is_written_whatever_their_number() {
         for n in [20, 999, 20_001] {
             let memory = Memory::new(Lie::None);
-            fill(&memory, &shape(n)).unwrap();
+            sink(&memory, &shape(n)).unwrap();
+            add_young(&memory, &shape(n)).unwrap();
             assert_eq!(memory.scan(Scan::First, u64::MAX, &mut |_, _| ()).unwrap(), n);
         }
     }
@@ -102,8 +115,12 @@ mod tests {
         let adjust = |own: azekura::PartitionCreateOptions| {
             own.compaction_strategy(CompactionStrategy::Leveled(leveled.clone()))
         };
+        let shape = shape(125_000);
         let engine = open_on(dir.path(), &options, |config| config, adjust).unwrap();
-        fill(engine.as_ref(), &shape(125_000)).unwrap();
+        sink(engine.as_ref(), &shape).unwrap();
+        engine.close().unwrap();
+        let engine = open_on(dir.path(), &options, |config| config.workers(0), adjust).unwrap();
+        add_young(engine.as_ref(), &shape).unwrap();
         let stats = engine.stats();
         let runs: Vec<u64> = stats["levels"].as_array().unwrap().iter().filter_map(|l| l["runs"].as_u64()).collect();
         assert_eq!((runs[0], runs.iter().sum::<u64>()), (2, 4), "{stats:?}");
