@@ -27,6 +27,7 @@
 //! repository shows the house, `DURABILITY.md` what is promised, `docs/format/` every byte on disk.
 
 pub(crate) mod base;
+pub(crate) mod blob;
 pub(crate) mod block;
 pub(crate) mod cursor;
 pub(crate) mod db;
@@ -57,8 +58,8 @@ pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;
 pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
-pub use table::files::DirectIo;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
+pub use vfs::files::DirectIo;
 pub use wal::RecoveryMode;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.

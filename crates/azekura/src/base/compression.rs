@@ -1,5 +1,7 @@
 //! Codecs: none, LZ4 (`lz4_flex`), zlib (`miniz_oxide`).
 
+use miniz_oxide::inflate::decompress_slice_iter_to_slice;
+
 use crate::base::error::{Error, Result};
 
 /// How blocks are compressed before they are written.
@@ -63,20 +65,26 @@ impl CompressionType {
 pub(crate) fn decompress(codec: Codec, stored: &[u8], raw_len: usize) -> Result<Vec<u8>> {
     let mut raw = Vec::new();
     raw.try_reserve_exact(raw_len).map_err(|_| Error::corruption("no memory for the declared size of a block"))?;
-    match codec {
-        Codec::None => raw.extend_from_slice(stored),
-        Codec::Lz4 => {
-            raw.resize(raw_len, 0);
-            let n = lz4_flex::block::decompress_into(stored, &mut raw)
-                .map_err(|e| Error::corruption(format!("LZ4 block does not decode: {e}")))?;
-            raw.truncate(n);
+    raw.resize(raw_len, 0);
+    decompress_into(codec, stored, &mut raw)?;
+    Ok(raw)
+}
+
+/// Restores exactly as many bytes as `raw` has.
+pub(crate) fn decompress_into(codec: Codec, stored: &[u8], raw: &mut [u8]) -> Result<()> {
+    let len = match codec {
+        Codec::None => {
+            if stored.len() == raw.len() {
+                raw.copy_from_slice(stored);
+            }
+            stored.len()
         }
-        Codec::Zlib => {
-            raw = miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(stored, raw_len)
-                .map_err(|e| Error::corruption(format!("zlib block does not decode: {:?}", e.status)))?;
-        }
-    }
-    if raw.len() == raw_len { Ok(raw) } else { Err(Error::corruption("block does not decode to its declared size")) }
+        Codec::Lz4 => lz4_flex::block::decompress_into(stored, raw)
+            .map_err(|e| Error::corruption(format!("LZ4 block does not decode: {e}")))?,
+        Codec::Zlib => decompress_slice_iter_to_slice(raw, std::iter::once(stored), true, false)
+            .map_err(|status| Error::corruption(format!("zlib block does not decode: {status:?}")))?,
+    };
+    if len == raw.len() { Ok(()) } else { Err(Error::corruption("block does not decode to its declared size")) }
 }
 
 #[cfg(test)]

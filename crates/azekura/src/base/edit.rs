@@ -35,6 +35,29 @@ pub(crate) struct TableMeta {
     pub(crate) largest: (Vec<u8>, SeqNo),
 }
 
+/// What the manifest knows of a blob file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BlobMeta {
+    pub(crate) id: FileId,
+    /// Of the file, in bytes.
+    pub(crate) size: u64,
+    /// Milliseconds since 1970.
+    pub(crate) created_ms: u64,
+    /// One for each logical file that has values here.
+    pub(crate) sections: Vec<BlobSection>,
+}
+
+/// The values of one logical file in a blob file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlobSection {
+    pub(crate) logical: FileId,
+    pub(crate) values: u64,
+    /// Of their frames.
+    pub(crate) bytes: u64,
+    /// Whether they were copied from elsewhere, so that pointers' offsets do not hold.
+    pub(crate) rewritten: bool,
+}
+
 /// What the manifest knows of a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartitionMeta {

@@ -42,6 +42,8 @@ pub struct CacheMetrics {
     pub index: KindMetrics,
     /// Pieces and tops of filters.
     pub filter: KindMetrics,
+    /// Values of blob files, and pages of their indexes.
+    pub blob: KindMetrics,
 }
 
 impl CacheMetrics {
@@ -52,6 +54,7 @@ impl CacheMetrics {
             let sum = match kind {
                 BlockKind::Index | BlockKind::IndexTop => &mut metrics.index,
                 BlockKind::Filter | BlockKind::FilterTop => &mut metrics.filter,
+                BlockKind::Blob | BlockKind::BlobIndex => &mut metrics.blob,
                 _ => &mut metrics.data,
             };
             sum.hits += stats.1.hits;
@@ -180,7 +183,9 @@ impl fmt::Display for Metrics {
         row("manifest bytes", self.manifest_bytes.to_string())?;
         row("writers held up, ms", format!("{:.1}", self.stall_ns as f64 / 1e6))?;
         row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;
-        for (what, kind) in [("data", &self.cache.data), ("index", &self.cache.index), ("filter", &self.cache.filter)] {
+        let cache = &self.cache;
+        let kinds = [("data", &cache.data), ("index", &cache.index), ("filter", &cache.filter), ("blob", &cache.blob)];
+        for (what, kind) in kinds {
             row(&format!("cache {what} hits"), format!("{} of {}", kind.hits, kind.hits + kind.misses))?;
             row(&format!("cache {what} bytes"), kind.bytes.to_string())?;
         }

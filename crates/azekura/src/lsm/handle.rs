@@ -9,10 +9,10 @@ use crate::base::{KeyOrder, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::engine::Visible;
 use crate::lsm::version::Described;
-use crate::table::files::TableFiles;
 use crate::table::graveyard::Graveyard;
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
+use crate::vfs::files::DataFiles;
 use crate::vfs::{Env, Fs};
 
 /// What a tree shares with the rest of the database.
@@ -20,7 +20,7 @@ use crate::vfs::{Env, Fs};
 pub(crate) struct TreeContext {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) dir: PathBuf,
-    pub(crate) files: Arc<TableFiles>,
+    pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) graveyard: Arc<Graveyard>,
     pub(crate) env: Arc<dyn Env>,
@@ -59,7 +59,7 @@ impl TableHandle {
         options: ReadOptions,
     ) -> Arc<TableHandle> {
         let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
-        context.files.add_table(meta.size);
+        context.files.hold(meta.size);
         Arc::new(TableHandle { meta, settled_at, context, options, table, doomed })
     }
 
@@ -100,7 +100,7 @@ impl Described for TableHandle {
 
 impl Drop for TableHandle {
     fn drop(&mut self) {
-        self.context.files.drop_table(self.meta.size);
+        self.context.files.let_go(self.meta.size);
         if *self.doomed.get_mut() {
             self.table.take();
             self.context.graveyard.push(self.meta.id);

@@ -15,7 +15,7 @@ use crate::lsm::super_version::{Current, SuperVersion};
 use crate::lsm::version::{Described, Version};
 use crate::lsm::written::Written;
 use crate::memtable::Memtable;
-use crate::table::files::TableFiles;
+use crate::vfs::files::{DataFiles, DataKind};
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
@@ -43,11 +43,11 @@ pub(crate) struct LsmTree {
 /// `Corruption` naming the file of a table that is missing or has another length.
 pub(crate) fn check_files<'a>(
     tables: impl Iterator<Item = &'a TableMeta>,
-    listing: &HashMap<FileId, u64>,
-    files: &TableFiles,
+    listing: &HashMap<(DataKind, FileId), u64>,
+    files: &DataFiles,
 ) -> Result<()> {
     for meta in tables {
-        let problem = match listing.get(&meta.id) {
+        let problem = match listing.get(&(DataKind::Table, meta.id)) {
             Some(&size) if size == meta.size => continue,
             Some(&size) => format!("table has {size} bytes, the manifest says {}: restore it from a copy", meta.size),
             None => "table is missing: restore it from a copy".to_owned(),

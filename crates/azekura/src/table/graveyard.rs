@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use crate::base::edit::FileId;
 use crate::base::sync::{Bell, lock};
 use crate::block::BlockCache;
-use crate::table::files::TableFiles;
+use crate::vfs::files::DataFiles;
 
 /// Files that are removed in one go: more urgent work does not wait for longer.
 const BATCH: usize = 16;
 
 /// The tables of one database that wait to be removed. Thread safe; its lock is not held while anything is removed.
 pub(crate) struct Graveyard {
-    files: Arc<TableFiles>,
+    files: Arc<DataFiles>,
     cache: Arc<BlockCache>,
     work: Arc<Bell>,
     waiting: Mutex<Waiting>,
@@ -31,7 +31,7 @@ struct Waiting {
 
 impl Graveyard {
     /// Of the tables in `files`; `work` is rung when there is something to remove.
-    pub(crate) fn new(files: Arc<TableFiles>, cache: Arc<BlockCache>, work: Arc<Bell>) -> Graveyard {
+    pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, work: Arc<Bell>) -> Graveyard {
         Graveyard { files, cache, work, waiting: Mutex::default() }
     }
 
@@ -87,14 +87,14 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::table::files::DirectPolicy;
+    use crate::vfs::files::DirectPolicy;
     use crate::vfs::mem::MemFs;
     use crate::vfs::{Fs, OpenMode};
 
-    fn graveyard(tables: std::ops::Range<u64>) -> (MemFs, Arc<TableFiles>, Arc<Bell>, Graveyard) {
+    fn graveyard(tables: std::ops::Range<u64>) -> (MemFs, Arc<DataFiles>, Arc<Bell>, Graveyard) {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
-        let files = Arc::new(TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::never()));
+        let files = Arc::new(DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::never()));
         for id in tables {
             drop(fs.open(&files.path(FileId(id)), OpenMode::Create).unwrap());
         }

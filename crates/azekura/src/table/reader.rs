@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::base::checksum::key_hash;
 use crate::base::edit::{FileId, TableMeta};
+use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::cached::{Cacheable, FilterTop, IndexTop};
@@ -12,13 +13,13 @@ use crate::block::frame::{Body, open_frame};
 use crate::block::restarts::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
-use crate::table::files::TableFiles;
 use crate::table::filter::Filter;
-use crate::table::format::{Directory, FOOTER_LEN, Footer};
+use crate::table::format::Directory;
 use crate::table::index::{Index, continues, only_piece};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
 use crate::table::source::{Held, Slot, Source};
+use crate::vfs::files::DataFiles;
 
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
 /// of some ten thousand blocks.
@@ -61,7 +62,7 @@ impl Table {
     /// `Corruption` if the file is not the table that `meta` speaks of, `Invalid` if it was written in another order,
     /// `Unsupported` if a newer version wrote it.
     pub(crate) fn open(
-        files: Arc<TableFiles>,
+        files: Arc<DataFiles>,
         cache: Arc<BlockCache>,
         meta: &TableMeta,
         order: KeyOrder,
@@ -87,7 +88,7 @@ impl Table {
     ///
     /// # Errors
     /// As [`open`](Table::open).
-    pub(crate) fn describe(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
+    pub(crate) fn describe(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
         let (size, properties) = Table::read_properties(files, cache, id)?;
         Ok(TableMeta {
             id,
@@ -107,11 +108,11 @@ impl Table {
     ///
     /// # Errors
     /// As [`open`](Table::open).
-    pub(crate) fn comparator(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<String> {
+    pub(crate) fn comparator(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<String> {
         Table::read_properties(files, cache, id).map(|(_, properties)| properties.comparator)
     }
 
-    fn read_properties(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(u64, Properties)> {
+    fn read_properties(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(u64, Properties)> {
         let size = files.file(id)?.length()?;
         let (files, cache) = (Arc::clone(files), Arc::clone(cache));
         let mut source = Source { files, cache, id, file_id: [0; 16], size, pin_pieces: false };
@@ -222,7 +223,7 @@ struct Tail {
     /// Where it begins in the file.
     start: u64,
     file_id: [u8; 16],
-    footer: Footer,
+    footer: FileFooter,
     directory: Directory,
 }
 
@@ -233,7 +234,7 @@ impl Tail {
         let file = source.files.file(source.id)?;
         let size = source.size;
         let found = file.length()?;
-        if found != size || size < (FileHeader::LEN + FOOTER_LEN) as u64 {
+        if found != size || size < (FileHeader::LEN + FileFooter::LEN) as u64 {
             return Err(Error::corruption(format!("table has {found} bytes, the manifest says {size}")));
         }
         let len = size.min(TAIL_LEN);
@@ -247,9 +248,9 @@ impl Tail {
             file.read_exact_at(&mut header, 0)?;
         }
         source.file_id = FileHeader::decode(FileKind::Table, &header)?.file_id;
-        let footer_bytes = bytes.last_chunk::<FOOTER_LEN>().expect("the file is longer than that");
-        let footer = Footer::decode(footer_bytes, &source.file_id, size)
-            .map_err(|error| error.at_offset(size - FOOTER_LEN as u64))?;
+        let footer_bytes = bytes.last_chunk::<{ FileFooter::LEN }>().expect("the file is longer than that");
+        let footer = FileFooter::decode(FileKind::Table, footer_bytes, &source.file_id, size)
+            .map_err(|error| error.at_offset(size - FileFooter::LEN as u64))?;
         let mut tail = Tail { bytes, start, file_id: source.file_id, footer, directory: Directory::default() };
         tail.directory = tail.decode_directory(source)?;
         tail.reach_back(source)?;
@@ -257,7 +258,7 @@ impl Tail {
     }
 
     fn decode_directory(&self, source: &Source) -> Result<Directory> {
-        let handle = self.footer.directory;
+        let handle = BlockHandle { offset: self.footer.offset, len: self.footer.len };
         let body = if handle.offset >= self.start {
             self.body(handle, BlockKind::Directory)?
         } else {

@@ -12,12 +12,12 @@ use crate::block::restarts::RestartBlock;
 use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::Pin;
 use crate::mem::link::{Hub, Pinned};
-use crate::table::ahead::{ReadAhead, Wanted};
-use crate::table::files::TableFiles;
+use crate::vfs::ahead::{ReadAhead, Wanted};
+use crate::vfs::files::DataFiles;
 
 /// The blocks of one table. Thread safe.
 pub(crate) struct Source {
-    pub(crate) files: Arc<TableFiles>,
+    pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) id: FileId,
     /// Of the file, from its header.
@@ -76,13 +76,13 @@ impl Source {
     /// As [`read`](Source::read); while blocks follow each other, what lies behind is read ahead into `ahead`.
     fn read_on<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, ahead: &mut ReadAhead) -> Result<Arc<T>> {
         let end = handle.end().map_err(|error| self.locate(error, handle.offset))?;
-        if let Wanted::Window(len) = ahead.wanted(handle)
+        if let Wanted::Window(len) = ahead.wanted(handle.offset, handle.len)
             && end <= self.size
         {
             let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset));
             ahead.fill(handle.offset, bytes.map_err(|error| self.locate(error, handle.offset))?);
         }
-        let Some(frame) = ahead.frame(handle) else { return self.read(handle, kind) };
+        let Some(frame) = ahead.piece(handle.offset, handle.len) else { return self.read(handle, kind) };
         let body = open_frame(frame.to_vec(), &self.file_id, handle.offset, kind);
         let block = body.and_then(T::decode_body).map_err(|error| self.locate(error, handle.offset))?;
         Ok(Arc::new(block))
@@ -151,7 +151,7 @@ impl Source {
     ) -> Result<Arc<T>> {
         let handle = handle_at(hub, at)?;
         if let Some(ahead) = &mut ahead {
-            ahead.pass(handle);
+            ahead.pass(handle.offset, handle.len);
         }
         {
             let pin = Pin::new();

@@ -3,10 +3,10 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use crate::base::file_footer::FileFooter;
 use crate::base::file_header::FileHeader;
 use crate::base::{Error, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::{Block, BlockCursor, BlockHandle, BlockKind, FilterBlock};
-use crate::table::format::FOOTER_LEN;
 use crate::table::index::{CONTINUES, IndexCursor};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
@@ -263,7 +263,7 @@ impl Walk<'_> {
 
     /// The frames fill the file between header and footer, without gaps and without sharing.
     fn tiles(&mut self) -> Result<()> {
-        let footer = self.table.source.size - FOOTER_LEN as u64;
+        let footer = self.table.source.size - FileFooter::LEN as u64;
         self.frames.sort_unstable();
         let mut at = FileHeader::LEN as u64;
         for frame in &self.frames {

@@ -5,19 +5,18 @@ use std::sync::Arc;
 use crate::base::checksum::key_hash;
 use crate::base::compression::CompressionType;
 use crate::base::edit::{FileId, TableMeta};
+use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{EntryRef, Error, KeyOrder, KeyRef, Result, SeqNo};
 use crate::block::frame::put_frame;
 use crate::block::{BlockBuilder, BlockHandle, BlockKind, DataBuilder, SlotBuilder};
 use crate::table::filter::FilterBuilder;
-use crate::table::format::{Directory, Footer, VALUE_ALONE};
+use crate::table::format::{Directory, VALUE_ALONE};
 use crate::table::index::{IndexBuilder, Piece, build_top};
 use crate::table::options::{DataBlockIndexType, TableOptions};
 use crate::table::properties::Properties;
 use crate::vfs::File;
-
-/// The file is written in pieces of at least this many bytes.
-const WRITE_LEN: usize = 256 << 10;
+use crate::vfs::append::Appender;
 
 /// Writes one table. One thread at a time; nothing of it may be used before [`TableWriter::finish`] succeeded and the
 /// file was synced.
@@ -244,32 +243,24 @@ fn meta(id: FileId, size: u64, properties: Properties) -> TableMeta {
     }
 }
 
-/// The file, written in large pieces.
+/// The file, frame by frame.
 struct Output {
-    file: Arc<dyn File>,
+    end: Appender,
     file_id: [u8; 16],
-    /// What the file does not have yet, and where it goes.
-    buffer: Vec<u8>,
-    written: u64,
 }
 
 impl Output {
     fn new(file: Arc<dyn File>, file_id: [u8; 16]) -> Output {
-        let buffer = FileHeader { kind: FileKind::Table, file_id }.encode().to_vec();
-        Output { file, file_id, buffer, written: 0 }
+        let header = FileHeader { kind: FileKind::Table, file_id }.encode();
+        Output { end: Appender::new(file, &header), file_id }
     }
 
     fn offset(&self) -> u64 {
-        self.written + self.buffer.len() as u64
+        self.end.offset()
     }
 
     fn put(&mut self, kind: BlockKind, compression: CompressionType, raw: &[u8]) -> Result<BlockHandle> {
-        let offset = self.offset();
-        let handle = put_frame(&mut self.buffer, &self.file_id, offset, kind, compression, raw);
-        if self.buffer.len() >= WRITE_LEN {
-            self.flush()?;
-        }
-        Ok(handle)
+        self.end.put(|out, offset| put_frame(out, &self.file_id, offset, kind, compression, raw))
     }
 
     /// Writes pieces and says where they went and how many bytes they took.
@@ -289,18 +280,9 @@ impl Output {
 
     /// Writes directory and footer, and returns the file's length.
     fn end(mut self, directory: &Directory) -> Result<u64> {
-        let directory = self.put(BlockKind::Directory, CompressionType::None, &directory.encode())?;
-        let footer = Footer { directory }.encode(&self.file_id, self.offset());
-        self.buffer.extend_from_slice(&footer);
-        self.flush()?;
-        Ok(self.written)
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.file.write_at(&self.buffer, self.written)?;
-        self.written += self.buffer.len() as u64;
-        self.buffer.clear();
-        self.buffer.shrink_to(2 * WRITE_LEN);
-        Ok(())
+        let BlockHandle { offset, len } = self.put(BlockKind::Directory, CompressionType::None, &directory.encode())?;
+        let footer = FileFooter { kind: FileKind::Table, offset, len }.encode(&self.file_id, self.offset());
+        self.end.put(|out, _| out.extend_from_slice(&footer))?;
+        self.end.end()
     }
 }

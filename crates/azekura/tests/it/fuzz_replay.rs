@@ -23,6 +23,11 @@ type Target = (&'static str, fn(&[u8]) -> Result<()>);
 /// Every decoder under the name of its fuzz target and of its folder in the corpus.
 const TARGETS: &[Target] = &[
     ("batch", |bytes| decode(Decoder::Batch, bytes)),
+    ("blob_directory", |bytes| decode(Decoder::BlobDirectory, bytes)),
+    ("blob_file", |bytes| decode(Decoder::BlobFile, bytes)),
+    ("blob_page", |bytes| decode(Decoder::BlobPage, bytes)),
+    ("blob_pointer", |bytes| decode(Decoder::BlobPointer, bytes)),
+    ("blob_references", |bytes| decode(Decoder::BlobReferences, bytes)),
     ("block", |bytes| decode(Decoder::Block, bytes)),
     ("block_hashed", |bytes| decode(Decoder::HashedBlock, bytes)),
     ("block_slotted", |bytes| decode(Decoder::SlottedBlock, bytes)),
@@ -71,7 +76,7 @@ fn mutated_inputs_are_harmless() {
             let _ = run(*target, &input, &format!("AZEKURA_SEED={seed}, input {inputs}"));
             inputs += 1;
         }
-        println!("{:<12} {inputs:>9} inputs from {} good ones", target.0, good.len());
+        println!("{:<16} {inputs:>9} inputs from {} good ones", target.0, good.len());
     }
 }
 

@@ -15,9 +15,9 @@ use crate::lsm::handle::TreeContext;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::Described;
-use crate::table::files::{DirectPolicy, TableFiles};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::fault::FaultFs;
+use crate::vfs::files::{DataFiles, DirectPolicy};
 use crate::vfs::mem::{MemFs, Survival};
 use crate::vfs::{Env, Fs};
 
@@ -151,7 +151,7 @@ fn context(
 ) -> TreeContext {
     let fs: Arc<dyn Fs> = Arc::new(fs.clone());
     let dir = PathBuf::from("/db");
-    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(&fs), &dir, 4, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(1 << 20));
     TreeContext {
         graveyard: Arc::new(Graveyard::new(Arc::clone(&files), Arc::clone(&cache), Arc::default())),

@@ -15,6 +15,7 @@ use crate::lsm::tests::harness::{World, small_options, tables_in};
 use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM;
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};
+use crate::vfs::files::DataKind;
 
 /// Keys of different case are equal, and the order is backwards.
 struct Odd;
@@ -432,7 +433,8 @@ fn restore_misses_what_is_missing() {
     world.flush();
     let (tables, files) = (world.tables(), Arc::clone(&world.tree.context.files));
     let check = |listing: &HashMap<_, _>| check_files(tables.iter().map(|(_, table)| table), listing, &files);
-    let mut listing = tables_in(&world.fs);
+    let mut listing: HashMap<_, _> =
+        tables_in(&world.fs).into_iter().map(|(id, len)| ((DataKind::Table, id), len)).collect();
     check(&listing).unwrap();
     *listing.values_mut().next().unwrap() += 1;
     assert_eq!(check(&listing).unwrap_err().kind(), ErrorKind::Corruption);

@@ -1,31 +1,23 @@
-//! Reads the files of a database without opening it, into plain reports.
-//!
-//! For tools and tests: nothing is written, no lock is taken, and damage is a report and not a failure.
+//! What there is in a directory, and what is wrong with it, as plain reports.
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
-use crate::base::edit::{Edit, FileId, TableMeta};
+use crate::base::edit::{FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::ledger::Ledger;
-use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, Result, SeqNo};
-use crate::block::block::Block;
-use crate::block::bloom::FilterBlock;
+use crate::base::{Error, KeyOrder, Result, SeqNo};
+use crate::blob::reader::BlobFile;
 use crate::block::cache::BlockCache;
-use crate::block::cursor::BlockCursor;
-use crate::block::frame::{Body, FRAME_HEADER_LEN, open_frame};
-use crate::block::kind::BlockKind;
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
-use crate::table::files::{self, DirectPolicy, TableFiles};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
+use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::LOCK;
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
-use crate::wal::payload::Records;
 use crate::wal::payload::check_payload;
 use crate::wal::{self, RecoveryMode, ReplayOptions};
 
@@ -35,11 +27,12 @@ use crate::wal::{self, RecoveryMode, ReplayOptions};
 pub struct FileReport {
     /// Where it is.
     pub path: PathBuf,
-    /// `manifest`, `table`, `log`, `lock`, `left over` (a table or segment that nothing names) or `unknown`.
+    /// `manifest`, `table`, `blob`, `log`, `lock`, `left over` (a data file or segment that nothing names) or
+    /// `unknown`.
     pub kind: String,
     /// Its length.
     pub bytes: u64,
-    /// Entries of a table, commits of the log (under its first segment), edits of the manifest.
+    /// Entries of a table, values of a blob file, commits of the log (under its first segment), edits of the manifest.
     pub entries: u64,
     /// Of a table that names it: how its data blocks were asked to lead to their entries.
     pub data_block_index_type: Option<DataBlockIndexType>,
@@ -138,7 +131,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
             NAME => "manifest",
             LOCK => "lock",
             TEMPORARY => "left over",
-            name if files::parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
+            name if parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
             _ => "unknown",
         };
         report.files.push(FileReport::new(dir.join(&entry.name), kind, entry.len));
@@ -198,7 +191,7 @@ fn verify_tables(
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
     for partition in ledger.partitions.values() {
         let order = order_named(&partition.meta.comparator);
@@ -212,8 +205,8 @@ fn verify_tables(
 }
 
 /// Checks a table and returns what its properties say of its data blocks.
-fn verify_table(
-    files: &Arc<TableFiles>,
+pub(crate) fn verify_table(
+    files: &Arc<DataFiles>,
     cache: &Arc<BlockCache>,
     meta: &TableMeta,
     order: &KeyOrder,
@@ -266,8 +259,9 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let n = open.read_at(&mut magic, 0)?;
     let dir = path.parent().unwrap_or(Path::new("."));
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let (kind, outcome) = match (&magic[..n], files::parse_name(name)) {
-        (b"AZEKTBL\n", Some(id)) => ("table", file_of_table(fs, dir, id)),
+    let (kind, outcome) = match (&magic[..n], parse_name(name)) {
+        (b"AZEKTBL\n", Some((DataKind::Table, id))) => ("table", file_of_table(fs, dir, id)),
+        (b"AZEKBLB\n", Some((DataKind::Blob, id))) => ("blob", file_of_blobs(fs, dir, id).map(|values| (values, None))),
         (b"AZEKWAL\n", _) => ("log", read_whole(&*open, bytes).and_then(|b| Ok((wal::scan_bytes(&b)?.commits, None)))),
         (b"AZEKMAN\n", _) => {
             let edits = |b: Vec<u8>| Ok((manifest::decode(&b)?.edits.len() as u64, None));
@@ -284,12 +278,19 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
 }
 
 fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<(u64, Option<DataBlockIndexType>)> {
-    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 1, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
     let meta = Table::describe(&files, &cache, id)?;
     let comparator = Table::comparator(&files, &cache, id)?;
     let index_type = verify_table(&files, &cache, &meta, &order_named(&comparator), 0)?;
     Ok((meta.entries, index_type))
+}
+
+fn file_of_blobs(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<u64> {
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectPolicy::never()).blobs();
+    let cache = Arc::new(BlockCache::new(0));
+    let meta = BlobFile::describe(&files, &cache, id)?;
+    BlobFile::new(files, cache, id, meta.size).verify(&meta)
 }
 
 fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
@@ -306,96 +307,4 @@ fn order_named(comparator: &str) -> KeyOrder {
         BYTEWISE_NAME => KeyOrder::bytewise(),
         name => KeyOrder::custom(Arc::new(AnyOrder(name.to_owned()))),
     }
-}
-
-/// The decoders that meet bytes from disk, for fuzzing.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decoder {
-    WalFrame,
-    Manifest,
-    Table,
-    Block,
-    HashedBlock,
-    SlottedBlock,
-    Frame,
-    FilterPiece,
-    FileHeader,
-    Edits,
-    Batch,
-}
-
-/// Reads bytes with one decoder, all that it would read of them.
-///
-/// # Errors
-/// `Corruption` or `Unsupported`.
-#[doc(hidden)]
-pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
-    match decoder {
-        Decoder::WalFrame => wal::scan_bytes(bytes).map(drop),
-        Decoder::Manifest => Ledger::replay(&manifest::decode(bytes)?.edits).map(drop),
-        Decoder::Table => decode_table(bytes),
-        Decoder::Block => decode_block(BlockKind::Data, bytes),
-        Decoder::HashedBlock => decode_block(BlockKind::HashedData, bytes),
-        Decoder::SlottedBlock => decode_block(BlockKind::SlottedData, bytes),
-        Decoder::Frame => decode_frame(bytes),
-        Decoder::FilterPiece => FilterBlock::decode(&Body::new(BlockKind::Filter, bytes.to_vec())).map(drop),
-        Decoder::FileHeader => decode_header(bytes),
-        Decoder::Edits => Edit::decode_batch(bytes).map(drop),
-        Decoder::Batch => Records::new(bytes).try_for_each(|record| record.map(drop)),
-    }
-}
-
-/// A header of whichever kind.
-fn decode_header(bytes: &[u8]) -> Result<()> {
-    let mut error = Error::corruption("no kind of file begins so");
-    for kind in [FileKind::Table, FileKind::Wal, FileKind::Manifest] {
-        match FileHeader::decode(kind, bytes) {
-            Ok(_) => return Ok(()),
-            Err(e) if e.kind() == ErrorKind::Unsupported => error = e,
-            Err(_) => {}
-        }
-    }
-    Err(error)
-}
-
-/// A block behind its frame, looked into by key and by hash, and walked in both directions.
-fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
-    let block = Arc::new(Block::decode(Body::new(kind, bytes.to_vec()))?);
-    let order = KeyOrder::bytewise();
-    let mut cursor = BlockCursor::new(Arc::clone(&block));
-    for (i, user) in [&b""[..], b"k", b"key 5", &[255; 9]].into_iter().enumerate() {
-        let target = KeyRef::first_of(user);
-        let _only_harmless = block.find(target, Some(i as u64 * 0x5555_5555), &order);
-        let _only_harmless = (block.locate(target, &order), cursor.seek_before(target, &order));
-    }
-    cursor.seek_to_first()?;
-    while cursor.valid() {
-        cursor.next()?;
-    }
-    cursor.seek_to_last()?;
-    while cursor.valid() {
-        cursor.prev()?;
-    }
-    Ok(())
-}
-
-/// A frame at the beginning of a file without an id, of whichever kind it says it is.
-fn decode_frame(bytes: &[u8]) -> Result<()> {
-    let header = bytes.get(..FRAME_HEADER_LEN).ok_or_else(|| Error::corruption("block is shorter than its header"))?;
-    let kind = BlockKind::from_byte(header[10]).unwrap_or(BlockKind::Data);
-    open_frame(bytes.to_vec(), &[0; 16], 0, kind).map(drop)
-}
-
-/// A whole table, from memory.
-fn decode_table(bytes: &[u8]) -> Result<()> {
-    let fs: Arc<dyn Fs> = Arc::new(crate::vfs::mem::MemFs::new());
-    let dir = PathBuf::from("/fuzz");
-    fs.create_dir_all(&dir)?;
-    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 1, DirectPolicy::never()));
-    let file = fs.open(&files.path(FileId(1)), OpenMode::Create)?;
-    file.write_at(bytes, 0)?;
-    let cache = Arc::new(BlockCache::new(0));
-    let meta = Table::describe(&files, &cache, FileId(1))?;
-    verify_table(&files, &cache, &meta, &KeyOrder::bytewise(), 0).map(drop)
 }
