@@ -1,10 +1,9 @@
 //! Pointers to values in blob files, and what a table says about those that it holds.
-#![expect(dead_code, reason = "tables do not collect references yet")]
 
 use std::collections::BTreeMap;
 
 use crate::base::coding::{Decoder, put_varint};
-use crate::base::edit::FileId;
+use crate::base::edit::{BlobUse, FileId};
 use crate::base::error::{Error, Result};
 
 /// Where a value of a blob file is; the value of an entry of kind [`BlobPointer`](crate::base::RecordKind).
@@ -24,6 +23,7 @@ pub(crate) struct BlobRef {
 }
 
 impl BlobRef {
+    #[cfg_attr(not(test), expect(dead_code, reason = "trees do not separate values yet"))]
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.logical.0);
         put_varint(out, u64::from(self.ordinal));
@@ -50,28 +50,6 @@ impl BlobRef {
     }
 }
 
-/// How much of one logical file is referenced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlobUse {
-    pub(crate) logical: FileId,
-    /// Values.
-    pub(crate) count: u64,
-    /// Their frames.
-    pub(crate) bytes: u64,
-}
-
-impl BlobUse {
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        put_varint(out, self.logical.0);
-        put_varint(out, self.count);
-        put_varint(out, self.bytes);
-    }
-
-    pub(crate) fn read(d: &mut Decoder<'_>) -> Result<BlobUse> {
-        Ok(BlobUse { logical: FileId(d.varint()?), count: d.varint()?, bytes: d.varint()? })
-    }
-}
-
 /// A set of ordinals, as ascending runs that do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ordinals {
@@ -94,6 +72,7 @@ impl Ordinals {
     }
 
     /// Ascending.
+    #[cfg_attr(not(test), expect(dead_code, reason = "collection will walk them"))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.runs.iter().flat_map(|&(first, len)| first..=first + (len - 1))
     }

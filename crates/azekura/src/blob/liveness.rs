@@ -19,6 +19,11 @@ impl Liveness {
         }
     }
 
+    /// In ascending order.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (FileId, &Ordinals)> {
+        self.files.iter().map(|(&logical, ordinals)| (logical, ordinals))
+    }
+
     /// What is referenced of a logical file, if anything is.
     pub(crate) fn of(&self, logical: FileId) -> Option<&Ordinals> {
         self.files.get(&logical)

@@ -56,7 +56,7 @@ impl<C: Cursor> Ascending<C> {
                 let key = self.decided.get_or_insert_default();
                 key.clear();
                 key.extend_from_slice(entry.user);
-                if entry.kind == RecordKind::Put {
+                if entry.kind.is_value() {
                     self.valid = true;
                     return Ok(());
                 }
@@ -86,9 +86,10 @@ impl<C: Cursor> Ascending<C> {
         self.decided.as_deref().expect("it stands on the key that was decided last")
     }
 
-    /// Only while valid.
-    pub(crate) fn value(&self) -> &[u8] {
-        self.inner.entry().value
+    /// The value, or a pointer to it: its kind says which. Only while valid.
+    pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
+        let entry = self.inner.entry();
+        (entry.kind, entry.value)
     }
 }
 
@@ -100,12 +101,13 @@ pub(crate) struct Descending<C> {
     key: Vec<u8>,
     /// Copied, because the inner cursor has to walk over the newer versions to know which is the newest.
     value: Vec<u8>,
+    kind: RecordKind,
     valid: bool,
 }
 
 impl<C: Cursor> Descending<C> {
     pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Descending<C> {
-        Descending { inner, order, at, key: Vec::new(), value: Vec::new(), valid: false }
+        Descending { inner, order, at, key: Vec::new(), value: Vec::new(), kind: RecordKind::Delete, valid: false }
     }
 
     /// To the last visible key within the bound.
@@ -146,7 +148,8 @@ impl<C: Cursor> Descending<C> {
                     break;
                 }
                 if entry.seqno <= self.at {
-                    self.valid = entry.kind == RecordKind::Put;
+                    self.valid = entry.kind.is_value();
+                    self.kind = entry.kind;
                     self.key.clear();
                     self.key.extend_from_slice(entry.user);
                     self.value.clear();
@@ -167,9 +170,9 @@ impl<C: Cursor> Descending<C> {
         &self.key
     }
 
-    /// Only while valid.
-    pub(crate) fn value(&self) -> &[u8] {
-        &self.value
+    /// The value, or a pointer to it: its kind says which. Only while valid.
+    pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
+        (self.kind, &self.value)
     }
 }
 
@@ -194,15 +197,23 @@ mod tests {
             let key = vec![b'a' + (state % 8) as u8];
             let mut model = models.last().unwrap().clone();
             let kind = if (state >> 20).is_multiple_of(3) { RecordKind::Delete } else { RecordKind::Put };
-            let value = if kind == RecordKind::Put { seqno.to_string().into_bytes() } else { Vec::new() };
-            match kind {
-                RecordKind::Put => model.insert(key.clone(), value.clone()),
-                _ => model.remove(&key),
+            let kind = if kind == RecordKind::Put && seqno.is_multiple_of(2) { RecordKind::BlobPointer } else { kind };
+            let value = if kind.is_value() { seqno.to_string().into_bytes() } else { Vec::new() };
+            match kind.is_value() {
+                true => model.insert(key.clone(), value.clone()),
+                false => model.remove(&key),
             };
             entries.push((key, SeqNo(seqno), kind, value));
             models.push(model);
         }
         (entries, models)
+    }
+
+    /// The value, whose kind is that of its version.
+    fn shown((kind, value): (RecordKind, &[u8])) -> Vec<u8> {
+        let seqno: u64 = std::str::from_utf8(value).unwrap().parse().unwrap();
+        assert_eq!(kind == RecordKind::BlobPointer, seqno.is_multiple_of(2));
+        value.to_vec()
     }
 
     #[test]
@@ -219,7 +230,7 @@ mod tests {
                     let mut seen = Vec::new();
                     up.seek(bound).unwrap();
                     while up.valid() {
-                        seen.push((up.key().to_vec(), up.value().to_vec()));
+                        seen.push((up.key().to_vec(), shown(up.value())));
                         up.next().unwrap();
                     }
                     let above = |k: &Vec<u8>| match bound {
@@ -237,7 +248,7 @@ mod tests {
                     seen.clear();
                     down.seek(bound).unwrap();
                     while down.valid() {
-                        seen.push((down.key().to_vec(), down.value().to_vec()));
+                        seen.push((down.key().to_vec(), shown(down.value())));
                         down.prev().unwrap();
                     }
                     let below = |k: &Vec<u8>| match bound {
@@ -263,6 +274,6 @@ mod tests {
         assert_eq!(up.key(), b"b");
         let mut down = Descending::new(VecCursor::new(order.clone(), entries), order, SeqNo(9));
         down.seek(Bound::Included(b"a")).unwrap();
-        assert_eq!(down.value(), [1]);
+        assert_eq!(down.value(), (RecordKind::Put, &[1][..]));
     }
 }

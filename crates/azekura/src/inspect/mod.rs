@@ -9,4 +9,4 @@ pub(crate) mod report;
 
 #[doc(hidden)]
 pub use decode::{Decoder, decode};
-pub use report::{FileReport, TableReport, VerifyReport, file, tables, verify};
+pub use report::{BlobReport, FileReport, TableReport, VerifyReport, blobs, file, tables, verify};

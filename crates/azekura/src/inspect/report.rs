@@ -4,11 +4,13 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::base::blob_ref::References;
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
-use crate::base::edit::{FileId, TableMeta};
+use crate::base::edit::{BlobMeta, BlobUse, FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::ledger::Ledger;
+use crate::base::ledger::{Ledger, PartitionLedger};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
+use crate::blob::liveness::Liveness;
 use crate::blob::reader::BlobFile;
 use crate::block::cache::BlockCache;
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
@@ -111,6 +113,56 @@ pub fn tables(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TableReport>> {
     Ok(reports)
 }
 
+/// A blob file as the manifest names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlobReport {
+    /// Name of its partition.
+    pub partition: String,
+    /// The number in its name.
+    pub id: u64,
+    /// Of the file.
+    pub bytes: u64,
+    /// Values it holds.
+    pub values: u64,
+    /// Bytes of those, as they are stored.
+    pub value_bytes: u64,
+    /// Values that tables point to.
+    pub referenced_values: u64,
+    /// Bytes of those.
+    pub referenced_bytes: u64,
+    /// Files that its values were first written to: itself, or those that they were collected from.
+    pub logical_files: Vec<u64>,
+}
+
+/// The blob files of every partition, as the manifest names them.
+///
+/// # Errors
+/// `Io` or `Corruption` from the manifest.
+pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
+    let ledger = read_ledger(fs, dir)?.0;
+    let mut reports = Vec::new();
+    for partition in ledger.partitions.values() {
+        let uses: Vec<BlobUse> = partition.tables.values().flat_map(|(_, table)| table.blobs.clone()).collect();
+        for file in partition.blobs.values() {
+            let here = |logical| file.sections.iter().any(|section| section.logical == logical);
+            let referenced: Vec<&BlobUse> = uses.iter().filter(|uses| here(uses.logical)).collect();
+            reports.push(BlobReport {
+                partition: partition.meta.name.clone(),
+                id: file.id.0,
+                bytes: file.size,
+                values: file.sections.iter().map(|section| section.values).sum(),
+                value_bytes: file.sections.iter().map(|section| section.bytes).sum(),
+                referenced_values: referenced.iter().map(|uses| uses.count).sum(),
+                referenced_bytes: referenced.iter().map(|uses| uses.bytes).sum(),
+                logical_files: file.sections.iter().map(|section| section.logical.0).collect(),
+            });
+        }
+    }
+    reports.sort_by(|a, b| (&a.partition, a.id).cmp(&(&b.partition, b.id)));
+    Ok(reports)
+}
+
 fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize)> {
     let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
     let ledger = Ledger::replay(&edits).map_err(|error| error.in_file(dir.join(NAME)))?;
@@ -195,28 +247,71 @@ fn verify_tables(
     let cache = Arc::new(BlockCache::new(0));
     for partition in ledger.partitions.values() {
         let order = order_named(&partition.meta.comparator);
+        let mut live = Liveness::default();
         for (_, meta) in partition.tables.values() {
             let outcome = verify_table(&files, &cache, meta, &order, ledger.hash_seed);
-            let (index_type, outcome) = outcome.map_or_else(|error| (None, Err(error)), |found| (found, Ok(())));
+            let (index_type, outcome) = match outcome {
+                Ok((index_type, references)) => {
+                    live.add(&references);
+                    (index_type, Ok(()))
+                }
+                Err(error) => (None, Err(error)),
+            };
             report.note(&files.path(meta.id), "table", meta.entries, outcome).data_block_index_type = index_type;
+            progress(meta.size);
+        }
+        for (logical, _) in live.files().filter(|(logical, _)| !has_logical(partition, *logical)) {
+            let error = Error::corruption("tables point to this blob file, which the manifest does not know");
+            report.note(&files.blobs().path(logical), "blob", 0, Err(error));
+        }
+        for meta in partition.blobs.values() {
+            let outcome = verify_blobs(&files.blobs(), &cache, meta, &live);
+            let values = outcome.as_ref().map_or(0, |values| *values);
+            report.note(&files.blobs().path(meta.id), "blob", values, outcome.map(drop));
             progress(meta.size);
         }
     }
 }
 
-/// Checks a table and returns what its properties say of its data blocks.
+fn has_logical(partition: &PartitionLedger, logical: FileId) -> bool {
+    partition.blobs.values().flat_map(|file| &file.sections).any(|section| section.logical == logical)
+}
+
+/// Checks a blob file, and that it has every value of `live`; returns how many values it has.
+fn verify_blobs(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobMeta, live: &Liveness) -> Result<u64> {
+    let file = BlobFile::new(files.clone(), Arc::clone(cache), meta.id, meta.size);
+    let values = file.verify(meta)?;
+    for section in &meta.sections {
+        let Some(ordinals) = live.of(section.logical) else { continue };
+        let (mut walk, mut held) = (file.walk(section.logical)?, 0);
+        while let Some((ordinal, _)) = walk.next()? {
+            held += u64::from(ordinals.contains(ordinal));
+        }
+        if held != ordinals.count() {
+            return Err(
+                Error::corruption("tables point to values that the blob file does not have").in_file(file.path())
+            );
+        }
+    }
+    Ok(values)
+}
+
+/// Checks a table and returns what its properties say of its data blocks, and what its entries point to.
 pub(crate) fn verify_table(
     files: &Arc<DataFiles>,
     cache: &Arc<BlockCache>,
     meta: &TableMeta,
     order: &KeyOrder,
     hash_seed: u64,
-) -> Result<Option<DataBlockIndexType>> {
+) -> Result<(Option<DataBlockIndexType>, References)> {
     let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
     let (files, cache) = (Arc::clone(files), Arc::clone(cache));
     let path = files.path(meta.id);
     let table = Table::open(files, cache, meta, order.clone(), hash_seed, options);
-    let verified = table.and_then(|table| table.verify().map(|_| table.properties().data_block_index_type));
+    let verified = table.and_then(|table| {
+        table.verify()?;
+        Ok((table.properties().data_block_index_type, table.blob_references()?))
+    });
     verified.map_err(|error| error.in_file(path))
 }
 
@@ -282,7 +377,7 @@ fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<(u64, Optio
     let cache = Arc::new(BlockCache::new(0));
     let meta = Table::describe(&files, &cache, id)?;
     let comparator = Table::comparator(&files, &cache, id)?;
-    let index_type = verify_table(&files, &cache, &meta, &order_named(&comparator), 0)?;
+    let (index_type, _) = verify_table(&files, &cache, &meta, &order_named(&comparator), 0)?;
     Ok((meta.entries, index_type))
 }
 

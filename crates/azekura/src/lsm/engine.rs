@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::base::{EntryRef, Result, SeqNo};
+use crate::base::blob_ref::BlobRef;
+use crate::base::{EntryRef, Error, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, View};
+use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, Values, View};
 use crate::lsm::compaction::leveled;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::super_version::SuperVersion;
@@ -21,6 +22,27 @@ impl View for TreeView {
     fn cursor(&self) -> Result<Box<dyn Cursor>> {
         Ok(self.now.cursor(&self.context))
     }
+
+    fn values(&self) -> Box<dyn Values> {
+        Box::new(NoValues)
+    }
+}
+
+/// For a tree without blob files.
+struct NoValues;
+
+impl Values for NoValues {
+    fn read(&mut self, pointer: &[u8]) -> Result<Slice> {
+        let logical = BlobRef::decode(pointer)?.logical.0;
+        Err(Error::corruption(format!("value is in blob file {logical}, which the partition does not have")))
+    }
+}
+
+/// What a lookup found.
+enum Found {
+    Here(Slice),
+    /// The pointer to it.
+    Elsewhere(Vec<u8>),
 }
 
 impl Engine for LsmTree {
@@ -29,12 +51,25 @@ impl Engine for LsmTree {
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, |value| Slice::from(value)))
+        let read = |kind: RecordKind, value: &[u8]| match kind {
+            RecordKind::BlobPointer => Found::Elsewhere(value.to_vec()),
+            _ => Found::Here(Slice::from(value)),
+        };
+        let found = self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?;
+        match found {
+            None => Ok(None),
+            Some(Found::Here(value)) => Ok(Some(value)),
+            Some(Found::Elsewhere(pointer)) => NoValues.read(&pointer).map(Some),
+        }
     }
 
     fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        // Values are at most 4 GiB - 1, so the cast loses nothing.
-        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, |value| value.len() as u32))
+        let read = |kind: RecordKind, value: &[u8]| match kind {
+            RecordKind::BlobPointer => BlobRef::decode(value).map(|pointer| pointer.len),
+            // Values are at most 4 GiB - 1, so the cast loses nothing.
+            _ => Ok(value.len() as u32),
+        };
+        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?.transpose()
     }
 
     fn view(&self) -> Box<dyn View> {

@@ -289,6 +289,7 @@ pub(crate) mod tests {
             raw_bytes: 100,
             smallest: (smallest.into(), SeqNo(seqnos.1)),
             largest: (largest.into(), SeqNo(seqnos.0)),
+            blobs: Vec::new(),
         })
     }
 

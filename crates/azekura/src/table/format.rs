@@ -8,6 +8,8 @@ use crate::block::BlockHandle;
 pub(crate) const VALUE_ALONE: usize = 32 << 10;
 /// Directory and properties: a reader that does not know the tag may skip it.
 pub(crate) const IGNORABLE: u8 = 0x80;
+/// The section of references to blob files. A reader that does not know it cannot read the entries that need it.
+const REFERENCES: u8 = 0x85;
 
 /// Where the sections are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub(crate) struct Directory {
     pub(crate) properties: BlockHandle,
     pub(crate) index_top: BlockHandle,
     pub(crate) filter_top: Option<BlockHandle>,
+    /// To values of blob files; a table without pointers has none.
+    pub(crate) references: Option<BlockHandle>,
     /// Sections of a newer version that need not be known.
     pub(crate) unknown: Vec<BlockHandle>,
 }
@@ -23,7 +27,9 @@ impl Directory {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let filter_top = self.filter_top.as_ref().map(|handle| (3, handle));
-        for (tag, handle) in [(1, &self.properties), (2, &self.index_top)].into_iter().chain(filter_top) {
+        let references = self.references.as_ref().map(|handle| (REFERENCES, handle));
+        let required = [(1, &self.properties), (2, &self.index_top)];
+        for (tag, handle) in required.into_iter().chain(filter_top).chain(references) {
             out.push(tag);
             handle.encode(&mut out);
         }
@@ -34,7 +40,7 @@ impl Directory {
     /// `Corruption` for bytes that are no directory, `Unsupported` for a section that must be known.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Directory> {
         let mut d = Decoder::new(bytes);
-        let (mut known, mut unknown) = ([None; 3], Vec::new());
+        let (mut known, mut references, mut unknown) = ([None; 3], None, Vec::new());
         while !d.is_empty() {
             let tag = d.u8()?;
             let handle = BlockHandle::read(&mut d)?;
@@ -43,13 +49,17 @@ impl Directory {
                     return Err(Error::corruption(format!("directory names section {tag} twice")));
                 }
                 1..=3 => {}
+                REFERENCES if references.replace(handle).is_some() => {
+                    return Err(Error::corruption("directory names the references twice"));
+                }
+                REFERENCES => {}
                 _ if tag & IGNORABLE != 0 => unknown.push(handle),
                 _ => return Err(Error::unsupported(format!("table section {tag} needs a newer version"))),
             }
         }
         match known {
             [Some(properties), Some(index_top), filter_top] => {
-                Ok(Directory { properties, index_top, filter_top, unknown })
+                Ok(Directory { properties, index_top, filter_top, references, unknown })
             }
             _ => Err(Error::corruption("directory names no properties or no index")),
         }
@@ -67,14 +77,16 @@ mod tests {
         let mut directory = Directory { properties: handle(1), index_top: handle(2), ..Directory::default() };
         assert_eq!(Directory::decode(&directory.encode()).unwrap(), directory);
         directory.filter_top = Some(handle(3));
+        assert_eq!(Directory::decode(&directory.encode()).unwrap(), directory);
+        directory.references = Some(handle(4));
         let mut bytes = directory.encode();
         assert_eq!(Directory::decode(&bytes).unwrap(), directory);
         for cut in 0..bytes.len() {
             if let Ok(d) = Directory::decode(&bytes[..cut]) {
-                assert_eq!(d.filter_top, None);
+                assert_eq!(d.references, None);
             }
         }
-        bytes.extend_from_slice(&[0x85, 7, 9]);
+        bytes.extend_from_slice(&[0x86, 7, 9]);
         assert_eq!(Directory::decode(&bytes).unwrap().unknown, [handle(7)]);
         bytes.extend_from_slice(&[4, 7, 9]);
         assert_eq!(Directory::decode(&bytes).unwrap_err().kind(), ErrorKind::Unsupported);

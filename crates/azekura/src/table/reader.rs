@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::base::blob_ref::References;
 use crate::base::checksum::key_hash;
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_footer::FileFooter;
@@ -19,6 +20,7 @@ use crate::table::index::{Index, continues, only_piece};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
 use crate::table::source::{Held, Slot, Source};
+use crate::table::writer;
 use crate::vfs::files::DataFiles;
 
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
@@ -89,19 +91,12 @@ impl Table {
     /// # Errors
     /// As [`open`](Table::open).
     pub(crate) fn describe(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
-        let (size, properties) = Table::read_properties(files, cache, id)?;
-        Ok(TableMeta {
-            id,
-            size,
-            entries: properties.entries,
-            tombstones: properties.tombstones,
-            lowest: properties.lowest,
-            highest: properties.highest,
-            created_ms: properties.created_ms,
-            raw_bytes: properties.raw_bytes,
-            smallest: properties.smallest,
-            largest: properties.largest,
-        })
+        let (source, tail) = Table::read_tail(files, cache, id)?;
+        let references = match tail.directory.references {
+            Some(handle) => source.references(handle)?,
+            None => References::default(),
+        };
+        Ok(writer::meta(id, source.size, tail.properties()?, &references))
     }
 
     /// The name of the order that a table says it is in.
@@ -109,14 +104,31 @@ impl Table {
     /// # Errors
     /// As [`open`](Table::open).
     pub(crate) fn comparator(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<String> {
-        Table::read_properties(files, cache, id).map(|(_, properties)| properties.comparator)
+        Table::read_tail(files, cache, id)?.1.properties().map(|properties| properties.comparator)
     }
 
-    fn read_properties(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(u64, Properties)> {
+    fn read_tail(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(Source, Tail)> {
         let size = files.file(id)?.length()?;
         let (files, cache) = (Arc::clone(files), Arc::clone(cache));
         let mut source = Source { files, cache, id, file_id: [0; 16], size, pin_pieces: false };
-        Ok((size, Tail::read(&mut source)?.properties()?))
+        let tail = Tail::read(&mut source)?;
+        Ok((source, tail))
+    }
+
+    /// Which values of blob files its entries point to, past the cache.
+    ///
+    /// # Errors
+    /// `Corruption` if the section does not verify, or says something else than the manifest.
+    pub(crate) fn blob_references(&self) -> Result<References> {
+        let references = match self.directory.references {
+            Some(handle) => self.source.references(handle)?,
+            None => References::default(),
+        };
+        if !references.uses().eq(self.meta.blobs.iter().copied()) {
+            let error = Error::corruption("table points to other values of blob files than the manifest says");
+            return Err(error.in_file(self.source.path()));
+        }
+        Ok(references)
     }
 
     /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees

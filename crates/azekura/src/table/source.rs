@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use crate::base::blob_ref::References;
 use crate::base::edit::FileId;
 use crate::base::{Error, Result};
 use crate::block::cached::{Cacheable, Home};
@@ -53,6 +54,12 @@ impl Source {
     /// Reads a frame from the file and checks it.
     pub(crate) fn body(&self, handle: BlockHandle, kind: BlockKind) -> Result<Body> {
         self.read_frame(handle, kind).map_err(|error| self.locate(error, handle.offset))
+    }
+
+    /// The section of references to blob files.
+    pub(crate) fn references(&self, handle: BlockHandle) -> Result<References> {
+        let body = self.body(handle, BlockKind::BlobReferences)?;
+        References::decode(&body).map_err(|error| self.locate(error, handle.offset))
     }
 
     fn read_frame(&self, handle: BlockHandle, kind: BlockKind) -> Result<Body> {

@@ -265,13 +265,13 @@ impl World {
         let mut cursor = Ascending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
-            up.push((cursor.key().to_vec(), cursor.value().to_vec()));
+            up.push((cursor.key().to_vec(), cursor.value().1.to_vec()));
             cursor.next().unwrap();
         }
         let mut cursor = Descending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
-            down.push((cursor.key().to_vec(), cursor.value().to_vec()));
+            down.push((cursor.key().to_vec(), cursor.value().1.to_vec()));
             cursor.prev().unwrap();
         }
         down.reverse();
