@@ -74,7 +74,10 @@ fn look(args: &LookArgs) -> Result<(Database, Vec<PartitionMetrics>)> {
 
 fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(String, String)> {
     let cache = &m.cache;
-    let hits = |kind: &azekura::KindMetrics| display::share(kind.hits, kind.hits + kind.misses);
+    let hits = |kind: &azekura::KindMetrics| {
+        let share = display::share(kind.hits, kind.hits + kind.misses);
+        format!("{share}, {} with {} there now", plural(kind.blocks, "block"), bytes(kind.bytes))
+    };
     let dropped = m.dropped_after_damage.as_ref().map_or("nothing".to_string(), |d| {
         format!("{} behind {} at byte {}", plural(d.frames, "frame"), d.file.display(), d.offset)
     });
@@ -100,7 +103,7 @@ fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(String, String)> {
         ),
         ("write amplification", amplification(m.user_bytes, m.write_amplification())),
         ("writers were slowed down", display::duration(Duration::from_nanos(m.stall_ns))),
-        ("cache", format!("{} of {}", bytes(cache.used), bytes(cache.capacity))),
+        ("cache", format!("{} of {}, {} pinned", bytes(cache.used), bytes(cache.capacity), bytes(cache.pinned))),
         ("cache hits: data", hits(&cache.data)),
         ("cache hits: index", hits(&cache.index)),
         ("cache hits: filter", hits(&cache.filter)),
@@ -124,7 +127,8 @@ fn amplification(user_bytes: u64, factor: f64) -> String {
 }
 
 fn metrics_json(m: &Metrics) -> Value {
-    let kind = |k: &azekura::KindMetrics| json!({ "hits": k.hits, "misses": k.misses, "bytes": k.bytes });
+    let kind =
+        |k: &azekura::KindMetrics| json!({ "hits": k.hits, "misses": k.misses, "blocks": k.blocks, "bytes": k.bytes });
     json!({
         "commits": m.commits,
         "records": m.records,
@@ -146,6 +150,7 @@ fn metrics_json(m: &Metrics) -> Value {
         "cache": {
             "capacity": m.cache.capacity,
             "used": m.cache.used,
+            "pinned": m.cache.pinned,
             "data": kind(&m.cache.data),
             "index": kind(&m.cache.index),
             "filter": kind(&m.cache.filter),

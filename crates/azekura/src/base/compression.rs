@@ -1,7 +1,5 @@
 //! Codecs: none, LZ4 (`lz4_flex`), zlib (`miniz_oxide`).
 
-use miniz_oxide::inflate::decompress_slice_iter_to_slice;
-
 use crate::base::error::{Error, Result};
 
 /// How blocks are compressed before they are written.
@@ -61,30 +59,26 @@ impl CompressionType {
     }
 }
 
-/// Restores exactly `raw_len` bytes; the caller has checked `raw_len` against its limit.
-pub(crate) fn decompress(codec: Codec, stored: &[u8], raw_len: usize) -> Result<Vec<u8>> {
-    let mut raw = Vec::new();
-    raw.try_reserve_exact(raw_len).map_err(|_| Error::corruption("no memory for the declared size of a block"))?;
-    raw.resize(raw_len, 0);
-    decompress_into(codec, stored, &mut raw)?;
-    Ok(raw)
-}
-
 /// Restores exactly as many bytes as `raw` has.
-pub(crate) fn decompress_into(codec: Codec, stored: &[u8], raw: &mut [u8]) -> Result<()> {
+///
+/// # Errors
+/// `Corruption` if they are not what was compressed.
+pub(crate) fn decompress(codec: Codec, stored: &[u8], raw: &mut [u8]) -> Result<()> {
     let len = match codec {
         Codec::None => {
-            if stored.len() == raw.len() {
-                raw.copy_from_slice(stored);
-            }
-            stored.len()
+            let len = stored.len().min(raw.len());
+            raw[..len].copy_from_slice(&stored[..len]);
+            Ok(stored.len())
         }
-        Codec::Lz4 => lz4_flex::block::decompress_into(stored, raw)
-            .map_err(|e| Error::corruption(format!("LZ4 block does not decode: {e}")))?,
-        Codec::Zlib => decompress_slice_iter_to_slice(raw, std::iter::once(stored), true, false)
-            .map_err(|status| Error::corruption(format!("zlib block does not decode: {status:?}")))?,
+        Codec::Lz4 => lz4_flex::block::decompress_into(stored, raw).map_err(|error| error.to_string()),
+        Codec::Zlib => miniz_oxide::inflate::decompress_slice_iter_to_slice(raw, std::iter::once(stored), true, false)
+            .map_err(|status| format!("{status:?}")),
     };
-    if len == raw.len() { Ok(()) } else { Err(Error::corruption("block does not decode to its declared size")) }
+    match len {
+        Ok(len) if len == raw.len() => Ok(()),
+        Ok(len) => Err(Error::corruption(format!("block decodes to {len} bytes, it declares {}", raw.len()))),
+        Err(error) => Err(Error::corruption(format!("{codec:?} block does not decode: {error}"))),
+    }
 }
 
 #[cfg(test)]
@@ -98,10 +92,14 @@ mod tests {
             [CompressionType::Lz4, CompressionType::Miniz(1), CompressionType::Miniz(6), CompressionType::Miniz(10)]
         {
             let (codec, stored) = kind.compress(&raw).expect("repetitive bytes shrink");
-            assert_eq!(decompress(codec, &stored, raw.len()).unwrap(), raw);
-            assert!(decompress(codec, &stored, raw.len() - 1).is_err());
-            assert!(decompress(codec, &stored, raw.len() + 1).is_err());
-            assert!(decompress(codec, &stored[..stored.len() / 2], raw.len()).is_err());
+            let restored = |stored: &[u8], len| {
+                let mut out = vec![0; len];
+                decompress(codec, stored, &mut out).map(|()| out)
+            };
+            assert_eq!(restored(&stored, raw.len()).unwrap(), raw);
+            assert!(restored(&stored, raw.len() - 1).is_err());
+            assert!(restored(&stored, raw.len() + 1).is_err());
+            assert!(restored(&stored[..stored.len() / 2], raw.len()).is_err());
         }
         assert_eq!(CompressionType::None.compress(&raw), None);
         assert_eq!(CompressionType::Lz4.compress(b"abc"), None, "what does not shrink is stored");

@@ -38,17 +38,25 @@ impl RecordKind {
     ///
     /// # Errors
     /// `Unsupported` for reserved kinds and flags, `Corruption` for numbers that no version defines.
+    #[inline]
     pub(crate) fn from_byte(byte: u8) -> Result<RecordKind> {
         match byte {
             1 => Ok(RecordKind::Put),
             2 => Ok(RecordKind::Delete),
             3 => Ok(RecordKind::SingleDelete),
             6 => Ok(RecordKind::BlobPointer),
+            _ => Err(RecordKind::refuse(byte)),
+        }
+    }
+
+    #[cold]
+    fn refuse(byte: u8) -> Error {
+        match byte {
             b if b & (RecordKind::FLAG_EXPIRY | RecordKind::FLAG_WIDE_COLUMN) != 0 => {
-                Err(Error::unsupported(format!("record flags {b:#04x} need a newer version")))
+                Error::unsupported(format!("record flags {b:#04x} need a newer version"))
             }
-            4 | 5 | 16..=22 => Err(Error::unsupported(format!("record kind {byte} needs a newer version"))),
-            _ => Err(Error::corruption(format!("record kind {byte} does not exist"))),
+            4 | 5 | 16..=22 => Error::unsupported(format!("record kind {byte} needs a newer version")),
+            _ => Error::corruption(format!("record kind {byte} does not exist")),
         }
     }
 

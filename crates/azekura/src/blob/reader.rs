@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use crate::base::blob_ref::BlobRef;
-use crate::base::compression::{Codec, decompress_into};
+use crate::base::compression::{Codec, decompress};
 use crate::base::edit::{BlobMeta, FileId};
 use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
@@ -30,6 +30,34 @@ pub(crate) struct BlobFile {
     id: FileId,
     size: u64,
     opened: OnceLock<Opened>,
+}
+
+/// What one who walks over values of a file has read beyond the last.
+pub(crate) struct ValuesAhead {
+    ahead: ReadAhead,
+    /// Where the frame behind the last one begins.
+    expected: u64,
+}
+
+impl ValuesAhead {
+    /// For a walk that may go anywhere: it reads ahead once values follow each other.
+    pub(crate) fn adaptive() -> ValuesAhead {
+        ValuesAhead { ahead: ReadAhead::adaptive(), expected: 0 }
+    }
+
+    /// For one that reads front to back: it reads ahead at once.
+    pub(crate) fn eager() -> ValuesAhead {
+        ValuesAhead { ahead: ReadAhead::eager(), expected: 0 }
+    }
+
+    /// The walk comes to the frame at `handle`, wherever it will find it.
+    fn come(&mut self, handle: BlockHandle) {
+        if handle.offset != self.expected {
+            self.ahead.jump();
+        }
+        self.ahead.pass();
+        self.expected = handle.offset.saturating_add(handle.len);
+    }
 }
 
 /// What is known of the file once its header and its end were read.
@@ -105,7 +133,7 @@ impl BlobFile {
             Some(from) => tail[from as usize..(at - start) as usize].to_vec(),
             None => self.read_bytes(footer.offset, footer.len)?,
         };
-        let directory = open_frame(frame, &file_id, footer.offset, BlockKind::Directory)
+        let directory = open_frame(frame.into(), &file_id, footer.offset, BlockKind::Directory)
             .and_then(|body| Directory::decode(&body, footer.offset))
             .map_err(|error| error.at_offset(footer.offset))?;
         Ok(Opened { file_id, directory })
@@ -139,15 +167,20 @@ impl BlobFile {
     ///
     /// # Errors
     /// As for [`read`](BlobFile::read).
-    pub(crate) fn read_on(&self, pointer: &BlobRef, fill_cache: bool, ahead: &mut ReadAhead) -> Result<Slice> {
+    pub(crate) fn read_on(&self, pointer: &BlobRef, fill_cache: bool, ahead: &mut ValuesAhead) -> Result<Slice> {
         self.value(pointer, fill_cache, Some(ahead)).map(|value| value.slice())
     }
 
-    fn value(&self, pointer: &BlobRef, fill_cache: bool, mut ahead: Option<&mut ReadAhead>) -> Result<Arc<BlobValue>> {
+    fn value(
+        &self,
+        pointer: &BlobRef,
+        fill_cache: bool,
+        mut ahead: Option<&mut ValuesAhead>,
+    ) -> Result<Arc<BlobValue>> {
         let opened = self.opened()?;
         let handle = self.find(opened, pointer).map_err(|error| self.locate(error, pointer.offset))?;
         if let Some(ahead) = &mut ahead {
-            ahead.pass(handle.offset, handle.len);
+            ahead.come(handle);
         }
         let value = match self.cache.get::<BlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
             Some(value) => value,
@@ -205,12 +238,12 @@ impl BlobFile {
     /// A page of an index, past the cache.
     pub(crate) fn read_page(&self, opened: &Opened, handle: BlockHandle) -> Result<BlobPage> {
         let bytes = self.read_bytes(handle.offset, handle.len)?;
-        let body = open_frame(bytes, &opened.file_id, handle.offset, BlockKind::BlobIndex);
+        let body = open_frame(bytes.into(), &opened.file_id, handle.offset, BlockKind::BlobIndex);
         body.and_then(BlobPage::decode_body).map_err(|error| error.at_offset(handle.offset))
     }
 
     /// Reads a value, into the bytes that are handed out of it.
-    fn load(&self, opened: &Opened, handle: BlockHandle, ahead: Option<&mut ReadAhead>) -> Result<BlobValue> {
+    fn load(&self, opened: &Opened, handle: BlockHandle, ahead: Option<&mut ValuesAhead>) -> Result<BlobValue> {
         let bytes = match ahead {
             Some(ahead) => self.read_window(handle, ahead)?,
             None => None,
@@ -221,19 +254,19 @@ impl BlobFile {
             return Ok(BlobValue::new(bytes, FRAME_HEADER_LEN));
         }
         let mut raw = zeroed(frame.raw_len)?;
-        decompress_into(frame.codec, frame.stored, sole(&mut raw))?;
+        decompress(frame.codec, frame.stored, sole(&mut raw))?;
         Ok(BlobValue::new(raw, 0))
     }
 
     /// The frame's bytes out of what was read ahead, which may read more ahead; none where it does not.
-    fn read_window(&self, handle: BlockHandle, ahead: &mut ReadAhead) -> Result<Option<Arc<[u8]>>> {
-        if let Wanted::Window(len) = ahead.wanted(handle.offset, handle.len)
+    fn read_window(&self, handle: BlockHandle, ahead: &mut ValuesAhead) -> Result<Option<Arc<[u8]>>> {
+        if let Wanted::Window(len) = ahead.ahead.wanted(handle.offset, handle.len)
             && handle.end()? <= self.size
         {
             let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset))?;
-            ahead.fill(handle.offset, bytes);
+            ahead.ahead.fill(handle.offset, bytes);
         }
-        Ok(ahead.piece(handle.offset, handle.len).map(Arc::from))
+        Ok(ahead.ahead.piece(handle.offset, handle.len).map(Arc::from))
     }
 
     fn read_shared(&self, handle: BlockHandle) -> Result<Arc<[u8]>> {
@@ -253,13 +286,13 @@ impl BlobFile {
     pub(crate) fn with_frame<R>(
         &self,
         handle: BlockHandle,
-        ahead: &mut ReadAhead,
+        ahead: &mut ValuesAhead,
         read: impl FnOnce(&Frame<'_>) -> Result<R>,
     ) -> Result<R> {
         let file_id = &self.opened()?.file_id;
         let check = |bytes: &[u8]| read(&Frame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
         let in_place = || {
-            ahead.pass(handle.offset, handle.len);
+            ahead.come(handle);
             match self.read_window(handle, ahead)? {
                 Some(bytes) => check(&bytes),
                 None => check(&self.read_bytes(handle.offset, handle.len)?),

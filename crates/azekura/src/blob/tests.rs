@@ -8,11 +8,10 @@ use crate::base::blob_ref::BlobRef;
 use crate::base::compression::CompressionType;
 use crate::base::edit::{BlobMeta, FileId};
 use crate::base::{Error, ErrorKind, Result};
-use crate::blob::reader::BlobFile;
+use crate::blob::reader::{BlobFile, ValuesAhead};
 use crate::blob::writer::{BlobWriter, RewriteWriter};
 use crate::block::{BlockCache, BlockKind};
 use crate::mem::epoch::tests::eventually;
-use crate::vfs::ahead::ReadAhead;
 use crate::vfs::dice::Dice;
 use crate::vfs::files::{DataFiles, DirectPolicy};
 use crate::vfs::mem::MemFs;
@@ -58,7 +57,7 @@ impl World {
             let source = self.open(meta);
             for section in &meta.sections {
                 writer.begin_section(section.logical);
-                let (mut walk, mut ahead) = (source.walk(section.logical).unwrap(), ReadAhead::eager());
+                let (mut walk, mut ahead) = (source.walk(section.logical).unwrap(), ValuesAhead::eager());
                 while let Some((ordinal, handle)) = walk.next().unwrap() {
                     if live(section.logical, ordinal) {
                         source.with_frame(handle, &mut ahead, |frame| writer.copy(ordinal, frame)).unwrap();
@@ -118,7 +117,7 @@ fn every_codec_and_length_comes_back() {
         assert_eq!(file.verify(&meta).unwrap(), all.len() as u64);
         assert_eq!(BlobFile::describe(&world.files, &world.cache, FileId(9)).unwrap(), meta);
         assert_eq!(meta.sections[0].bytes, pointers.iter().map(|pointer| pointer.stored).sum::<u64>());
-        let mut ahead = ReadAhead::adaptive();
+        let mut ahead = ValuesAhead::adaptive();
         for (at, (pointer, value)) in pointers.iter().zip(&all).enumerate() {
             assert_eq!((pointer.ordinal as usize, pointer.len as usize), (at, value.len()));
             assert_eq!(file.read_on(pointer, fill_cache, &mut ahead).unwrap(), value);
@@ -190,7 +189,7 @@ fn random_subsets_rewritten_again_and_again_read_back() {
             physical = vec![world.rewrite(10 + round, &sources, is_live)];
             physical.extend(kept.filter(|meta| meta.sections.iter().all(|s| !s.rewritten)));
             let files: Vec<BlobFile> = physical.iter().map(|meta| world.open(meta)).collect();
-            let mut ahead: Vec<ReadAhead> = files.iter().map(|_| ReadAhead::adaptive()).collect();
+            let mut ahead: Vec<ValuesAhead> = files.iter().map(|_| ValuesAhead::adaptive()).collect();
             for ((logical, ordinal), (pointer, value)) in &live {
                 let holds = |meta: &BlobMeta| meta.sections.iter().any(|section| section.logical == *logical);
                 let at = physical.iter().position(holds).expect("a live value is somewhere");

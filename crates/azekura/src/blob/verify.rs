@@ -3,8 +3,7 @@
 use crate::base::compression::decompress;
 use crate::base::edit::BlobMeta;
 use crate::base::{Error, Result};
-use crate::blob::reader::BlobFile;
-use crate::vfs::ahead::ReadAhead;
+use crate::blob::reader::{BlobFile, ValuesAhead};
 
 impl BlobFile {
     /// Reads all of the file, past the cache, and compares it with what the manifest says; gives the number of values.
@@ -26,7 +25,7 @@ impl BlobFile {
         if directory.summary() != meta.sections || directory.created_ms != meta.created_ms {
             return Err(Error::corruption("blob file has other values than the manifest says"));
         }
-        let mut ahead = ReadAhead::eager();
+        let (mut ahead, mut raw) = (ValuesAhead::eager(), Vec::new());
         for section in &directory.sections {
             let mut walk = self.walk(section.logical)?;
             let (mut values, mut last) = (0u64, None);
@@ -34,7 +33,11 @@ impl BlobFile {
                 if !section.rewritten && u64::from(ordinal) != values {
                     return Err(Error::corruption("an ordinal of the blob file is missing").at_offset(handle.offset));
                 }
-                self.with_frame(handle, &mut ahead, |frame| decompress(frame.codec, frame.stored, frame.raw_len))?;
+                self.with_frame(handle, &mut ahead, |frame| {
+                    raw.clear();
+                    raw.resize(frame.raw_len, 0);
+                    decompress(frame.codec, frame.stored, &mut raw)
+                })?;
                 values += 1;
                 last = Some(handle);
             }

@@ -5,8 +5,10 @@
 use crate::base::coding::Decoder;
 use crate::base::{Error, Result};
 use crate::block::frame::Body;
+use crate::mem::pool::Buffer;
 
 const LINE_LEN: usize = 64;
+const LINE_WORDS: usize = LINE_LEN / 8;
 const LINE_BITS: f64 = 512.0;
 const TRAILER_LEN: usize = 8;
 /// The only layout there is.
@@ -15,15 +17,12 @@ const BLOCKED_BLOOM: u8 = 1;
 const PROBES_MAX: u8 = 14;
 const PROBES_PER_WORD: u8 = 7;
 
-/// One cache line; aligned, so that it is one.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Line([u64; 8]);
-
 /// A loaded filter piece, immutable.
 #[derive(Debug)]
 pub(crate) struct FilterBlock {
-    lines: Vec<Line>,
+    /// Lines one behind the other; the buffer is aligned, so that each is one line of the processor's cache.
+    bits: Buffer,
+    lines: usize,
     probes: u8,
 }
 
@@ -64,18 +63,16 @@ impl FilterBlock {
         let lines = (hashes.len() as f64 * bits_per_key / LINE_BITS).ceil().clamp(1.0, f64::from(u32::MAX)) as usize;
         // In one line fewer probes do than in a filter of one piece (0.69 bits each), and each costs time.
         let probes = ((bits_per_key * 0.6).round() as u8).clamp(1, PROBES_MAX);
-        let mut filter = FilterBlock { lines: vec![Line([0; 8]); lines], probes };
+        let mut words = vec![0u64; lines * LINE_WORDS];
         for hash in hashes {
-            let line = &mut filter.lines[line_of(*hash, lines)].0;
+            let line = &mut words[LINE_WORDS * line_of(*hash, lines)..][..LINE_WORDS];
             all_probes(*hash, probes, |word, bit| {
                 line[word] |= bit;
                 true
             });
         }
         let mut out = Vec::with_capacity(lines * LINE_LEN + TRAILER_LEN);
-        for word in filter.lines.iter().flat_map(|line| line.0) {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
+        words.iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
         out.extend_from_slice(&(lines as u32).to_le_bytes());
         out.extend_from_slice(&[probes, BLOCKED_BLOOM, 0, 0]);
         out
@@ -83,7 +80,7 @@ impl FilterBlock {
 
     /// # Errors
     /// `Corruption` for bytes that are no filter, `Unsupported` for another layout.
-    pub(crate) fn decode(body: &Body) -> Result<FilterBlock> {
+    pub(crate) fn decode(body: Body) -> Result<FilterBlock> {
         let Some((bits, trailer)) = body.split_last_chunk::<TRAILER_LEN>() else {
             return Err(Error::corruption("filter is shorter than its trailer"));
         };
@@ -95,21 +92,28 @@ impl FilterBlock {
         if lines == 0 || lines.checked_mul(LINE_LEN) != Some(bits.len()) || !(1..=PROBES_MAX).contains(&probes) {
             return Err(Error::corruption("filter is not as long as it says, or has no probes"));
         }
-        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        let line = |bytes: &[u8]| Line(std::array::from_fn(|i| word(&bytes[8 * i..8 * i + 8])));
-        Ok(FilterBlock { lines: bits.chunks_exact(LINE_LEN).map(line).collect(), probes })
+        let len = bits.len();
+        let (mut bits, start) = body.into_parts();
+        bits.copy_within(start..start + len, 0);
+        bits.truncate(len);
+        Ok(FilterBlock { bits, lines, probes })
     }
 
     /// False only if no key with this hash was put in.
     #[inline]
     pub(crate) fn may_contain(&self, hash: u64) -> bool {
-        let line = &self.lines[line_of(hash, self.lines.len())].0;
-        all_probes(hash, self.probes, |word, bit| line[word] & bit != 0)
+        let from = LINE_LEN * line_of(hash, self.lines);
+        let line: &[u8; LINE_LEN] = self.bits[from..].first_chunk().expect("every line is whole");
+        // A word is read as eight bytes, lowest first.
+        all_probes(hash, self.probes, |word, bit| {
+            let bytes = line[8 * word..8 * word + 8].try_into().expect("eight bytes");
+            u64::from_le_bytes(bytes) & bit != 0
+        })
     }
 
     /// Memory held, in bytes.
     pub(crate) fn memory(&self) -> usize {
-        self.lines.capacity() * LINE_LEN + size_of::<FilterBlock>()
+        self.bits.capacity() + size_of::<FilterBlock>()
     }
 }
 
@@ -126,7 +130,7 @@ mod tests {
         {
             let hash = |i: u64| key_hash(9, &i.to_le_bytes());
             let hashes: Vec<u64> = (0..n).map(hash).collect();
-            let filter = FilterBlock::decode(&Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
+            let filter = FilterBlock::decode(Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
             assert!(hashes.iter().all(|h| filter.may_contain(*h)));
             let wrong = (n..n + 200_000).filter(|i| filter.may_contain(hash(*i))).count();
             let rate = wrong as f64 / 200_000.0;
@@ -141,7 +145,7 @@ mod tests {
             for n in [0u64, 1, 2, 100] {
                 let hashes: Vec<u64> = (0..n).map(|i| key_hash(i, b"")).collect();
                 let filter =
-                    FilterBlock::decode(&Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
+                    FilterBlock::decode(Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
                 assert!(hashes.iter().all(|h| filter.may_contain(*h)));
             }
         }
@@ -154,12 +158,12 @@ mod tests {
             for bit in 0..8 {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << bit;
-                if let Ok(filter) = FilterBlock::decode(&Body::new(BlockKind::Filter, bad)) {
+                if let Ok(filter) = FilterBlock::decode(Body::new(BlockKind::Filter, bad)) {
                     filter.may_contain(u64::MAX);
                     filter.may_contain(0);
                 }
             }
-            assert!(FilterBlock::decode(&Body::new(BlockKind::Filter, good[..at].to_vec())).is_err());
+            assert!(FilterBlock::decode(Body::new(BlockKind::Filter, good[..at].to_vec())).is_err());
         }
     }
 }

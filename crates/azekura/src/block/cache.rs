@@ -1,14 +1,15 @@
 //! The block cache: one budget for the data, index and filter blocks of all tables, and the values of blob files.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::base::edit::FileId;
 use crate::block::BlockKind;
 use crate::block::cached::{Cacheable, Home, Receipt, raise};
 use crate::block::shard::{CacheKey, KindStats, NewBlock, Shard, place};
+use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::mem::epoch::Pin;
 use crate::mem::link::Retired;
+use crate::mem::pool::{Buffer, Pool};
 
 /// At most; a shard should hold about a hundred blocks or its queues say little.
 const SHARDS_MAX: u64 = 64;
@@ -17,6 +18,8 @@ const SHARD_BYTES_MIN: u64 = 512 << 10;
 const SLACK: u64 = 16;
 /// At most this part of the capacity is pinned.
 const PINNED: u64 = 4;
+/// A cache that is smaller leaves its blocks to the allocator: a huge page would be too large a part of it.
+const POOLED_MIN: u64 = 32 << 20;
 /// What a block costs beside its memory, in bytes: its share of map, queues and allocator.
 const SHARE: u64 = 192;
 /// As many threads count without sharing a line; those beyond share one.
@@ -43,6 +46,8 @@ pub(crate) struct BlockCache {
     /// The shard that has to let go next.
     hand: AtomicUsize,
     shards: Box<[Padded]>,
+    /// Where the bytes of blocks come from.
+    pool: Arc<Pool>,
     /// Hits by way of links. A thread that is pinned owns the stripe of its pin's number; the last is shared.
     followed: Box<[Stripe]>,
 }
@@ -80,8 +85,14 @@ impl BlockCache {
             charged: Arc::default(),
             hand: AtomicUsize::new(0),
             shards: (0..shards).map(|_| Padded::default()).collect(),
+            pool: Pool::new(if capacity < POOLED_MIN { 0 } else { capacity }),
             followed: (0..=STRIPES).map(|_| Stripe::default()).collect(),
         }
+    }
+
+    /// An empty buffer for a block that may enter the cache; `None` if there is no memory.
+    pub(crate) fn buffer(&self, capacity: usize) -> Option<Buffer> {
+        self.pool.buffer(capacity)
     }
 
     #[inline]
@@ -509,5 +520,136 @@ mod tests {
         let (_, data) = cache.stats().kinds[0];
         assert_eq!(data.hits + data.misses, 80_000, "every read was counted once");
         assert!(followed.load(Ordering::Relaxed) > 1000, "links are made use of");
+    }
+    /// Under every schedule that the explorer can think of; see `mem/explorer.rs`.
+    mod schedules {
+        use super::*;
+        use crate::mem::explorer::{explore, spawn};
+
+        const LEN: usize = 64;
+
+        /// Room for seven blocks and a half, the slack included.
+        fn small() -> Arc<BlockCache> {
+            let charge = block(0, 0, LEN).bytes_held() + SHARE;
+            Arc::new(BlockCache::new(charge * 8))
+        }
+
+        /// What a reader of a table does: by the link, or by the map, or from the file, and in it goes.
+        fn read(cache: &BlockCache, hub: &Arc<Directory>, file: u64, at: usize, pinned: bool) {
+            let pin = Pin::new();
+            if let Some(found) = hub.follow(at, &pin) {
+                verify(&found, file, at as u64);
+                cache.count_hit(BlockKind::Data, &pin);
+                return;
+            }
+            let home = home(hub, at);
+            match cache.get::<Block>(FileId(file), at as u64, BlockKind::Data, home.clone()) {
+                Some(found) => verify(&found, file, at as u64),
+                None => {
+                    let new = block(file, at as u64, LEN);
+                    cache.insert(FileId(file), at as u64, BlockKind::Data, &new, home, pinned);
+                }
+            }
+            assert!(cache.used() <= cache.capacity(), "above the budget");
+        }
+
+        /// Nobody reads any more: sums are right, nothing is left waiting, every read was counted once, and a link
+        /// leads to what the map has.
+        fn settle(cache: &BlockCache, hub: &Arc<Directory>, file: u64, reads: u64) {
+            check(cache);
+            eventually(|| cache.used() == held(cache));
+            let (_, data) = cache.stats().kinds[0];
+            assert_eq!(data.hits + data.misses, reads, "reads were lost or counted twice");
+            let pin = Pin::new();
+            for at in 0..16 {
+                let followed = hub.peek(at, &pin);
+                followed.iter().for_each(|block| verify(block, file, at as u64));
+                assert!(followed.is_none() || holds(cache, file, at as u64), "a link to what the map has not");
+            }
+        }
+
+        #[test]
+        fn the_budget_holds_and_the_counters_add_up_while_three_read_and_evict() {
+            explore(|| {
+                let (cache, hub) = (small(), Arc::new(Hub::new((), 16)));
+                (0..6).for_each(|at| read(&cache, &hub, 1, at, false));
+                let readers: Vec<_> = [[6, 7, 0], [7, 8, 6], [1, 6, 7]]
+                    .into_iter()
+                    .map(|blocks| {
+                        let (cache, hub) = (Arc::clone(&cache), Arc::clone(&hub));
+                        spawn(move || blocks.into_iter().for_each(|at| read(&cache, &hub, 1, at, false)))
+                    })
+                    .collect();
+                readers.into_iter().for_each(|reader| reader.join().unwrap());
+                settle(&cache, &hub, 1, 6 + 9);
+            });
+        }
+
+        #[test]
+        fn a_file_goes_while_its_blocks_are_read_and_pinned() {
+            explore(|| {
+                let (cache, hub) = (small(), Arc::new(Hub::new((), 16)));
+                (0..3).for_each(|at| read(&cache, &hub, 1, at, at == 0));
+                let readers = [[0, 3], [3, 2]].map(|blocks| {
+                    let (cache, hub) = (Arc::clone(&cache), Arc::clone(&hub));
+                    spawn(move || blocks.into_iter().for_each(|at| read(&cache, &hub, 1, at, at == 3)))
+                });
+                cache.remove_file(FileId(1));
+                readers.into_iter().for_each(|reader| reader.join().unwrap());
+                settle(&cache, &hub, 1, 3 + 4);
+                cache.remove_file(FileId(1));
+                check(&cache);
+                assert_eq!((held(&cache), cache.stats().pinned), (0, 0));
+                eventually(|| cache.used() == 0);
+            });
+        }
+
+        /// A piece of the index is read anew while readers are still in the old one: a block has one link at most, and
+        /// leads home to whichever asked last.
+        #[test]
+        fn a_block_moves_from_the_old_piece_to_the_new_one_while_both_are_read() {
+            explore(|| {
+                let (cache, old, new) = (small(), Arc::new(Hub::new((), 16)), Arc::new(Hub::new((), 16)));
+                (0..7).for_each(|at| read(&cache, &old, 1, at, false));
+                let stale = spawn({
+                    let (cache, old) = (Arc::clone(&cache), Arc::clone(&old));
+                    move || [0, 7].into_iter().for_each(|at| read(&cache, &old, 1, at, false))
+                });
+                let fresh = spawn({
+                    let (cache, new) = (Arc::clone(&cache), Arc::clone(&new));
+                    move || [0, 1, 0].into_iter().for_each(|at| read(&cache, &new, 1, at, false))
+                });
+                drop(old);
+                stale.join().unwrap();
+                fresh.join().unwrap();
+                settle(&cache, &new, 1, 7 + 5);
+            });
+        }
+
+        /// The cache goes with its database while a reader's guard is still held somewhere.
+        #[test]
+        fn a_cache_may_go_while_its_blocks_are_looked_at() {
+            explore(|| {
+                let (cache, hub) = (small(), Arc::new(Hub::new((), 16)));
+                (0..2).for_each(|at| read(&cache, &hub, 1, at, false));
+                let charged = Arc::clone(&cache.charged);
+                let reader = spawn({
+                    let hub = Arc::clone(&hub);
+                    move || {
+                        let pin = Pin::new();
+                        if let Some(found) = hub.follow(0, &pin) {
+                            verify(&found, 1, 0);
+                            assert!(charged.load(Ordering::Relaxed) > 0, "freed under a reader");
+                            verify(&found, 1, 0);
+                        }
+                        drop(pin);
+                        charged
+                    }
+                });
+                drop(cache);
+                let charged = reader.join().unwrap();
+                eventually(|| charged.load(Ordering::Relaxed) == 0);
+            });
+        }
     }
 }

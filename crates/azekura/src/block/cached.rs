@@ -1,13 +1,13 @@
 //! What the cache holds: blocks of seven types, each behind a keeper that takes links away.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::base::{Error, Result};
 use crate::block::frame::Body;
 use crate::block::restarts::RestartBlock;
 use crate::block::{Block, FilterBlock};
+use crate::mem::atomic::{AtomicU64, Ordering};
 use crate::mem::link::{AnyHub, Hub, Keeper, Retired};
 use crate::mem::slice::Slice;
 
@@ -147,8 +147,7 @@ fn decode_hub<T>(body: Body) -> Result<Hub<T, RestartBlock>> {
 }
 
 fn decode_blob(body: Body) -> Result<BlobValue> {
-    let (bytes, start) = body.into_parts();
-    Ok(BlobValue::new(Arc::from(bytes), start))
+    Ok(BlobValue::new(Arc::from(&*body), 0))
 }
 
 macro_rules! cacheable {
@@ -175,7 +174,7 @@ fn hub_memory<T>(hub: &Hub<T, RestartBlock>) -> usize {
 }
 
 cacheable!(Block, Data, Block::decode, Block::memory);
-cacheable!(FilterBlock, Filter, |body: Body| FilterBlock::decode(&body), FilterBlock::memory);
+cacheable!(FilterBlock, Filter, FilterBlock::decode, FilterBlock::memory);
 cacheable!(IndexPiece, IndexPiece, decode_hub, hub_memory);
 cacheable!(IndexTop, IndexTop, decode_hub, hub_memory);
 cacheable!(FilterTop, FilterTop, decode_hub, hub_memory);

@@ -7,6 +7,9 @@ use crate::base::{Error, KeyOrder, KeyRef, Result, SeqNo};
 use crate::block::block::Block;
 use crate::block::restarts::put_key;
 
+/// Room for most keys, in bytes.
+const KEY_LEN: usize = 64;
+
 /// A position in a block; it owns its block and keeps its key buffer from block to block.
 ///
 /// An error leaves it not valid.
@@ -26,7 +29,7 @@ pub(crate) struct BlockCursor {
 
 impl BlockCursor {
     pub(crate) fn new(block: Arc<Block>) -> BlockCursor {
-        let (key, seqno) = (Vec::new(), SeqNo::ZERO);
+        let (key, seqno) = (Vec::with_capacity(KEY_LEN), SeqNo::ZERO);
         BlockCursor { block, key, seqno, tag: 0, value: 0..0, at: 0, next: 0, number: 0, valid: false }
     }
 

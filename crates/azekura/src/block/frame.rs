@@ -8,6 +8,7 @@ use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{Error, Result};
 use crate::block::handle::BlockHandle;
 use crate::block::kind::BlockKind;
+use crate::mem::pool::Buffer;
 
 /// In bytes.
 pub(crate) const FRAME_HEADER_LEN: usize = 16;
@@ -23,15 +24,15 @@ const ZLIB_RATIO_MAX: u64 = 1040;
 /// need not be moved.
 #[derive(Debug)]
 pub(crate) struct Body {
-    bytes: Vec<u8>,
+    bytes: Buffer,
     start: usize,
     kind: BlockKind,
 }
 
 impl Body {
     /// A block of that kind that was never in a frame.
-    pub(crate) fn new(kind: BlockKind, bytes: Vec<u8>) -> Body {
-        Body { bytes, start: 0, kind }
+    pub(crate) fn new(kind: BlockKind, bytes: impl Into<Buffer>) -> Body {
+        Body { bytes: bytes.into(), start: 0, kind }
     }
 
     /// As the frame says.
@@ -41,7 +42,7 @@ impl Body {
     }
 
     /// The bytes, and where in them the block begins.
-    pub(crate) fn into_parts(self) -> (Vec<u8>, usize) {
+    pub(crate) fn into_parts(self) -> (Buffer, usize) {
         (self.bytes, self.start)
     }
 }
@@ -53,6 +54,11 @@ impl Deref for Body {
     fn deref(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
+}
+
+/// The capacity of a buffer for a block of `len` bytes that is going to be decoded, which adds a little to most.
+pub(crate) fn room_for(len: usize) -> usize {
+    len.saturating_add(len / 64 + 32)
 }
 
 /// Appends the frame of a block that will lie at `offset` of the file.
@@ -100,12 +106,19 @@ fn put_stored(
 ///
 /// # Errors
 /// `Corruption` if it does not verify or is of another kind, `Unsupported` if a newer version wrote it.
-pub(crate) fn open_frame(bytes: Vec<u8>, file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<Body> {
+pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<Body> {
     let frame = Frame::check(&bytes, file_id, offset, kind)?;
     let found = frame.kind;
     match frame.codec {
         Codec::None => Ok(Body { bytes, start: FRAME_HEADER_LEN, kind: found }),
-        codec => Ok(Body::new(found, decompress(codec, frame.stored, frame.raw_len)?)),
+        codec => {
+            // Behind it there is room for what a block adds when it is loaded.
+            let raw = bytes.another(room_for(frame.raw_len));
+            let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
+            raw.grow_to(frame.raw_len);
+            decompress(codec, frame.stored, &mut raw)?;
+            Ok(Body::new(found, raw))
+        }
     }
 }
 
@@ -182,7 +195,7 @@ mod tests {
             for len in [0usize, 1, 7, 300, 5000] {
                 let raw: Vec<u8> = (0..len).map(|i| (i / 9) as u8).collect();
                 let frame = framed(compression, &raw);
-                assert_eq!(&*open_frame(frame, &ID, 99, BlockKind::Data).unwrap(), &raw);
+                assert_eq!(&*open_frame(frame.into(), &ID, 99, BlockKind::Data).unwrap(), &raw);
             }
         }
     }
@@ -195,14 +208,14 @@ mod tests {
             for bit in 0..frame.len() * 8 {
                 let mut bad = frame.clone();
                 bad[bit / 8] ^= 1 << (bit % 8);
-                assert_eq!(open_frame(bad, &ID, 99, BlockKind::Data).unwrap_err().kind(), ErrorKind::Corruption);
+                assert_eq!(open_frame(bad.into(), &ID, 99, BlockKind::Data).unwrap_err().kind(), ErrorKind::Corruption);
             }
             for cut in 0..frame.len() {
-                assert!(open_frame(frame[..cut].to_vec(), &ID, 99, BlockKind::Data).is_err());
+                assert!(open_frame(frame[..cut].into(), &ID, 99, BlockKind::Data).is_err());
             }
-            assert!(open_frame(frame.clone(), &ID, 100, BlockKind::Data).is_err(), "moved");
-            assert!(open_frame(frame.clone(), &[8; 16], 99, BlockKind::Data).is_err(), "from another file");
-            assert!(open_frame(frame, &ID, 99, BlockKind::Index).is_err(), "of another kind");
+            assert!(open_frame(frame.clone().into(), &ID, 100, BlockKind::Data).is_err(), "moved");
+            assert!(open_frame(frame.clone().into(), &[8; 16], 99, BlockKind::Data).is_err(), "from another file");
+            assert!(open_frame(frame.into(), &ID, 99, BlockKind::Index).is_err(), "of another kind");
         }
     }
 
@@ -219,7 +232,7 @@ mod tests {
     #[test]
     fn headers_that_verify_and_lie_are_refused_before_memory_is_taken() {
         let kind_of = |header, stored: &[u8]| {
-            open_frame(forged(header, stored), &ID, 0, BlockKind::Data).map(|b| b.len()).map_err(|e| e.kind())
+            open_frame(forged(header, stored).into(), &ID, 0, BlockKind::Data).map(|b| b.len()).map_err(|e| e.kind())
         };
         assert_eq!(kind_of([0, 0, 1, 3, 0, 0, 0, 0], b"abc"), Ok(3));
         assert_eq!(kind_of([0, 0, 1, 4, 0, 0, 0, 0], b"abc"), Err(ErrorKind::Corruption));

@@ -11,6 +11,7 @@ use crate::block::fences::{FENCE_LEN, between, fence_of};
 use crate::block::frame::Body;
 use crate::block::hash_index::{self, Bucket};
 use crate::block::kind::BlockKind;
+use crate::mem::pool::Buffer;
 
 /// Restart count, entry count, flags and zeros at the end of a block, in bytes.
 pub(crate) const TRAILER_LEN: usize = 12;
@@ -23,7 +24,7 @@ pub(crate) const HASHED: u32 = 1;
 /// prefix that all restart keys share, as one number, and that prefix.
 pub(crate) struct RestartBlock {
     /// Maybe a frame's header, the block, fences, prefix.
-    bytes: Vec<u8>,
+    bytes: Buffer,
     /// Where the block begins; all other places count from here.
     start: usize,
     /// Where the entries end and the restarts begin.
@@ -112,7 +113,6 @@ impl RestartBlock {
         }
         fences.extend_from_slice(&prefix);
         self.fences_at = self.bytes.len() - self.start;
-        self.bytes.reserve_exact(fences.len());
         self.bytes.extend_from_slice(&fences);
         Ok(())
     }

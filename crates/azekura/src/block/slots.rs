@@ -9,6 +9,7 @@ use crate::base::{Error, KeyOrder, KeyRef, Result, SeqNo};
 use crate::block::entry::{Located, common_prefix, unpack_varint};
 use crate::block::fences::{between, fence_of};
 use crate::block::frame::Body;
+use crate::mem::pool::Buffer;
 use crate::mem::simd::{LANES, matches};
 
 /// Entry count, length of the prefix, width of a slot and flags at the end of a block, in bytes.
@@ -23,7 +24,7 @@ const FENCE_EVERY: usize = 8;
 /// Behind the block as it was stored lie the fences of every eighth entry, made at load, of what follows the prefix.
 pub(crate) struct SlotBlock {
     /// Maybe a frame's header, the block, fences.
-    bytes: Vec<u8>,
+    bytes: Buffer,
     /// Where the block begins; all other places count from here.
     start: usize,
     count: usize,
@@ -99,7 +100,6 @@ impl SlotBlock {
             fences.extend_from_slice(&fence_of(self.rest(i)?.0).to_le_bytes());
         }
         self.fences_at = self.bytes.len() - self.start;
-        self.bytes.reserve_exact(fences.len());
         self.bytes.extend_from_slice(&fences);
         Ok(())
     }

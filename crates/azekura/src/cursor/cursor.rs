@@ -1,6 +1,6 @@
 //! The contract of every cursor, from a block to a merged tree.
 
-use crate::base::{EntryRef, KeyRef, Result};
+use crate::base::{EntryRef, KeyRef, RecordKind, Result};
 
 /// A position among entries in internal order (see [`KeyRef`]); not valid until the first seek.
 ///
@@ -24,6 +24,12 @@ pub(crate) trait Cursor: Send {
 
     /// One entry back.
     fn prev(&mut self) -> Result<()>;
+
+    /// One entry on, and key and kind of what stands there: one call for those who look at every entry.
+    fn forward(&mut self) -> Result<Option<(KeyRef<'_>, RecordKind)>> {
+        self.next()?;
+        Ok(self.peek().map(|entry| (entry.key(), entry.kind)))
+    }
 
     /// Whether it stands on an entry.
     fn valid(&self) -> bool;
@@ -60,6 +66,10 @@ impl Cursor for Box<dyn Cursor> {
 
     fn prev(&mut self) -> Result<()> {
         (**self).prev()
+    }
+
+    fn forward(&mut self) -> Result<Option<(KeyRef<'_>, RecordKind)>> {
+        (**self).forward()
     }
 
     fn valid(&self) -> bool {

@@ -5,7 +5,7 @@
 
 use std::ops::Bound;
 
-use crate::base::{KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::cursor::Cursor;
 
 /// After this many hidden versions of one key in a row, seek over the rest of them.
@@ -16,47 +16,64 @@ pub(crate) struct Ascending<C> {
     inner: C,
     order: KeyOrder,
     at: SeqNo,
-    /// The key whose fate is known: the one it stands on, or the last one found deleted.
-    decided: Option<Vec<u8>>,
+    /// The key whose fate is known, while older versions of it may come: the one it stands on, or the last one found
+    /// deleted. Nothing older comes behind a record with sequence number 0.
+    decided: Vec<u8>,
+    is_decided: bool,
     valid: bool,
 }
 
 impl<C: Cursor> Ascending<C> {
     pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Ascending<C> {
-        Ascending { inner, order, at, decided: None, valid: false }
+        Ascending { inner, order, at, decided: Vec::new(), is_decided: false, valid: false }
     }
 
     /// To the first visible key within the bound.
     pub(crate) fn seek(&mut self, start: Bound<&[u8]>) -> Result<()> {
-        self.decided = None;
+        self.is_decided = false;
         self.valid = false;
         match start {
             Bound::Unbounded => self.inner.seek_to_first()?,
             Bound::Included(key) => self.inner.seek(KeyRef::first_of(key))?,
             Bound::Excluded(key) => {
                 self.inner.seek(KeyRef::new(key, SeqNo::ZERO))?;
-                self.decided = Some(key.to_vec()); // a record with sequence number 0 may still stand there
+                self.decide(key); // a record with sequence number 0 may still stand there
             }
         }
-        self.settle()
+        self.settle(false)
     }
 
     /// To the next visible key; only while valid.
+    #[inline]
     pub(crate) fn next(&mut self) -> Result<()> {
         self.valid = false;
-        self.inner.next()?;
-        self.settle()
+        self.settle(true)
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn decide(&mut self, key: &[u8]) {
+        self.is_decided = true;
+        self.decided.clear();
+        self.decided.extend_from_slice(key);
+    }
+
+    /// From the entry it stands on, or the next one, to the first that is visible.
+    fn settle(&mut self, mut on: bool) -> Result<()> {
         let mut skips = 0;
-        while let Some(entry) = self.inner.peek() {
-            let known = self.decided.as_ref().is_some_and(|key| self.order.same(key, entry.user));
-            if !known && entry.seqno <= self.at {
-                let key = self.decided.get_or_insert_default();
-                key.clear();
-                key.extend_from_slice(entry.user);
-                if entry.kind.is_value() {
+        loop {
+            let head = match on {
+                true => self.inner.forward()?,
+                false => self.inner.peek().map(|entry| (entry.key(), entry.kind)),
+            };
+            let Some((key, kind)) = head else { return Ok(()) };
+            on = true;
+            let known = self.is_decided && self.order.same(&self.decided, key.user);
+            if !known && key.seqno <= self.at {
+                self.is_decided = key.seqno > SeqNo::ZERO;
+                if self.is_decided {
+                    self.decided.clear();
+                    self.decided.extend_from_slice(key.user);
+                }
+                if kind.is_value() {
                     self.valid = true;
                     return Ok(());
                 }
@@ -64,32 +81,23 @@ impl<C: Cursor> Ascending<C> {
             }
             skips += 1;
             if known && skips > SKIPS_BEFORE_SEEK {
-                let key = self.decided.as_deref().expect("a known key is the decided one");
-                let oldest = KeyRef::new(key, SeqNo::ZERO);
                 skips = 0;
-                if entry.seqno > SeqNo::ZERO {
-                    self.inner.seek(oldest)?;
-                    continue;
+                if key.seqno > SeqNo::ZERO {
+                    self.inner.seek(KeyRef::new(&self.decided, SeqNo::ZERO))?;
+                    on = false;
                 }
             }
-            self.inner.next()?;
         }
-        Ok(())
     }
 
     pub(crate) fn valid(&self) -> bool {
         self.valid
     }
 
-    /// Only while valid.
-    pub(crate) fn key(&self) -> &[u8] {
-        self.decided.as_deref().expect("it stands on the key that was decided last")
-    }
-
-    /// The value, or a pointer to it: its kind says which. Only while valid.
-    pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
-        let entry = self.inner.entry();
-        (entry.kind, entry.value)
+    /// The entry, which has a value or a pointer to it; only while valid.
+    #[inline]
+    pub(crate) fn entry(&self) -> EntryRef<'_> {
+        self.inner.entry()
     }
 }
 
@@ -230,7 +238,8 @@ mod tests {
                     let mut seen = Vec::new();
                     up.seek(bound).unwrap();
                     while up.valid() {
-                        seen.push((up.key().to_vec(), shown(up.value())));
+                        let entry = up.entry();
+                        seen.push((entry.user.to_vec(), shown((entry.kind, entry.value))));
                         up.next().unwrap();
                     }
                     let above = |k: &Vec<u8>| match bound {
@@ -271,7 +280,7 @@ mod tests {
         ];
         let mut up = Ascending::new(VecCursor::new(order.clone(), entries.clone()), order.clone(), SeqNo(9));
         up.seek(Bound::Excluded(b"a")).unwrap();
-        assert_eq!(up.key(), b"b");
+        assert_eq!(up.entry().user, b"b");
         let mut down = Descending::new(VecCursor::new(order.clone(), entries), order, SeqNo(9));
         down.seek(Bound::Included(b"a")).unwrap();
         assert_eq!(down.value(), (RecordKind::Put, &[1][..]));

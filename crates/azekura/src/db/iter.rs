@@ -124,7 +124,10 @@ impl Walk {
         if !front.valid() {
             return Ok(false);
         }
-        let key = front.key();
+        if matches!(self.bounds.1, Bound::Unbounded) && self.back.is_none() {
+            return Ok(true);
+        }
+        let key = front.entry().user;
         let inside = match &self.bounds.1 {
             Bound::Unbounded => true,
             Bound::Included(end) => self.order.cmp(key, end).is_le(),
@@ -133,7 +136,7 @@ impl Walk {
         if !inside || self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
             return Ok(false);
         }
-        if self.back.is_some() || self.front_key.is_some() {
+        if self.back.is_some() {
             remember(&mut self.front_key, key);
         }
         Ok(true)
@@ -143,7 +146,7 @@ impl Walk {
         if self.back.is_none() {
             // From now on the front has to say where it stands.
             if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
-                remember(&mut self.front_key, front.key());
+                remember(&mut self.front_key, front.entry().user);
             }
         }
         let back = match &mut self.back {
@@ -217,7 +220,7 @@ impl Walk {
 /// What an end stands on: key, kind, and the value or the pointer to it.
 fn stored<'a>(front: &'a Front, back: &'a Back, end: End) -> (&'a [u8], RecordKind, &'a [u8]) {
     let (key, (kind, value)) = match end {
-        End::Front => front.as_ref().map(|front| (front.key(), front.value())),
+        End::Front => front.as_ref().map(|front| front.entry()).map(|entry| (entry.user, (entry.kind, entry.value))),
         End::Back => back.as_ref().map(|back| (back.key(), back.value())),
     }
     .expect("the step to this entry said true");
@@ -245,6 +248,7 @@ impl Source {
     }
 
     /// The walk, one step on at that end; none where it ends.
+    #[inline]
     fn step(&mut self, end: End) -> Option<Result<&mut Walk>> {
         match self {
             Source::Failed(error) => error.take().map(Err),

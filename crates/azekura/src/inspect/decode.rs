@@ -62,7 +62,7 @@ pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
         Decoder::HashedBlock => decode_block(BlockKind::HashedData, bytes),
         Decoder::SlottedBlock => decode_block(BlockKind::SlottedData, bytes),
         Decoder::Frame => decode_frame(bytes),
-        Decoder::FilterPiece => FilterBlock::decode(&Body::new(BlockKind::Filter, bytes.to_vec())).map(drop),
+        Decoder::FilterPiece => FilterBlock::decode(Body::new(BlockKind::Filter, bytes)).map(drop),
         Decoder::FileHeader => decode_header(bytes),
         Decoder::Edits => Edit::decode_batch(bytes).map(drop),
         Decoder::Batch => Records::new(bytes).try_for_each(|record| record.map(drop)),
@@ -89,7 +89,7 @@ fn decode_header(bytes: &[u8]) -> Result<()> {
 
 /// A block behind its frame, looked into by key and by hash, and walked in both directions.
 fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
-    let block = Arc::new(Block::decode(Body::new(kind, bytes.to_vec()))?);
+    let block = Arc::new(Block::decode(Body::new(kind, bytes))?);
     let order = KeyOrder::bytewise();
     let mut cursor = BlockCursor::new(Arc::clone(&block));
     for (i, user) in [&b""[..], b"k", b"key 5", &[255; 9]].into_iter().enumerate() {
@@ -112,7 +112,7 @@ fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
 fn decode_frame(bytes: &[u8]) -> Result<()> {
     let header = bytes.get(..FRAME_HEADER_LEN).ok_or_else(|| Error::corruption("block is shorter than its header"))?;
     let kind = BlockKind::from_byte(header[10]).unwrap_or(BlockKind::Data);
-    open_frame(bytes.to_vec(), &[0; 16], 0, kind).map(drop)
+    open_frame(bytes.into(), &[0; 16], 0, kind).map(drop)
 }
 
 /// The directory of a blob file, which ends where its first four bytes say.

@@ -186,13 +186,18 @@ impl Cursor for RunCursor {
         })
     }
 
+    #[inline]
     fn next(&mut self) -> Result<()> {
-        self.guarded(|this| {
-            if let Some(inner) = &mut this.inner {
-                inner.next()?;
-            }
-            this.settle_forward()
-        })
+        let Some(inner) = &mut self.inner else { return Ok(()) };
+        match inner.next() {
+            Ok(()) if inner.valid() => Ok(()),
+            moved => self.guarded(|this| moved.and_then(|()| this.settle_forward())),
+        }
+    }
+
+    fn forward(&mut self) -> Result<Option<(KeyRef<'_>, RecordKind)>> {
+        self.next()?;
+        Ok(self.inner.as_ref().and_then(TableCursor::head))
     }
 
     fn prev(&mut self) -> Result<()> {

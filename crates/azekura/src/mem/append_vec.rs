@@ -4,9 +4,8 @@
 use std::marker::PhantomData;
 use std::mem::needs_drop;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use crate::mem::atomic::{AtomicPtr, AtomicU32, Mutex, Ordering, PoisonError};
 use crate::mem::pages::Pages;
 
 /// Segment `n` holds `2^n` items, so item `i` stands in segment `log2(i + 1)`.

@@ -5,10 +5,10 @@ use std::num::NonZeroU32;
 use std::ptr::copy_nonoverlapping;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::append_vec::AppendVec;
+use crate::mem::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::mem::pages::{HUGE_PAGE, Pages};
 use crate::mem::prefetch::prefetch;
 

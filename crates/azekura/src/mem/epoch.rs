@@ -10,27 +10,33 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use crate::mem::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, EXPLORED, Mutex, Ordering, PoisonError, process_wide, spin_loop,
+    thread_local,
+};
 
 /// What a slot holds while its thread is not pinned; no epoch gets here.
 const IDLE: u64 = u64::MAX;
 
 /// How often `store` looks again whether the readers have left, before it leaves the freeing to them.
-const PATIENCE: usize = 64;
+const PATIENCE: usize = if EXPLORED { 2 } else { 64 };
 
-static EPOCH: AtomicU64 = AtomicU64::new(0);
+process_wide! {
+    static EPOCH: AtomicU64 = AtomicU64::new(0);
 
-/// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most
-/// threads that were ever pinned at once.
-static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
+    /// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most
+    /// threads that were ever pinned at once.
+    static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
 
-/// What was replaced and not freed yet, with the epoch it was replaced at: in the order of epochs, so that who frees
-/// looks at what can go and at one more.
-static GARBAGE: Mutex<VecDeque<(u64, Box<dyn Send>)>> = Mutex::new(VecDeque::new());
+    /// What was replaced and not freed yet, with the epoch it was replaced at: in the order of epochs, so that who
+    /// frees looks at what can go and at one more.
+    static GARBAGE: Mutex<VecDeque<(u64, Box<dyn Send>)>> = Mutex::new(VecDeque::new());
 
-/// The length of [`GARBAGE`], so that unpinning needs no lock to see that there is nothing to free.
-static GARBAGE_LEN: AtomicUsize = AtomicUsize::new(0);
+    /// The length of [`GARBAGE`], so that unpinning needs no lock to see that there is nothing to free.
+    static GARBAGE_LEN: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// One thread's place; two cache lines, because processors fetch lines in pairs.
 #[repr(align(128))]
@@ -196,7 +202,7 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
         if collect() {
             break;
         }
-        std::hint::spin_loop();
+        spin_loop();
     }
 }
 
@@ -393,7 +399,7 @@ pub(crate) mod tests {
                 assert_eq!(*cell.load(), *outer + 1);
             }
         }
-        thread_local! {
+        std::thread_local! {
             static BEFORE: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) };
             static AFTER: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) };
         }

@@ -11,9 +11,9 @@
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering, fence};
 use std::sync::{Arc, Weak};
 
+use crate::mem::atomic::{AtomicPtr, Ordering, fence};
 use crate::mem::epoch::{Pin, retire};
 
 /// The lowest bit of a link: it was followed since the keeper last asked.
@@ -229,10 +229,8 @@ impl Drop for Retired {
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, AtomicUsize};
-
     use super::*;
+    use crate::mem::atomic::{AtomicBool, AtomicUsize, Mutex};
     use crate::mem::epoch::tests::eventually;
 
     /// Knows whether it is alive, and its number twice.

@@ -9,20 +9,20 @@
 //! not change meanwhile; it carries a version that is odd while its segment is rewritten.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::mem::append_vec::AppendVec;
 use crate::mem::arena::ArenaRef;
+use crate::mem::atomic::{AtomicBool, AtomicU32, AtomicU64, EXPLORED, Ordering, fence, spin_loop};
 use crate::mem::prefetch::prefetch;
 
-/// Slots of a segment: 4 KiB.
-const SLOTS: usize = 512;
+/// Slots of a segment: 4 KiB. Few where schedules are explored, so that a short test splits segments.
+const SLOTS: usize = if EXPLORED { 8 } else { 512 };
 /// A segment with more used slots is split.
 const USED_MAX: usize = SLOTS / 4 * 3;
 /// The bits of a tag that are not needed for the place in a segment can tell segments apart.
 const DEPTH_MAX: u32 = 32 - SLOTS.ilog2();
 /// How often a reader tries again before it leaves the answer to the ordered index.
-const PATIENCE: usize = 32;
+const PATIENCE: usize = if EXPLORED { 2 } else { 32 };
 
 #[repr(align(64))]
 struct Segment([AtomicU64; SLOTS]);
@@ -98,7 +98,7 @@ impl HashIndex {
             if same && before.is_multiple_of(2) {
                 return self.miss();
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         Found::Unknown
     }

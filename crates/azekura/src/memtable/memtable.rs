@@ -1,17 +1,15 @@
 //! The memtable.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::base::checksum::key_hash;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, Result, SeqNo};
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
+use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering};
 use crate::memtable::hash_index::{Found, HashIndex, HashWriter};
 use crate::memtable::record::Records;
 use crate::memtable::tree::{Goal, LeafCopy, Tree};
 
 /// Versions of a key that a lookup walks over one by one before it asks the ordered index.
-const CHAIN_MAX: usize = 32;
+const CHAIN_MAX: usize = if EXPLORED { 2 } else { 32 };
 
 /// The newest records of a tree, in memory. Thread safe: writers take turns, readers never wait.
 pub(crate) struct Memtable {

@@ -24,6 +24,8 @@ mod model;
 pub(crate) mod node;
 pub(crate) mod record;
 #[cfg(test)]
+mod schedules;
+#[cfg(test)]
 mod speed;
 pub(crate) mod tree;
 

@@ -3,16 +3,15 @@
 //! A split makes the right node first, links it into the parent and only then shortens the left one. So every descent,
 //! however old what it read is, ends at the right leaf or left of it, and walks on to the right from there.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::base::{Error, ErrorKind, KeyRef, Result};
 use crate::mem::append_vec::AppendVec;
+use crate::mem::atomic::{AtomicU64, EXPLORED, Ordering, spin_loop};
 use crate::mem::prefetch::prefetch;
 use crate::memtable::node::{INNER_CAP, Inner, LEAF_CAP, Leaf, Node};
 use crate::memtable::record::Records;
 
 /// How often a reader tries again before it reads an open node the slow way.
-const PATIENCE: usize = 32;
+const PATIENCE: usize = if EXPLORED { 2 } else { 32 };
 
 /// More levels of inner nodes than 2^32 records can fill: but for ascending runs every node is half full, and runs fill
 /// it.
@@ -63,7 +62,7 @@ impl LeafCopy {
                     return;
                 }
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         self.take_open(leaf, records, goal);
     }
@@ -81,7 +80,7 @@ impl LeafCopy {
             if same && leaf.head().unchanged(version) {
                 break;
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         self.remove_twin();
         self.rank = match goal {
@@ -209,7 +208,7 @@ impl Tree {
                     None => self.root.load(Ordering::Acquire) == root,
                 };
                 if !version.is_multiple_of(2) || !still {
-                    std::hint::spin_loop();
+                    spin_loop();
                     continue 'again;
                 }
                 let Some(child) = follow(inner, version, records, goal) else { continue 'again };

@@ -52,6 +52,12 @@ impl TableCursor {
         place(cursor).map_err(|error| source.locate_entry(error, piece, at))
     }
 
+    /// Key and kind of the entry it stands on.
+    #[inline]
+    pub(crate) fn head(&self) -> Option<(KeyRef<'_>, RecordKind)> {
+        Some((self.data.as_ref()?.key(), self.kind?))
+    }
+
     fn off_the_block(&self) -> bool {
         self.data.as_ref().is_some_and(|data| !data.valid())
     }
@@ -68,6 +74,7 @@ impl TableCursor {
     /// Back to the blocks before until there is an entry.
     fn go_back(&mut self) -> Result<()> {
         while self.off_the_block() {
+            self.ahead.jump();
             self.index.prev(&self.table.source)?;
             self.load(BlockCursor::seek_to_last)?;
         }
@@ -94,16 +101,19 @@ impl TableCursor {
     }
 
     fn go_first(&mut self) -> Result<()> {
+        self.ahead.jump();
         self.index.seek_to_first(&self.table.index, &self.table.source)?;
         self.load(BlockCursor::seek_to_first)
     }
 
     fn go_last(&mut self) -> Result<()> {
+        self.ahead.jump();
         self.index.seek_to_last(&self.table.index, &self.table.source)?;
         self.load(BlockCursor::seek_to_last)
     }
 
     fn go(&mut self, target: KeyRef<'_>) -> Result<()> {
+        self.ahead.jump();
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.source, target, &table.order)?;
         self.load(|data| data.seek(target, &table.order))?;
@@ -111,6 +121,7 @@ impl TableCursor {
     }
 
     fn go_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+        self.ahead.jump();
         let table = Arc::clone(&self.table);
         self.index.seek(&table.index, &table.source, target, &table.order)?;
         if self.index.place().is_none() {
@@ -145,6 +156,13 @@ impl Cursor for TableCursor {
     #[inline]
     fn next(&mut self) -> Result<()> {
         let mut moved = self.data.as_mut().map_or(Ok(()), BlockCursor::next);
+        if let (Ok(()), Some(data)) = (&moved, &self.data)
+            && data.valid()
+            && let Ok(kind) = RecordKind::from_byte(data.tag())
+        {
+            self.kind = Some(kind);
+            return Ok(());
+        }
         if moved.is_ok() && self.off_the_block() {
             moved = self.go_on();
         }

@@ -16,6 +16,7 @@ pub(crate) struct FilterBuilder {
     hashes: Vec<u64>,
     keys: u64,
     pieces: Vec<Piece>,
+    pieces_bytes: u64,
 }
 
 impl FilterBuilder {
@@ -24,7 +25,14 @@ impl FilterBuilder {
         let FilterPolicy::Bloom { bits_per_key } = policy else { return None };
         order.hashable(b"", &mut Vec::new())?;
         let keys_per_piece = piece_size.map(|size| ((size as f32 * 8.0 / bits_per_key) as usize).max(1));
-        Some(FilterBuilder { bits_per_key, keys_per_piece, hashes: Vec::new(), keys: 0, pieces: Vec::new() })
+        Some(FilterBuilder {
+            bits_per_key,
+            keys_per_piece,
+            hashes: Vec::new(),
+            keys: 0,
+            pieces: Vec::new(),
+            pieces_bytes: 0,
+        })
     }
 
     /// Adds a user key that differs from the one before, which is `before`.
@@ -40,6 +48,7 @@ impl FilterBuilder {
 
     fn cut(&mut self, bound: Vec<u8>) {
         let raw = FilterBlock::build(&self.hashes, self.bits_per_key);
+        self.pieces_bytes += raw.len() as u64;
         self.pieces.push(Piece { key: bound, seqno: SeqNo::ZERO, tag: 0, raw });
         self.hashes.clear();
     }
@@ -58,7 +67,7 @@ impl FilterBuilder {
     /// Bytes collected so far, about.
     pub(crate) fn bytes(&self) -> u64 {
         let open = self.hashes.len() as f64 * f64::from(self.bits_per_key) / 8.0;
-        self.pieces.iter().map(|piece| piece.raw.len() as u64).sum::<u64>() + open as u64
+        self.pieces_bytes + open as u64
     }
 }
 

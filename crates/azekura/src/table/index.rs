@@ -29,6 +29,7 @@ pub(crate) struct IndexBuilder {
     piece_size: Option<usize>,
     last: (Vec<u8>, SeqNo, u8),
     pieces: Vec<Piece>,
+    pieces_bytes: u64,
     value: Vec<u8>,
 }
 
@@ -39,6 +40,7 @@ impl IndexBuilder {
             piece_size: piece_size.map(|size| size as usize),
             last: (Vec::new(), SeqNo::ZERO, 0),
             pieces: Vec::new(),
+            pieces_bytes: 0,
             value: Vec::new(),
         }
     }
@@ -60,7 +62,9 @@ impl IndexBuilder {
 
     fn cut(&mut self) {
         let (key, seqno, tag) = self.last.clone();
-        self.pieces.push(Piece { key, seqno, tag, raw: self.piece.finish().to_vec() });
+        let raw = self.piece.finish().to_vec();
+        self.pieces_bytes += raw.len() as u64;
+        self.pieces.push(Piece { key, seqno, tag, raw });
         self.piece.clear();
     }
 
@@ -74,7 +78,7 @@ impl IndexBuilder {
 
     /// Bytes collected so far.
     pub(crate) fn bytes(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.raw.len() as u64).sum::<u64>() + self.piece.len() as u64
+        self.pieces_bytes + self.piece.len() as u64
     }
 }
 

@@ -309,7 +309,7 @@ impl Tail {
         });
         let frame = frame.ok_or_else(|| Error::corruption("section reaches past the end of the file"));
         frame
-            .and_then(|frame| open_frame(frame.to_vec(), &self.file_id, handle.offset, kind))
+            .and_then(|frame| open_frame(frame.into(), &self.file_id, handle.offset, kind))
             .map_err(|error| error.at_offset(handle.offset))
     }
 

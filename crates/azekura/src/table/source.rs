@@ -8,11 +8,12 @@ use crate::base::blob_ref::References;
 use crate::base::edit::FileId;
 use crate::base::{Error, Result};
 use crate::block::cached::{Cacheable, Home};
-use crate::block::frame::{Body, open_frame};
+use crate::block::frame::{Body, open_frame, room_for};
 use crate::block::restarts::RestartBlock;
 use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::Pin;
 use crate::mem::link::{Hub, Pinned};
+use crate::mem::pool::Buffer;
 use crate::vfs::ahead::{ReadAhead, Wanted};
 use crate::vfs::files::DataFiles;
 
@@ -66,18 +67,17 @@ impl Source {
         if handle.end()? > self.size {
             return Err(Error::corruption("block reaches past the end of the file"));
         }
-        let bytes = self.read_bytes(handle.offset, handle.len)?;
+        let mut bytes = self.buffer(handle.len)?;
+        bytes.grow_to(handle.len as usize);
+        self.files.file(self.id)?.read_exact_at(&mut bytes, handle.offset)?;
         open_frame(bytes, &self.file_id, handle.offset, kind)
     }
 
-    /// Bytes of the file, none of them past its end.
-    fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+    /// For a block of so many bytes, and for what it adds when it is loaded.
+    fn buffer(&self, len: u64) -> Result<Buffer> {
         let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len).map_err(|_| Error::corruption("no memory for a block of its declared length"))?;
-        bytes.resize(len, 0);
-        self.files.file(self.id)?.read_exact_at(&mut bytes, offset)?;
-        Ok(bytes)
+        let buffer = self.cache.buffer(room_for(len));
+        buffer.ok_or_else(|| Error::corruption("no memory for a block of its declared length"))
     }
 
     /// As [`read`](Source::read); while blocks follow each other, what lies behind is read ahead into `ahead`.
@@ -86,13 +86,17 @@ impl Source {
         if let Wanted::Window(len) = ahead.wanted(handle.offset, handle.len)
             && end <= self.size
         {
-            let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset));
-            ahead.fill(handle.offset, bytes.map_err(|error| self.locate(error, handle.offset))?);
+            let mut bytes = vec![0; len.min(self.size - handle.offset) as usize]; // a window is short
+            let read = self.files.file(self.id).and_then(|file| file.read_exact_at(&mut bytes, handle.offset));
+            read.map_err(|error| self.locate(error, handle.offset))?;
+            ahead.fill(handle.offset, bytes);
         }
         let Some(frame) = ahead.piece(handle.offset, handle.len) else { return self.read(handle, kind) };
-        let body = open_frame(frame.to_vec(), &self.file_id, handle.offset, kind);
-        let block = body.and_then(T::decode_body).map_err(|error| self.locate(error, handle.offset))?;
-        Ok(Arc::new(block))
+        let block = self.buffer(handle.len).and_then(|mut bytes| {
+            bytes.extend_from_slice(frame);
+            T::decode_body(open_frame(bytes, &self.file_id, handle.offset, kind)?)
+        });
+        block.map(Arc::new).map_err(|error| self.locate(error, handle.offset))
     }
 
     /// Reads and decodes a block, past the cache.
@@ -156,9 +160,8 @@ impl Source {
         fill: bool,
         mut ahead: Option<&mut ReadAhead>,
     ) -> Result<Arc<T>> {
-        let handle = handle_at(hub, at)?;
         if let Some(ahead) = &mut ahead {
-            ahead.pass(handle.offset, handle.len);
+            ahead.pass();
         }
         {
             let pin = Pin::new();
@@ -167,6 +170,7 @@ impl Source {
                 return Ok(block.to_arc());
             }
         }
+        let handle = handle_at(hub, at)?;
         let home = fill.then(|| -> Home<T> { (Arc::downgrade(hub) as _, at) });
         if let Some(block) = self.cache.get(self.id, handle.offset, kind, home.clone()) {
             return Ok(block);

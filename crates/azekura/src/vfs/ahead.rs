@@ -14,11 +14,12 @@ pub(crate) struct ReadAhead {
     /// Bytes of the file from `start`.
     bytes: Vec<u8>,
     start: u64,
-    /// Where the piece behind the last one begins.
-    expected: u64,
     /// How many pieces have followed each other.
     in_a_row: u32,
     window: u64,
+    /// Of the first read.
+    first: u64,
+    patience: u32,
 }
 
 /// What must be read before a piece is there.
@@ -35,24 +36,23 @@ pub(crate) enum Wanted {
 impl ReadAhead {
     /// For a cursor that may go anywhere: it reads ahead once pieces follow each other.
     pub(crate) fn adaptive() -> ReadAhead {
-        ReadAhead { bytes: Vec::new(), start: 0, expected: u64::MAX, in_a_row: 0, window: FIRST }
+        ReadAhead { bytes: Vec::new(), start: 0, in_a_row: 0, window: FIRST, first: FIRST, patience: PATIENCE }
     }
 
     /// For one that reads the whole file, front to back: it reads ahead at once.
     pub(crate) fn eager() -> ReadAhead {
-        ReadAhead { in_a_row: PATIENCE, window: LONGEST, ..ReadAhead::adaptive() }
+        ReadAhead { patience: 0, window: LONGEST, first: LONGEST, ..ReadAhead::adaptive() }
     }
 
-    /// The cursor comes to a piece, wherever it will find it.
-    pub(crate) fn pass(&mut self, offset: u64, len: u64) {
-        let follows = offset == self.expected || self.expected == u64::MAX;
-        if follows {
-            self.in_a_row = self.in_a_row.saturating_add(1);
-        } else {
-            (self.in_a_row, self.window) = (0, FIRST);
-            self.bytes = Vec::new();
-        }
-        self.expected = offset.saturating_add(len);
+    /// The cursor goes elsewhere: the next piece follows none.
+    pub(crate) fn jump(&mut self) {
+        (self.in_a_row, self.window) = (0, self.first);
+        self.bytes = Vec::new();
+    }
+
+    /// The cursor comes to a piece, which follows the last one unless it has jumped, wherever it will find it.
+    pub(crate) fn pass(&mut self) {
+        self.in_a_row = self.in_a_row.saturating_add(1);
     }
 
     /// What is wanted for the piece at `offset`, which the cursor has just come to.
@@ -61,7 +61,7 @@ impl ReadAhead {
             return Wanted::Nothing;
         }
         self.bytes = Vec::new();
-        if self.in_a_row <= PATIENCE || len >= LONGEST {
+        if self.in_a_row <= self.patience || len >= LONGEST {
             return Wanted::Piece;
         }
         let window = self.window.max(len);
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     fn come(ahead: &mut ReadAhead, offset: u64, len: u64) -> Wanted {
-        ahead.pass(offset, len);
+        ahead.pass();
         ahead.wanted(offset, len)
     }
 
@@ -123,10 +123,9 @@ mod tests {
     fn a_jump_begins_anew() {
         let mut ahead = ReadAhead::adaptive();
         walk(&mut ahead, 64, 20);
-        assert_eq!(
-            walk(&mut ahead, 1 << 30, 4),
-            [Wanted::Piece, Wanted::Piece, Wanted::Piece, Wanted::Window(16 << 10)]
-        );
+        ahead.jump();
+        assert_eq!(walk(&mut ahead, 1 << 30, 3), [Wanted::Piece, Wanted::Piece, Wanted::Window(16 << 10)]);
+        ahead.jump();
         assert_eq!(come(&mut ahead, 0, 4096), Wanted::Piece);
         assert!(ahead.bytes.is_empty(), "memory is held for what will not be read");
     }

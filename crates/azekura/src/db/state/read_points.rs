@@ -1,6 +1,5 @@
 //! The moments that readers look at.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::base::SeqNo;
@@ -14,7 +13,8 @@ use crate::engine::Visible;
 #[derive(Debug)]
 pub(crate) struct ReadPoints {
     visible: Visible,
-    held: Mutex<BTreeMap<SeqNo, usize>>,
+    /// Ascending; a vector, because most readers come and go at its end.
+    held: Mutex<Vec<(SeqNo, usize)>>,
 }
 
 impl ReadPoints {
@@ -26,14 +26,17 @@ impl ReadPoints {
     pub(crate) fn register(self: &Arc<Self>) -> ReadPin {
         let mut held = lock(&self.held);
         let at = self.visible.get();
-        *held.entry(at).or_insert(0) += 1;
+        match held.last_mut() {
+            Some((last, readers)) if *last == at => *readers += 1,
+            _ => held.push((at, 1)), // what is visible only rises
+        }
         ReadPin { at, points: Arc::clone(self) }
     }
 
     /// All moments that are looked at, ascending, ending with the newest published commit.
     pub(crate) fn list(&self) -> Vec<SeqNo> {
         let held = lock(&self.held);
-        let mut list: Vec<SeqNo> = held.keys().copied().collect();
+        let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| *at).collect();
         let newest = self.visible.get();
         if list.last() != Some(&newest) {
             list.push(newest);
@@ -43,7 +46,7 @@ impl ReadPoints {
 
     /// Readers that are registered.
     pub(crate) fn count(&self) -> usize {
-        lock(&self.held).values().sum()
+        lock(&self.held).iter().map(|(_, readers)| readers).sum()
     }
 }
 
@@ -62,7 +65,11 @@ impl ReadPin {
 
 impl Clone for ReadPin {
     fn clone(&self) -> ReadPin {
-        *lock(&self.points.held).entry(self.at).or_insert(0) += 1;
+        let mut held = lock(&self.points.held);
+        if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
+            held[i].1 += 1;
+        }
+        drop(held);
         ReadPin { at: self.at, points: Arc::clone(&self.points) }
     }
 }
@@ -70,10 +77,10 @@ impl Clone for ReadPin {
 impl Drop for ReadPin {
     fn drop(&mut self) {
         let mut held = lock(&self.points.held);
-        if let Some(count) = held.get_mut(&self.at) {
-            *count -= 1;
-            if *count == 0 {
-                held.remove(&self.at);
+        if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
+            held[i].1 -= 1;
+            if held[i].1 == 0 {
+                held.remove(i);
             }
         }
     }

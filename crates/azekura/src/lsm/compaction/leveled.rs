@@ -10,6 +10,10 @@ use crate::lsm::compaction::view::View;
 use crate::lsm::options::LeveledOptions;
 use crate::lsm::version::{BOTTOM, Described, LEVELS, Version};
 
+/// At rest, level 0 is merged if that rewrites at most this many times its bytes: less than it would cost later, when
+/// it is full and goes down level by level.
+const REST_COST: u64 = 4;
+
 /// How many bytes each level may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Targets {
@@ -64,6 +68,22 @@ pub(crate) fn choose<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     Some(view.push_down(Reason::Size, level, level + 1, first, excess, true))
 }
 
+/// Level 0, as deep as it can go for at most [`REST_COST`] times its own bytes, when the tree is at rest: a lookup asks
+/// every run of level 0, and nobody waits for the disk.
+pub(crate) fn at_rest<T: Described>(view: &View<'_, T>) -> Option<Plan> {
+    if !view.at_rest || view.level(0).is_empty() {
+        return None;
+    }
+    let base = targets(view.version, &view.options.compaction).base;
+    let shallowest = view.below_young(base);
+    let deepest = (shallowest..BOTTOM).find(|&level| !view.level(level).is_empty()).unwrap_or(BOTTOM);
+    let bytes = view.level(0).bytes;
+    (shallowest..=deepest).rev().map(|to| view.young(Reason::Rest, to, true)).find(|plan| {
+        let lower = view.level(plan.to).iter().map(|table| table.meta()).filter(|meta| plan.lower.contains(&meta.id));
+        plan.moves || lower.map(|meta| meta.size).sum::<u64>() <= bytes.saturating_mul(REST_COST)
+    })
+}
+
 /// The table behind the one where the last compaction of the level ended.
 fn next_in_turn<T: Described>(view: &View<'_, T>, level: u8) -> usize {
     let (Some(run), Some(position)) = (view.version.run(level), &view.positions[usize::from(level)]) else { return 0 };
@@ -103,6 +123,7 @@ mod tests {
         version: Version<TableMeta>,
         options: LsmOptions,
         positions: Positions,
+        at_rest: bool,
     }
 
     impl Shape {
@@ -117,12 +138,12 @@ mod tests {
             options.compaction.table_size = 100;
             options.compaction.base_size = 400;
             options.compaction.l0_trigger = 2;
-            Shape { version, options, positions: Positions::default() }
+            Shape { version, options, positions: Positions::default(), at_rest: false }
         }
 
         fn view<'a>(&'a self, order: &'a KeyOrder) -> View<'a, TableMeta> {
             let (version, options, positions) = (&self.version, &self.options, &self.positions);
-            View { version, order, options, positions, oldest_point: SeqNo::MAX }
+            View { version, order, options, positions, oldest_point: SeqNo::MAX, at_rest: self.at_rest }
         }
 
         fn choose(&self, forced: bool) -> Option<Chosen> {
@@ -262,6 +283,21 @@ mod tests {
         assert_eq!(bottom.choose(true), Some((Reason::Forced, 6, 6, vec![1, 2], vec![], false)));
         assert_eq!(Shape::new(vec![], vec![(6, table(1, "a", "c"))]).choose(true), None);
         assert_eq!(Shape::new(vec![], vec![]).choose(true), None);
+    }
+
+    #[test]
+    fn at_rest_level_0_goes_as_deep_as_is_cheap() {
+        let at_rest = |young, deep| Shape { at_rest: true, ..Shape::new(young, deep) }.choose(false);
+        let young = || vec![vec![table(4, "b", "f")]];
+        let below = |size| vec![(6, sized(1, "a", "c", size)), (6, sized(2, "x", "z", 9000))];
+        assert_eq!(Shape::new(young(), below(400)).choose(false), None, "somebody writes");
+        assert_eq!(at_rest(young(), below(400)), Some((Reason::Rest, 0, 6, vec![4], vec![1], false)), "past the base");
+        assert_eq!(at_rest(young(), below(401)), Some((Reason::Rest, 0, 5, vec![4], vec![], true)), "too much there");
+        let middle = vec![(5, sized(3, "a", "b", 90)), (6, sized(1, "a", "c", 900))];
+        assert_eq!(at_rest(young(), middle), Some((Reason::Rest, 0, 5, vec![4], vec![3], false)), "never past data");
+        let middle = vec![(5, sized(3, "a", "b", 300)), (6, sized(1, "a", "c", 3900))];
+        assert_eq!(at_rest(vec![vec![sized(4, "b", "f", 74)]], middle), None, "little for so much");
+        assert_eq!(at_rest(vec![], below(400)), None);
     }
 
     #[test]

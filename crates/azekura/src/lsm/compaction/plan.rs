@@ -9,6 +9,8 @@ pub(crate) enum Reason {
     YoungRuns,
     /// A level has outgrown its target.
     Size,
+    /// Nobody writes, and a few runs fewer are cheap.
+    Rest,
     /// More than half of a table are tombstones.
     Tombstones,
     /// `major_compact`.

@@ -86,6 +86,7 @@ impl LsmTree {
             options,
             positions: &remembered.positions,
             oldest_point: remembered.oldest_point,
+            at_rest: now.active.is_empty() && now.sealed.is_empty(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Which tables to merge or to move next: a pure function of plain values.
 //!
-//! In this order: what the shape of the levels asks for ([`leveled`]), then tables full of tombstones,
-//! then, if forced, whatever still keeps the tree from being one clean run at the bottom.
+//! In this order: what the shape of the levels asks for ([`leveled`]), then tables full of tombstones, then, at rest,
+//! what reads gain by; then, if forced, whatever still keeps the tree from being one clean run at the bottom.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::lsm::version::{BOTTOM, Described};
 
 /// The most useful compaction, if any is worth it.
 pub(crate) fn choose<T: Described>(view: &View<'_, T>, forced: bool) -> Option<Plan> {
-    leveled::choose(view).or_else(|| tombstones(view)).or_else(|| if forced { force(view) } else { None })
+    let shape = leveled::choose(view).or_else(|| tombstones(view)).or_else(|| leveled::at_rest(view));
+    shape.or_else(|| if forced { force(view) } else { None })
 }
 
 /// A table whose tombstones are more than half of it goes where they meet what they hide; at the bottom, or with

@@ -24,6 +24,8 @@ pub(crate) struct View<'a, T> {
     /// The oldest read point as far as is known; a bottom table whose tombstones could not go when it was written is
     /// tried again when this has risen since.
     pub(crate) oldest_point: SeqNo,
+    /// Nothing is in memory: whoever wrote has stopped and had it flushed.
+    pub(crate) at_rest: bool,
 }
 
 impl<T: Described> View<'_, T> {

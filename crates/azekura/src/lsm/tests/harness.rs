@@ -265,7 +265,8 @@ impl World {
         let mut cursor = Ascending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
-            up.push((cursor.key().to_vec(), cursor.value().1.to_vec()));
+            let entry = cursor.entry();
+            up.push((entry.user.to_vec(), entry.value.to_vec()));
             cursor.next().unwrap();
         }
         let mut cursor = Descending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
