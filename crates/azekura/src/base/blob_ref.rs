@@ -23,7 +23,6 @@ pub(crate) struct BlobRef {
 }
 
 impl BlobRef {
-    #[cfg_attr(not(test), expect(dead_code, reason = "trees do not separate values yet"))]
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.logical.0);
         put_varint(out, u64::from(self.ordinal));

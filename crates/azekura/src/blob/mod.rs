@@ -9,7 +9,6 @@
 //!
 //! Layout: `docs/format/blob.md`. Rooms in reading order: [`format`] (directory, sections, pages), [`writer`],
 //! [`reader`], [`verify`], [`liveness`] (which values are referenced).
-#![cfg_attr(not(test), expect(dead_code, reason = "trees do not separate values yet"))]
 
 pub(crate) mod format;
 pub(crate) mod liveness;

@@ -198,7 +198,7 @@ impl Catalog {
             let (name, engine) = (&meta.name, meta.engine);
             return Err(Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura")));
         }
-        check_files(stored.tables.values().map(|(_, table)| table), files, &self.parts.files)?;
+        check_files(stored.tables.values().map(|(_, table)| table), stored.blobs.values(), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = self.insert(&meta, Some(stored));
         if bytewise {
@@ -284,11 +284,13 @@ impl Catalog {
             next_file_id: Arc::clone(&parts.next_file),
             visible: parts.visible.clone(),
         };
-        let (tables, flushed) = match stored.take() {
-            Some(ledger) => (ledger.tables.into_values().collect(), ledger.flushed),
-            None => (Vec::new(), SeqNo::ZERO),
+        let (tables, blobs, flushed) = match stored.take() {
+            Some(ledger) => {
+                (ledger.tables.into_values().collect(), ledger.blobs.into_values().collect(), ledger.flushed)
+            }
+            None => (Vec::new(), Vec::new(), SeqNo::ZERO),
         };
-        let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, flushed)?;
+        let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, blobs, flushed)?;
         for record in lock(&state.pending).drain(..) {
             tree.apply(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
         }

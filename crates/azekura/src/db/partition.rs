@@ -252,7 +252,7 @@ impl Partition {
         PartitionMetrics::of(&self.state)
     }
 
-    /// Bytes of its tables on disk.
+    /// Bytes of its tables and blob files on disk.
     pub fn disk_space(&self) -> u64 {
         self.metrics().disk_bytes
     }

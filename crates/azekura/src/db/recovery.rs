@@ -274,16 +274,23 @@ impl Loaded {
         Ok(Handle::new(shared, threads))
     }
 
-    /// Removes tables and segments that neither the ledger nor the log's pool names. A failure is not fatal: they are
-    /// found again by the next open.
+    /// Removes tables, blob files and segments that neither the ledger nor the log's pool names. A failure is not
+    /// fatal: they are found again by the next open.
     fn remove_orphans(&self, config: &Config, report: &ReplayReport) -> u64 {
-        let named: HashSet<FileId> = self.ledger.partitions.values().flat_map(|p| p.tables.keys().copied()).collect();
+        let partitions = || self.ledger.partitions.values();
+        let tables = partitions().flat_map(|p| p.tables.keys().map(|id| (DataKind::Table, *id)));
+        let blobs = partitions().flat_map(|p| p.blobs.keys().map(|id| (DataKind::Blob, *id)));
+        let named: HashSet<(DataKind, FileId)> = tables.chain(blobs).collect();
         let kept: HashSet<FileId> =
             report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
-        let tables = self.listing.data.keys().filter(|(_, id)| !named.contains(id));
+        let data = self.listing.data.keys().filter(|file| !named.contains(file));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
-        let paths =
-            tables.map(|(_, id)| self.parts.files.path(*id)).chain(segments.map(|id| segment_path(&config.path, *id)));
+        let paths = data
+            .map(|(kind, id)| match kind {
+                DataKind::Table => self.parts.files.path(*id),
+                DataKind::Blob => self.parts.files.blobs().path(*id),
+            })
+            .chain(segments.map(|id| segment_path(&config.path, *id)));
         paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
     }
 

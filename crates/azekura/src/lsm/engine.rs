@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crate::base::blob_ref::BlobRef;
-use crate::base::{EntryRef, Error, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, Values, View};
+use crate::lsm::blobs::handle::BlobHandle;
+use crate::lsm::blobs::resolve::BlobValues;
 use crate::lsm::compaction::leveled;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::super_version::SuperVersion;
@@ -24,25 +26,15 @@ impl View for TreeView {
     }
 
     fn values(&self) -> Box<dyn Values> {
-        Box::new(NoValues)
-    }
-}
-
-/// For a tree without blob files.
-struct NoValues;
-
-impl Values for NoValues {
-    fn read(&mut self, pointer: &[u8]) -> Result<Slice> {
-        let logical = BlobRef::decode(pointer)?.logical.0;
-        Err(Error::corruption(format!("value is in blob file {logical}, which the partition does not have")))
+        Box::new(BlobValues::new(Arc::clone(self.now.version.blobs())))
     }
 }
 
 /// What a lookup found.
 enum Found {
     Here(Slice),
-    /// The pointer to it.
-    Elsewhere(Vec<u8>),
+    /// In that file, which is held.
+    Elsewhere(BlobRef, Arc<BlobHandle>),
 }
 
 impl Engine for LsmTree {
@@ -51,15 +43,21 @@ impl Engine for LsmTree {
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        let read = |kind: RecordKind, value: &[u8]| match kind {
-            RecordKind::BlobPointer => Found::Elsewhere(value.to_vec()),
-            _ => Found::Here(Slice::from(value)),
-        };
-        let found = self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?;
-        match found {
+        let found = self.current.with_pin(|now, pin| {
+            let read = |kind: RecordKind, value: &[u8]| match kind {
+                RecordKind::BlobPointer => {
+                    let (pointer, handle) = now.version.blobs().resolve(value)?;
+                    Ok(Found::Elsewhere(pointer, Arc::clone(handle)))
+                }
+                _ => Ok(Found::Here(Slice::from(value))),
+            };
+            now.find(&self.context, key, at, pin, read)
+        })?;
+        match found.transpose()? {
             None => Ok(None),
             Some(Found::Here(value)) => Ok(Some(value)),
-            Some(Found::Elsewhere(pointer)) => NoValues.read(&pointer).map(Some),
+            // Without the pin: reading a file would hold up all that waits to be freed.
+            Some(Found::Elsewhere(pointer, handle)) => handle.file().read(&pointer, true).map(Some),
         }
     }
 

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::base::edit::{FileId, PartitionId, TableMeta};
+use crate::base::edit::{BlobMeta, FileId, PartitionId, TableMeta};
 use crate::base::{KeyOrder, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::engine::Visible;
+use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::version::Described;
 use crate::table::graveyard::Graveyard;
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
-use crate::vfs::files::DataFiles;
+use crate::vfs::files::{DataFiles, DataKind};
 use crate::vfs::{Env, Fs};
 
 /// What a tree shares with the rest of the database.
@@ -36,6 +37,10 @@ pub(crate) struct TreeContext {
 impl TreeContext {
     pub(crate) fn new_file_id(&self) -> FileId {
         FileId(self.next_file_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn blob_handle(&self, meta: BlobMeta) -> Arc<BlobHandle> {
+        BlobHandle::new(meta, self.files.blobs(), Arc::clone(&self.cache), Arc::clone(&self.graveyard))
     }
 }
 
@@ -103,7 +108,7 @@ impl Drop for TableHandle {
         self.context.files.let_go(self.meta.size);
         if *self.doomed.get_mut() {
             self.table.take();
-            self.context.graveyard.push(self.meta.id);
+            self.context.graveyard.push(DataKind::Table, self.meta.id);
         }
     }
 }

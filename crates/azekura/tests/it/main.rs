@@ -18,5 +18,6 @@ mod kill;
 mod limits;
 mod model;
 mod regressions;
+mod separation;
 mod tidy;
 mod world;

@@ -28,7 +28,7 @@ impl Comparator for Odd {
     }
 }
 
-fn orders() -> [KeyOrder; 2] {
+pub(crate) fn orders() -> [KeyOrder; 2] {
     [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(Odd))]
 }
 
@@ -53,7 +53,7 @@ fn write_something(world: &mut World) {
     }
 }
 
-fn churn(world: &mut World, rounds: usize) {
+pub(crate) fn churn(world: &mut World, rounds: usize) {
     for round in 0..rounds {
         for _ in 0..world.random(60) {
             write_something(world);
@@ -432,7 +432,8 @@ fn restore_misses_what_is_missing() {
     world.put("a", "1");
     world.flush();
     let (tables, files) = (world.tables(), Arc::clone(&world.tree.context.files));
-    let check = |listing: &HashMap<_, _>| check_files(tables.iter().map(|(_, table)| table), listing, &files);
+    let check =
+        |listing: &HashMap<_, _>| check_files(tables.iter().map(|(_, table)| table), [].iter(), listing, &files);
     let mut listing: HashMap<_, _> =
         tables_in(&world.fs).into_iter().map(|(id, len)| ((DataKind::Table, id), len)).collect();
     check(&listing).unwrap();
