@@ -27,16 +27,24 @@ pub(crate) fn open_with(
     options: &Options,
     adjust: impl FnOnce(PartitionCreateOptions) -> PartitionCreateOptions,
 ) -> Result<Box<dyn Engine>> {
+    open_on(dir, options, |own| own, adjust)
+}
+
+/// The same with settings of the database, its file system among them.
+pub(crate) fn open_on(
+    dir: &Path,
+    options: &Options,
+    configure: impl FnOnce(Config) -> Config,
+    adjust: impl FnOnce(PartitionCreateOptions) -> PartitionCreateOptions,
+) -> Result<Box<dyn Engine>> {
     let durability = match options.sync {
         Sync::None => PersistMode::Buffer,
         Sync::Data => PersistMode::SyncData,
         Sync::All => PersistMode::SyncAll,
     };
-    let database = Config::new(dir)
-        .cache_size(options.cache_bytes)
-        .workers(options.workers.max(1))
-        .durability(durability)
-        .open()?;
+    let config =
+        Config::new(dir).cache_size(options.cache_bytes).workers(options.workers.max(1)).durability(durability);
+    let database = configure(config).open()?;
     let partition = database.open_partition(PARTITION, adjust(partition_options(options)))?;
     Ok(Box::new(AzekuraEngine { partition, database, options: options.clone() }))
 }
@@ -139,7 +147,9 @@ impl Engine for AzekuraEngine {
             "compaction_bytes_written": metrics.compaction_bytes_written,
             "own_write_amp": metrics.write_amplification(), "stall_s": metrics.stall_ns as f64 / 1e9,
             "cache_used_bytes": metrics.cache.used, "data_hits": metrics.cache.data.hits,
-            "data_misses": metrics.cache.data.misses, "levels": levels,
+            "data_misses": metrics.cache.data.misses, "index_hits": metrics.cache.index.hits,
+            "index_misses": metrics.cache.index.misses, "filter_hits": metrics.cache.filter.hits,
+            "filter_misses": metrics.cache.filter.misses, "held_bytes": own.pinned_bytes, "levels": levels,
         });
         match value {
             Value::Object(stats) => stats,

@@ -42,6 +42,7 @@ const ENGINES: &[Entry] = &[
     peer!("fjall", "fjall", false, super::fjall::open),
     peer!("rocksdb", "rocksdb", false, super::rocksdb::engine::open),
     peer!("rocksdb-hash", "rocksdb", true, super::rocksdb::engine::open_hashed),
+    peer!("rocksdb-direct", "rocksdb", true, super::rocksdb::engine::open_direct),
     peer!("heed", "heed", false, super::heed::open),
     peer!("redb", "redb", false, super::redb::open),
     peer!("surrealkv", "surrealkv", false, super::surrealkv::open),

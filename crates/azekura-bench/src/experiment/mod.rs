@@ -5,15 +5,21 @@
 //! flatters nobody. A new experiment is one file and one line in [`registry`].
 //!
 //! Rooms: [`experiment`] the trait; [`registry`] the list; [`run`] the command; [`rounds`] interleaving and arithmetic;
-//! [`reads`] point reads of one database, timed; [`instructions`] counted by the processor. Then the experiments:
-//! [`restart_interval`], [`cache_hit`].
+//! [`reads`] point reads of one database, timed; [`lookups`] the same inside of data blocks alone; [`instructions`]
+//! counted by the processor; [`spindle`] a disk with a head, simulated; [`tree`] a database loaded so that its tree has
+//! a known shape. Then the experiments: [`restart_interval`], [`cache_hit`], [`hash_index`], [`partitioned`].
 
 pub(crate) mod cache_hit;
 #[allow(clippy::module_inception)]
 pub(crate) mod experiment;
+pub(crate) mod hash_index;
 pub(crate) mod instructions;
+pub(crate) mod lookups;
+pub(crate) mod partitioned;
 pub(crate) mod reads;
 pub(crate) mod registry;
 pub(crate) mod restart_interval;
 pub(crate) mod rounds;
 pub(crate) mod run;
+pub(crate) mod spindle;
+pub(crate) mod tree;

@@ -10,6 +10,8 @@ use std::ops::Sub;
 pub(crate) struct Usage {
     /// CPU seconds of all threads.
     pub(crate) cpu_s: f64,
+    /// Calls of `read` and its kin.
+    pub(crate) reads: u64,
     /// Bytes handed to `write` and its kin.
     pub(crate) syscall_write_bytes: u64,
     /// Bytes of pages made dirty (or written directly), stores to mapped files included.
@@ -21,10 +23,11 @@ pub(crate) struct Usage {
 impl Usage {
     /// Up to now.
     pub(crate) fn now() -> Usage {
-        let cpu = clock_gettime(ClockId::ProcessCPUTime);
+        let cpu_s = seconds(ClockId::ProcessCPUTime);
         let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
         Usage {
-            cpu_s: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+            cpu_s,
+            reads: field(&io, "syscr:"),
             syscall_write_bytes: field(&io, "wchar:"),
             dirtied_bytes: field(&io, "write_bytes:"),
             device_read_bytes: field(&io, "read_bytes:"),
@@ -38,11 +41,22 @@ impl Sub for Usage {
     fn sub(self, earlier: Usage) -> Usage {
         Usage {
             cpu_s: self.cpu_s - earlier.cpu_s,
+            reads: self.reads.saturating_sub(earlier.reads),
             syscall_write_bytes: self.syscall_write_bytes.saturating_sub(earlier.syscall_write_bytes),
             dirtied_bytes: self.dirtied_bytes.saturating_sub(earlier.dirtied_bytes),
             device_read_bytes: self.device_read_bytes.saturating_sub(earlier.device_read_bytes),
         }
     }
+}
+
+/// CPU seconds of this thread.
+pub(crate) fn thread_cpu_s() -> f64 {
+    seconds(ClockId::ThreadCPUTime)
+}
+
+fn seconds(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Highest resident bytes since the process began, mapped files included.
@@ -72,7 +86,7 @@ fn field(text: &str, name: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Usage, field, peak_rss_bytes};
+    use super::{Usage, field, peak_rss_bytes, thread_cpu_s};
 
     #[test]
     fn fields_are_found_at_the_beginning_of_a_line() {
@@ -85,12 +99,15 @@ mod tests {
 
     #[test]
     fn usage_grows_with_work() {
-        let before = Usage::now();
+        let (before, thread) = (Usage::now(), thread_cpu_s());
         let mut x = 1u64;
-        while (Usage::now() - before).cpu_s < 0.001 {
+        while (Usage::now() - before).cpu_s < 0.001 || thread_cpu_s() - thread < 0.001 {
             x = std::hint::black_box(x.wrapping_mul(3));
         }
         assert!(Usage::now().cpu_s > before.cpu_s);
+        let awake = thread_cpu_s();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(thread_cpu_s() - awake < 0.025, "a thread that sleeps uses no CPU");
         assert!(peak_rss_bytes() > 0);
     }
 }

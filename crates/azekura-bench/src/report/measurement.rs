@@ -237,7 +237,7 @@ pub(crate) mod tests {
             meter.inserted(100);
             meter.done(1);
         }
-        let used = Usage { cpu_s: 0.5, dirtied_bytes: 30_000, syscall_write_bytes: 10_000, device_read_bytes: 0 };
+        let used = Usage { cpu_s: 0.5, dirtied_bytes: 30_000, syscall_write_bytes: 10_000, ..Usage::default() };
         let used_settling = Usage { cpu_s: 0.1, dirtied_bytes: 10_000, ..Usage::default() };
         let facts = Facts {
             seconds,

@@ -11,9 +11,11 @@ use crate::mem::epoch::Pin;
 use crate::mem::link::Retired;
 use crate::mem::pool::{Buffer, Pool};
 
-/// At most; a shard should hold about a hundred blocks or its queues say little.
+/// At most.
 const SHARDS_MAX: u64 = 64;
-const SHARD_BYTES_MIN: u64 = 512 << 10;
+/// At least; a shard lets go first of what it holds above its share, and a share must have room for a whole filter
+/// among other blocks. Only misses take a shard's lock, so a small cache does well with few.
+const SHARD_BYTES_MIN: u64 = 4 << 20;
 /// This part of the capacity is left for blocks that were evicted while readers may still be at them.
 const SLACK: u64 = 16;
 /// At most this part of the capacity is pinned.
@@ -30,11 +32,12 @@ const STRIPES: usize = 64;
 /// A reader that knows a hub's link to a block follows it and only counts the hit here, in a line that is its own; who
 /// finds no link asks by file and offset, under a lock, and leaves a link.
 ///
-/// The budget is one for all shards, so that a large block fits whatever its shard; a block of more than an eighth of
-/// it is not taken. Every block has a receipt for its bytes, from before it enters until it is freed, which is when no
-/// reader can be at it any more: the sum of receipts is never above the capacity. Evicted blocks that were not freed
-/// yet have a sixteenth of the capacity to themselves; while they take more, new blocks are left out. Blocks that an
-/// iterator still holds after they were evicted are not counted.
+/// The budget is one for all shards, so that a large block fits whatever its shard; a data block of more than an eighth
+/// of it is not taken, nor one of index or filter of more than half. Every block has a receipt for its bytes, from
+/// before it enters until it is freed, which is when no reader can be at it any more: the sum of receipts is never
+/// above the capacity. Evicted blocks that were not freed yet have a sixteenth of the capacity to themselves; while
+/// they take more, new blocks are left out. Blocks that an iterator still holds after they were evicted are not
+/// counted.
 pub(crate) struct BlockCache {
     capacity: u64,
     /// Bytes of the blocks in the shards.
@@ -120,9 +123,10 @@ impl BlockCache {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// Whether something of that many bytes would be taken in.
-    pub(crate) fn takes(&self, bytes: u64) -> bool {
-        bytes <= self.capacity / 8
+    /// Whether a block of that many bytes would be taken in. One of index or filter serves every lookup of its table,
+    /// so it may cost more than data does.
+    pub(crate) fn takes(&self, kind: BlockKind, bytes: u64) -> bool {
+        bytes <= self.capacity / if kind.is_metadata() { 2 } else { 8 }
     }
 
     /// Counts a hit by way of a link.
@@ -164,7 +168,7 @@ impl BlockCache {
     ) {
         let charge = block.bytes_held() + SHARE;
         let key = CacheKey { file, offset };
-        if !self.takes(charge) {
+        if !self.takes(kind, charge) {
             return;
         }
         let Some(receipt) = self.reserve(&key, charge) else { return };
@@ -359,6 +363,28 @@ mod tests {
         let none = BlockCache::new(0);
         put(&none, 1, 0, 0);
         assert!(!holds(&none, 1, 0));
+    }
+
+    /// A cache of 16 MiB was cut into 32 shards once, each with a share that had no room for a filter of 3 MB: whatever
+    /// came to that shard drove the filter out.
+    #[test]
+    fn filters_that_are_large_beside_the_cache_stay_while_they_are_used() {
+        let cache = BlockCache::new(16 << 20);
+        let used = |file| cache.get::<Block>(FileId(file), 0, BlockKind::Filter, None).is_some();
+        let filters = [1, 2].map(|file| block(file, 0, 3_000_000));
+        let mut read = 0;
+        for round in 0..4000u64 {
+            for (file, filter) in [1, 2].into_iter().zip(&filters) {
+                if !used(file) {
+                    cache.insert(FileId(file), 0, BlockKind::Filter, filter, None, false);
+                    read += 1;
+                }
+            }
+            put(&cache, 3 + round % 5, round, 4000);
+        }
+        check(&cache);
+        assert!(read <= 6, "two filters were read {read} times");
+        assert!(!cache.takes(BlockKind::Data, 3_000_000) && !cache.takes(BlockKind::Filter, (8 << 20) + 1));
     }
 
     #[test]

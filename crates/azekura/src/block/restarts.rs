@@ -12,9 +12,14 @@ use crate::block::frame::Body;
 use crate::block::hash_index::{self, Bucket};
 use crate::block::kind::BlockKind;
 use crate::mem::pool::Buffer;
+use crate::mem::prefetch::prefetch;
 
 /// Restart count, entry count, flags and zeros at the end of a block, in bytes.
 pub(crate) const TRAILER_LEN: usize = 12;
+/// Bytes of restarts that are asked for beforehand.
+const RESTARTS_FETCHED: usize = 512;
+/// Bytes of an interval that are asked for before its first entry is read.
+const ENTRIES_FETCHED: usize = 512;
 /// Bit of the flags: there are buckets behind the restarts, as many as the upper half of the flags says.
 pub(crate) const HASHED: u32 = 1;
 
@@ -161,6 +166,13 @@ impl RestartBlock {
         u32::from_le_bytes(self.raw()[at..at + 4].try_into().expect("four bytes")) as usize
     }
 
+    /// Asks for the restarts, which arrive while it is found out which of them is needed.
+    #[inline]
+    fn prefetch_restarts(&self) {
+        let len = (4 * self.restarts).min(RESTARTS_FETCHED);
+        prefetch(&self.raw()[self.entries_end..self.entries_end + len]);
+    }
+
     /// The entry at `at`, which must be where an entry begins.
     #[inline]
     pub(crate) fn parse(&self, at: usize) -> Result<Parsed<'_>> {
@@ -242,6 +254,7 @@ impl RestartBlock {
     /// The first entry at or behind `target`.
     #[inline]
     pub(crate) fn locate(&self, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
+        self.prefetch_restarts();
         let before = self.restarts_before(target, order)?;
         if self.restarts == self.count || before == 0 {
             if before == self.restarts {
@@ -258,6 +271,7 @@ impl RestartBlock {
     #[inline]
     pub(crate) fn find(&self, target: KeyRef<'_>, hash: Option<u64>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
         let Some(hash) = hash.filter(|_| self.buckets != 0) else { return self.locate(target, order) };
+        self.prefetch_restarts();
         let at = self.entries_end + 4 * self.restarts;
         match hash_index::look_up(&self.raw()[at..at + self.buckets], hash) {
             Bucket::Empty => Ok(None),
@@ -272,6 +286,8 @@ impl RestartBlock {
     /// The first entry at or behind `target` among those in `range`, which begins with a restart entry.
     #[inline]
     fn scan(&self, range: Range<usize>, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
+        // Where an entry begins the one before says: without this, one would arrive after the other.
+        prefetch(&self.raw()[range.start..range.end.min(range.start + ENTRIES_FETCHED)]);
         if order.is_bytewise() { self.scan_bytes(range, target) } else { self.scan_keys(range, target, order) }
     }
 

@@ -66,7 +66,7 @@ impl Config {
 
 impl Database {
     /// The partition of that name, created with `options` if there is none. On an existing one the options apply to
-    /// data written from now on.
+    /// data written from now on, and those of how index and filters are held also to tables that were not read yet.
     ///
     /// Creating is atomic and as durable as the database's default mode says; every later sync of the log covers it.
     ///

@@ -117,14 +117,18 @@ impl PartitionCreateOptions {
         self
     }
 
-    /// Whether index and filter blocks live in the cache and can be evicted, or are held by the open table.
+    /// Whether index and filter blocks live in the cache and can be evicted, or are held by the open table. Changed for
+    /// an existing partition, it applies to tables that were not read yet: to all of them where a partition is opened
+    /// first thing. Index or filter of a table that is not partitioned may be larger than half of the cache, which then
+    /// does not take it, and each lookup reads it.
     #[must_use]
     pub fn cache_index_and_filter_blocks(mut self, yes: bool) -> Self {
         self.table.cache_index_and_filter_blocks = yes;
         self
     }
 
-    /// Whether the top level of index and filter stays in memory even when the pieces live in the cache.
+    /// Whether the top level of index and filter stays in memory even when the pieces live in the cache. A change
+    /// applies as that of [`cache_index_and_filter_blocks`](Self::cache_index_and_filter_blocks) does.
     #[must_use]
     pub fn pin_top_level(mut self, yes: bool) -> Self {
         self.table.pin_top_level = yes;

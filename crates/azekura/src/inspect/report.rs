@@ -163,7 +163,7 @@ pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
     Ok(reports)
 }
 
-fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize)> {
+pub(crate) fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize)> {
     let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
     let ledger = Ledger::replay(&edits).map_err(|error| error.in_file(dir.join(NAME)))?;
     Ok((ledger, edits.len()))

@@ -1,7 +1,7 @@
 //! A table as the versions of a tree hold it.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::base::edit::{BlobMeta, FileId, PartitionId, TableMeta};
@@ -50,7 +50,8 @@ pub(crate) struct TableHandle {
     meta: TableMeta,
     settled_at: Option<SeqNo>,
     context: Arc<TreeContext>,
-    options: ReadOptions,
+    /// [`ReadOptions`] for when it is opened.
+    options: AtomicU8,
     table: OnceLock<Arc<Table>>,
     doomed: AtomicBool,
 }
@@ -64,6 +65,7 @@ impl TableHandle {
         options: ReadOptions,
     ) -> Arc<TableHandle> {
         let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
+        let options = AtomicU8::new(options.to_bits());
         context.files.hold(meta.size);
         Arc::new(TableHandle { meta, settled_at, context, options, table, doomed })
     }
@@ -78,8 +80,14 @@ impl TableHandle {
         }
         let context = &self.context;
         let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
-        let table = Table::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, self.options)?;
+        let options = ReadOptions::from_bits(self.options.load(Ordering::Relaxed));
+        let table = Table::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, options)?;
         Ok(self.table.get_or_init(|| Arc::new(table)))
+    }
+
+    /// Takes effect when the table is opened; one that was used already stays as it is.
+    pub(crate) fn set_options(&self, options: ReadOptions) {
+        self.options.store(options.to_bits(), Ordering::Relaxed);
     }
 
     /// The open table, if it has been used.

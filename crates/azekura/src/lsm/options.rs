@@ -5,7 +5,8 @@ use crate::base::{Error, Result};
 use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::table::options::{ReadOptions, TableOptions};
 
-/// The settings of one LSM tree; a change applies to what is written from then on.
+/// The settings of one LSM tree; a change applies to what is written from then on, and to how tables are held that were
+/// not used yet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LsmOptions {
     /// A memtable that holds at least this many bytes is sealed.

@@ -103,10 +103,13 @@ impl LsmTree {
         Arc::clone(&lock(&self.options))
     }
 
-    /// Takes effect for what is written from now on.
+    /// Takes effect for what is written from now on, and for tables that were not used yet. A flush or compaction that
+    /// is under way may add tables that are held as before.
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
-        *lock(&self.options) = Arc::new(options);
+        let options = Arc::new(options);
+        *lock(&self.options) = Arc::clone(&options);
+        self.version().tables().for_each(|(level, table)| table.set_options(options.read_options(level)));
     }
 
     pub(crate) fn order(&self) -> &KeyOrder {

@@ -142,6 +142,21 @@ pub(crate) struct ReadOptions {
 }
 
 impl ReadOptions {
+    /// As one byte, which can be changed while it is read.
+    pub(crate) fn to_bits(self) -> u8 {
+        u8::from(self.cache_index_and_filter_blocks)
+            | u8::from(self.pin_top_level) << 1
+            | u8::from(self.pin_pieces) << 2
+    }
+
+    pub(crate) fn from_bits(bits: u8) -> ReadOptions {
+        ReadOptions {
+            cache_index_and_filter_blocks: bits & 1 != 0,
+            pin_top_level: bits & 2 != 0,
+            pin_pieces: bits & 4 != 0,
+        }
+    }
+
     /// For a table that is on that level when it is opened.
     pub(crate) fn at(options: &TableOptions, level: u8) -> ReadOptions {
         ReadOptions {
@@ -155,6 +170,15 @@ impl ReadOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn read_options_survive_their_byte() {
+        for bits in 0..8 {
+            assert_eq!(ReadOptions::from_bits(bits).to_bits(), bits);
+        }
+        let some = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: true };
+        assert_eq!(ReadOptions::from_bits(some.to_bits()), some);
+    }
 
     #[test]
     fn options_out_of_range_are_invalid() {

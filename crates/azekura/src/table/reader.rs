@@ -26,6 +26,8 @@ use crate::vfs::files::DataFiles;
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
 /// of some ten thousand blocks.
 const TAIL_LEN: u64 = 8 << 10;
+/// A block of index or filter of at most so many bytes is held where the cache is too small for it.
+const HELD_MAX: u64 = 16 << 10;
 
 /// What is looked for.
 #[derive(Clone, Copy, Debug)]
@@ -327,9 +329,10 @@ impl Tail {
         let handle = self.directory.index_top;
         let top: Arc<IndexTop> = self.block(handle, BlockKind::IndexTop)?;
         if let Some(piece) = only_piece(&top).map_err(|error| error.at_offset(handle.offset))? {
-            return Ok(Index::One(Slot::new(piece, BlockKind::Index, hold_piece(source, piece, properties, options))));
+            let hold = hold_piece(source, piece, BlockKind::Index, properties, options);
+            return Ok(Index::One(Slot::new(piece, BlockKind::Index, hold)));
         }
-        let slot = Slot::new(handle, BlockKind::IndexTop, hold_top(source, handle, options));
+        let slot = Slot::new(handle, BlockKind::IndexTop, hold_top(source, handle, BlockKind::IndexTop, options));
         slot.offer(source, top);
         Ok(Index::Many(slot))
     }
@@ -347,11 +350,12 @@ impl Tail {
         let top = self.block::<FilterTop>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
         match top {
             Ok((Some(piece), _)) => {
-                let hold = hold_piece(source, piece, properties, options);
+                let hold = hold_piece(source, piece, BlockKind::Filter, properties, options);
                 Ok(Some(Filter::One(Slot::<FilterBlock>::new(piece, BlockKind::Filter, hold))))
             }
             Ok((None, top)) => {
-                let slot = Slot::new(handle, BlockKind::FilterTop, hold_top(source, handle, options));
+                let hold = hold_top(source, handle, BlockKind::FilterTop, options);
+                let slot = Slot::new(handle, BlockKind::FilterTop, hold);
                 slot.offer(source, top);
                 Ok(Some(Filter::Many(slot)))
             }
@@ -361,13 +365,24 @@ impl Tail {
     }
 }
 
-/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so,
-/// or if the cache would never take it: every lookup would read it again.
-fn hold_piece(source: &Source, piece: BlockHandle, properties: &Properties, options: ReadOptions) -> bool {
+/// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so.
+fn hold_piece(
+    source: &Source,
+    piece: BlockHandle,
+    kind: BlockKind,
+    properties: &Properties,
+    options: ReadOptions,
+) -> bool {
     let by_option = !properties.partitioned && !options.cache_index_and_filter_blocks;
-    by_option || !source.cache.takes(2 * piece.len)
+    by_option || hold_anyway(source, piece, kind)
 }
 
-fn hold_top(source: &Source, top: BlockHandle, options: ReadOptions) -> bool {
-    options.pin_top_level || !options.cache_index_and_filter_blocks || !source.cache.takes(2 * top.len)
+fn hold_top(source: &Source, top: BlockHandle, kind: BlockKind, options: ReadOptions) -> bool {
+    options.pin_top_level || !options.cache_index_and_filter_blocks || hold_anyway(source, top, kind)
+}
+
+/// What shall live in a cache that would never take it is read again by every lookup. It is held beside the cache only
+/// if it is small, or open tables would take memory that nobody has allowed them.
+fn hold_anyway(source: &Source, handle: BlockHandle, kind: BlockKind) -> bool {
+    handle.len <= HELD_MAX && !source.cache.takes(kind, 2 * handle.len)
 }

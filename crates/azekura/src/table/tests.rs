@@ -610,18 +610,29 @@ fn readers_get_what_was_written_while_blocks_come_and_go() {
 }
 
 #[test]
-fn what_the_cache_never_takes_is_held() {
-    let rows = some_rows(4000);
+fn what_the_cache_never_takes_is_held_if_it_is_small() {
     let options = TableOptions {
         partition_index_and_filters: false,
         cache_index_and_filter_blocks: true,
         ..TableOptions::default()
     };
-    let world = World::new(&rows, &options, &KeyOrder::bytewise());
-    let table = world.open_with(8000, SEED).unwrap();
-    let at_open = table.pinned_bytes();
-    get(&table, &rows[0].user, SeqNo::MAX).unwrap();
-    assert!(table.pinned_bytes() > at_open + 4000);
+    for (rows, cache, held) in [(some_rows(4000), 8000, true), (some_rows(20_000), 40_000, false)] {
+        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with(cache, SEED).unwrap();
+        assert!(!table.source.cache.takes(BlockKind::Filter, 2 * table.properties().filter_bytes));
+        let at_open = table.pinned_bytes();
+        let get_all =
+            || rows[..10].iter().for_each(|row| assert!(get(&table, &row.user, SeqNo::MAX).unwrap().is_some()));
+        get_all();
+        get_all();
+        let filter_misses = table.source.cache.stats().kinds[3].1.misses;
+        if held {
+            assert!(table.pinned_bytes() > at_open + 4000 && filter_misses == 0);
+        } else {
+            // Tables without number once held their filters beside a cache that could not take one of them.
+            assert_eq!((table.pinned_bytes(), filter_misses), (at_open, 20));
+        }
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@
 mod bad_input;
 mod crash;
 mod damage;
+mod data_blocks;
 mod faults;
 mod fs_contract;
 mod fuzz_replay;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, Survival, TestEnv};
-use azekura::{Config, Database, Partition, PersistMode};
+use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
 
 /// A database that works by hand only, in a machine that can lose power.
 fn open(machine: &MemFs, dir: &str, salt: u64) -> Database {
@@ -342,4 +342,27 @@ fn a_worker_that_sleeps_comes_for_a_table_that_a_reader_let_go() {
         drop(p.get([1]).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
+}
+
+/// Tables were given the options of the time when the database was opened, and kept them: a program that had index and
+/// filters live in the cache from now on saw them held until it was started once more.
+#[test]
+fn how_index_and_filters_are_held_is_what_the_opening_of_the_partition_says() {
+    let machine = MemFs::new();
+    let options = |cached| {
+        PartitionCreateOptions::default().partition_index_and_filters(false).cache_index_and_filter_blocks(cached)
+    };
+    let mut held = Vec::new();
+    for (life, cached) in [false, true, true, false].into_iter().enumerate() {
+        let db = open(&machine, "/db", life as u64);
+        let p = db.open_partition("p", options(cached)).unwrap();
+        if life == 0 {
+            (0..20_000).for_each(|i| p.insert(format!("key {i:05}"), "value").unwrap());
+            p.flush().unwrap();
+        }
+        assert_eq!(p.get("key 00777").unwrap().as_deref(), Some(&b"value"[..]));
+        held.push(p.metrics().pinned_bytes);
+        db.close().unwrap();
+    }
+    assert!(held[0] > held[1] + 20_000 && held[1] == held[2] && held[3] == held[0], "{held:?}");
 }

@@ -1,8 +1,8 @@
 //! RocksDB as an engine.
 
-use crate::engine::options::PARTITION;
+use crate::engine::options::{BLOCK_BYTES, PARTITION};
 use crate::engine::rocksdb::library;
-use crate::engine::rocksdb::settings::{DataIndex, Settings};
+use crate::engine::rocksdb::settings::{DataBlocks, DataIndex, Settings};
 use crate::engine::rocksdb::store::{FamilyId, Store};
 use crate::engine::{Engine, Options, Scan};
 use crate::failure::Result;
@@ -23,17 +23,28 @@ struct RocksdbEngine {
 
 /// Opens or creates a RocksDB database at `dir`.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, DataIndex::Binary)
+    open_blocks(dir, options, false, BLOCK_BYTES)
 }
 
 /// The same, with a hash index in each data block.
 pub(crate) fn open_hashed(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, DataIndex::Hash(HASH_RATIO))
+    open_blocks(dir, options, true, BLOCK_BYTES)
 }
 
-fn open_with(dir: &Path, options: &Options, index: DataIndex) -> Result<Box<dyn Engine>> {
+/// Either, with data blocks of another size; for experiments.
+pub(crate) fn open_blocks(dir: &Path, options: &Options, hashed: bool, bytes: u32) -> Result<Box<dyn Engine>> {
     let c = library::c()?;
-    let store = Store::open(c, dir, Settings::new(c, options, index))?;
+    let index = if hashed { DataIndex::Hash(HASH_RATIO) } else { DataIndex::Binary };
+    let store = Store::open(c, dir, Settings::new(c, options, DataBlocks { index, bytes }))?;
+    Ok(Box::new(RocksdbEngine { family: store.family(PARTITION)?, store: Arc::new(store) }))
+}
+
+/// As [`open`], with index and filters in the block cache, and nothing in the cache of the system.
+pub(crate) fn open_direct(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    let c = library::c()?;
+    let settings = Settings::new(c, options, DataBlocks { index: DataIndex::Binary, bytes: BLOCK_BYTES });
+    settings.spare_memory();
+    let store = Store::open(c, dir, settings)?;
     Ok(Box::new(RocksdbEngine { family: store.family(PARTITION)?, store: Arc::new(store) }))
 }
 

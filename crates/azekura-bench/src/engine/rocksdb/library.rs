@@ -107,8 +107,10 @@ functions! {
     options_set_write_buffer_size(*mut DbOptions, usize);
     options_set_max_background_jobs(*mut DbOptions, c_int);
     options_set_use_fsync(*mut DbOptions, c_int);
+    options_set_use_direct_reads(*mut DbOptions, c_uchar);
     options_set_compression(*mut DbOptions, c_int);
     options_set_target_file_size_base(*mut DbOptions, u64);
+    options_set_max_bytes_for_level_base(*mut DbOptions, u64);
     options_set_block_based_table_factory(*mut DbOptions, *mut TableOptions);
     options_set_enable_blob_files(*mut DbOptions, c_uchar);
     options_set_min_blob_size(*mut DbOptions, u64);
@@ -120,6 +122,7 @@ functions! {
     block_based_options_set_block_cache(*mut TableOptions, *mut Cache);
     block_based_options_set_filter_policy(*mut TableOptions, *mut FilterPolicy);
     block_based_options_set_whole_key_filtering(*mut TableOptions, c_uchar);
+    block_based_options_set_cache_index_and_filter_blocks(*mut TableOptions, c_uchar);
     block_based_options_set_data_block_index_type(*mut TableOptions, c_int);
     block_based_options_set_data_block_hash_ratio(*mut TableOptions, f64);
     filterpolicy_create_bloom_full(f64) -> *mut FilterPolicy;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS};
+use crate::engine::options::BLOOM_BITS;
 use crate::engine::rocksdb::library::{C, Cache, DbOptions, FlushOptions, ReadOptions, TableOptions, WriteOptions};
 use crate::engine::{Compression, Options, Sync};
 use std::ffi::c_int;
@@ -14,6 +14,14 @@ const LZ4_COMPRESSION: c_int = 4;
 const BINARY_SEARCH_AND_HASH: c_int = 1;
 
 /// What the `rocksdb` engines differ in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DataBlocks {
+    pub(crate) index: DataIndex,
+    /// Of a block, before compression.
+    pub(crate) bytes: u32,
+}
+
+/// How data blocks lead to their entries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DataIndex {
     /// Binary search in data blocks: the default.
@@ -41,7 +49,7 @@ unsafe impl Send for Settings {}
 unsafe impl std::marker::Sync for Settings {}
 
 impl Settings {
-    pub(super) fn new(c: &'static C, options: &Options, index: DataIndex) -> Settings {
+    pub(super) fn new(c: &'static C, options: &Options, blocks: DataBlocks) -> Settings {
         // SAFETY: constructors without conditions; none of them gives null.
         let settings = unsafe {
             Settings {
@@ -55,23 +63,23 @@ impl Settings {
                 cache: (c.cache_create_hyper_clock)(usize::try_from(options.cache_bytes).unwrap_or(usize::MAX), 0),
             }
         };
-        settings.tell_table(index);
+        settings.tell_table(blocks);
         settings.tell_database(options);
         settings.tell_blobs(options);
         settings
     }
 
-    fn tell_table(&self, index: DataIndex) {
+    fn tell_table(&self, blocks: DataBlocks) {
         let c = self.c;
         // SAFETY: the objects are alive and no other thread has them yet. The table takes the filter policy over, and
         // keeps a reference of its own to the cache.
         unsafe {
-            (c.block_based_options_set_block_size)(self.table, BLOCK_BYTES as usize);
+            (c.block_based_options_set_block_size)(self.table, blocks.bytes as usize);
             (c.block_based_options_set_block_cache)(self.table, self.cache);
             let bloom = (c.filterpolicy_create_bloom_full)(f64::from(BLOOM_BITS));
             (c.block_based_options_set_filter_policy)(self.table, bloom);
             (c.block_based_options_set_whole_key_filtering)(self.table, 1);
-            if let DataIndex::Hash(ratio) = index {
+            if let DataIndex::Hash(ratio) = blocks.index {
                 (c.block_based_options_set_data_block_index_type)(self.table, BINARY_SEARCH_AND_HASH);
                 (c.block_based_options_set_data_block_hash_ratio)(self.table, ratio);
             }
@@ -89,6 +97,7 @@ impl Settings {
             (c.options_set_compression)(self.db, codec(options.compression));
             if let Some(bytes) = options.table_bytes {
                 (c.options_set_target_file_size_base)(self.db, bytes);
+                (c.options_set_max_bytes_for_level_base)(self.db, bytes.saturating_mul(4));
             }
             (c.options_set_use_fsync)(self.db, c_int::from(options.sync == Sync::All));
             (c.writeoptions_set_sync)(self.write, u8::from(options.sync != Sync::None));
@@ -105,6 +114,17 @@ impl Settings {
             (c.options_set_min_blob_size)(self.db, bytes);
             (c.options_set_enable_blob_gc)(self.db, 1);
             (c.options_set_blob_compression_type)(self.db, codec(options.compression));
+        }
+    }
+
+    /// Index and filters live in the block cache, and tables are read past the cache of the system.
+    pub(super) fn spare_memory(&self) {
+        let c = self.c;
+        // SAFETY: as in `tell_database`; the table's options are copied once more.
+        unsafe {
+            (c.block_based_options_set_cache_index_and_filter_blocks)(self.table, 1);
+            (c.options_set_block_based_table_factory)(self.db, self.table);
+            (c.options_set_use_direct_reads)(self.db, 1);
         }
     }
 

@@ -65,6 +65,8 @@ impl KvSeparationOptions {
 
     /// The space amplification that automatic collection works towards, at least 1: bytes of blob files for each byte
     /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
+    ///
+    /// This version stores it and does not collect yet: a blob file goes once nothing points into it at all.
     #[must_use]
     pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
         self.automatic_gc = space_amp;

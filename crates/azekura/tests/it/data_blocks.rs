@@ -1,0 +1,84 @@
+//! The data blocks of a database by themselves, as a measurement asks them.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, TestEnv};
+use azekura::inspect::{DataBlocks, Place};
+use azekura::{Comparator, Config, DataBlockIndexType, Database, ErrorKind, PartitionCreateOptions};
+
+const DIR: &str = "/db";
+const TYPES: [DataBlockIndexType; 3] =
+    [DataBlockIndexType::BinarySearch, DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint];
+
+struct Reversed;
+
+impl Comparator for Reversed {
+    fn name(&self) -> &str {
+        "reversed"
+    }
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        b.cmp(a)
+    }
+}
+
+fn open(fs: &Arc<dyn Fs>) -> Database {
+    Config::new(DIR).fs(Arc::clone(fs)).env(Arc::new(TestEnv::new(3))).workers(0).open().unwrap()
+}
+
+fn key(n: usize) -> Vec<u8> {
+    format!("key {n:04}").into_bytes()
+}
+
+/// Of the record of that number.
+fn value_len(n: usize) -> usize {
+    n % 90
+}
+
+#[test]
+fn every_record_is_found_in_its_block_and_nothing_else_is() {
+    for index_type in TYPES {
+        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+        let db = open(&fs);
+        // Two partitions, the second with two tables.
+        for (name, from, to) in [("a", 0, 300), ("b", 300, 500), ("b", 500, 800)] {
+            let options = PartitionCreateOptions::default().block_size(512).data_block_index_type(index_type);
+            let partition = db.open_partition(name, options).unwrap();
+            (from..to).for_each(|n| partition.insert(key(n), vec![7; value_len(n)]).unwrap());
+            partition.flush().unwrap();
+        }
+        drop(db);
+        let mut entries: Vec<(Place, Vec<u8>)> = Vec::new();
+        let blocks =
+            DataBlocks::read(&fs, Path::new(DIR), &mut |place, key| entries.push((place, key.to_vec()))).unwrap();
+        assert!(blocks.count() > 30, "{index_type:?}: {} blocks", blocks.count());
+        let found: BTreeSet<&[u8]> = entries.iter().map(|(_, key)| key.as_slice()).collect();
+        assert_eq!((found.len(), entries.len()), (800, 800), "{index_type:?}");
+        for (i, (place, key)) in entries.iter().enumerate() {
+            let n: usize = std::str::from_utf8(&key[4..]).unwrap().parse().unwrap();
+            assert_eq!(blocks.find(*place, key).unwrap(), Some(value_len(n)), "{index_type:?}: record {n}");
+            assert_eq!(blocks.reach(*place, key).unwrap(), Some(key.len()));
+            // Far from it in the order, so in another block.
+            let (elsewhere, _) = entries[(i + 400) % 800];
+            assert_eq!(blocks.find(elsewhere, key).unwrap(), None, "{index_type:?}: record {n} in another block");
+        }
+        let none = DataBlocks::read(&fs, Path::new("/nowhere"), &mut |_, _| {});
+        assert!(none.is_err());
+    }
+}
+
+#[test]
+fn an_order_that_only_its_owner_knows_is_refused() {
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let db = open(&fs);
+    let partition =
+        db.open_partition_with_comparator("r", PartitionCreateOptions::default(), Arc::new(Reversed)).unwrap();
+    partition.insert("a", "1").unwrap();
+    partition.flush().unwrap();
+    drop((partition, db));
+    let error = DataBlocks::read(&fs, Path::new(DIR), &mut |_, _| {}).err().expect("no such lookup means anything");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("reversed"), "{error}");
+}
