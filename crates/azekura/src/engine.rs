@@ -92,9 +92,21 @@ pub(crate) struct TaskReport {
 
 /// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
 /// show in it, under sequence numbers above those that were published when it was taken.
-pub(crate) trait View: Send {
+pub(crate) trait View: Send + Sync {
     /// A cursor over all versions of all keys of that moment. It owns what it walks.
     fn cursor(&self) -> Result<Box<dyn Cursor>>;
+
+    /// Reads what entries of that moment point to. It owns what it needs.
+    fn values(&self) -> Box<dyn Values>;
+}
+
+/// Values that stand elsewhere than their entries do, for one who asks for one after the other.
+pub(crate) trait Values: Send {
+    /// The value of an entry of kind [`BlobPointer`](crate::base::RecordKind::BlobPointer) that holds `pointer`.
+    ///
+    /// # Errors
+    /// `Corruption` if there is no such value, and those of reading it.
+    fn read(&mut self, pointer: &[u8]) -> Result<Slice>;
 }
 
 /// What stands behind a partition.

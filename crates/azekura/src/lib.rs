@@ -27,6 +27,7 @@
 //! repository shows the house, `DURABILITY.md` what is promised, `docs/format/` every byte on disk.
 
 pub(crate) mod base;
+pub(crate) mod blob;
 pub(crate) mod block;
 pub(crate) mod cursor;
 pub(crate) mod db;
@@ -51,14 +52,15 @@ pub use db::config::PlantedBug;
 pub use db::config::{Config, PersistMode};
 pub use db::database::Database;
 pub use db::iter::{Entries, Entry, Iter, Keys, Values};
-pub use db::metrics::{CacheMetrics, KindMetrics, LevelMetrics, Metrics, PartitionMetrics};
+pub use db::metrics::{BlobFileMetrics, CacheMetrics, KindMetrics, LevelMetrics, Metrics, PartitionMetrics};
 pub use db::options::{CompactionStrategy, PartitionCreateOptions};
 pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;
+pub use lsm::blobs::options::KvSeparationOptions;
 pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
-pub use table::files::DirectIo;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
+pub use vfs::files::DirectIo;
 pub use wal::RecoveryMode;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.

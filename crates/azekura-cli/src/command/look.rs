@@ -107,6 +107,7 @@ fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(String, String)> {
         ("cache hits: data", hits(&cache.data)),
         ("cache hits: index", hits(&cache.index)),
         ("cache hits: filter", hits(&cache.filter)),
+        ("cache hits: blobs", hits(&cache.blob)),
         ("open snapshots", count(m.open_snapshots as u64)),
         (
             "recovery",
@@ -154,6 +155,7 @@ fn metrics_json(m: &Metrics) -> Value {
             "data": kind(&m.cache.data),
             "index": kind(&m.cache.index),
             "filter": kind(&m.cache.filter),
+            "blob": kind(&m.cache.blob),
         },
         "open_snapshots": m.open_snapshots,
         "poisoned": m.poisoned,
@@ -191,6 +193,10 @@ fn partition_json(partition: &PartitionMetrics) -> Value {
         "memtable_bytes": partition.memtable_bytes,
         "sealed_memtables": partition.sealed_memtables,
         "disk_bytes": partition.disk_bytes,
+        "blob_files": partition.blob_files.len(),
+        "blob_bytes": partition.blob_bytes(),
+        "referenced_blob_bytes": partition.referenced_blob_bytes(),
+        "stale_blob_bytes": partition.stale_blob_bytes(),
     })
 }
 
@@ -223,6 +229,16 @@ fn draw_partition(partition: &PartitionMetrics, output: &mut Output) -> Result<(
     }
     if !used.is_empty() {
         output.line(table)?;
+    }
+    if !partition.blob_files.is_empty() {
+        let referenced = partition.referenced_blob_bytes();
+        output.line(format!(
+            "{}, {}; of their values {} referenced, {} stale",
+            plural(partition.blob_files.len() as u64, "blob file"),
+            bytes(partition.blob_bytes()),
+            bytes(referenced),
+            bytes(partition.stale_blob_bytes())
+        ))?;
     }
     Ok(())
 }

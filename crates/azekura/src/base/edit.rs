@@ -33,6 +33,53 @@ pub(crate) struct TableMeta {
     /// User key and sequence number of the first and the last entry.
     pub(crate) smallest: (Vec<u8>, SeqNo),
     pub(crate) largest: (Vec<u8>, SeqNo),
+    /// What its entries point to, by logical files in ascending order.
+    pub(crate) blobs: Vec<BlobUse>,
+}
+
+/// What the manifest knows of a blob file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BlobMeta {
+    pub(crate) id: FileId,
+    /// Of the file, in bytes.
+    pub(crate) size: u64,
+    /// Milliseconds since 1970.
+    pub(crate) created_ms: u64,
+    /// One for each logical file that has values here.
+    pub(crate) sections: Vec<BlobSection>,
+}
+
+/// The values of one logical file in a blob file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlobSection {
+    pub(crate) logical: FileId,
+    pub(crate) values: u64,
+    /// Of their frames.
+    pub(crate) bytes: u64,
+    /// Whether they were copied from elsewhere, so that pointers' offsets do not hold.
+    pub(crate) rewritten: bool,
+}
+
+/// How much of one logical file is referenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlobUse {
+    pub(crate) logical: FileId,
+    /// Values.
+    pub(crate) count: u64,
+    /// Their frames.
+    pub(crate) bytes: u64,
+}
+
+impl BlobUse {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.logical.0);
+        put_varint(out, self.count);
+        put_varint(out, self.bytes);
+    }
+
+    fn read(d: &mut Decoder<'_>) -> Result<BlobUse> {
+        Ok(BlobUse { logical: FileId(d.varint()?), count: d.varint()?, bytes: d.varint()? })
+    }
 }
 
 /// What the manifest knows of a partition.
@@ -61,6 +108,8 @@ pub(crate) enum Edit {
     SegmentRetired { epoch: Epoch },
     LogEnd { epoch: Epoch, seqno: SeqNo },
     NextIds { file: FileId, partition: PartitionId, epoch: Epoch },
+    BlobFileAdded { partition: PartitionId, file: BlobMeta },
+    BlobFileRemoved { partition: PartitionId, file: FileId },
 }
 
 /// Edits with this bit in their tag may be skipped by a reader that does not know them.
@@ -73,7 +122,9 @@ impl Edit {
             Edit::PartitionCreated(_) => 2,
             Edit::PartitionDropped { .. } => 3,
             Edit::PartitionSettings { .. } => 4,
-            Edit::TableAdded { .. } => 5,
+            // Without pointers as it always was, so that an older version reads it.
+            Edit::TableAdded { table, .. } if table.blobs.is_empty() => 5,
+            Edit::TableAdded { .. } => 13,
             Edit::TableRemoved { .. } => 6,
             Edit::Flushed { .. } => 7,
             Edit::SegmentAdded { .. } => 8,
@@ -81,6 +132,8 @@ impl Edit {
             Edit::LogEnd { .. } => 10,
             Edit::NextIds { .. } => 11,
             Edit::TableMoved { .. } => 12,
+            Edit::BlobFileAdded { .. } => 14,
+            Edit::BlobFileRemoved { .. } => 15,
         }
     }
 
@@ -116,6 +169,18 @@ impl Edit {
                 put_varint(out, partition.0);
                 out.push(*level);
                 encode_table(table, out);
+                if !table.blobs.is_empty() {
+                    put_varint(out, table.blobs.len() as u64);
+                    table.blobs.iter().for_each(|blob| blob.encode(out));
+                }
+            }
+            Edit::BlobFileAdded { partition, file } => {
+                put_varint(out, partition.0);
+                encode_blob_file(file, out);
+            }
+            Edit::BlobFileRemoved { partition, file } => {
+                put_varint(out, partition.0);
+                put_varint(out, file.0);
             }
             Edit::TableRemoved { partition, table } => {
                 put_varint(out, partition.0);
@@ -183,6 +248,12 @@ impl Edit {
             3 => Edit::PartitionDropped { partition: partition(d)? },
             4 => Edit::PartitionSettings { partition: partition(d)?, settings: d.bytes()?.to_vec() },
             5 => Edit::TableAdded { partition: partition(d)?, level: d.u8()?, table: decode_table(d)? },
+            13 => {
+                let (partition, level, table) = (partition(d)?, d.u8()?, decode_table(d)?);
+                Edit::TableAdded { partition, level, table: TableMeta { blobs: decode_uses(d)?, ..table } }
+            }
+            14 => Edit::BlobFileAdded { partition: partition(d)?, file: decode_blob_file(d)? },
+            15 => Edit::BlobFileRemoved { partition: partition(d)?, file: FileId(d.varint()?) },
             6 => Edit::TableRemoved { partition: partition(d)?, table: FileId(d.varint()?) },
             7 => Edit::Flushed { partition: partition(d)?, through: seqno(d)? },
             8 => Edit::SegmentAdded { epoch: epoch(d)?, file: FileId(d.varint()?) },
@@ -228,7 +299,43 @@ fn decode_table(d: &mut Decoder<'_>) -> Result<TableMeta> {
         raw_bytes: d.varint()?,
         smallest: (d.bytes()?.to_vec(), seqno(d)?),
         largest: (d.bytes()?.to_vec(), seqno(d)?),
+        blobs: Vec::new(),
     })
+}
+
+fn decode_uses(d: &mut Decoder<'_>) -> Result<Vec<BlobUse>> {
+    let uses: Vec<BlobUse> = (0..d.varint()?).map(|_| BlobUse::read(d)).collect::<Result<_>>()?;
+    match !uses.is_empty() && uses.is_sorted_by(|a, b| a.logical < b.logical) {
+        true => Ok(uses),
+        false => Err(Error::corruption("blob files that a table points to are not in ascending order")),
+    }
+}
+
+fn encode_blob_file(file: &BlobMeta, out: &mut Vec<u8>) {
+    for number in [file.id.0, file.size, file.created_ms, file.sections.len() as u64] {
+        put_varint(out, number);
+    }
+    for section in &file.sections {
+        put_varint(out, section.logical.0);
+        put_varint(out, section.values);
+        put_varint(out, section.bytes);
+        out.push(u8::from(section.rewritten));
+    }
+}
+
+fn decode_blob_file(d: &mut Decoder<'_>) -> Result<BlobMeta> {
+    let (id, size, created_ms) = (FileId(d.varint()?), d.varint()?, d.varint()?);
+    let section = |d: &mut Decoder<'_>| {
+        let (logical, values, bytes) = (FileId(d.varint()?), d.varint()?, d.varint()?);
+        let rewritten = match d.u8()? {
+            0 => false,
+            1 => true,
+            flags => return Err(Error::unsupported(format!("flags {flags:#x} of a section need a newer version"))),
+        };
+        Ok(BlobSection { logical, values, bytes, rewritten })
+    };
+    let sections = (0..d.varint()?).map(|_| section(d)).collect::<Result<_>>()?;
+    Ok(BlobMeta { id, size, created_ms, sections })
 }
 
 fn partition(d: &mut Decoder<'_>) -> Result<PartitionId> {
@@ -281,8 +388,22 @@ mod tests {
                     raw_bytes: 300,
                     smallest: (vec![], SeqNo(4)),
                     largest: (vec![255; 300], SeqNo(1)),
+                    blobs: Vec::new(),
                 },
             },
+            Edit::BlobFileAdded {
+                partition,
+                file: BlobMeta {
+                    id: FileId(901),
+                    size: 1 << 26,
+                    created_ms: 78,
+                    sections: vec![
+                        BlobSection { logical: FileId(901), values: 9, bytes: 1 << 25, rewritten: false },
+                        BlobSection { logical: FileId(7), values: u64::MAX, bytes: 1, rewritten: true },
+                    ],
+                },
+            },
+            Edit::BlobFileRemoved { partition, file: FileId(901) },
             Edit::TableRemoved { partition, table },
             Edit::TableMoved { partition, table, level: 2 },
             Edit::Flushed { partition, through: SeqNo(12) },
@@ -303,6 +424,24 @@ mod tests {
                 assert!(Edit::decode_batch(&bytes[..cut]).is_err());
             }
         }
+    }
+
+    #[test]
+    fn a_table_with_pointers_has_a_tag_that_older_versions_refuse() {
+        let Some(Edit::TableAdded { partition, level, table }) = one_of_each().into_iter().nth(4) else {
+            panic!("the fifth is a table");
+        };
+        let tagged = |blobs: Vec<BlobUse>| {
+            let edit = Edit::TableAdded { partition, level, table: TableMeta { blobs, ..table.clone() } };
+            let mut bytes = Vec::new();
+            edit.encode(&mut bytes);
+            (bytes[0], Edit::decode_batch(&bytes).map(|edits| assert_eq!(edits, [edit])))
+        };
+        let one = |logical| BlobUse { logical: FileId(logical), count: 3, bytes: 4000 };
+        assert!(matches!(tagged(vec![]), (5, Ok(()))));
+        assert!(matches!(tagged(vec![one(2), one(90)]), (13, Ok(()))));
+        assert!(matches!(tagged(vec![one(90), one(2)]), (13, Err(_))), "not in order");
+        assert!(matches!(tagged(vec![one(2), one(2)]), (13, Err(_))), "twice");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::base::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FileKind {
     Table,
+    Blob,
     Wal,
     Manifest,
 }
@@ -16,9 +17,17 @@ impl FileKind {
     fn magic(self) -> [u8; 8] {
         *match self {
             FileKind::Table => b"AZEKTBL\n",
+            FileKind::Blob => b"AZEKBLB\n",
             FileKind::Wal => b"AZEKWAL\n",
             FileKind::Manifest => b"AZEKMAN\n",
         }
+    }
+
+    /// The last bytes of a file of this kind that ends with a footer: those of a table are `AZEKTBE\n`.
+    pub(crate) fn end_magic(self) -> [u8; 8] {
+        let mut magic = self.magic();
+        magic[6] = b'E';
+        magic
     }
 
     /// The format version that this build writes, and the newest it reads.

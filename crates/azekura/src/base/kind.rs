@@ -6,7 +6,7 @@ use crate::base::error::{Error, Result};
 ///
 /// The byte on disk is the discriminant, with two flag bits above it: 0x40, an expiry time follows, and 0x80, the value
 /// is a wide column. Kinds that no code writes yet have their number already: 4 deletes a range of keys, 5 is an
-/// operand of a merge operator, 6 points to a value in a blob file, and in the log alone 16 clears a partition, 17
+/// operand of a merge operator, and in the log alone 16 clears a partition, 17
 /// drops it, 18 ingests tables, 19 is a watermark, 20 prepares, 21 commits and 22 aborts a transaction. Meeting one of
 /// them is `Unsupported`, never skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +18,9 @@ pub(crate) enum RecordKind {
     Delete = 2,
     /// Undoes the one older `Put` of the key; only for keys that are never overwritten.
     SingleDelete = 3,
+    /// The key has the value in a blob file that the entry's value, a [`BlobRef`](crate::base::blob_ref::BlobRef),
+    /// points to. In tables alone.
+    BlobPointer = 6,
 }
 
 impl RecordKind {
@@ -41,6 +44,7 @@ impl RecordKind {
             1 => Ok(RecordKind::Put),
             2 => Ok(RecordKind::Delete),
             3 => Ok(RecordKind::SingleDelete),
+            6 => Ok(RecordKind::BlobPointer),
             _ => Err(RecordKind::refuse(byte)),
         }
     }
@@ -51,14 +55,20 @@ impl RecordKind {
             b if b & (RecordKind::FLAG_EXPIRY | RecordKind::FLAG_WIDE_COLUMN) != 0 => {
                 Error::unsupported(format!("record flags {b:#04x} need a newer version"))
             }
-            4..=6 | 16..=22 => Error::unsupported(format!("record kind {byte} needs a newer version")),
+            4 | 5 | 16..=22 => Error::unsupported(format!("record kind {byte} needs a newer version")),
             _ => Error::corruption(format!("record kind {byte} does not exist")),
         }
     }
 
     /// Whether the key has no value after this record.
     pub(crate) fn is_tombstone(self) -> bool {
-        !matches!(self, RecordKind::Put)
+        !self.is_value()
+    }
+
+    /// Whether the key has a value after this record, wherever that is.
+    #[inline]
+    pub(crate) fn is_value(self) -> bool {
+        matches!(self, RecordKind::Put | RecordKind::BlobPointer)
     }
 }
 
@@ -75,7 +85,7 @@ mod tests {
                 Err(e) => assert!(matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::Corruption)),
             }
         }
-        assert_eq!(RecordKind::from_byte(6).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(RecordKind::from_byte(5).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(RecordKind::from_byte(0x41).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(RecordKind::from_byte(0).unwrap_err().kind(), ErrorKind::Corruption);
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::base::edit::{Edit, Epoch, FileId, PartitionId, PartitionMeta, TableMeta};
+use crate::base::edit::{BlobMeta, Edit, Epoch, FileId, PartitionId, PartitionMeta, TableMeta};
 use crate::base::{Error, Result, SeqNo};
 
 /// A partition as the manifest knows it.
@@ -13,6 +13,7 @@ use crate::base::{Error, Result, SeqNo};
 pub(crate) struct PartitionLedger {
     pub(crate) meta: PartitionMeta,
     pub(crate) tables: BTreeMap<FileId, (u8, TableMeta)>,
+    pub(crate) blobs: BTreeMap<FileId, BlobMeta>,
     pub(crate) flushed: SeqNo,
 }
 
@@ -84,6 +85,16 @@ impl Ledger {
             Edit::TableRemoved { partition, table } | Edit::TableMoved { partition, table, .. } => {
                 has_table(partition, table)
             }
+            Edit::BlobFileAdded { partition, file } => match known(partition)?.blobs.contains_key(&file.id) {
+                true => Err(Error::corruption(format!("the manifest adds blob file {} twice", file.id.0))),
+                false => Ok(()),
+            },
+            Edit::BlobFileRemoved { partition, file } => match known(partition)?.blobs.contains_key(file) {
+                true => Ok(()),
+                false => {
+                    Err(Error::corruption(format!("the manifest removes blob file {}, which it never added", file.0)))
+                }
+            },
         }
     }
 
@@ -96,7 +107,8 @@ impl Ledger {
             }
             Edit::PartitionCreated(meta) => {
                 self.next_partition = self.next_partition.max(meta.id.0 + 1);
-                let fresh = PartitionLedger { meta: meta.clone(), tables: BTreeMap::new(), flushed: SeqNo::ZERO };
+                let (tables, blobs) = (BTreeMap::new(), BTreeMap::new());
+                let fresh = PartitionLedger { meta: meta.clone(), tables, blobs, flushed: SeqNo::ZERO };
                 self.partitions.insert(meta.id, fresh);
             }
             Edit::PartitionDropped { partition } => {
@@ -111,6 +123,13 @@ impl Ledger {
             }
             Edit::TableRemoved { partition, table } => {
                 self.partition(*partition)?.tables.remove(table);
+            }
+            Edit::BlobFileAdded { partition, file } => {
+                self.next_file = self.next_file.max(file.id.0 + 1);
+                self.partition(*partition)?.blobs.insert(file.id, file.clone());
+            }
+            Edit::BlobFileRemoved { partition, file } => {
+                self.partition(*partition)?.blobs.remove(file);
             }
             Edit::TableMoved { partition, table, level } => {
                 if let Some((at, _)) = self.partition(*partition)?.tables.get_mut(table) {
@@ -161,6 +180,9 @@ impl Ledger {
         for (id, partition) in &self.partitions {
             edits.push(Edit::PartitionCreated(partition.meta.clone()));
             edits.push(Edit::Flushed { partition: *id, through: partition.flushed });
+            for file in partition.blobs.values() {
+                edits.push(Edit::BlobFileAdded { partition: *id, file: file.clone() });
+            }
             for (level, table) in partition.tables.values() {
                 edits.push(Edit::TableAdded { partition: *id, level: *level, table: table.clone() });
             }
@@ -198,6 +220,7 @@ mod tests {
             raw_bytes: 2,
             smallest: (b"a".to_vec(), SeqNo(1)),
             largest: (b"a".to_vec(), SeqNo(1)),
+            blobs: Vec::new(),
         };
         Edit::TableAdded { partition: PartitionId(partition), level, table }
     }

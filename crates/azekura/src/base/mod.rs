@@ -8,9 +8,10 @@
 //! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
 //!
 //! Rooms in reading order: [`error`], [`seqno`], [`kind`], [`key`], [`comparator`], [`coding`], [`checksum`],
-//! [`compression`], [`file_header`], [`edit`], [`ledger`] (what edits add up to), [`event`],
-//! [`sync`].
+//! [`compression`], [`file_header`], [`file_footer`], [`blob_ref`] (pointers to values in blob files), [`edit`],
+//! [`ledger`] (what edits add up to), [`event`], [`sync`].
 
+pub(crate) mod blob_ref;
 pub(crate) mod checksum;
 pub(crate) mod coding;
 pub(crate) mod comparator;
@@ -18,6 +19,7 @@ pub(crate) mod compression;
 pub(crate) mod edit;
 pub(crate) mod error;
 pub(crate) mod event;
+pub(crate) mod file_footer;
 pub(crate) mod file_header;
 pub(crate) mod key;
 pub(crate) mod kind;

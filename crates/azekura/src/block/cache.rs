@@ -1,4 +1,4 @@
-//! The block cache: one budget for the data, index and filter blocks of all tables.
+//! The block cache: one budget for the data, index and filter blocks of all tables, and the values of blob files.
 
 use std::sync::Arc;
 
@@ -234,7 +234,7 @@ impl BlockCache {
 
     /// A sum over all shards and threads, each at its own moment; no hit is lost or counted twice.
     pub(crate) fn stats(&self) -> CacheStats {
-        let names = ["data", "index", "index top", "filter", "filter top"];
+        let names = ["data", "index", "index top", "filter", "filter top", "blob", "blob index"];
         let mut kinds: Vec<(&'static str, KindStats)> = names.map(|name| (name, KindStats::default())).into();
         for shard in &self.shards {
             let shard = lock(shard);

@@ -1,5 +1,6 @@
-//! What the cache holds: blocks of five types, each behind a keeper that takes links away.
+//! What the cache holds: blocks of seven types, each behind a keeper that takes links away.
 
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use crate::base::{Error, Result};
@@ -8,6 +9,7 @@ use crate::block::restarts::RestartBlock;
 use crate::block::{Block, FilterBlock};
 use crate::mem::atomic::{AtomicU64, Ordering};
 use crate::mem::link::{AnyHub, Hub, Keeper, Retired};
+use crate::mem::slice::Slice;
 
 /// A piece of the index, and a link for each data block that it names.
 pub(crate) type IndexPiece = Hub<Block, RestartBlock>;
@@ -15,6 +17,45 @@ pub(crate) type IndexPiece = Hub<Block, RestartBlock>;
 pub(crate) type IndexTop = Hub<IndexPiece, RestartBlock>;
 /// The top of the filter, and a link for each piece.
 pub(crate) type FilterTop = Hub<FilterBlock, RestartBlock>;
+
+/// A value of a blob file. What is handed out of it shares its bytes.
+pub(crate) struct BlobValue {
+    /// The value to its end, possibly behind the header of its frame.
+    bytes: Arc<[u8]>,
+    start: usize,
+}
+
+impl BlobValue {
+    /// The value is what lies from `start` on.
+    pub(crate) fn new(bytes: Arc<[u8]>, start: usize) -> BlobValue {
+        BlobValue { bytes, start }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() - self.start
+    }
+
+    /// The value, without a copy unless it is short.
+    pub(crate) fn slice(&self) -> Slice {
+        Slice::shared(Arc::clone(&self.bytes), self.start)
+    }
+
+    fn memory(&self) -> usize {
+        // With the counts before the bytes.
+        size_of::<BlobValue>() + self.bytes.len() + 2 * size_of::<usize>()
+    }
+}
+
+/// A page of the index of a blob file, as its frame had it.
+pub(crate) struct BlobPage(Body);
+
+impl Deref for BlobPage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
 
 /// Bytes that were reserved in the budget; they are given back when what they were reserved for is freed.
 pub(crate) struct Receipt {
@@ -51,6 +92,8 @@ pub(crate) enum Cached {
     IndexTop(Keeper<IndexTop, Receipt>),
     Filter(Keeper<FilterBlock, Receipt>),
     FilterTop(Keeper<FilterTop, Receipt>),
+    Blob(Keeper<BlobValue, Receipt>),
+    BlobPage(Keeper<BlobPage, Receipt>),
 }
 
 impl Cached {
@@ -62,6 +105,8 @@ impl Cached {
             Cached::IndexTop(keeper) => keeper.take_mark(),
             Cached::Filter(keeper) => keeper.take_mark(),
             Cached::FilterTop(keeper) => keeper.take_mark(),
+            Cached::Blob(keeper) => keeper.take_mark(),
+            Cached::BlobPage(keeper) => keeper.take_mark(),
         }
     }
 
@@ -73,6 +118,8 @@ impl Cached {
             Cached::IndexTop(keeper) => keeper.retire(),
             Cached::Filter(keeper) => keeper.retire(),
             Cached::FilterTop(keeper) => keeper.retire(),
+            Cached::Blob(keeper) => keeper.retire(),
+            Cached::BlobPage(keeper) => keeper.retire(),
         }
     }
 }
@@ -97,6 +144,10 @@ fn decode_hub<T>(body: Body) -> Result<Hub<T, RestartBlock>> {
         return Err(Error::corruption("block of the index has entries that are no restarts"));
     }
     Ok(Hub::new(block, count))
+}
+
+fn decode_blob(body: Body) -> Result<BlobValue> {
+    Ok(BlobValue::new(Arc::from(&*body), 0))
 }
 
 macro_rules! cacheable {
@@ -127,3 +178,5 @@ cacheable!(FilterBlock, Filter, FilterBlock::decode, FilterBlock::memory);
 cacheable!(IndexPiece, IndexPiece, decode_hub, hub_memory);
 cacheable!(IndexTop, IndexTop, decode_hub, hub_memory);
 cacheable!(FilterTop, FilterTop, decode_hub, hub_memory);
+cacheable!(BlobValue, Blob, decode_blob, BlobValue::memory);
+cacheable!(BlobPage, BlobPage, |body: Body| Ok(BlobPage(body)), |page: &BlobPage| page.len() + size_of::<BlobPage>());

@@ -73,15 +73,32 @@ pub(crate) fn put_frame(
     assert!(raw.len() as u64 <= RAW_LEN_MAX, "a block holds at most one huge value");
     let compressed = if raw.len() <= COMPRESS_LEN_MAX { compression.compress(raw) } else { None };
     let (codec, stored) = compressed.as_ref().map_or((Codec::None, raw), |(codec, bytes)| (*codec, bytes.as_slice()));
+    put_stored(out, Place { file_id, offset }, kind, codec, raw.len(), stored)
+}
+
+/// What the checksum of a frame is bound to.
+struct Place<'a> {
+    file_id: &'a [u8; 16],
+    offset: u64,
+}
+
+fn put_stored(
+    out: &mut Vec<u8>,
+    place: Place<'_>,
+    kind: BlockKind,
+    codec: Codec,
+    raw_len: usize,
+    stored: &[u8],
+) -> BlockHandle {
     let start = out.len();
     out.reserve(FRAME_HEADER_LEN + stored.len());
     out.extend_from_slice(&[0; 8]);
     out.extend_from_slice(&[codec as u8, 0, kind as u8]);
-    out.extend_from_slice(&(raw.len() as u64).to_le_bytes()[..5]);
+    out.extend_from_slice(&(raw_len as u64).to_le_bytes()[..5]);
     out.extend_from_slice(stored);
-    let sum = xxh3(place_seed(file_id, offset), &out[start + 8..]);
+    let sum = xxh3(place_seed(place.file_id, place.offset), &out[start + 8..]);
     out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
-    BlockHandle { offset, len: (out.len() - start) as u64 }
+    BlockHandle { offset: place.offset, len: (out.len() - start) as u64 }
 }
 
 /// Checks and opens the frame that lay at `offset`, and that should hold a block of `kind`; a data block may be of any
@@ -90,42 +107,71 @@ pub(crate) fn put_frame(
 /// # Errors
 /// `Corruption` if it does not verify or is of another kind, `Unsupported` if a newer version wrote it.
 pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<Body> {
-    let Some((header, stored)) = bytes.split_first_chunk::<FRAME_HEADER_LEN>() else {
-        return Err(Error::corruption("block is shorter than its header"));
-    };
-    let sum = u64::from_le_bytes(header[..8].try_into().expect("eight bytes"));
-    if sum != xxh3(place_seed(file_id, offset), &bytes[8..]) {
-        return Err(Error::corruption("checksum of the block does not match"));
-    }
-    let codec = Codec::from_byte(header[8])?;
-    if header[9] != 0 {
-        return Err(Error::unsupported(format!("transform {} needs a newer version", header[9])));
-    }
-    let found = BlockKind::from_byte(header[10])?;
-    if found.role() != kind.role() {
-        return Err(Error::corruption(format!("block is of kind {found:?} where {kind:?} should be")));
-    }
-    let mut wide = [0u8; 8];
-    wide[..5].copy_from_slice(&header[11..]);
-    let raw_len = u64::from_le_bytes(wide);
-    let stored_len = stored.len() as u64;
-    let plausible = match codec {
-        Codec::None => raw_len == stored_len,
-        Codec::Lz4 => raw_len <= stored_len * LZ4_RATIO_MAX,
-        Codec::Zlib => raw_len <= stored_len * ZLIB_RATIO_MAX,
-    };
-    let raw_len = usize::try_from(raw_len).ok().filter(|_| plausible && raw_len <= RAW_LEN_MAX);
-    let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares a length that it cannot have"))?;
-    match codec {
+    let frame = Frame::check(&bytes, file_id, offset, kind)?;
+    let found = frame.kind;
+    match frame.codec {
         Codec::None => Ok(Body { bytes, start: FRAME_HEADER_LEN, kind: found }),
         codec => {
             // Behind it there is room for what a block adds when it is loaded.
-            let raw = bytes.another(room_for(raw_len));
+            let raw = bytes.another(room_for(frame.raw_len));
             let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
-            raw.grow_to(raw_len);
-            decompress(codec, stored, &mut raw)?;
+            raw.grow_to(frame.raw_len);
+            decompress(codec, frame.stored, &mut raw)?;
             Ok(Body::new(found, raw))
         }
+    }
+}
+
+/// A frame whose checksum and lengths are right, where it was read to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame<'a> {
+    pub(crate) kind: BlockKind,
+    pub(crate) codec: Codec,
+    /// Length of the block after its codec.
+    pub(crate) raw_len: usize,
+    /// The block as stored.
+    pub(crate) stored: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// Checks all that [`open_frame`] does without restoring the block.
+    ///
+    /// # Errors
+    /// As for [`open_frame`].
+    pub(crate) fn check(bytes: &'a [u8], file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<Frame<'a>> {
+        let Some((header, stored)) = bytes.split_first_chunk::<FRAME_HEADER_LEN>() else {
+            return Err(Error::corruption("block is shorter than its header"));
+        };
+        let sum = u64::from_le_bytes(header[..8].try_into().expect("eight bytes"));
+        if sum != xxh3(place_seed(file_id, offset), &bytes[8..]) {
+            return Err(Error::corruption("checksum of the block does not match"));
+        }
+        let codec = Codec::from_byte(header[8])?;
+        if header[9] != 0 {
+            return Err(Error::unsupported(format!("transform {} needs a newer version", header[9])));
+        }
+        let found = BlockKind::from_byte(header[10])?;
+        if found.role() != kind.role() {
+            return Err(Error::corruption(format!("block is of kind {found:?} where {kind:?} should be")));
+        }
+        let mut wide = [0u8; 8];
+        wide[..5].copy_from_slice(&header[11..]);
+        let raw_len = u64::from_le_bytes(wide);
+        let stored_len = stored.len() as u64;
+        let plausible = match codec {
+            Codec::None => raw_len == stored_len,
+            Codec::Lz4 => raw_len <= stored_len * LZ4_RATIO_MAX,
+            Codec::Zlib => raw_len <= stored_len * ZLIB_RATIO_MAX,
+        };
+        let raw_len = usize::try_from(raw_len).ok().filter(|_| plausible && raw_len <= RAW_LEN_MAX);
+        let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares a length that it cannot have"))?;
+        Ok(Frame { kind: found, codec, raw_len, stored })
+    }
+
+    /// Appends a frame of the same stored bytes that will lie at `offset` of another file.
+    pub(crate) fn put_again(&self, out: &mut Vec<u8>, file_id: &[u8; 16], offset: u64) -> BlockHandle {
+        let (codec, kind) = (self.codec, self.kind);
+        put_stored(out, Place { file_id, offset }, kind, codec, self.raw_len, self.stored)
     }
 }
 

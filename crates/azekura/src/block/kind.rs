@@ -23,12 +23,25 @@ pub(crate) enum BlockKind {
     Properties = 8,
     /// What sections the file has and where they are.
     Directory = 9,
+    /// A value of a blob file.
+    Blob = 10,
+    /// A page of the index of a blob file: ordinals and the frames they lead to.
+    BlobIndex = 11,
+    /// Which values of blob files a table's entries point to.
+    BlobReferences = 12,
 }
 
 impl BlockKind {
     /// The kinds that live in the cache, for its statistics; data blocks of every layout are counted as one.
-    pub(crate) const CACHED: [BlockKind; 5] =
-        [BlockKind::Data, BlockKind::Index, BlockKind::IndexTop, BlockKind::Filter, BlockKind::FilterTop];
+    pub(crate) const CACHED: [BlockKind; 7] = [
+        BlockKind::Data,
+        BlockKind::Index,
+        BlockKind::IndexTop,
+        BlockKind::Filter,
+        BlockKind::FilterTop,
+        BlockKind::Blob,
+        BlockKind::BlobIndex,
+    ];
 
     /// Whether it leads to other blocks, or says that they need not be read.
     pub(crate) fn is_metadata(self) -> bool {
@@ -48,6 +61,9 @@ impl BlockKind {
             7 => BlockKind::FilterTop,
             8 => BlockKind::Properties,
             9 => BlockKind::Directory,
+            10 => BlockKind::Blob,
+            11 => BlockKind::BlobIndex,
+            12 => BlockKind::BlobReferences,
             _ => return Err(Error::corruption(format!("block kind {byte} does not exist"))),
         })
     }

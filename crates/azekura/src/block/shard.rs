@@ -106,6 +106,8 @@ pub(crate) fn place(kind: BlockKind) -> usize {
         BlockKind::IndexTop => 2,
         BlockKind::Filter => 3,
         BlockKind::FilterTop => 4,
+        BlockKind::Blob => 5,
+        BlockKind::BlobIndex => 6,
         _ => 0, // data blocks of every layout; nothing else is cached
     }
 }

@@ -5,7 +5,7 @@
 
 use std::ops::Bound;
 
-use crate::base::{KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::cursor::Cursor;
 
 /// After this many hidden versions of one key in a row, seek over the rest of them.
@@ -73,7 +73,7 @@ impl<C: Cursor> Ascending<C> {
                     self.decided.clear();
                     self.decided.extend_from_slice(key.user);
                 }
-                if kind == RecordKind::Put {
+                if kind.is_value() {
                     self.valid = true;
                     return Ok(());
                 }
@@ -94,11 +94,10 @@ impl<C: Cursor> Ascending<C> {
         self.valid
     }
 
-    /// Key and value; only while valid.
+    /// The entry, which has a value or a pointer to it; only while valid.
     #[inline]
-    pub(crate) fn entry(&self) -> (&[u8], &[u8]) {
-        let entry = self.inner.entry();
-        (entry.user, entry.value)
+    pub(crate) fn entry(&self) -> EntryRef<'_> {
+        self.inner.entry()
     }
 }
 
@@ -110,12 +109,13 @@ pub(crate) struct Descending<C> {
     key: Vec<u8>,
     /// Copied, because the inner cursor has to walk over the newer versions to know which is the newest.
     value: Vec<u8>,
+    kind: RecordKind,
     valid: bool,
 }
 
 impl<C: Cursor> Descending<C> {
     pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Descending<C> {
-        Descending { inner, order, at, key: Vec::new(), value: Vec::new(), valid: false }
+        Descending { inner, order, at, key: Vec::new(), value: Vec::new(), kind: RecordKind::Delete, valid: false }
     }
 
     /// To the last visible key within the bound.
@@ -156,7 +156,8 @@ impl<C: Cursor> Descending<C> {
                     break;
                 }
                 if entry.seqno <= self.at {
-                    self.valid = entry.kind == RecordKind::Put;
+                    self.valid = entry.kind.is_value();
+                    self.kind = entry.kind;
                     self.key.clear();
                     self.key.extend_from_slice(entry.user);
                     self.value.clear();
@@ -177,9 +178,9 @@ impl<C: Cursor> Descending<C> {
         &self.key
     }
 
-    /// Only while valid.
-    pub(crate) fn value(&self) -> &[u8] {
-        &self.value
+    /// The value, or a pointer to it: its kind says which. Only while valid.
+    pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
+        (self.kind, &self.value)
     }
 }
 
@@ -204,15 +205,23 @@ mod tests {
             let key = vec![b'a' + (state % 8) as u8];
             let mut model = models.last().unwrap().clone();
             let kind = if (state >> 20).is_multiple_of(3) { RecordKind::Delete } else { RecordKind::Put };
-            let value = if kind == RecordKind::Put { seqno.to_string().into_bytes() } else { Vec::new() };
-            match kind {
-                RecordKind::Put => model.insert(key.clone(), value.clone()),
-                _ => model.remove(&key),
+            let kind = if kind == RecordKind::Put && seqno.is_multiple_of(2) { RecordKind::BlobPointer } else { kind };
+            let value = if kind.is_value() { seqno.to_string().into_bytes() } else { Vec::new() };
+            match kind.is_value() {
+                true => model.insert(key.clone(), value.clone()),
+                false => model.remove(&key),
             };
             entries.push((key, SeqNo(seqno), kind, value));
             models.push(model);
         }
         (entries, models)
+    }
+
+    /// The value, whose kind is that of its version.
+    fn shown((kind, value): (RecordKind, &[u8])) -> Vec<u8> {
+        let seqno: u64 = std::str::from_utf8(value).unwrap().parse().unwrap();
+        assert_eq!(kind == RecordKind::BlobPointer, seqno.is_multiple_of(2));
+        value.to_vec()
     }
 
     #[test]
@@ -229,8 +238,8 @@ mod tests {
                     let mut seen = Vec::new();
                     up.seek(bound).unwrap();
                     while up.valid() {
-                        let (key, value) = up.entry();
-                        seen.push((key.to_vec(), value.to_vec()));
+                        let entry = up.entry();
+                        seen.push((entry.user.to_vec(), shown((entry.kind, entry.value))));
                         up.next().unwrap();
                     }
                     let above = |k: &Vec<u8>| match bound {
@@ -248,7 +257,7 @@ mod tests {
                     seen.clear();
                     down.seek(bound).unwrap();
                     while down.valid() {
-                        seen.push((down.key().to_vec(), down.value().to_vec()));
+                        seen.push((down.key().to_vec(), shown(down.value())));
                         down.prev().unwrap();
                     }
                     let below = |k: &Vec<u8>| match bound {
@@ -271,9 +280,9 @@ mod tests {
         ];
         let mut up = Ascending::new(VecCursor::new(order.clone(), entries.clone()), order.clone(), SeqNo(9));
         up.seek(Bound::Excluded(b"a")).unwrap();
-        assert_eq!(up.entry().0, b"b");
+        assert_eq!(up.entry().user, b"b");
         let mut down = Descending::new(VecCursor::new(order.clone(), entries), order, SeqNo(9));
         down.seek(Bound::Included(b"a")).unwrap();
-        assert_eq!(down.value(), [1]);
+        assert_eq!(down.value(), (RecordKind::Put, &[1][..]));
     }
 }

@@ -16,8 +16,8 @@ use crate::db::options::PartitionCreateOptions;
 use crate::engine::{Engine, Visible};
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
-use crate::table::files::TableFiles;
 use crate::table::graveyard::Graveyard;
+use crate::vfs::files::{DataFiles, DataKind};
 use crate::vfs::{Env, Fs};
 
 /// What every tree of a database is built from.
@@ -26,7 +26,7 @@ pub(crate) struct TreeParts {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) env: Arc<dyn Env>,
     pub(crate) dir: PathBuf,
-    pub(crate) files: Arc<TableFiles>,
+    pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) graveyard: Arc<Graveyard>,
     /// Rung when work may have appeared.
@@ -188,13 +188,17 @@ impl Catalog {
     }
 
     /// Takes in a partition of the manifest; one with a user's comparator stays without its tree until that is given.
-    pub(crate) fn restore(&self, stored: PartitionLedger, files: &HashMap<FileId, u64>) -> Result<Arc<PartitionState>> {
+    pub(crate) fn restore(
+        &self,
+        stored: PartitionLedger,
+        files: &HashMap<(DataKind, FileId), u64>,
+    ) -> Result<Arc<PartitionState>> {
         let meta = stored.meta.clone();
         if meta.engine != 0 {
             let (name, engine) = (&meta.name, meta.engine);
             return Err(Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura")));
         }
-        check_files(stored.tables.values().map(|(_, table)| table), files, &self.parts.files)?;
+        check_files(stored.tables.values().map(|(_, table)| table), stored.blobs.values(), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = self.insert(&meta, Some(stored));
         if bytewise {
@@ -280,11 +284,13 @@ impl Catalog {
             next_file_id: Arc::clone(&parts.next_file),
             visible: parts.visible.clone(),
         };
-        let (tables, flushed) = match stored.take() {
-            Some(ledger) => (ledger.tables.into_values().collect(), ledger.flushed),
-            None => (Vec::new(), SeqNo::ZERO),
+        let (tables, blobs, flushed) = match stored.take() {
+            Some(ledger) => {
+                (ledger.tables.into_values().collect(), ledger.blobs.into_values().collect(), ledger.flushed)
+            }
+            None => (Vec::new(), Vec::new(), SeqNo::ZERO),
         };
-        let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, flushed)?;
+        let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, blobs, flushed)?;
         for record in lock(&state.pending).drain(..) {
             tree.apply(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
         }

@@ -2,11 +2,11 @@
 //!
 //! The steps:
 //! 1. between two commits: note the ledger, the visible sequence number and how far each log segment is written;
-//! 2. in `path.tmp`: link every table of the ledger (copy across file systems), copy the used part of the log, write a
-//!    manifest that says where the log ends, with a new instance id;
+//! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy the used part of the
+//!    log, write a manifest that says where the log ends, with a new instance id;
 //! 3. sync all of it, rename to `path`, sync the parent.
 //!
-//! Meanwhile segments are not recycled. A table that a compaction removes between 1 and 2 makes the attempt start
+//! Meanwhile segments are not recycled. A file that a compaction removes between 1 and 2 makes the attempt start
 //! again with a newer ledger.
 
 use std::path::{Path, PathBuf};
@@ -95,10 +95,12 @@ fn build(shared: &Shared, moment: &Moment, tmp: &Path) -> Result<()> {
     let fs = &*shared.fs;
     fs.create_dir_all(tmp)?;
     for partition in moment.ledger.partitions.values() {
-        for (_, table) in partition.tables.values() {
-            let from = shared.catalog.parts().files.path(table.id);
-            let name = from.file_name().ok_or_else(|| Error::invalid("a table has no name"))?;
-            link_or_copy(fs, &from, &tmp.join(name), table.size)?;
+        let files = &shared.catalog.parts().files;
+        let tables = partition.tables.values().map(|(_, table)| (files.path(table.id), table.size));
+        let blobs = partition.blobs.values().map(|file| (files.blobs().path(file.id), file.size));
+        for (from, size) in tables.chain(blobs) {
+            let name = from.file_name().ok_or_else(|| Error::invalid("a file of data has no name"))?;
+            link_or_copy(fs, &from, &tmp.join(name), size)?;
         }
     }
     let mut ledger = moment.ledger.clone();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::base::compression::CompressionType;
 use crate::base::event::Listener;
 use crate::base::{Error, Result};
-use crate::table::files::DirectIo;
 use crate::vfs::disk::DiskFs;
 use crate::vfs::env::SystemEnv;
+use crate::vfs::files::DirectIo;
 use crate::vfs::{Env, Fs};
 use crate::wal::RecoveryMode;
 

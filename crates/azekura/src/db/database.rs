@@ -222,14 +222,15 @@ impl Database {
         Metrics::of(&self.handle.shared)
     }
 
-    /// Bytes of all files on disk: tables, log, manifest.
+    /// Bytes of all files on disk: tables, blob files, log, manifest.
     pub fn disk_space(&self) -> u64 {
         let shared = &self.handle.shared;
         shared.fs.read_dir(&shared.dir).map_or(0, |entries| entries.iter().map(|entry| entry.len).sum())
     }
 
     /// Writes a copy of the database as it is between two commits to the new directory `path`; it can be opened at
-    /// once. Tables are shared by hard links where the file system allows, so that it is quick and small.
+    /// once. Tables and blob files are shared by hard links where the file system allows, so that it is quick and
+    /// small.
     ///
     /// # Errors
     /// `Invalid` if `path` exists; errors of writing. A failure leaves nothing at `path`.

@@ -1,14 +1,16 @@
 //! Walking over the keys of a partition, from both ends.
 
+use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use crate::base::{Error, KeyOrder, Result};
+use crate::base::blob_ref::BlobRef;
+use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::cursor::Cursor;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::db::handle::Handle;
 use crate::db::state::read_points::ReadPin;
-use crate::engine::{Engine, View};
+use crate::engine::{self, Engine, View};
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
 
@@ -33,15 +35,29 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
+/// One of the two ends of a walk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    Front,
+    Back,
+}
+
+type Front = Option<Ascending<Box<dyn Cursor>>>;
+type Back = Option<Descending<Box<dyn Cursor>>>;
+
 /// One walk: two cursors that come towards each other, each made when first needed from the moment that the walk holds.
-/// Keys and values are borrowed until the next step.
+/// Values that stand elsewhere are read when they are asked for.
 pub(crate) struct Walk {
-    view: Box<dyn View>,
+    view: Arc<dyn View>,
+    /// Made when the first value is read that stands elsewhere.
+    values: Option<Box<dyn engine::Values>>,
+    /// The value that was lent last, if it stood elsewhere.
+    lent: Slice,
     order: KeyOrder,
     bounds: Bounds,
     pin: ReadPin,
-    front: Option<Ascending<Box<dyn Cursor>>>,
-    back: Option<Descending<Box<dyn Cursor>>>,
+    front: Front,
+    back: Back,
     /// The last key that each end gave.
     front_key: Option<Vec<u8>>,
     back_key: Option<Vec<u8>>,
@@ -64,7 +80,9 @@ impl Walk {
             _ => false,
         };
         Walk {
-            view: tree.view(),
+            view: Arc::from(tree.view()),
+            values: None,
+            lent: Slice::new(),
             order,
             bounds,
             pin,
@@ -77,12 +95,15 @@ impl Walk {
         }
     }
 
-    /// Steps the front end; true if it stands on an entry.
-    pub(crate) fn advance(&mut self) -> Result<bool> {
+    /// Steps an end; true if it stands on an entry.
+    pub(crate) fn step(&mut self, end: End) -> Result<bool> {
         if self.ended {
             return Ok(false);
         }
-        let stepped = self.handle.shared.check_open().and_then(|()| self.step_front());
+        let stepped = self.handle.shared.check_open().and_then(|()| match end {
+            End::Front => self.step_front(),
+            End::Back => self.step_back(),
+        });
         self.ended = !matches!(stepped, Ok(true));
         stepped
     }
@@ -106,7 +127,7 @@ impl Walk {
         if matches!(self.bounds.1, Bound::Unbounded) && self.back.is_none() {
             return Ok(true);
         }
-        let (key, _) = front.entry();
+        let key = front.entry().user;
         let inside = match &self.bounds.1 {
             Bound::Unbounded => true,
             Bound::Included(end) => self.order.cmp(key, end).is_le(),
@@ -121,21 +142,11 @@ impl Walk {
         Ok(true)
     }
 
-    /// Steps the back end; true if it stands on an entry.
-    pub(crate) fn advance_back(&mut self) -> Result<bool> {
-        if self.ended {
-            return Ok(false);
-        }
-        let stepped = self.handle.shared.check_open().and_then(|()| self.step_back());
-        self.ended = !matches!(stepped, Ok(true));
-        stepped
-    }
-
     fn step_back(&mut self) -> Result<bool> {
         if self.back.is_none() {
             // From now on the front has to say where it stands.
             if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
-                remember(&mut self.front_key, front.entry().0);
+                remember(&mut self.front_key, front.entry().user);
             }
         }
         let back = match &mut self.back {
@@ -166,16 +177,54 @@ impl Walk {
         Ok(true)
     }
 
-    /// The entry at the front; only after `advance` said true.
-    pub(crate) fn front(&self) -> (&[u8], &[u8]) {
-        self.front.as_ref().expect("advance said true").entry()
+    /// The key at an end; this and what follows only after [`step`](Walk::step) said true.
+    fn key(&self, end: End) -> Slice {
+        Slice::from(stored(&self.front, &self.back, end).0)
     }
 
-    /// The entry at the back; only after `advance_back` said true.
-    pub(crate) fn back(&self) -> (&[u8], &[u8]) {
-        let back = self.back.as_ref().expect("advance_back said true");
-        (back.key(), back.value())
+    /// The value at an end, read if it stands elsewhere; after a failure the walk has ended.
+    fn value(&mut self, end: End) -> Result<Slice> {
+        let (_, kind, bytes) = stored(&self.front, &self.back, end);
+        if kind != RecordKind::BlobPointer {
+            return Ok(Slice::from(bytes));
+        }
+        let read = self.values.get_or_insert_with(|| self.view.values()).read(bytes);
+        read.inspect_err(|_| self.ended = true)
     }
+
+    /// Key and value at an end, without a copy.
+    fn lend(&mut self, end: End) -> Result<(&[u8], &[u8])> {
+        if stored(&self.front, &self.back, end).1 == RecordKind::BlobPointer {
+            self.lent = self.value(end)?;
+        }
+        let (key, kind, bytes) = stored(&self.front, &self.back, end);
+        Ok((key, if kind == RecordKind::BlobPointer { &self.lent } else { bytes }))
+    }
+
+    /// The entry at an end; its value is not read.
+    fn entry(&self, end: End) -> Result<Entry> {
+        let (key, kind, bytes) = stored(&self.front, &self.back, end);
+        let value = match kind {
+            RecordKind::BlobPointer => EntryValue::Elsewhere(Arc::new(Elsewhere {
+                len: BlobRef::decode(bytes)?.len,
+                pointer: bytes.to_vec(),
+                view: Arc::clone(&self.view),
+                handle: Arc::clone(&self.handle),
+            })),
+            _ => EntryValue::Here(Slice::from(bytes)),
+        };
+        Ok(Entry { key: Slice::from(key), value })
+    }
+}
+
+/// What an end stands on: key, kind, and the value or the pointer to it.
+fn stored<'a>(front: &'a Front, back: &'a Back, end: End) -> (&'a [u8], RecordKind, &'a [u8]) {
+    let (key, (kind, value)) = match end {
+        End::Front => front.as_ref().map(|front| front.entry()).map(|entry| (entry.user, (entry.kind, entry.value))),
+        End::Back => back.as_ref().map(|back| (back.key(), back.value())),
+    }
+    .expect("the step to this entry said true");
+    (key, kind, value)
 }
 
 fn remember(place: &mut Option<Vec<u8>>, key: &[u8]) {
@@ -198,37 +247,45 @@ impl Source {
         }
     }
 
-    /// The next key and value, borrowed until the next step.
+    /// The walk, one step on at that end; none where it ends.
     #[inline]
-    fn lend(&mut self) -> Option<Result<(&[u8], &[u8])>> {
+    fn step(&mut self, end: End) -> Option<Result<&mut Walk>> {
         match self {
             Source::Failed(error) => error.take().map(Err),
-            Source::Walk(walk) => match walk.advance() {
-                Ok(true) => Some(Ok(walk.front())),
+            Source::Walk(walk) => match walk.step(end) {
+                Ok(true) => Some(Ok(walk)),
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
             },
         }
     }
 
-    /// The same from the other end.
-    fn lend_back(&mut self) -> Option<Result<(&[u8], &[u8])>> {
-        match self {
-            Source::Failed(error) => error.take().map(Err),
-            Source::Walk(walk) => match walk.advance_back() {
-                Ok(true) => Some(Ok(walk.back())),
-                Ok(false) => None,
-                Err(error) => Some(Err(error)),
-            },
-        }
+    /// The next key and value at that end, borrowed until the next step.
+    fn lend(&mut self, end: End) -> Option<Result<(&[u8], &[u8])>> {
+        self.step(end).map(|walk| walk.and_then(|walk| walk.lend(end)))
     }
 }
 
-/// An entry of a partition: key and value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An entry of a partition: key and value. A value that stands in a blob file is read when it is asked for; until then
+/// the entry keeps that file, and the database open.
+#[derive(Clone)]
 pub struct Entry {
     key: Slice,
-    value: Slice,
+    value: EntryValue,
+}
+
+#[derive(Clone)]
+enum EntryValue {
+    Here(Slice),
+    Elsewhere(Arc<Elsewhere>),
+}
+
+struct Elsewhere {
+    len: u32,
+    pointer: Vec<u8>,
+    view: Arc<dyn View>,
+    /// The last field, as in [`Walk`].
+    handle: Arc<Handle>,
 }
 
 impl Entry {
@@ -242,12 +299,28 @@ impl Entry {
     /// # Errors
     /// Those of reading, where the value does not stand beside the key.
     pub fn value(&self) -> Result<Slice> {
-        Ok(self.value.clone())
+        match &self.value {
+            EntryValue::Here(value) => Ok(value.clone()),
+            EntryValue::Elsewhere(value) => {
+                value.handle.shared.check_open()?;
+                value.view.values().read(&value.pointer)
+            }
+        }
     }
 
     /// Length of the value in bytes, without reading it.
     pub fn size(&self) -> u32 {
-        self.value.len() as u32
+        match &self.value {
+            // Values are at most 4 GiB - 1, so the cast loses nothing.
+            EntryValue::Here(value) => value.len() as u32,
+            EntryValue::Elsewhere(value) => value.len,
+        }
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry").field("key", &self.key).field("size", &self.size()).finish_non_exhaustive()
     }
 }
 
@@ -264,13 +337,13 @@ macro_rules! iterator {
             type Item = Result<$item>;
 
             fn next(&mut self) -> Option<Result<$item>> {
-                self.0.lend().map(|lent| lent.map(|(key, value)| $shape(key, value)))
+                self.0.step(End::Front).map(|walk| walk.and_then(|walk| $shape(walk, End::Front)))
             }
         }
 
         impl DoubleEndedIterator for $name {
             fn next_back(&mut self) -> Option<Result<$item>> {
-                self.0.lend_back().map(|lent| lent.map(|(key, value)| $shape(key, value)))
+                self.0.step(End::Back).map(|walk| walk.and_then(|walk| $shape(walk, End::Back)))
             }
         }
 
@@ -280,7 +353,7 @@ macro_rules! iterator {
 
 iterator!(
     /// Pairs of key and value, in the order of the keys.
-    Iter, (Slice, Slice), |key, value| (Slice::from(key), Slice::from(value)));
+    Iter, (Slice, Slice), |walk: &mut Walk, end| Ok((walk.key(end), walk.value(end)?)));
 impl Iter {
     /// As [`next`](Iterator::next), but key and value are lent until the next step instead of being copied: the
     /// quickest way over many records. What is skipped or given by the one is skipped by the other.
@@ -304,7 +377,7 @@ impl Iter {
     /// # Errors
     /// Those of reading; behind an error it ends.
     pub fn lend(&mut self) -> Option<Result<(&[u8], &[u8])>> {
-        self.0.lend()
+        self.0.lend(End::Front)
     }
 
     /// As [`next_back`](DoubleEndedIterator::next_back), but key and value are lent, as by [`lend`](Iter::lend).
@@ -312,19 +385,19 @@ impl Iter {
     /// # Errors
     /// Those of reading; behind an error it ends.
     pub fn lend_back(&mut self) -> Option<Result<(&[u8], &[u8])>> {
-        self.0.lend_back()
+        self.0.lend(End::Back)
     }
 }
 
 iterator!(
     /// Keys in order; values are not read.
-    Keys, Slice, |key, _| Slice::from(key));
+    Keys, Slice, |walk: &mut Walk, end| Ok(walk.key(end)));
 iterator!(
     /// Values in the order of their keys.
-    Values, Slice, |_, value| Slice::from(value));
+    Values, Slice, |walk: &mut Walk, end| walk.value(end));
 iterator!(
-    /// Entries in the order of the keys.
-    Entries, Entry, |key, value| Entry { key: Slice::from(key), value: Slice::from(value) });
+    /// Entries in the order of the keys; values in blob files are read when they are asked for.
+    Entries, Entry, |walk: &mut Walk, end| walk.entry(end));
 
 #[cfg(test)]
 mod tests {

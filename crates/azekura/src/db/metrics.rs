@@ -42,6 +42,8 @@ pub struct CacheMetrics {
     pub index: KindMetrics,
     /// Pieces and tops of filters.
     pub filter: KindMetrics,
+    /// Values of blob files, and pages of their indexes.
+    pub blob: KindMetrics,
 }
 
 impl CacheMetrics {
@@ -52,6 +54,7 @@ impl CacheMetrics {
             let sum = match kind {
                 BlockKind::Index | BlockKind::IndexTop => &mut metrics.index,
                 BlockKind::Filter | BlockKind::FilterTop => &mut metrics.filter,
+                BlockKind::Blob | BlockKind::BlobIndex => &mut metrics.blob,
                 _ => &mut metrics.data,
             };
             sum.hits += stats.1.hits;
@@ -85,7 +88,7 @@ pub struct Metrics {
     pub log_segments: usize,
     /// Flushes.
     pub flushes: u64,
-    /// Bytes of tables written by flushes.
+    /// Bytes of tables and blob files written by flushes.
     pub flushed_bytes: u64,
     /// Compactions that rewrote tables.
     pub compactions: u64,
@@ -180,7 +183,9 @@ impl fmt::Display for Metrics {
         row("manifest bytes", self.manifest_bytes.to_string())?;
         row("writers held up, ms", format!("{:.1}", self.stall_ns as f64 / 1e6))?;
         row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;
-        for (what, kind) in [("data", &self.cache.data), ("index", &self.cache.index), ("filter", &self.cache.filter)] {
+        let cache = &self.cache;
+        let kinds = [("data", &cache.data), ("index", &cache.index), ("filter", &cache.filter), ("blob", &cache.blob)];
+        for (what, kind) in kinds {
             row(&format!("cache {what} hits"), format!("{} of {}", kind.hits, kind.hits + kind.misses))?;
             row(&format!("cache {what} bytes"), kind.bytes.to_string())?;
         }
@@ -227,10 +232,38 @@ pub struct PartitionMetrics {
     pub memtable_bytes: u64,
     /// Memtables that wait for a flush.
     pub sealed_memtables: usize,
-    /// Bytes of tables on disk.
+    /// Bytes of tables and blob files on disk.
     pub disk_bytes: u64,
-    /// Bytes that open tables hold in memory beside the cache.
+    /// Bytes that open tables and blob files hold in memory beside the cache.
     pub pinned_bytes: u64,
+    /// Its blob files, oldest number first.
+    pub blob_files: Vec<BlobFileMetrics>,
+}
+
+/// One blob file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlobFileMetrics {
+    /// The number in its name.
+    pub id: u64,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Values it holds.
+    pub values: u64,
+    /// Bytes of those, as they are stored.
+    pub value_bytes: u64,
+    /// Values that tables point to, and with that those that a snapshot may still see. Exact for what compaction has
+    /// met: a value that was overwritten counts until then.
+    pub referenced_values: u64,
+    /// Bytes of those.
+    pub referenced_bytes: u64,
+}
+
+impl BlobFileMetrics {
+    /// Bytes of values that no table points to any more.
+    pub fn stale_bytes(&self) -> u64 {
+        self.value_bytes.saturating_sub(self.referenced_bytes)
+    }
 }
 
 impl PartitionMetrics {
@@ -254,8 +287,32 @@ impl PartitionMetrics {
         while metrics.levels.last().is_some_and(|level| level.tables == 0) {
             metrics.levels.pop();
         }
-        metrics.disk_bytes = metrics.levels.iter().map(|level| level.bytes).sum();
+        let files = lsm.blob_files.iter().map(|file| BlobFileMetrics {
+            id: file.id.0,
+            bytes: file.size,
+            values: file.values,
+            value_bytes: file.bytes,
+            referenced_values: file.referenced_values,
+            referenced_bytes: file.referenced_bytes,
+        });
+        metrics.blob_files = files.collect();
+        metrics.disk_bytes = metrics.levels.iter().map(|level| level.bytes).sum::<u64>() + metrics.blob_bytes();
         metrics
+    }
+
+    /// Bytes of blob files on disk.
+    pub fn blob_bytes(&self) -> u64 {
+        self.blob_files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Bytes of values in blob files that tables point to.
+    pub fn referenced_blob_bytes(&self) -> u64 {
+        self.blob_files.iter().map(|file| file.referenced_bytes).sum()
+    }
+
+    /// Bytes of values in blob files that no table points to any more.
+    pub fn stale_blob_bytes(&self) -> u64 {
+        self.blob_files.iter().map(BlobFileMetrics::stale_bytes).sum()
     }
 }
 
@@ -267,6 +324,11 @@ impl fmt::Display for PartitionMetrics {
             write!(f, "{:>5} {:>5} {:>7} {:>13}", l.level, l.runs, l.tables, l.bytes)?;
             writeln!(f, " {:>13} {:>13}", l.entries, l.tombstones)?;
         }
-        Ok(())
+        if self.blob_files.is_empty() {
+            return Ok(());
+        }
+        let (files, bytes) = (self.blob_files.len(), self.blob_bytes());
+        let (referenced, stale) = (self.referenced_blob_bytes(), self.stale_blob_bytes());
+        writeln!(f, "blob files: {files} of {bytes} bytes; values: {referenced} bytes referenced, {stale} stale")
     }
 }

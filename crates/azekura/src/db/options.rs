@@ -3,6 +3,7 @@
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
 use crate::base::{Error, KeyOrder, Result};
+use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::options::{LeveledOptions, LsmOptions};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIOS};
 
@@ -36,6 +37,7 @@ pub struct PartitionCreateOptions {
     pub(crate) compression_per_level: Vec<CompressionType>,
     pub(crate) max_memtable_size: u64,
     pub(crate) strategy: CompactionStrategy,
+    pub(crate) kv_separation: Option<KvSeparationOptions>,
 }
 
 impl Default for PartitionCreateOptions {
@@ -47,6 +49,7 @@ impl Default for PartitionCreateOptions {
             compression_per_level: Vec::new(),
             max_memtable_size: 64 << 20,
             strategy: CompactionStrategy::default(),
+            kv_separation: None,
         }
     }
 }
@@ -162,6 +165,15 @@ impl PartitionCreateOptions {
         self
     }
 
+    /// Large values go to blob files of their own when a memtable is flushed, so that compaction does not carry them
+    /// along. Default: no. A partition that was created with it, and is opened without, keeps the blob files it has and
+    /// writes no more of them.
+    #[must_use]
+    pub fn with_kv_separation(mut self, options: KvSeparationOptions) -> Self {
+        self.kv_separation = Some(options);
+        self
+    }
+
     /// Fails if an option is out of its range.
     pub(crate) fn check(&self) -> Result<()> {
         let range = |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
@@ -186,6 +198,7 @@ impl PartitionCreateOptions {
         }
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         leveled.check()?;
+        self.kv_separation.as_ref().map_or(Ok(()), KvSeparationOptions::check)?;
         self.compression.iter().chain(&self.compression_per_level).try_for_each(|codec| codec.check())
     }
 
@@ -213,6 +226,7 @@ impl PartitionCreateOptions {
             compaction: leveled.clone(),
             table: TableOptions { compression: codec, data_block_index_type: index_type, ..self.table.clone() },
             compression_per_level: self.compression_per_level.clone(),
+            kv_separation: self.kv_separation.clone(),
         }
     }
 
@@ -253,6 +267,15 @@ impl PartitionCreateOptions {
         put_varint(&mut out, 11);
         let levels: Vec<u8> = self.compression_per_level.iter().flat_map(|codec| codec_bytes(*codec)).collect();
         put_bytes(&mut out, &levels);
+        if let Some(separation) = &self.kv_separation {
+            let mut value = Vec::new();
+            put_varint(&mut value, u64::from(separation.threshold));
+            put_varint(&mut value, separation.target_size);
+            value.extend_from_slice(&codec_bytes(separation.compression));
+            put_varint(&mut value, separation.automatic_gc.map_or(0, |target| u64::from(target.to_bits())));
+            put_varint(&mut out, 15);
+            put_bytes(&mut out, &value);
+        }
         out
     }
 
@@ -291,12 +314,22 @@ impl PartitionCreateOptions {
                 14 => options.table.data_block_hash_table_util_ratio = f64::from_bits(number()?),
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
+                15 => options.kv_separation = Some(separation(value)?),
                 _ => {}
             }
         }
         options.strategy = CompactionStrategy::Leveled(leveled);
         Ok(if options.check().is_ok() { options } else { PartitionCreateOptions::default() })
     }
+}
+
+fn separation(bytes: &[u8]) -> Result<KvSeparationOptions> {
+    let mut d = Decoder::new(bytes);
+    let (threshold, target_size) = (d.varint_u32()?, d.varint()?);
+    let compression = codecs(d.take(2)?)?[0];
+    let target = d.varint_u32()?; // 0 is none: space amplification is at least 1
+    let automatic_gc = (target != 0).then(|| f32::from_bits(target));
+    Ok(KvSeparationOptions { threshold, target_size, compression, automatic_gc })
 }
 
 fn codec_bytes(codec: CompressionType) -> [u8; 2] {
@@ -338,6 +371,16 @@ mod tests {
             .pin_top_level(false)
             .pin_l0_and_l1(true);
         assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
+        for gc in [None, Some(2.5)] {
+            let apart = KvSeparationOptions::default()
+                .separation_threshold(333)
+                .blob_file_target_size(1 << 20)
+                .compression(CompressionType::Miniz(3))
+                .automatic_gc(gc);
+            let options = options.clone().with_kv_separation(apart);
+            assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
+            assert!(options.clone().with_kv_separation(KvSeparationOptions::default()) != options);
+        }
         let none = PartitionCreateOptions::default().filter_policy(FilterPolicy::None);
         assert_eq!(PartitionCreateOptions::decode(&none.encode()).unwrap(), none);
     }

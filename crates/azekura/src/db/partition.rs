@@ -9,7 +9,7 @@ use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::commit::Commit;
 use crate::db::handle::Handle;
-use crate::db::iter::{Bounds, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
+use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::state::read_points::ReadPin;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
@@ -213,7 +213,7 @@ impl Partition {
     /// # Errors
     /// As [`get`](Partition::get).
     pub fn is_empty(&self) -> Result<bool> {
-        Ok(self.first_key_value()?.is_none())
+        Ok(self.keys().next().transpose()?.is_none())
     }
 
     /// The number of keys, counted one by one.
@@ -252,7 +252,7 @@ impl Partition {
         PartitionMetrics::of(&self.state)
     }
 
-    /// Bytes of its tables on disk.
+    /// Bytes of its tables and blob files on disk.
     pub fn disk_space(&self) -> u64 {
         self.metrics().disk_bytes
     }
@@ -270,7 +270,7 @@ impl Partition {
 /// Counts what a walk shows.
 pub(crate) fn count(mut walk: Walk) -> Result<u64> {
     let mut n = 0;
-    while walk.advance()? {
+    while walk.step(End::Front)? {
         n += 1;
     }
     Ok(n)

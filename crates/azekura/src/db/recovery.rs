@@ -30,8 +30,8 @@ use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
-use crate::table::files::{self, DirectPolicy, TableFiles};
 use crate::table::graveyard::Graveyard;
+use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
@@ -41,21 +41,21 @@ use crate::wal::{self, LogCommit, ReplayOptions, ReplayReport, Wal, WalOptions};
 /// What a look at the directory shows.
 struct Listing {
     has_manifest: bool,
-    /// Tables and log segments by number, with their lengths.
-    tables: HashMap<FileId, u64>,
+    /// Tables and blob files by kind and number, log segments by number, with their lengths.
+    data: HashMap<(DataKind, FileId), u64>,
     segments: HashMap<FileId, u64>,
     /// A name that no database has.
     foreign: Option<String>,
 }
 
 fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
-    let mut listing = Listing { has_manifest: false, tables: HashMap::new(), segments: HashMap::new(), foreign: None };
+    let mut listing = Listing { has_manifest: false, data: HashMap::new(), segments: HashMap::new(), foreign: None };
     if !fs.exists(dir)? {
         return Ok(listing);
     }
     for entry in fs.read_dir(dir)? {
-        if let Some(id) = files::parse_name(&entry.name) {
-            listing.tables.insert(id, entry.len);
+        if let Some((kind, id)) = parse_name(&entry.name) {
+            listing.data.insert((kind, id), entry.len);
         } else if let Some(id) = parse_segment_name(&entry.name) {
             listing.segments.insert(id, entry.len);
         } else if entry.name == NAME {
@@ -72,8 +72,8 @@ fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
     if listing.has_manifest {
         return Ok(());
     }
-    if !listing.tables.is_empty() || !listing.segments.is_empty() {
-        let message = "the manifest is missing, but tables or log segments are here: restore it from a copy";
+    if !listing.data.is_empty() || !listing.segments.is_empty() {
+        let message = "the manifest is missing, but data files or log segments are here: restore it from a copy";
         return Err(Error::corruption(message).in_file(dir.join(NAME)));
     }
     match &listing.foreign {
@@ -151,11 +151,11 @@ impl Loaded {
         let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
         let ledger = Ledger::replay(&edits).map_err(|e| e.in_file(dir.join(NAME)))?;
         let mut next_file = ledger.next_file;
-        for id in listing.tables.keys().chain(listing.segments.keys()) {
+        for id in listing.data.keys().map(|(_, id)| id).chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
         }
         let direct = DirectPolicy::new(config.settings.direct_io, || config.env.memory());
-        let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, config.settings.max_open_files, direct));
+        let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, config.settings.max_open_files, direct));
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(Bell::default());
         let parts = TreeParts {
@@ -174,7 +174,7 @@ impl Loaded {
         let catalog = Catalog::new(parts.clone());
         let mut by_id = HashMap::new();
         for (id, stored) in &ledger.partitions {
-            by_id.insert(*id, catalog.restore(stored.clone(), &listing.tables)?);
+            by_id.insert(*id, catalog.restore(stored.clone(), &listing.data)?);
         }
         Ok(Loaded { ledger, listing, catalog, parts, by_id, records: 0 })
     }
@@ -274,16 +274,23 @@ impl Loaded {
         Ok(Handle::new(shared, threads))
     }
 
-    /// Removes tables and segments that neither the ledger nor the log's pool names. A failure is not fatal: they are
-    /// found again by the next open.
+    /// Removes tables, blob files and segments that neither the ledger nor the log's pool names. A failure is not
+    /// fatal: they are found again by the next open.
     fn remove_orphans(&self, config: &Config, report: &ReplayReport) -> u64 {
-        let named: HashSet<FileId> = self.ledger.partitions.values().flat_map(|p| p.tables.keys().copied()).collect();
+        let partitions = || self.ledger.partitions.values();
+        let tables = partitions().flat_map(|p| p.tables.keys().map(|id| (DataKind::Table, *id)));
+        let blobs = partitions().flat_map(|p| p.blobs.keys().map(|id| (DataKind::Blob, *id)));
+        let named: HashSet<(DataKind, FileId)> = tables.chain(blobs).collect();
         let kept: HashSet<FileId> =
             report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
-        let tables = self.listing.tables.keys().filter(|id| !named.contains(id));
+        let data = self.listing.data.keys().filter(|file| !named.contains(file));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
-        let paths =
-            tables.map(|id| self.parts.files.path(*id)).chain(segments.map(|id| segment_path(&config.path, *id)));
+        let paths = data
+            .map(|(kind, id)| match kind {
+                DataKind::Table => self.parts.files.path(*id),
+                DataKind::Blob => self.parts.files.blobs().path(*id),
+            })
+            .chain(segments.map(|id| segment_path(&config.path, *id)));
         paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
     }
 

@@ -140,7 +140,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn is_empty(&self, partition: &Partition) -> Result<bool> {
-        Ok(self.first_key_value(partition)?.is_none())
+        Ok(self.keys(partition).next().transpose()?.is_none())
     }
 
     /// The number of keys there were, counted one by one.

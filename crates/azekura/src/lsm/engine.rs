@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::base::{EntryRef, Result, SeqNo};
+use crate::base::blob_ref::BlobRef;
+use crate::base::{EntryRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, View};
+use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, Values, View};
+use crate::lsm::blobs::handle::BlobHandle;
+use crate::lsm::blobs::resolve::BlobValues;
 use crate::lsm::compaction::leveled;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::super_version::SuperVersion;
@@ -21,6 +24,17 @@ impl View for TreeView {
     fn cursor(&self) -> Result<Box<dyn Cursor>> {
         Ok(self.now.cursor(&self.context))
     }
+
+    fn values(&self) -> Box<dyn Values> {
+        Box::new(BlobValues::new(Arc::clone(self.now.version.blobs())))
+    }
+}
+
+/// What a lookup found.
+enum Found {
+    Here(Slice),
+    /// In that file, which is held.
+    Elsewhere(BlobRef, Arc<BlobHandle>),
 }
 
 impl Engine for LsmTree {
@@ -29,12 +43,31 @@ impl Engine for LsmTree {
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, |value| Slice::from(value)))
+        let found = self.current.with_pin(|now, pin| {
+            let read = |kind: RecordKind, value: &[u8]| match kind {
+                RecordKind::BlobPointer => {
+                    let (pointer, handle) = now.version.blobs().resolve(value)?;
+                    Ok(Found::Elsewhere(pointer, Arc::clone(handle)))
+                }
+                _ => Ok(Found::Here(Slice::from(value))),
+            };
+            now.find(&self.context, key, at, pin, read)
+        })?;
+        match found.transpose()? {
+            None => Ok(None),
+            Some(Found::Here(value)) => Ok(Some(value)),
+            // Without the pin: reading a file would hold up all that waits to be freed.
+            Some(Found::Elsewhere(pointer, handle)) => handle.file().read(&pointer, true).map(Some),
+        }
     }
 
     fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        // Values are at most 4 GiB - 1, so the cast loses nothing.
-        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, |value| value.len() as u32))
+        let read = |kind: RecordKind, value: &[u8]| match kind {
+            RecordKind::BlobPointer => BlobRef::decode(value).map(|pointer| pointer.len),
+            // Values are at most 4 GiB - 1, so the cast loses nothing.
+            _ => Ok(value.len() as u32),
+        };
+        self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?.transpose()
     }
 
     fn view(&self) -> Box<dyn View> {

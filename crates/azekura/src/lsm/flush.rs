@@ -1,6 +1,6 @@
 //! From sealed memtables to a run on level 0.
 //!
-//! When committing the edit fails, nobody knows whether it is in the manifest: then its tables must stay, and the same
+//! When committing the edit fails, nobody knows whether it is in the manifest: then its files must stay, and the same
 //! edit is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later
 //! ones.)
 
@@ -15,7 +15,7 @@ use crate::lsm::handle::TableHandle;
 use crate::lsm::metrics::Counters;
 use crate::lsm::older::Older;
 use crate::lsm::options::LsmOptions;
-use crate::lsm::output::{Output, OutputPlan};
+use crate::lsm::output::{Finished, Output, OutputPlan};
 use crate::lsm::retain::Retain;
 use crate::lsm::rewrite::Rewrite;
 use crate::lsm::slot::lock;
@@ -41,7 +41,9 @@ impl LsmTree {
         let partition = self.context.partition;
         let tables = written.tables.iter();
         let added = tables.map(|table| Edit::TableAdded { partition, level: 0, table: table.clone() });
-        let edits: Vec<Edit> = added.chain([Edit::Flushed { partition, through: written.through }]).collect();
+        let blobs = written.blobs.iter().map(|file| Edit::BlobFileAdded { partition, file: file.clone() });
+        let edits: Vec<Edit> =
+            blobs.chain(added).chain([Edit::Flushed { partition, through: written.through }]).collect();
         self.check_open()?;
         if let Some(unnamed) = written.unnamed.take() {
             unnamed.keep();
@@ -50,7 +52,8 @@ impl LsmTree {
             *lock(&self.uncommitted_flush) = Some(written);
             return Err(error);
         }
-        let bytes_written = written.tables.iter().map(|table| table.size).sum();
+        let blob_bytes: u64 = written.blobs.iter().map(|file| file.size).sum();
+        let bytes_written = blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
         let report = TaskReport { level: 0, tables: written.tables.len() as u64, bytes_read: 0, bytes_written };
         self.publish_flush(written);
         Counters::add(&self.counters.flushes, 1);
@@ -65,8 +68,8 @@ impl LsmTree {
         };
         let mut rewrite = self.rewrite_of(&before, &self.options(), host);
         while !rewrite.step(u64::MAX)? {}
-        let (tables, unnamed) = rewrite.finish()?;
-        Ok(Some(Written { sealed: before.sealed, through, tables, unnamed: Some(unnamed) }))
+        let Finished { tables, blobs, unnamed } = rewrite.finish()?;
+        Ok(Some(Written { sealed: before.sealed, through, tables, blobs, unnamed: Some(unnamed) }))
     }
 
     fn rewrite_of(&self, before: &SuperVersion, options: &LsmOptions, host: &dyn Host) -> Rewrite {
@@ -80,6 +83,7 @@ impl LsmTree {
             table_size: options.compaction.table_size,
             created_ms: host.now_ms(),
             neighbours: Vec::new(),
+            separation: options.kv_separation.clone(),
         };
         Rewrite::new(cursor, context.order.clone(), retain, older, false, Output::new(Arc::clone(context), plan))
     }
@@ -88,8 +92,9 @@ impl LsmTree {
         let read = self.options().read_options(0);
         let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
         let flushed = written.tables.into_iter().map(handle).collect();
+        let added = written.blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
         self.current.replace(|now| {
-            let change = Change { flushed, ..Change::default() };
+            let change = Change { flushed, blobs_added: added, ..Change::default() };
             let stays = |memtable: &&Arc<Memtable>| !written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
             SuperVersion {
                 active: Arc::clone(&now.active),

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::base::edit::{FileId, PartitionId, TableMeta};
+use crate::base::edit::{BlobMeta, FileId, PartitionId, TableMeta};
 use crate::base::{KeyOrder, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::engine::Visible;
+use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::version::Described;
-use crate::table::files::TableFiles;
 use crate::table::graveyard::Graveyard;
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
+use crate::vfs::files::{DataFiles, DataKind};
 use crate::vfs::{Env, Fs};
 
 /// What a tree shares with the rest of the database.
@@ -20,7 +21,7 @@ use crate::vfs::{Env, Fs};
 pub(crate) struct TreeContext {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) dir: PathBuf,
-    pub(crate) files: Arc<TableFiles>,
+    pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) graveyard: Arc<Graveyard>,
     pub(crate) env: Arc<dyn Env>,
@@ -36,6 +37,10 @@ pub(crate) struct TreeContext {
 impl TreeContext {
     pub(crate) fn new_file_id(&self) -> FileId {
         FileId(self.next_file_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn blob_handle(&self, meta: BlobMeta) -> Arc<BlobHandle> {
+        BlobHandle::new(meta, self.files.blobs(), Arc::clone(&self.cache), Arc::clone(&self.graveyard))
     }
 }
 
@@ -61,7 +66,7 @@ impl TableHandle {
     ) -> Arc<TableHandle> {
         let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
         let options = AtomicU8::new(options.to_bits());
-        context.files.add_table(meta.size);
+        context.files.hold(meta.size);
         Arc::new(TableHandle { meta, settled_at, context, options, table, doomed })
     }
 
@@ -108,10 +113,10 @@ impl Described for TableHandle {
 
 impl Drop for TableHandle {
     fn drop(&mut self) {
-        self.context.files.drop_table(self.meta.size);
+        self.context.files.let_go(self.meta.size);
         if *self.doomed.get_mut() {
             self.table.take();
-            self.context.graveyard.push(self.meta.id);
+            self.context.graveyard.push(DataKind::Table, self.meta.id);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::lsm::blobs::map::BlobFileUse;
+
 /// One level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LevelMetrics {
@@ -23,8 +25,9 @@ pub(crate) struct LsmMetrics {
     pub(crate) memtable_entries: u64,
     pub(crate) sealed_bytes: u64,
     pub(crate) sealed: u64,
-    /// Bytes that open tables hold outside of the cache.
+    /// Bytes that open tables and blob files hold outside of the cache.
     pub(crate) pinned_bytes: u64,
+    pub(crate) blob_files: Vec<BlobFileUse>,
     pub(crate) flushes: u64,
     pub(crate) flushed_bytes: u64,
     /// Merges; moves are not counted.

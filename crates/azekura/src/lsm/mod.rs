@@ -7,13 +7,15 @@
 //! - for one key, everything in a newer memtable, a newer run or on a shallower level is newer;
 //! - all versions of a user key in one run are in one table;
 //! - readers take one super version and never wait; whatever they took stays readable until they let go;
-//! - tables are durable before an edit names them, the edit is durable before a version names them, and a table goes to
+//! - files are durable before an edit names them, the edit is durable before a version names them, and a file goes to
 //!   the graveyard only when neither does any more; nothing else removes files;
 //! - a task that fails leaves the tree as it was, and can be tried again.
 //!
-//! Rooms in reading order: [`tree`], [`options`], [`super_version`], [`version`], [`handle`], [`read`], [`retain`],
-//! [`older`], [`output`], [`rewrite`], [`written`], [`flush`], [`compaction`], [`engine`], [`metrics`], [`slot`].
+//! Rooms in reading order: [`tree`], [`options`], [`super_version`], [`version`], [`handle`], [`blobs`] (key-value
+//! separation), [`read`], [`retain`], [`older`], [`output`], [`rewrite`], [`written`], [`flush`], [`compaction`],
+//! [`engine`], [`metrics`], [`slot`].
 
+pub(crate) mod blobs;
 pub(crate) mod compaction;
 pub(crate) mod engine;
 pub(crate) mod flush;

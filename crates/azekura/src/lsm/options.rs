@@ -2,6 +2,7 @@
 
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
+use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::table::options::{ReadOptions, TableOptions};
 
 /// The settings of one LSM tree; a change applies to what is written from then on, and to how tables are held that were
@@ -15,6 +16,8 @@ pub(crate) struct LsmOptions {
     pub(crate) table: TableOptions,
     /// By level, the last one also for deeper levels; empty means `table.compression` everywhere.
     pub(crate) compression_per_level: Vec<CompressionType>,
+    /// `None`: every value stands beside its key.
+    pub(crate) kv_separation: Option<KvSeparationOptions>,
 }
 
 impl Default for LsmOptions {
@@ -24,6 +27,7 @@ impl Default for LsmOptions {
             compaction: LeveledOptions::default(),
             table: TableOptions::default(),
             compression_per_level: Vec::new(),
+            kv_separation: None,
         }
     }
 }

@@ -1,31 +1,34 @@
-//! Writing tables: cutting, syncing, and cleaning up what fails.
+//! Writing tables and blob files: cutting, syncing, and cleaning up what fails.
 
 use std::sync::Arc;
 
-use crate::base::edit::{FileId, TableMeta};
+use crate::base::edit::{BlobMeta, FileId, TableMeta};
 use crate::base::{EntryRef, KeyOrder, Result};
+use crate::lsm::blobs::options::KvSeparationOptions;
+use crate::lsm::blobs::separator::Separator;
 use crate::lsm::handle::TreeContext;
 use crate::table::options::TableOptions;
 use crate::table::writer::TableWriter;
 use crate::vfs::File;
+use crate::vfs::files::DataKind;
 
 /// Files that no edit names yet; given to the graveyard when this is dropped, unless they are kept.
 pub(crate) struct Unnamed {
     context: Arc<TreeContext>,
-    ids: Vec<FileId>,
+    files: Vec<(DataKind, FileId)>,
 }
 
 impl Unnamed {
     /// An edit may name them from now on, so they must stay, whatever becomes of it.
     pub(crate) fn keep(mut self) {
-        self.ids.clear();
+        self.files.clear();
     }
 }
 
 impl Drop for Unnamed {
     fn drop(&mut self) {
-        for &id in &self.ids {
-            self.context.graveyard.push(id);
+        for &(kind, id) in &self.files {
+            self.context.graveyard.push(kind, id);
         }
     }
 }
@@ -38,9 +41,18 @@ pub(crate) struct OutputPlan {
     pub(crate) created_ms: u64,
     /// Smallest keys of the tables that stay in the level written to, ascending: no output reaches over one.
     pub(crate) neighbours: Vec<Vec<u8>>,
+    /// How values are kept apart; `None` leaves each where it stands.
+    pub(crate) separation: Option<KvSeparationOptions>,
 }
 
-/// A row of tables being written. No user key is in two of them.
+/// What was written, durable under its names.
+pub(crate) struct Finished {
+    pub(crate) tables: Vec<TableMeta>,
+    pub(crate) blobs: Vec<BlobMeta>,
+    pub(crate) unnamed: Unnamed,
+}
+
+/// A row of tables being written, and blob files beside. No user key is in two of the tables.
 pub(crate) struct Output {
     context: Arc<TreeContext>,
     plan: OutputPlan,
@@ -48,13 +60,16 @@ pub(crate) struct Output {
     neighbour: usize,
     writer: Option<(FileId, Arc<dyn File>, TableWriter)>,
     done: Vec<TableMeta>,
+    separator: Option<Separator>,
     unnamed: Unnamed,
 }
 
 impl Output {
     pub(crate) fn new(context: Arc<TreeContext>, plan: OutputPlan) -> Output {
-        let unnamed = Unnamed { context: Arc::clone(&context), ids: Vec::new() };
-        Output { context, plan, neighbour: 0, writer: None, done: Vec::new(), unnamed }
+        let unnamed = Unnamed { context: Arc::clone(&context), files: Vec::new() };
+        let apart = plan.separation.clone();
+        let separator = apart.map(|options| Separator::new(Arc::clone(&context), options, plan.created_ms));
+        Output { context, plan, neighbour: 0, writer: None, done: Vec::new(), separator, unnamed }
     }
 
     /// Adds an entry in internal order; `new_key` says that its user key is not that of the entry before.
@@ -70,13 +85,19 @@ impl Output {
             self.writer = Some(self.begin()?);
         }
         let (_, _, writer) = self.writer.as_mut().expect("it was just made");
-        writer.add(entry)
+        match &mut self.separator {
+            Some(separator) if separator.takes(&entry) => {
+                let files = &mut self.unnamed.files;
+                writer.add(separator.put(entry, |id| files.push((DataKind::Blob, id)))?)
+            }
+            _ => writer.add(entry),
+        }
     }
 
     fn begin(&mut self) -> Result<(FileId, Arc<dyn File>, TableWriter)> {
         let id = self.context.new_file_id();
         let file = self.context.files.create(id)?;
-        self.unnamed.ids.push(id);
+        self.unnamed.files.push((DataKind::Table, id));
         let mut file_id = [0; 16];
         self.context.env.random(&mut file_id);
         let (order, seed) = (self.context.order.clone(), self.context.hash_seed);
@@ -95,13 +116,14 @@ impl Output {
         Ok(())
     }
 
-    /// Ends the last table and makes all names durable.
-    pub(crate) fn finish(mut self) -> Result<(Vec<TableMeta>, Unnamed)> {
+    /// Ends the last files and makes all names durable.
+    pub(crate) fn finish(mut self) -> Result<Finished> {
         self.cut()?;
+        let blobs = self.separator.take().map_or_else(|| Ok(Vec::new()), Separator::finish)?;
         if !self.done.is_empty() {
             self.context.fs.sync_dir(&self.context.dir)?;
         }
-        Ok((self.done, self.unnamed))
+        Ok(Finished { tables: self.done, blobs, unnamed: self.unnamed })
     }
 }
 

@@ -14,8 +14,8 @@ use crate::table::cursor::TableCursor;
 use crate::table::reader::Lookup;
 
 impl SuperVersion {
-    /// Shows `read` the value of `key` as of `at`, where it lies. Memtables are asked first, from the newest, then
-    /// runs, from the newest: the first version found is the newest there is.
+    /// Shows `read` the value of `key` as of `at`, or the pointer to it, where it lies. Memtables are asked first, from
+    /// the newest, then runs, from the newest: the first version found is the newest there is.
     ///
     /// `self` was taken before `Latest` is resolved here, as it must be.
     pub(crate) fn find<R>(
@@ -24,7 +24,7 @@ impl SuperVersion {
         key: &[u8],
         at: ReadPoint,
         pin: &Pin,
-        read: impl FnOnce(&[u8]) -> R,
+        read: impl FnOnce(RecordKind, &[u8]) -> R,
     ) -> Result<Option<R>> {
         let at = match at {
             ReadPoint::Latest => context.visible.get(),
@@ -33,7 +33,7 @@ impl SuperVersion {
         let lookup = Lookup::new(key, at, &context.order, context.hash_seed);
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
             if let Some(entry) = memtable.get(key, lookup.hash, at) {
-                return Ok((entry.kind == RecordKind::Put).then(|| read(entry.value)));
+                return Ok(entry.kind.is_value().then(|| read(entry.kind, entry.value)));
             }
         }
         find_in_tables(&self.version, &context.order, &lookup, pin, read)
@@ -63,7 +63,7 @@ fn find_in_tables<R>(
     order: &KeyOrder,
     lookup: &Lookup<'_>,
     pin: &Pin,
-    read: impl FnOnce(&[u8]) -> R,
+    read: impl FnOnce(RecordKind, &[u8]) -> R,
 ) -> Result<Option<R>> {
     let mut read = Some(read); // it is used once, in whichever table has the key
     for run in version.runs() {
@@ -72,8 +72,8 @@ fn find_in_tables<R>(
             continue;
         }
         let found = table.table()?.find(lookup, pin, |_, kind, value| {
-            let read = read.take().filter(|_| kind == RecordKind::Put);
-            read.map(|read| read(value))
+            let read = read.take().filter(|_| kind.is_value());
+            read.map(|read| read(kind, value))
         })?;
         if let Some(value) = found {
             return Ok(value);

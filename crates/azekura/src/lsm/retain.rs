@@ -1,5 +1,7 @@
 //! Which versions of a key survive a merge: a pure function of their order, their kinds and the read points.
 //!
+//! Where a `Put` is spoken of, a value in a blob file is meant as well.
+//!
 //! The read points, ascending, cut history into strata: stratum `i` holds the sequence numbers above point `i - 1` and
 //! up to point `i`; the stratum behind the last point is *open*, because readers may still choose any moment in it.
 //! Within a closed stratum only the newest version of a key can be seen, within the open one every version.
@@ -69,19 +71,19 @@ impl Retain {
         if closed && self.meets_single_delete(stratum) {
             let single = self.held.pop().expect("it was just seen");
             self.cover = single.above;
-            if kind == RecordKind::Put {
+            if kind.is_value() {
                 return Fate::Drop;
             }
         }
         if let Some(cover) = self.cover
             && closed
             && cover.stratum == stratum
-            && !(kind.is_tombstone() && cover.kind == RecordKind::Put)
+            && !(kind.is_tombstone() && cover.kind.is_value())
         {
             return Fate::Drop;
         }
         let above = self.cover.replace(Cover { stratum, kind });
-        if kind == RecordKind::Put {
+        if kind.is_value() {
             return Fate::Keep;
         }
         self.held.push(Held { seqno, kind, stratum, above });
@@ -115,14 +117,14 @@ impl Retain {
     /// the last version of its key.
     pub(crate) fn settled(&self, seqno: SeqNo, kind: RecordKind, nothing_older: bool) -> SeqNo {
         let seen_by_all = self.points.first().is_some_and(|&oldest| seqno <= oldest);
-        if nothing_older && seen_by_all && kind == RecordKind::Put { SeqNo::ZERO } else { seqno }
+        if nothing_older && seen_by_all && kind.is_value() { SeqNo::ZERO } else { seqno }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use RecordKind::{Delete as D, Put as P, SingleDelete as S};
+    use RecordKind::{BlobPointer as B, Delete as D, Put as P, SingleDelete as S};
 
     type Versions = Vec<(u64, RecordKind)>;
 
@@ -268,6 +270,21 @@ mod tests {
             bottom: &[],
             above: &[(8, D)],
         },
+        Case {
+            name: "a pointer hides a value and a value a pointer",
+            points: &[6, 9],
+            versions: &[(8, B), (7, P), (5, P), (4, B)],
+            bottom: &[(8, B), (5, P)],
+            above: &[(8, B), (5, P)],
+        },
+        Case { name: "a pair with a pointer goes", points: &[9], versions: &[(7, S), (5, B)], bottom: &[], above: &[] },
+        Case {
+            name: "a tombstone under a pointer stays while something older may be there",
+            points: &[9],
+            versions: &[(7, B), (5, D), (3, B)],
+            bottom: &[(7, B)],
+            above: &[(7, B), (5, D)],
+        },
         Case { name: "a settled put has number 0", points: &[9], versions: &[(5, S), (0, P)], bottom: &[], above: &[] },
     ];
 
@@ -283,6 +300,7 @@ mod tests {
     fn only_the_last_put_of_a_key_is_settled() {
         let retain = Retain::new(vec![SeqNo(5), SeqNo(9)]);
         assert_eq!(retain.settled(SeqNo(5), P, true), SeqNo(0));
+        assert_eq!(retain.settled(SeqNo(5), B, true), SeqNo(0));
         assert_eq!(retain.settled(SeqNo(5), P, false), SeqNo(5));
         assert_eq!(retain.settled(SeqNo(6), P, true), SeqNo(6));
         assert_eq!(retain.settled(SeqNo(5), D, true), SeqNo(5));
@@ -291,7 +309,7 @@ mod tests {
 
     fn shown(versions: &[(u64, RecordKind)], at: u64) -> Option<u64> {
         let &(seqno, kind) = versions.iter().find(|(seqno, _)| *seqno <= at)?;
-        (kind == P).then_some(seqno)
+        kind.is_value().then_some(seqno)
     }
 
     fn random(state: &mut u64, below: u64) -> u64 {
@@ -314,6 +332,7 @@ mod tests {
                 _ => P,
             };
             puts = if kind == P { puts + 1 } else { 0 };
+            let kind = if kind == P && random(rng, 2) == 0 { B } else { kind };
             history.insert(0, (n * 2, kind));
         }
         history
@@ -398,7 +417,11 @@ mod tests {
             }
             falling.check();
             let kinds: Vec<RecordKind> = falling.history.iter().map(|&(_, kind)| kind).collect();
-            singles += usize::from(kinds.contains(&S) && kinds.contains(&D) && kinds.windows(2).any(|w| w == [P, P]));
+            singles += usize::from(
+                kinds.contains(&S)
+                    && kinds.contains(&D)
+                    && kinds.windows(2).any(|w| w[0].is_value() && w[1].is_value()),
+            );
             settled += usize::from(falling.settled > 0);
         }
         assert!(cfg!(miri) || (singles > 3_000 && settled > 3_000), "{singles} were mixed, {settled} settled");

@@ -1,12 +1,11 @@
 //! From a cursor over versions to tables with those that survive: what flush and compaction have in common.
 
-use crate::base::edit::TableMeta;
 use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
 use crate::lsm::handle::TableHandle;
 use crate::lsm::older::Older;
-use crate::lsm::output::{Output, Unnamed};
+use crate::lsm::output::{Finished, Output};
 use crate::lsm::retain::{Fate, Retain};
 
 /// A merge that can stop after any entry and go on later. Dropped unfinished, it leaves no file behind.
@@ -99,8 +98,8 @@ impl Rewrite {
         Ok(())
     }
 
-    /// The tables, durable under their names; after [`step`](Rewrite::step) has said true.
-    pub(crate) fn finish(self) -> Result<(Vec<TableMeta>, Unnamed)> {
+    /// The files, durable under their names; after [`step`](Rewrite::step) has said true.
+    pub(crate) fn finish(self) -> Result<Finished> {
         self.output.finish()
     }
 }

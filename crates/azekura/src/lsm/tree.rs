@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::edit::{FileId, TableMeta};
+use crate::base::edit::{BlobMeta, FileId, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::lsm::compaction::remembered::Remembered;
 use crate::lsm::handle::{TableHandle, TreeContext};
@@ -15,7 +15,7 @@ use crate::lsm::super_version::{Current, SuperVersion};
 use crate::lsm::version::{Described, Version};
 use crate::lsm::written::Written;
 use crate::memtable::Memtable;
-use crate::table::files::TableFiles;
+use crate::vfs::files::{DataFiles, DataKind};
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
@@ -37,42 +37,51 @@ pub(crate) struct LsmTree {
     discarded: AtomicBool,
 }
 
-/// Checks that `listing`, the files of the directory with their lengths, has every table, whole.
+/// Checks that `listing`, the files of the directory with their lengths, has every table and blob file, whole.
 ///
 /// # Errors
-/// `Corruption` naming the file of a table that is missing or has another length.
+/// `Corruption` naming a file that is missing or has another length.
 pub(crate) fn check_files<'a>(
     tables: impl Iterator<Item = &'a TableMeta>,
-    listing: &HashMap<FileId, u64>,
-    files: &TableFiles,
+    blobs: impl Iterator<Item = &'a BlobMeta>,
+    listing: &HashMap<(DataKind, FileId), u64>,
+    files: &DataFiles,
 ) -> Result<()> {
-    for meta in tables {
-        let problem = match listing.get(&meta.id) {
-            Some(&size) if size == meta.size => continue,
-            Some(&size) => format!("table has {size} bytes, the manifest says {}: restore it from a copy", meta.size),
-            None => "table is missing: restore it from a copy".to_owned(),
+    let tables = tables.map(|meta| (DataKind::Table, meta.id, meta.size));
+    for (kind, id, wanted) in tables.chain(blobs.map(|meta| (DataKind::Blob, meta.id, meta.size))) {
+        let (name, path) = match kind {
+            DataKind::Table => ("table", files.path(id)),
+            DataKind::Blob => ("blob file", files.blobs().path(id)),
         };
-        return Err(Error::corruption(problem).in_file(files.path(meta.id)));
+        let problem = match listing.get(&(kind, id)) {
+            Some(&size) if size == wanted => continue,
+            Some(&size) => format!("{name} has {size} bytes, the manifest says {wanted}: restore it from a copy"),
+            None => format!("{name} is missing: restore it from a copy"),
+        };
+        return Err(Error::corruption(problem).in_file(path));
     }
     Ok(())
 }
 
 impl LsmTree {
-    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, and the last sequence
-    /// number they cover. The files were checked with [`check_files`]; tables are opened when they are first used.
+    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, its blob files, and the
+    /// last sequence number they cover. The files were checked with [`check_files`]; they are opened when they are
+    /// first used.
     ///
     /// # Errors
-    /// `Corruption` if a table cannot lie where the manifest says.
+    /// `Corruption` if a table cannot lie where the manifest says, or points to values that are not there.
     pub(crate) fn restore(
         context: TreeContext,
         options: LsmOptions,
         tables: Vec<(u8, TableMeta)>,
+        blobs: Vec<BlobMeta>,
         flushed: SeqNo,
     ) -> Result<LsmTree> {
         let context = Arc::new(context);
         let handle =
             |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), options.read_options(level)));
         let version = Version::restore(tables.into_iter().map(handle).collect(), &context.order)?;
+        let version = version.restore_blobs(blobs.into_iter().map(|meta| context.blob_handle(meta)).collect())?;
         let active = Arc::new(Memtable::new(context.order.clone(), context.hash_seed));
         let (sealed, version) = (Arc::default(), Arc::new(version));
         Ok(LsmTree {
@@ -127,17 +136,22 @@ impl LsmTree {
     }
 
     /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and
-    /// gives the tables to the graveyard as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    /// gives its files to the graveyard as soon as no reader needs them. Tasks fail with `Closed` from then on.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flushing.occupy(true);
         let _compacting = self.compacting.occupy(true);
         let paused = lock(&self.remembered).paused.take();
         let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.name_output().to_vec());
-        unwanted.extend(lock(&self.uncommitted_flush).take().into_iter().flat_map(|written| written.tables));
-        unwanted.iter().for_each(|table| self.context.graveyard.push(table.id));
+        let graveyard = &self.context.graveyard;
+        if let Some(written) = lock(&self.uncommitted_flush).take() {
+            unwanted.extend(written.tables);
+            written.blobs.iter().for_each(|file| graveyard.push(DataKind::Blob, file.id));
+        }
+        unwanted.iter().for_each(|table| graveyard.push(DataKind::Table, table.id));
         let version = self.version();
         version.tables().for_each(|(_, table)| table.doom());
+        version.blobs().handles().for_each(|file| file.doom());
         self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });
     }
 
@@ -164,13 +178,16 @@ impl LsmTree {
             entries: level.entries,
             tombstones: level.tombstones,
         });
+        let tables_bytes: u64 = now.version.tables().filter_map(|(_, t)| t.opened()).map(|t| t.pinned_bytes()).sum();
         let mut metrics = LsmMetrics {
             levels: levels.collect(),
             memtable_bytes: now.active.bytes(),
             memtable_entries: now.active.len(),
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
             sealed: now.sealed.len() as u64,
-            pinned_bytes: now.version.tables().filter_map(|(_, t)| t.opened()).map(|t| t.pinned_bytes()).sum(),
+            pinned_bytes: tables_bytes
+                + now.version.blobs().handles().map(|file| file.file().held_bytes()).sum::<u64>(),
+            blob_files: now.version.blobs().uses(),
             ..LsmMetrics::default()
         };
         self.counters.fill(&mut metrics);

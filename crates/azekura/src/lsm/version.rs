@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use crate::base::edit::{FileId, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
+use crate::lsm::blobs::handle::BlobHandle;
+use crate::lsm::blobs::map::BlobMap;
 
 /// Levels of a tree; the last is the bottom.
 pub(crate) const LEVELS: usize = 7;
@@ -121,6 +123,7 @@ impl<T: Described> Level<T> {
 #[derive(Debug)]
 pub(crate) struct Version<T> {
     levels: Vec<Level<T>>,
+    blobs: Arc<BlobMap>,
 }
 
 /// From one version to the next.
@@ -131,17 +134,26 @@ pub(crate) struct Change<T> {
     pub(crate) flushed: Vec<Arc<T>>,
     /// Go to levels 1 and deeper.
     pub(crate) added: Vec<(u8, Arc<T>)>,
+    /// Blob files that come, and those that go.
+    pub(crate) blobs_added: Vec<Arc<BlobHandle>>,
+    pub(crate) blobs_removed: Vec<FileId>,
 }
 
 impl<T> Default for Change<T> {
     fn default() -> Change<T> {
-        Change { removed: HashSet::new(), flushed: Vec::new(), added: Vec::new() }
+        Change {
+            removed: HashSet::new(),
+            flushed: Vec::new(),
+            added: Vec::new(),
+            blobs_added: Vec::new(),
+            blobs_removed: Vec::new(),
+        }
     }
 }
 
 impl<T: Described> Version<T> {
     pub(crate) fn empty() -> Version<T> {
-        Version { levels: (0..LEVELS).map(|_| Level::new(Vec::new())).collect() }
+        Version { levels: (0..LEVELS).map(|_| Level::new(Vec::new())).collect(), blobs: Arc::default() }
     }
 
     /// Builds the version that a manifest lists.
@@ -179,7 +191,8 @@ impl<T: Described> Version<T> {
                 _ => groups.push(vec![table]),
             }
         }
-        let mut version = Version { levels: vec![Level::new(groups.into_iter().map(|g| run_of(g, order)).collect())] };
+        let youngest = Level::new(groups.into_iter().map(|g| run_of(g, order)).collect());
+        let mut version = Version { levels: vec![youngest], blobs: Arc::default() };
         for (level, tables) in levels.into_iter().enumerate().skip(1) {
             let run = run_of(tables, order);
             if let Some(pair) = run.tables().windows(2).find(|pair| !disjoint(&*pair[0], &*pair[1], order)) {
@@ -189,6 +202,19 @@ impl<T: Described> Version<T> {
             version.levels.push(Level::new(if run.tables().is_empty() { Vec::new() } else { vec![run] }));
         }
         Ok(version)
+    }
+
+    /// The same with the blob files that the manifest lists.
+    ///
+    /// # Errors
+    /// `Corruption` if they are not those that the tables point to.
+    pub(crate) fn restore_blobs(self, handles: Vec<Arc<BlobHandle>>) -> Result<Version<T>> {
+        let blobs = BlobMap::restore(handles, self.tables().flat_map(|(_, table)| &table.meta().blobs))?;
+        Ok(Version { blobs: Arc::new(blobs), ..self })
+    }
+
+    pub(crate) fn blobs(&self) -> &Arc<BlobMap> {
+        &self.blobs
     }
 
     pub(crate) fn level(&self, level: u8) -> &Level<T> {
@@ -221,6 +247,7 @@ impl<T: Described> Version<T> {
 
     /// The version after `change`; untouched runs are shared.
     pub(crate) fn with(&self, change: Change<T>, order: &KeyOrder) -> Version<T> {
+        let blobs = self.blobs_with(&change);
         let mut levels: Vec<Vec<Arc<Run<T>>>> = Vec::with_capacity(LEVELS);
         for (number, level) in self.levels() {
             let added: Vec<&Arc<T>> = change.added.iter().filter(|(to, _)| *to == number).map(|(_, t)| t).collect();
@@ -253,7 +280,20 @@ impl<T: Described> Version<T> {
                 .flat_map(|level| &level.runs)
                 .all(|run| { run.tables().windows(2).all(|pair| disjoint(&*pair[0], &*pair[1], order)) })
         );
-        Version { levels }
+        Version { levels, blobs }
+    }
+
+    fn blobs_with(&self, change: &Change<T>) -> Arc<BlobMap> {
+        let removed =
+            || self.tables().map(|(_, table)| table).filter(|table| change.removed.contains(&table.meta().id));
+        let added = || change.flushed.iter().chain(change.added.iter().map(|(_, table)| table));
+        let untouched = change.blobs_added.is_empty() && change.blobs_removed.is_empty();
+        if untouched && added().chain(removed()).all(|table| table.meta().blobs.is_empty()) {
+            return Arc::clone(&self.blobs);
+        }
+        let gained = added().flat_map(|table| &table.meta().blobs);
+        let lost = removed().flat_map(|table| &table.meta().blobs);
+        Arc::new(self.blobs.with(&change.blobs_added, &change.blobs_removed, gained, lost))
     }
 }
 
@@ -289,6 +329,7 @@ pub(crate) mod tests {
             raw_bytes: 100,
             smallest: (smallest.into(), SeqNo(seqnos.1)),
             largest: (largest.into(), SeqNo(seqnos.0)),
+            blobs: Vec::new(),
         })
     }
 

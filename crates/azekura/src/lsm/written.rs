@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use crate::base::SeqNo;
-use crate::base::edit::TableMeta;
+use crate::base::edit::{BlobMeta, TableMeta};
 use crate::lsm::output::Unnamed;
 use crate::memtable::Memtable;
 
-/// A flush whose tables are written.
+/// A flush whose files are written.
 pub(crate) struct Written {
     pub(crate) sealed: Arc<[Arc<Memtable>]>,
     /// The last record of the memtables.
     pub(crate) through: SeqNo,
     pub(crate) tables: Vec<TableMeta>,
-    /// Until an edit may name the tables.
+    pub(crate) blobs: Vec<BlobMeta>,
+    /// Until an edit may name the files.
     pub(crate) unnamed: Option<Unnamed>,
 }

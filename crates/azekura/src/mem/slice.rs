@@ -65,6 +65,19 @@ impl Slice {
         self.deref().to_vec()
     }
 
+    /// What lies in `bytes` from `start` on, shared unless it is short.
+    ///
+    /// # Panics
+    /// If `start` is out of bounds, or what lies behind it is 4 GiB long or more.
+    pub(crate) fn shared(bytes: Arc<[u8]>, start: usize) -> Slice {
+        if let Some(short) = Slice::inline(&bytes[start..]) {
+            return short;
+        }
+        let in_range = |n: usize| u32::try_from(n).expect("a slice holds less than 4 GiB");
+        let (start, len) = (in_range(start), in_range(bytes.len() - start));
+        Slice(Repr::Shared { bytes, start, len })
+    }
+
     fn inline(value: &[u8]) -> Option<Slice> {
         let mut bytes = [0; INLINE_LEN_MAX];
         bytes.get_mut(..value.len())?.copy_from_slice(value);
@@ -203,6 +216,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_lies_behind_a_header_is_shared_too() {
+        let bytes: Arc<[u8]> = (0..100).collect();
+        let slice = Slice::shared(Arc::clone(&bytes), 16);
+        assert_eq!(slice, bytes[16..]);
+        assert_eq!(slice.as_ptr(), bytes[16..].as_ptr());
+        assert_eq!(Slice::shared(Arc::clone(&bytes), 80), bytes[80..], "short ones stand in the value");
+        assert_eq!(Arc::strong_count(&bytes), 2);
+        assert!(Slice::shared(bytes, 100).is_empty());
     }
 
     #[test]

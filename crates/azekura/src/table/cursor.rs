@@ -6,9 +6,9 @@ use crate::base::{EntryRef, KeyRef, RecordKind, Result};
 use crate::block::{Block, BlockCursor, BlockKind};
 use crate::cursor::Cursor;
 use crate::mem::epoch::Pin;
-use crate::table::ahead::ReadAhead;
 use crate::table::index::IndexCursor;
 use crate::table::reader::Table;
+use crate::vfs::ahead::ReadAhead;
 
 /// A position in a table.
 pub(crate) struct TableCursor {

@@ -1,6 +1,6 @@
-//! Tables that nobody needs any more, until somebody has the time to remove their files.
+//! Tables and blob files that nobody needs any more, until somebody has the time to remove their files.
 //!
-//! The last to hold a table may be a reader, even one of another database, or an iterator that outlives `close`. None
+//! The last to hold one may be a reader, even one of another database, or an iterator that outlives `close`. None
 //! of them touches the directory, which may be another's by then, or waits for a file system: they leave the number
 //! here, and whoever works for the database removes the file.
 
@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use crate::base::edit::FileId;
 use crate::base::sync::{Bell, lock};
 use crate::block::BlockCache;
-use crate::table::files::TableFiles;
+use crate::vfs::files::{DataFiles, DataKind};
 
 /// Files that are removed in one go: more urgent work does not wait for longer.
 const BATCH: usize = 16;
 
-/// The tables of one database that wait to be removed. Thread safe; its lock is not held while anything is removed.
+/// The files of one database that wait to be removed. Thread safe; its lock is not held while anything is removed.
 pub(crate) struct Graveyard {
-    files: Arc<TableFiles>,
+    files: Arc<DataFiles>,
     cache: Arc<BlockCache>,
     work: Arc<Bell>,
     waiting: Mutex<Waiting>,
@@ -24,27 +24,27 @@ pub(crate) struct Graveyard {
 
 #[derive(Default)]
 struct Waiting {
-    /// Each table is here once at most, so there are no more than there are tables.
-    tables: Vec<FileId>,
+    /// Each file is here once at most, so there are no more than there are files.
+    files: Vec<(DataKind, FileId)>,
     closed: bool,
 }
 
 impl Graveyard {
-    /// Of the tables in `files`; `work` is rung when there is something to remove.
-    pub(crate) fn new(files: Arc<TableFiles>, cache: Arc<BlockCache>, work: Arc<Bell>) -> Graveyard {
+    /// Of the tables in `files`, and the blob files beside; `work` is rung when there is something to remove.
+    pub(crate) fn new(files: Arc<DataFiles>, cache: Arc<BlockCache>, work: Arc<Bell>) -> Graveyard {
         Graveyard { files, cache, work, waiting: Mutex::default() }
     }
 
-    /// Takes in a table that no edit names and nobody reads. Does no I/O. Once closed it takes in nothing: the next
+    /// Takes in a file that no edit names and nobody reads. Does no I/O. Once closed it takes in nothing: the next
     /// open removes what no edit names.
-    pub(crate) fn push(&self, table: FileId) {
+    pub(crate) fn push(&self, kind: DataKind, file: FileId) {
         let first = {
             let mut waiting = lock(&self.waiting);
             if waiting.closed {
                 return;
             }
-            waiting.tables.push(table);
-            waiting.tables.len() == 1
+            waiting.files.push((kind, file));
+            waiting.files.len() == 1
         };
         if first {
             self.work.ring();
@@ -52,30 +52,33 @@ impl Graveyard {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.waiting).tables.is_empty()
+        lock(&self.waiting).files.is_empty()
     }
 
-    /// Removes the files of some tables; false if there were none. Failing is harmless: the next open removes what no
+    /// Removes some files; false if there were none. Failing is harmless: the next open removes what no
     /// edit names.
     pub(crate) fn remove_some(&self) -> bool {
         let batch = {
             let mut waiting = lock(&self.waiting);
-            let rest = waiting.tables.len().saturating_sub(BATCH);
-            waiting.tables.split_off(rest)
+            let rest = waiting.files.len().saturating_sub(BATCH);
+            waiting.files.split_off(rest)
         };
-        for &table in &batch {
-            self.cache.remove_file(table);
-            let _ = self.files.remove(table);
+        for &(kind, file) in &batch {
+            self.cache.remove_file(file);
+            let _ = match kind {
+                DataKind::Table => self.files.remove(file),
+                DataKind::Blob => self.files.blobs().remove(file),
+            };
         }
         !batch.is_empty()
     }
 
-    /// Removes the files of all tables that wait.
+    /// Removes all files that wait.
     pub(crate) fn remove_all(&self) {
         while self.remove_some() {}
     }
 
-    /// Removes the files of all tables that wait, and lets none in any more.
+    /// Removes all files that wait, and lets none in any more.
     pub(crate) fn close(&self) {
         lock(&self.waiting).closed = true;
         self.remove_all();
@@ -87,14 +90,14 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::table::files::DirectPolicy;
+    use crate::vfs::files::DirectPolicy;
     use crate::vfs::mem::MemFs;
     use crate::vfs::{Fs, OpenMode};
 
-    fn graveyard(tables: std::ops::Range<u64>) -> (MemFs, Arc<TableFiles>, Arc<Bell>, Graveyard) {
+    fn graveyard(tables: std::ops::Range<u64>) -> (MemFs, Arc<DataFiles>, Arc<Bell>, Graveyard) {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
-        let files = Arc::new(TableFiles::new(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::never()));
+        let files = Arc::new(DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::never()));
         for id in tables {
             drop(fs.open(&files.path(FileId(id)), OpenMode::Create).unwrap());
         }
@@ -112,14 +115,14 @@ mod tests {
         let (fs, files, work, graveyard) = graveyard(0..40);
         assert!(graveyard.is_empty() && !graveyard.remove_some());
         files.file(FileId(3)).unwrap();
-        (0..39).for_each(|id| graveyard.push(FileId(id)));
+        (0..39).for_each(|id| graveyard.push(DataKind::Table, FileId(id)));
         assert_eq!((count(&fs), work.count()), (40, 1), "one ring calls for all of them");
         assert!(graveyard.remove_some());
         assert_eq!(count(&fs), 40 - BATCH);
         graveyard.remove_all();
         assert!(graveyard.is_empty());
         assert_eq!((count(&fs), files.open_files()), (1, 0));
-        graveyard.push(FileId(7));
+        graveyard.push(DataKind::Table, FileId(7));
         assert_eq!(work.count(), 2);
         assert!(graveyard.remove_some(), "a file that is not there is no failure");
     }
@@ -127,10 +130,10 @@ mod tests {
     #[test]
     fn a_closed_one_leaves_what_comes_later() {
         let (fs, _, work, graveyard) = graveyard(0..40);
-        (0..30).for_each(|id| graveyard.push(FileId(id)));
+        (0..30).for_each(|id| graveyard.push(DataKind::Table, FileId(id)));
         graveyard.close();
         assert_eq!(count(&fs), 10);
-        graveyard.push(FileId(30));
+        graveyard.push(DataKind::Table, FileId(30));
         graveyard.remove_all();
         assert_eq!((count(&fs), work.count()), (10, 1));
     }

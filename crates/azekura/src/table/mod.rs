@@ -8,12 +8,10 @@
 //! - files are removed by who works for the database, never by a reader, and never after it is closed.
 //!
 //! Layout: `docs/format/table.md`. Rooms in reading order: [`options`], [`format`], [`properties`]; writing: [`index`],
-//! [`filter`], [`writer`]; reading: [`files`], [`ahead`], [`source`], [`reader`], [`cursor`], [`verify`]; the end:
+//! [`filter`], [`writer`]; reading: [`source`], [`reader`], [`cursor`], [`verify`]; the end:
 //! [`graveyard`].
 
-pub(crate) mod ahead;
 pub(crate) mod cursor;
-pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod format;
 pub(crate) mod graveyard;

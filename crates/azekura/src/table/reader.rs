@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::base::blob_ref::References;
 use crate::base::checksum::key_hash;
 use crate::base::edit::{FileId, TableMeta};
+use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::cached::{Cacheable, FilterTop, IndexTop};
@@ -12,13 +14,14 @@ use crate::block::frame::{Body, open_frame};
 use crate::block::restarts::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
-use crate::table::files::TableFiles;
 use crate::table::filter::Filter;
-use crate::table::format::{Directory, FOOTER_LEN, Footer};
+use crate::table::format::Directory;
 use crate::table::index::{Index, continues, only_piece};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
 use crate::table::source::{Held, Slot, Source};
+use crate::table::writer;
+use crate::vfs::files::DataFiles;
 
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
 /// of some ten thousand blocks.
@@ -63,7 +66,7 @@ impl Table {
     /// `Corruption` if the file is not the table that `meta` speaks of, `Invalid` if it was written in another order,
     /// `Unsupported` if a newer version wrote it.
     pub(crate) fn open(
-        files: Arc<TableFiles>,
+        files: Arc<DataFiles>,
         cache: Arc<BlockCache>,
         meta: &TableMeta,
         order: KeyOrder,
@@ -89,35 +92,45 @@ impl Table {
     ///
     /// # Errors
     /// As [`open`](Table::open).
-    pub(crate) fn describe(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
-        let (size, properties) = Table::read_properties(files, cache, id)?;
-        Ok(TableMeta {
-            id,
-            size,
-            entries: properties.entries,
-            tombstones: properties.tombstones,
-            lowest: properties.lowest,
-            highest: properties.highest,
-            created_ms: properties.created_ms,
-            raw_bytes: properties.raw_bytes,
-            smallest: properties.smallest,
-            largest: properties.largest,
-        })
+    pub(crate) fn describe(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
+        let (source, tail) = Table::read_tail(files, cache, id)?;
+        let references = match tail.directory.references {
+            Some(handle) => source.references(handle)?,
+            None => References::default(),
+        };
+        Ok(writer::meta(id, source.size, tail.properties()?, &references))
     }
 
     /// The name of the order that a table says it is in.
     ///
     /// # Errors
     /// As [`open`](Table::open).
-    pub(crate) fn comparator(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<String> {
-        Table::read_properties(files, cache, id).map(|(_, properties)| properties.comparator)
+    pub(crate) fn comparator(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<String> {
+        Table::read_tail(files, cache, id)?.1.properties().map(|properties| properties.comparator)
     }
 
-    fn read_properties(files: &Arc<TableFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(u64, Properties)> {
+    fn read_tail(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(Source, Tail)> {
         let size = files.file(id)?.length()?;
         let (files, cache) = (Arc::clone(files), Arc::clone(cache));
         let mut source = Source { files, cache, id, file_id: [0; 16], size, pin_pieces: false };
-        Ok((size, Tail::read(&mut source)?.properties()?))
+        let tail = Tail::read(&mut source)?;
+        Ok((source, tail))
+    }
+
+    /// Which values of blob files its entries point to, past the cache.
+    ///
+    /// # Errors
+    /// `Corruption` if the section does not verify, or says something else than the manifest.
+    pub(crate) fn blob_references(&self) -> Result<References> {
+        let references = match self.directory.references {
+            Some(handle) => self.source.references(handle)?,
+            None => References::default(),
+        };
+        if !references.uses().eq(self.meta.blobs.iter().copied()) {
+            let error = Error::corruption("table points to other values of blob files than the manifest says");
+            return Err(error.in_file(self.source.path()));
+        }
+        Ok(references)
     }
 
     /// The newest version of the key that is not newer than asked for; tombstones are found like values. `read` sees
@@ -224,7 +237,7 @@ struct Tail {
     /// Where it begins in the file.
     start: u64,
     file_id: [u8; 16],
-    footer: Footer,
+    footer: FileFooter,
     directory: Directory,
 }
 
@@ -235,7 +248,7 @@ impl Tail {
         let file = source.files.file(source.id)?;
         let size = source.size;
         let found = file.length()?;
-        if found != size || size < (FileHeader::LEN + FOOTER_LEN) as u64 {
+        if found != size || size < (FileHeader::LEN + FileFooter::LEN) as u64 {
             return Err(Error::corruption(format!("table has {found} bytes, the manifest says {size}")));
         }
         let len = size.min(TAIL_LEN);
@@ -249,9 +262,9 @@ impl Tail {
             file.read_exact_at(&mut header, 0)?;
         }
         source.file_id = FileHeader::decode(FileKind::Table, &header)?.file_id;
-        let footer_bytes = bytes.last_chunk::<FOOTER_LEN>().expect("the file is longer than that");
-        let footer = Footer::decode(footer_bytes, &source.file_id, size)
-            .map_err(|error| error.at_offset(size - FOOTER_LEN as u64))?;
+        let footer_bytes = bytes.last_chunk::<{ FileFooter::LEN }>().expect("the file is longer than that");
+        let footer = FileFooter::decode(FileKind::Table, footer_bytes, &source.file_id, size)
+            .map_err(|error| error.at_offset(size - FileFooter::LEN as u64))?;
         let mut tail = Tail { bytes, start, file_id: source.file_id, footer, directory: Directory::default() };
         tail.directory = tail.decode_directory(source)?;
         tail.reach_back(source)?;
@@ -259,7 +272,7 @@ impl Tail {
     }
 
     fn decode_directory(&self, source: &Source) -> Result<Directory> {
-        let handle = self.footer.directory;
+        let handle = BlockHandle { offset: self.footer.offset, len: self.footer.len };
         let body = if handle.offset >= self.start {
             self.body(handle, BlockKind::Directory)?
         } else {

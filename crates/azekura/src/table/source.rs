@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use crate::base::blob_ref::References;
 use crate::base::edit::FileId;
 use crate::base::{Error, Result};
 use crate::block::cached::{Cacheable, Home};
@@ -13,12 +14,12 @@ use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::Pin;
 use crate::mem::link::{Hub, Pinned};
 use crate::mem::pool::Buffer;
-use crate::table::ahead::{ReadAhead, Wanted};
-use crate::table::files::TableFiles;
+use crate::vfs::ahead::{ReadAhead, Wanted};
+use crate::vfs::files::DataFiles;
 
 /// The blocks of one table. Thread safe.
 pub(crate) struct Source {
-    pub(crate) files: Arc<TableFiles>,
+    pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) id: FileId,
     /// Of the file, from its header.
@@ -56,6 +57,12 @@ impl Source {
         self.read_frame(handle, kind).map_err(|error| self.locate(error, handle.offset))
     }
 
+    /// The section of references to blob files.
+    pub(crate) fn references(&self, handle: BlockHandle) -> Result<References> {
+        let body = self.body(handle, BlockKind::BlobReferences)?;
+        References::decode(&body).map_err(|error| self.locate(error, handle.offset))
+    }
+
     fn read_frame(&self, handle: BlockHandle, kind: BlockKind) -> Result<Body> {
         if handle.end()? > self.size {
             return Err(Error::corruption("block reaches past the end of the file"));
@@ -76,7 +83,7 @@ impl Source {
     /// As [`read`](Source::read); while blocks follow each other, what lies behind is read ahead into `ahead`.
     fn read_on<T: Cacheable>(&self, handle: BlockHandle, kind: BlockKind, ahead: &mut ReadAhead) -> Result<Arc<T>> {
         let end = handle.end().map_err(|error| self.locate(error, handle.offset))?;
-        if let Wanted::Window(len) = ahead.wanted(handle)
+        if let Wanted::Window(len) = ahead.wanted(handle.offset, handle.len)
             && end <= self.size
         {
             let mut bytes = vec![0; len.min(self.size - handle.offset) as usize]; // a window is short
@@ -84,7 +91,7 @@ impl Source {
             read.map_err(|error| self.locate(error, handle.offset))?;
             ahead.fill(handle.offset, bytes);
         }
-        let Some(frame) = ahead.frame(handle) else { return self.read(handle, kind) };
+        let Some(frame) = ahead.piece(handle.offset, handle.len) else { return self.read(handle, kind) };
         let block = self.buffer(handle.len).and_then(|mut bytes| {
             bytes.extend_from_slice(frame);
             T::decode_body(open_frame(bytes, &self.file_id, handle.offset, kind)?)

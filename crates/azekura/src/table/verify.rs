@@ -3,10 +3,11 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use crate::base::blob_ref::{BlobRef, ReferenceBuilder};
+use crate::base::file_footer::FileFooter;
 use crate::base::file_header::FileHeader;
 use crate::base::{Error, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::{Block, BlockCursor, BlockHandle, BlockKind, FilterBlock};
-use crate::table::format::FOOTER_LEN;
 use crate::table::index::{CONTINUES, IndexCursor};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
@@ -34,6 +35,7 @@ struct Walk<'a> {
     /// The separator of the block before, and whether its last user key goes on.
     bound: Option<(Vec<u8>, SeqNo, bool)>,
     filter: Option<FilterWalk>,
+    references: ReferenceBuilder,
 }
 
 /// A walk over the pieces of the filter beside the keys.
@@ -55,6 +57,7 @@ impl Table {
             last: (Vec::new(), SeqNo::ZERO),
             bound: None,
             filter: None,
+            references: ReferenceBuilder::default(),
         };
         walk.run().map_err(|error| error.in_file(self.source.path()))
     }
@@ -71,6 +74,9 @@ impl Walk<'_> {
         self.index_top()?;
         self.data()?;
         self.filter_ends()?;
+        if std::mem::take(&mut self.references).finish()? != self.table.blob_references()? {
+            return Err(Error::corruption("entries of the table point to other values than its references say"));
+        }
         self.tiles()?;
         self.counts()?;
         let seen = &self.seen;
@@ -96,6 +102,7 @@ impl Walk<'_> {
         let directory = &table.directory;
         self.frames.extend([directory.properties, directory.index_top]);
         self.frames.extend(directory.filter_top);
+        self.frames.extend(directory.references);
         self.frames.extend(&directory.unknown);
         let Some(handle) = directory.filter_top else { return Ok(()) };
         let mut top = BlockCursor::new(table.source.read::<Block>(handle, BlockKind::FilterTop)?);
@@ -165,7 +172,7 @@ impl Walk<'_> {
         cursor.seek_to_first()?;
         self.first_of_block(cursor.key())?;
         while cursor.valid() {
-            self.entry(cursor.key(), RecordKind::from_byte(cursor.tag())?, cursor.value().len())?;
+            self.entry(cursor.key(), RecordKind::from_byte(cursor.tag())?, cursor.value())?;
             self.by_hash(&block, cursor.key())?;
             entries += 1;
             cursor.next()?;
@@ -207,11 +214,14 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn entry(&mut self, key: KeyRef<'_>, kind: RecordKind, value_len: usize) -> Result<()> {
+    fn entry(&mut self, key: KeyRef<'_>, kind: RecordKind, value: &[u8]) -> Result<()> {
         let order = &self.table.order;
         let first = self.seen.entries == 0;
         if !first && KeyRef::new(&self.last.0, self.last.1).cmp(&key, order).is_ge() {
             return Err(Error::corruption("entries are not in order"));
+        }
+        if kind == RecordKind::BlobPointer {
+            self.references.add(&BlobRef::decode(value)?);
         }
         let new_key = first || order.cmp(&self.last.0, key.user).is_lt();
         let seen = &mut self.seen;
@@ -220,7 +230,7 @@ impl Walk<'_> {
         }
         seen.entries += 1;
         seen.tombstones += u64::from(kind.is_tombstone());
-        seen.raw_bytes += (key.user.len() + value_len) as u64;
+        seen.raw_bytes += (key.user.len() + value.len()) as u64;
         seen.lowest = seen.lowest.min(key.seqno);
         seen.highest = seen.highest.max(key.seqno);
         self.last.0.clear();
@@ -263,7 +273,7 @@ impl Walk<'_> {
 
     /// The frames fill the file between header and footer, without gaps and without sharing.
     fn tiles(&mut self) -> Result<()> {
-        let footer = self.table.source.size - FOOTER_LEN as u64;
+        let footer = self.table.source.size - FileFooter::LEN as u64;
         self.frames.sort_unstable();
         let mut at = FileHeader::LEN as u64;
         for frame in &self.frames {

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
+use crate::base::blob_ref::{BlobRef, ReferenceBuilder, References};
 use crate::base::checksum::key_hash;
 use crate::base::compression::CompressionType;
 use crate::base::edit::{FileId, TableMeta};
+use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
-use crate::base::{EntryRef, Error, KeyOrder, KeyRef, Result, SeqNo};
+use crate::base::{EntryRef, Error, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::block::frame::put_frame;
 use crate::block::{BlockBuilder, BlockHandle, BlockKind, DataBuilder, SlotBuilder};
 use crate::table::filter::FilterBuilder;
-use crate::table::format::{Directory, Footer, VALUE_ALONE};
+use crate::table::format::{Directory, VALUE_ALONE};
 use crate::table::index::{IndexBuilder, Piece, build_top};
 use crate::table::options::{DataBlockIndexType, TableOptions};
 use crate::table::properties::Properties;
 use crate::vfs::File;
-
-/// The file is written in pieces of at least this many bytes.
-const WRITE_LEN: usize = 256 << 10;
+use crate::vfs::append::Appender;
 
 /// Writes one table. One thread at a time; nothing of it may be used before [`TableWriter::finish`] succeeded and the
 /// file was synced.
@@ -34,6 +34,7 @@ pub(crate) struct TableWriter {
     last: (Vec<u8>, SeqNo),
     /// Of the user key added last; `None` where there is none, or nothing here needs one.
     hash: Option<u64>,
+    references: ReferenceBuilder,
     properties: Properties,
     scratch: Vec<u8>,
 }
@@ -74,6 +75,7 @@ impl TableWriter {
             hash: None,
             options,
             order,
+            references: ReferenceBuilder::default(),
             properties,
             scratch: Vec::new(),
         })
@@ -83,13 +85,17 @@ impl TableWriter {
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file; `Corruption` if the entry is not behind the one before, which can only come
-    /// from what was read, or from a comparator that contradicts itself. The table is then of no use.
+    /// from what was read, or from a comparator that contradicts itself, or for a pointer that is none. The table is
+    /// then of no use.
     pub(crate) fn add(&mut self, entry: EntryRef<'_>) -> Result<()> {
         let key = entry.key();
         let first = self.properties.entries == 0;
         let by_user = self.order.cmp(&self.last.0, key.user);
         if !first && by_user.then_with(|| key.seqno.cmp(&self.last.1)).is_ge() {
             return Err(Error::corruption("entries are not in order, or the comparator contradicts itself"));
+        }
+        if entry.kind == RecordKind::BlobPointer {
+            self.references.add(&BlobRef::decode(entry.value)?);
         }
         self.cut_before(key, entry.value.len())?;
         self.index_pending(Some((key.user, by_user.is_eq())));
@@ -168,13 +174,14 @@ impl TableWriter {
     /// The file's length if it ended here, about.
     pub(crate) fn written_bytes(&self) -> u64 {
         let open = if self.data.is_empty() { 0 } else { self.data.len() as u64 };
-        self.out.offset() + open + self.index.bytes() + self.filter.as_ref().map_or(0, FilterBuilder::bytes)
+        let filter = self.filter.as_ref().map_or(0, FilterBuilder::bytes);
+        self.out.offset() + open + self.index.bytes() + filter + self.references.encoded_bytes()
     }
 
     /// Writes the rest. The caller syncs the file and its directory.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace` of the file.
+    /// `Io` and `OutOfSpace` of the file; `Corruption` if two entries point to the same value.
     pub(crate) fn finish(mut self, id: FileId) -> Result<TableMeta> {
         assert!(self.properties.entries > 0, "an empty table is never written");
         if !self.data.is_empty() {
@@ -202,10 +209,14 @@ impl TableWriter {
         if let Some(top) = filter_top {
             directory.filter_top = Some(self.out.put(BlockKind::FilterTop, CompressionType::None, &top)?);
         }
+        let references = self.references.finish()?;
+        if !references.is_empty() {
+            directory.references = Some(self.out.put(BlockKind::BlobReferences, compression, &references.encode())?);
+        }
         let properties = self.properties.encode();
         directory.properties = self.out.put(BlockKind::Properties, CompressionType::None, &properties)?;
         let size = self.out.end(&directory)?;
-        Ok(meta(id, size, self.properties))
+        Ok(meta(id, size, self.properties, &references))
     }
 }
 
@@ -229,7 +240,8 @@ fn data_builder(index_type: DataBlockIndexType, options: &TableOptions) -> DataB
     }
 }
 
-fn meta(id: FileId, size: u64, properties: Properties) -> TableMeta {
+/// What the manifest says of a table.
+pub(crate) fn meta(id: FileId, size: u64, properties: Properties, references: &References) -> TableMeta {
     TableMeta {
         id,
         size,
@@ -241,35 +253,28 @@ fn meta(id: FileId, size: u64, properties: Properties) -> TableMeta {
         raw_bytes: properties.raw_bytes,
         smallest: properties.smallest,
         largest: properties.largest,
+        blobs: references.uses().collect(),
     }
 }
 
-/// The file, written in large pieces.
+/// The file, frame by frame.
 struct Output {
-    file: Arc<dyn File>,
+    end: Appender,
     file_id: [u8; 16],
-    /// What the file does not have yet, and where it goes.
-    buffer: Vec<u8>,
-    written: u64,
 }
 
 impl Output {
     fn new(file: Arc<dyn File>, file_id: [u8; 16]) -> Output {
-        let buffer = FileHeader { kind: FileKind::Table, file_id }.encode().to_vec();
-        Output { file, file_id, buffer, written: 0 }
+        let header = FileHeader { kind: FileKind::Table, file_id }.encode();
+        Output { end: Appender::new(file, &header), file_id }
     }
 
     fn offset(&self) -> u64 {
-        self.written + self.buffer.len() as u64
+        self.end.offset()
     }
 
     fn put(&mut self, kind: BlockKind, compression: CompressionType, raw: &[u8]) -> Result<BlockHandle> {
-        let offset = self.offset();
-        let handle = put_frame(&mut self.buffer, &self.file_id, offset, kind, compression, raw);
-        if self.buffer.len() >= WRITE_LEN {
-            self.flush()?;
-        }
-        Ok(handle)
+        self.end.put(|out, offset| put_frame(out, &self.file_id, offset, kind, compression, raw))
     }
 
     /// Writes pieces and says where they went and how many bytes they took.
@@ -289,18 +294,9 @@ impl Output {
 
     /// Writes directory and footer, and returns the file's length.
     fn end(mut self, directory: &Directory) -> Result<u64> {
-        let directory = self.put(BlockKind::Directory, CompressionType::None, &directory.encode())?;
-        let footer = Footer { directory }.encode(&self.file_id, self.offset());
-        self.buffer.extend_from_slice(&footer);
-        self.flush()?;
-        Ok(self.written)
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.file.write_at(&self.buffer, self.written)?;
-        self.written += self.buffer.len() as u64;
-        self.buffer.clear();
-        self.buffer.shrink_to(2 * WRITE_LEN);
-        Ok(())
+        let BlockHandle { offset, len } = self.put(BlockKind::Directory, CompressionType::None, &directory.encode())?;
+        let footer = FileFooter { kind: FileKind::Table, offset, len }.encode(&self.file_id, self.offset());
+        self.end.put(|out, _| out.extend_from_slice(&footer))?;
+        self.end.end()
     }
 }

@@ -9,7 +9,8 @@
 //! - unsafe code stands only in `mmap.rs`.
 //!
 //! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] with its [`disk_file`], [`direct`] and [`mmap`],
-//! [`mem`] (with `crash()`), [`fault`], [`dice`] (seeded chance for the simulators).
+//! [`mem`] (with `crash()`), [`fault`], [`dice`] (seeded chance for the simulators); over the contract: [`files`]
+//! (which are open), [`ahead`] (few large reads), [`append`] (few large writes).
 
 #![expect(
     clippy::disallowed_methods,
@@ -17,12 +18,15 @@
     reason = "what clippy.toml bans everywhere else is what this folder is for"
 )]
 
+pub(crate) mod ahead;
+pub(crate) mod append;
 pub(crate) mod dice;
 pub(crate) mod direct;
 pub(crate) mod disk;
 pub(crate) mod disk_file;
 pub(crate) mod env;
 pub(crate) mod fault;
+pub(crate) mod files;
 pub(crate) mod fs;
 pub(crate) mod mem;
 pub(crate) mod mmap;

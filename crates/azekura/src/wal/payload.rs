@@ -47,6 +47,9 @@ impl<'a> Records<'a> {
 
     fn read(&mut self) -> Result<Record<'a>> {
         let kind = RecordKind::from_byte(self.rest.u8()?)?;
+        if kind == RecordKind::BlobPointer {
+            return Err(Error::unsupported("pointers to blob files in the log need a newer version"));
+        }
         let partition = PartitionId(self.rest.varint()?);
         let key = self.rest.bytes()?;
         let value = if kind == RecordKind::Put { self.rest.bytes()? } else { &[] };

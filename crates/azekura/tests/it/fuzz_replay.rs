@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use azekura::fs::{Fs, MemFs, OpenMode};
 use azekura::inspect::{Decoder, decode};
-use azekura::{Config, ErrorKind, PartitionCreateOptions, PersistMode, Result};
+use azekura::{Config, ErrorKind, KvSeparationOptions, PartitionCreateOptions, PersistMode, Result};
 
 /// No input may take longer, in a build without optimisation on a busy machine.
 const INPUT_MAX: Duration = Duration::from_secs(2);
@@ -23,6 +23,11 @@ type Target = (&'static str, fn(&[u8]) -> Result<()>);
 /// Every decoder under the name of its fuzz target and of its folder in the corpus.
 const TARGETS: &[Target] = &[
     ("batch", |bytes| decode(Decoder::Batch, bytes)),
+    ("blob_directory", |bytes| decode(Decoder::BlobDirectory, bytes)),
+    ("blob_file", |bytes| decode(Decoder::BlobFile, bytes)),
+    ("blob_page", |bytes| decode(Decoder::BlobPage, bytes)),
+    ("blob_pointer", |bytes| decode(Decoder::BlobPointer, bytes)),
+    ("blob_references", |bytes| decode(Decoder::BlobReferences, bytes)),
     ("block", |bytes| decode(Decoder::Block, bytes)),
     ("block_hashed", |bytes| decode(Decoder::HashedBlock, bytes)),
     ("block_slotted", |bytes| decode(Decoder::SlottedBlock, bytes)),
@@ -71,7 +76,7 @@ fn mutated_inputs_are_harmless() {
             let _ = run(*target, &input, &format!("AZEKURA_SEED={seed}, input {inputs}"));
             inputs += 1;
         }
-        println!("{:<12} {inputs:>9} inputs from {} good ones", target.0, good.len());
+        println!("{:<16} {inputs:>9} inputs from {} good ones", target.0, good.len());
     }
 }
 
@@ -111,11 +116,14 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
     let fs = MemFs::new();
     let dir = Path::new("/db");
     let config = Config::new(dir).fs(Arc::new(fs.clone()));
+    let apart = KvSeparationOptions::default().separation_threshold(40).blob_file_target_size(4 << 10);
+    let options = PartitionCreateOptions::default().with_kv_separation(apart);
     let database = config.open().expect("a fresh database opens");
-    let partition = database.open_partition("p", PartitionCreateOptions::default()).expect("a partition is made");
+    let partition = database.open_partition("p", options).expect("a partition is made");
     for round in 0..2u32 {
         for i in 0..300u32 {
-            partition.insert(format!("key{:05}", i * 7), [round as u8; 40]).expect("inserts");
+            let len = 30 + (i as usize % 20);
+            partition.insert(format!("key{:05}", i * 7), vec![round as u8; len]).expect("inserts");
         }
         partition.remove("key00007").expect("removes");
         partition.flush().expect("flushes");
@@ -125,6 +133,7 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
     for entry in fs.read_dir(dir).expect("the directory can be listed") {
         let target = match entry.name.rsplit('.').next() {
             Some("sst") => "table",
+            Some("blob") => "blob_file",
             Some("MANIFEST") => "manifest",
             _ => continue,
         };
@@ -133,7 +142,7 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
         file.read_exact_at(&mut bytes, 0).expect("the file can be read");
         files.push((target, bytes));
     }
-    for wanted in ["table", "manifest"] {
+    for wanted in ["table", "blob_file", "manifest"] {
         assert!(files.iter().any(|(target, _)| *target == wanted), "the database has a {wanted}");
     }
     files

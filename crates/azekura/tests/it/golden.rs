@@ -1,18 +1,21 @@
 //! Databases that earlier builds wrote, kept byte for byte: every later build reads them.
 //!
 //! `testdata/golden/N` is the directory of a database as a killed process left it, in format generation N: a few
-//! partitions with tables on two levels, and a log with records that are in no table. A change of a format adds a
-//! directory and leaves the old ones.
+//! partitions with tables on two levels, blob files, and a log with records that are in no table. A change of a format
+//! adds a directory and leaves the old ones.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use azekura::fs::{DiskFs, Fs, TestEnv};
-use azekura::{CompressionType, Config, DataBlockIndexType, Database, PartitionCreateOptions, PersistMode, inspect};
+use azekura::{
+    CompressionType, Config, DataBlockIndexType, Database, KvSeparationOptions, PartitionCreateOptions, PersistMode,
+    inspect,
+};
 
 /// The generation that this build writes.
-const NEWEST: u32 = 2;
+const NEWEST: u32 = 3;
 
 fn golden(generation: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(generation.to_string())
@@ -34,7 +37,8 @@ fn options(codec: CompressionType) -> PartitionCreateOptions {
     PartitionCreateOptions::default().compression(codec).block_size(256).metadata_block_size(128)
 }
 
-/// What the golden databases of a generation hold; from the second on, in data blocks of every layout.
+/// What the golden databases of a generation hold; from the second on, in data blocks of every layout, from the third
+/// on also in blob files.
 fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     let number = |n: u32| format!("key {n:04}").into_bytes();
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again").into_bytes();
@@ -48,7 +52,19 @@ fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>
     if generation > 1 {
         contents.extend([("hashed", plain.clone()), ("fingerprints", plain)]);
     }
+    if generation > 2 {
+        let mut apart: BTreeMap<_, _> = (0..60).map(|n| (number(n), large(n, 0))).collect();
+        apart.extend((0..60).step_by(4).map(|n| (number(n), large(n, 1))));
+        apart.insert(number(60), b"small".to_vec());
+        apart.insert(number(61), large(61, 2));
+        contents.insert("apart", apart);
+    }
     contents
+}
+
+/// A value that stands in a blob file.
+fn large(n: u32, generation: u32) -> Vec<u8> {
+    (0..40 + n).flat_map(|i| (i * 7 + generation).to_le_bytes()).collect()
 }
 
 fn check(db: &Database, generation: u32) {
@@ -83,6 +99,9 @@ fn open_and_write_on(generation: u32) {
     layouts.dedup();
     let all = ["BinaryAndHash", "BinarySearch", "Fingerprint"];
     assert_eq!(layouts, if generation == 1 { &[][..] } else { &all }, "the first generation does not say");
+    let blobs = inspect::blobs(&fs, &dir).unwrap();
+    assert_eq!(blobs.len() > 2, generation > 2);
+    assert!(blobs.iter().all(|file| file.partition == "apart" && file.referenced_values > 0));
     assert_eq!(inspect::tables(&fs, &dir).unwrap().iter().map(|table| table.level).max(), Some(6));
     let read_only = config(&dir).open_read_only().unwrap();
     assert!(read_only.metrics().replayed_records > 0, "part of it is in the log alone");
@@ -122,6 +141,14 @@ fn write_the_newest_generation() {
     }
     (0..60).for_each(|n| zlib.insert(number(n), value(n, 2)).unwrap());
     zlib.flush().unwrap();
+    let separation = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(4 << 10);
+    let separation = separation.compression(CompressionType::Miniz(6));
+    let apart = db.open_partition("apart", options(CompressionType::Lz4).with_kv_separation(separation)).unwrap();
+    (0..60).for_each(|n| apart.insert(number(n), large(n, 0)).unwrap());
+    apart.major_compact().unwrap();
+    (0..60).step_by(4).for_each(|n| apart.insert(number(n), large(n, 1)).unwrap());
+    apart.insert(number(60), "small").unwrap();
+    apart.flush().unwrap();
     for plain in &plain {
         (0..200).step_by(7).for_each(|n| plain.insert(number(n), value(n, 1)).unwrap());
         plain.flush().unwrap();
@@ -132,6 +159,7 @@ fn write_the_newest_generation() {
         batch.insert(plain, "", "of the empty key");
     }
     batch.insert(&zlib, number(9), value(9, 3));
+    batch.insert(&apart, number(61), large(61, 2));
     batch.commit().unwrap();
     check(&db, NEWEST);
     let newest = golden(NEWEST);

@@ -19,5 +19,6 @@ mod kill;
 mod limits;
 mod model;
 mod regressions;
+mod separation;
 mod tidy;
 mod world;

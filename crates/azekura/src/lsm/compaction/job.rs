@@ -11,7 +11,7 @@ use crate::lsm::compaction::plan::Plan;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::older::Older;
 use crate::lsm::options::LsmOptions;
-use crate::lsm::output::{Output, OutputPlan, Unnamed};
+use crate::lsm::output::{Finished, Output, OutputPlan, Unnamed};
 use crate::lsm::read::RunCursor;
 use crate::lsm::retain::Retain;
 use crate::lsm::rewrite::Rewrite;
@@ -61,6 +61,7 @@ impl Job {
             options: options.table_at(plan.to),
             table_size: options.compaction.table_size,
             created_ms,
+            separation: None, // what stood in a table when it was flushed stays there
             neighbours: stay.map(|table| table.meta().smallest.0.clone()).collect(),
         };
         let cursor = MergeCursor::new(order.clone(), children);
@@ -82,7 +83,7 @@ impl Job {
         let State::Merging(rewrite) = std::mem::replace(&mut self.state, State::Written(Vec::new(), None)) else {
             unreachable!("it was merging a moment ago");
         };
-        let (tables, unnamed) = rewrite.finish()?;
+        let Finished { tables, unnamed, .. } = rewrite.finish()?;
         self.state = State::Written(tables, Some(unnamed));
         Ok(true)
     }

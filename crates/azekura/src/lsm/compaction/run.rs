@@ -97,7 +97,7 @@ impl LsmTree {
         host.commit_edits(&edits)?;
         let tables = handles(now, plan.from, &plan.upper);
         self.remember_position(plan, &tables);
-        self.publish_compaction(&plan.upper, tables.into_iter().map(|table| (level, table)).collect());
+        self.publish_compaction(&plan.upper, tables.into_iter().map(|table| (level, table)).collect(), Vec::new());
         Counters::add(&self.counters.moved_tables, plan.upper.len() as u64);
         Ok(TaskReport { level, tables: plan.upper.len() as u64, ..TaskReport::default() })
     }
@@ -110,32 +110,39 @@ impl LsmTree {
         let (partition, level) = (self.context.partition, plan.to);
         let inputs: Vec<FileId> = plan.upper.iter().chain(&plan.lower).copied().collect();
         let tables = job.name_output().to_vec();
+        let now = self.current.get();
+        let upper = handles(&now, plan.from, &plan.upper);
+        let obsolete = [&upper[..], &handles(&now, plan.to, &plan.lower)].concat();
+        // No flush refers to a file that is there already: what is without references now stays so.
+        let lost = obsolete.iter().flat_map(|table| &table.meta().blobs);
+        let dead = now.version.blobs().unreferenced(tables.iter().flat_map(|table| &table.blobs), lost);
         let removed = inputs.iter().map(|&table| Edit::TableRemoved { partition, table });
         let added = tables.iter().map(|table| Edit::TableAdded { partition, level, table: table.clone() });
-        if let Err(error) = host.commit_edits(&removed.chain(added).collect::<Vec<Edit>>()) {
+        let dropped = dead.iter().map(|file| Edit::BlobFileRemoved { partition, file: file.meta().id });
+        if let Err(error) = host.commit_edits(&removed.chain(added).chain(dropped).collect::<Vec<Edit>>()) {
             lock(&self.remembered).paused = Some(job);
             return Err(error);
         }
         let bytes_written = tables.iter().map(|table| table.size).sum();
         let report = TaskReport { level, tables: tables.len() as u64, bytes_read, bytes_written };
-        let now = self.current.get();
-        let upper = handles(&now, plan.from, &plan.upper);
         self.remember_position(&plan, &upper);
-        let obsolete = [upper, handles(&now, plan.to, &plan.lower)].concat();
         obsolete.iter().for_each(|table| table.doom());
+        dead.iter().for_each(|file| file.doom());
         let read = self.options().read_options(level);
         let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read);
-        self.publish_compaction(&inputs, tables.into_iter().map(|meta| (level, handle(meta))).collect());
+        let blobs_removed = dead.iter().map(|file| file.meta().id).collect();
+        let added = tables.into_iter().map(|meta| (level, handle(meta))).collect();
+        self.publish_compaction(&inputs, added, blobs_removed);
         Counters::add(&self.counters.compactions, 1);
         Counters::add(&self.counters.compacted_read, bytes_read);
         Counters::add(&self.counters.compacted_written, bytes_written);
         Ok(report) // only now are the obsolete tables let go of, and without a lock
     }
 
-    fn publish_compaction(&self, removed: &[FileId], added: Vec<(u8, Arc<TableHandle>)>) {
+    fn publish_compaction(&self, removed: &[FileId], added: Vec<(u8, Arc<TableHandle>)>, blobs_removed: Vec<FileId>) {
         self.current.replace(|now| {
             let removed: HashSet<FileId> = removed.iter().copied().collect();
-            let change = Change { removed, added, flushed: Vec::new() };
+            let change = Change { removed, added, blobs_removed, ..Change::default() };
             SuperVersion { version: Arc::new(now.version.with(change, &self.context.order)), ..now.clone() }
         });
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::edit::{Edit, FileId, PartitionId, TableMeta};
+use crate::base::edit::{BlobMeta, BlobUse, Edit, FileId, PartitionId, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::cursor::visible::{Ascending, Descending};
@@ -15,18 +15,19 @@ use crate::lsm::handle::TreeContext;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::Described;
-use crate::table::files::{DirectPolicy, TableFiles};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::fault::FaultFs;
+use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::mem::{MemFs, Survival};
 use crate::vfs::{Env, Fs};
 
 pub(crate) const PARTITION: PartitionId = PartitionId(3);
 const SEED: u64 = 77;
 
-/// The tables, with their levels, and the flushed point that a list of edits leaves.
-pub(crate) fn replay(edits: &[Edit]) -> (Vec<(u8, TableMeta)>, SeqNo) {
+/// The tables with their levels, the blob files, and the flushed point that a list of edits leaves.
+pub(crate) fn replay(edits: &[Edit]) -> (Vec<(u8, TableMeta)>, Vec<BlobMeta>, SeqNo) {
     let (mut tables, mut flushed): (BTreeMap<FileId, (u8, TableMeta)>, _) = (BTreeMap::new(), SeqNo::ZERO);
+    let mut blobs: BTreeMap<FileId, BlobMeta> = BTreeMap::new();
     for edit in edits {
         match edit.clone() {
             Edit::TableAdded { partition, level, table } => {
@@ -43,10 +44,39 @@ pub(crate) fn replay(edits: &[Edit]) -> (Vec<(u8, TableMeta)>, SeqNo) {
                 assert!(through >= flushed);
                 flushed = through;
             }
+            Edit::BlobFileAdded { partition, file } => {
+                assert_eq!(partition, PARTITION);
+                assert!(blobs.insert(file.id, file).is_none(), "a blob file is added once");
+            }
+            Edit::BlobFileRemoved { file, .. } => {
+                assert!(blobs.remove(&file).is_some(), "only what is there is removed");
+            }
             other => panic!("a tree does not write {other:?}"),
         }
     }
-    (tables.into_values().collect(), flushed)
+    (tables.into_values().collect(), blobs.into_values().collect(), flushed)
+}
+
+/// All that a list of edits names.
+fn named(edits: &[Edit]) -> HashMap<(DataKind, FileId), u64> {
+    let (tables, blobs, _) = replay(edits);
+    let tables = tables.iter().map(|(_, table)| ((DataKind::Table, table.id), table.size));
+    tables.chain(blobs.iter().map(|file| ((DataKind::Blob, file.id), file.size))).collect()
+}
+
+/// Checks that tables point to values of blob files that are there, and that no blob file is without any.
+fn check_references(edits: &[Edit]) {
+    let (tables, blobs, _) = replay(edits);
+    let mut uses: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
+    for blob in tables.iter().flat_map(|(_, table)| &table.blobs) {
+        let sum = uses.entry(blob.logical).or_default();
+        *sum = (sum.0 + blob.count, sum.1 + blob.bytes);
+    }
+    for section in blobs.iter().flat_map(|file| &file.sections) {
+        let (count, bytes) = uses.remove(&section.logical).expect("a blob file without references has gone");
+        assert!((1..=section.values).contains(&count) && bytes <= section.bytes);
+    }
+    assert!(uses.is_empty(), "tables point to {uses:?}, which is not there");
 }
 
 /// Records edits, and checks at each that the rules were kept.
@@ -65,6 +95,12 @@ pub(crate) fn tables_in(fs: &dyn Fs) -> HashMap<FileId, u64> {
     entries.filter_map(|e| Some((FileId(e.name.strip_suffix(".sst")?.parse().ok()?), e.len))).collect()
 }
 
+/// Tables and blob files.
+pub(crate) fn files_in(fs: &dyn Fs) -> HashMap<(DataKind, FileId), u64> {
+    let entries = fs.read_dir(Path::new("/db")).unwrap().into_iter();
+    entries.filter_map(|e| Some((parse_name(&e.name)?, e.len))).collect()
+}
+
 impl Host for FakeHost {
     fn make_log_durable(&self, through: SeqNo) -> Result<()> {
         self.durable.fetch_max(through.0, Ordering::SeqCst);
@@ -76,24 +112,29 @@ impl Host for FakeHost {
             return Err(Error::new(ErrorKind::OutOfSpace, "no space for edits"));
         }
         let mut edits = self.edits.lock().unwrap();
-        let present = tables_in(&self.fs);
-        for (_, table) in replay(&edits).0 {
-            assert_eq!(present.get(&table.id), Some(&table.size), "a named file was removed too early");
+        let present = files_in(&self.fs);
+        for (file, size) in named(&edits) {
+            assert_eq!(present.get(&file), Some(&size), "a named file was removed too early");
         }
         let after_power_loss = self.fs.fork();
         after_power_loss.crash(Survival::Nothing, 1);
-        let durable = tables_in(&after_power_loss);
+        let durable = files_in(&after_power_loss);
         for edit in new {
             match edit {
                 Edit::TableAdded { table, .. } => {
-                    assert_eq!(durable.get(&table.id), Some(&table.size), "an edit names a table that is not durable");
+                    let file = (DataKind::Table, table.id);
+                    assert_eq!(durable.get(&file), Some(&table.size), "an edit names a table that is not durable");
+                }
+                Edit::BlobFileAdded { file: meta, .. } => {
+                    let file = (DataKind::Blob, meta.id);
+                    assert_eq!(durable.get(&file), Some(&meta.size), "an edit names a blob file that is not durable");
                 }
                 Edit::Flushed { through, .. } => assert!(through.0 <= self.durable.load(Ordering::SeqCst), "log first"),
                 _ => {}
             }
         }
         edits.extend_from_slice(new);
-        replay(&edits);
+        check_references(&edits);
         Ok(())
     }
 
@@ -121,7 +162,7 @@ pub(crate) struct World {
     pub(crate) fs: MemFs,
     pub(crate) faults: FaultFs,
     pub(crate) order: KeyOrder,
-    options: LsmOptions,
+    pub(crate) options: LsmOptions,
     next_file_id: Arc<AtomicU64>,
     env: Arc<dyn Env>,
     pub(crate) host: FakeHost,
@@ -151,7 +192,7 @@ fn context(
 ) -> TreeContext {
     let fs: Arc<dyn Fs> = Arc::new(fs.clone());
     let dir = PathBuf::from("/db");
-    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 4, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(&fs), &dir, 4, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(1 << 20));
     TreeContext {
         graveyard: Arc::new(Graveyard::new(Arc::clone(&files), Arc::clone(&cache), Arc::default())),
@@ -188,7 +229,7 @@ impl World {
             refuse_edits: AtomicBool::new(false),
         };
         let context = context(&faults, &order, &next_file_id, &env, &visible);
-        let tree = LsmTree::restore(context, options.clone(), Vec::new(), SeqNo::ZERO).unwrap();
+        let tree = LsmTree::restore(context, options.clone(), Vec::new(), Vec::new(), SeqNo::ZERO).unwrap();
         let (log, versions, random) = (Vec::new(), Vec::new(), seed.max(1));
         World { fs, faults, order, options, next_file_id, env, host, tree, log, versions, random }
     }
@@ -262,17 +303,23 @@ impl World {
 
     fn check_walks(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
         let (mut up, mut down) = (Vec::new(), Vec::new());
+        let mut values = self.tree.view().values();
+        let mut shown_value = |kind, value: &[u8]| match kind {
+            RecordKind::BlobPointer => values.read(value).unwrap().to_vec(),
+            _ => value.to_vec(),
+        };
         let mut cursor = Ascending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
-            let (key, value) = cursor.entry();
-            up.push((key.to_vec(), value.to_vec()));
+            let entry = cursor.entry();
+            up.push((entry.user.to_vec(), shown_value(entry.kind, entry.value)));
             cursor.next().unwrap();
         }
         let mut cursor = Descending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
-            down.push((cursor.key().to_vec(), cursor.value().to_vec()));
+            let (kind, value) = cursor.value();
+            down.push((cursor.key().to_vec(), shown_value(kind, value)));
             cursor.prev().unwrap();
         }
         down.reverse();
@@ -313,24 +360,33 @@ impl World {
         let version = self.tree.version();
         let mut tables: Vec<_> = version.tables().map(|(level, table)| (level, table.meta().clone())).collect();
         tables.sort_by_key(|(_, table)| table.id);
-        let (named, flushed) = replay(&self.host.edits.lock().unwrap());
+        let (named, blobs, flushed) = replay(&self.host.edits.lock().unwrap());
         assert_eq!(tables, named);
+        let held: Vec<BlobMeta> = version.blobs().handles().map(|handle| handle.meta().clone()).collect();
+        assert_eq!(held, blobs);
+        for file in version.blobs().uses() {
+            let here = |uses: &&BlobUse| version.blobs().file(uses.logical).is_some_and(|h| h.meta().id == file.id);
+            let uses: Vec<&BlobUse> = tables.iter().flat_map(|(_, table)| &table.blobs).filter(here).collect();
+            let sums = (uses.iter().map(|uses| uses.count).sum(), uses.iter().map(|uses| uses.bytes).sum());
+            assert_eq!((file.referenced_values, file.referenced_bytes), sums, "the sums are kept up");
+        }
         assert_eq!(self.tree.flushed_through(), flushed);
         tables
     }
 
     /// Waits for files that other threads' pins keep a little longer, then checks that only named ones are left.
     pub(crate) fn check_files(&self) {
-        let named: HashMap<FileId, u64> = self.tables().iter().map(|(_, table)| (table.id, table.size)).collect();
+        self.tables();
+        let named = named(&self.host.edits.lock().unwrap());
         for _ in 0..2_000_000 {
-            if tables_in(&self.fs) == named {
+            if files_in(&self.fs) == named {
                 return;
             }
             self.tree.flushed_through(); // whoever unpins frees
             self.tree.context.graveyard.remove_all();
             std::thread::yield_now();
         }
-        panic!("{:?} are there and should be {named:?}", tables_in(&self.fs));
+        panic!("{:?} are there and should be {named:?}", files_in(&self.fs));
     }
 
     /// Lets go of what is under way, as closing does.
@@ -342,12 +398,15 @@ impl World {
     /// Closes the tree and restores it from its edits and the log.
     pub(crate) fn reopen(&mut self) {
         self.close();
-        let (tables, flushed) = replay(&self.host.edits.lock().unwrap());
-        for id in tables_in(&self.fs).into_keys().filter(|id| tables.iter().all(|(_, table)| table.id != *id)) {
-            self.fs.remove_file(&self.tree.context.files.path(id)).unwrap(); // a pin of another test kept it until now
+        let (tables, blobs, flushed) = replay(&self.host.edits.lock().unwrap());
+        let named = named(&self.host.edits.lock().unwrap());
+        for (kind, id) in files_in(&self.fs).into_keys().filter(|file| !named.contains_key(file)) {
+            let files = &self.tree.context.files;
+            let path = if kind == DataKind::Table { files.path(id) } else { files.blobs().path(id) };
+            self.fs.remove_file(&path).unwrap(); // a pin of another test kept it until now
         }
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
-        self.tree = LsmTree::restore(context, self.options.clone(), tables, flushed).unwrap();
+        self.tree = LsmTree::restore(context, self.options.clone(), tables, blobs, flushed).unwrap();
         for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {
             self.tree.apply(EntryRef { user, seqno: SeqNo(*seqno), kind: *kind, value }).unwrap();
         }

@@ -15,6 +15,7 @@ use crate::lsm::tests::harness::{World, small_options, tables_in};
 use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM;
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};
+use crate::vfs::files::DataKind;
 
 /// Keys of different case are equal, and the order is backwards.
 struct Odd;
@@ -27,7 +28,7 @@ impl Comparator for Odd {
     }
 }
 
-fn orders() -> [KeyOrder; 2] {
+pub(crate) fn orders() -> [KeyOrder; 2] {
     [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(Odd))]
 }
 
@@ -52,7 +53,7 @@ fn write_something(world: &mut World) {
     }
 }
 
-fn churn(world: &mut World, rounds: usize) {
+pub(crate) fn churn(world: &mut World, rounds: usize) {
     for round in 0..rounds {
         for _ in 0..world.random(60) {
             write_something(world);
@@ -431,8 +432,10 @@ fn restore_misses_what_is_missing() {
     world.put("a", "1");
     world.flush();
     let (tables, files) = (world.tables(), Arc::clone(&world.tree.context.files));
-    let check = |listing: &HashMap<_, _>| check_files(tables.iter().map(|(_, table)| table), listing, &files);
-    let mut listing = tables_in(&world.fs);
+    let check =
+        |listing: &HashMap<_, _>| check_files(tables.iter().map(|(_, table)| table), [].iter(), listing, &files);
+    let mut listing: HashMap<_, _> =
+        tables_in(&world.fs).into_iter().map(|(id, len)| ((DataKind::Table, id), len)).collect();
     check(&listing).unwrap();
     *listing.values_mut().next().unwrap() += 1;
     assert_eq!(check(&listing).unwrap_err().kind(), ErrorKind::Corruption);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, FilterPolicy, LeveledOptions, Partition,
-    PartitionCreateOptions, PersistMode,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, FilterPolicy, KvSeparationOptions,
+    LeveledOptions, Partition, PartitionCreateOptions, PersistMode,
 };
 
 use crate::world::disk::{image, put};
@@ -17,7 +17,7 @@ pub(super) const DIR: &str = "/db";
 
 pub(super) type Files = BTreeMap<String, Vec<u8>>;
 
-/// A database that was not closed: tables on two levels, a log with synced and unsynced commits.
+/// A database that was not closed: tables on two levels, blob files, a log with synced and unsynced commits.
 pub(super) struct Sample {
     pub(super) files: Files,
     pub(super) history: History,
@@ -44,7 +44,8 @@ pub(super) fn options(name: &str) -> PartitionCreateOptions {
         "packed" => options
             .data_block_index_type(DataBlockIndexType::BinaryAndHash)
             .compression(CompressionType::Lz4)
-            .restart_interval(4),
+            .restart_interval(4)
+            .with_kv_separation(KvSeparationOptions::default().separation_threshold(20).blob_file_target_size(1 << 10)),
         _ => options
             .data_block_index_type(DataBlockIndexType::BinarySearch)
             .compression(CompressionType::Miniz(6))

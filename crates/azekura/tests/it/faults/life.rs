@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, SystemEnv, TestEnv};
-use azekura::{Config, Database, ErrorKind, Partition, PartitionCreateOptions, PersistMode, Result};
+use azekura::{
+    Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode, Result,
+};
 
 use crate::world::{Dice, Map};
 
@@ -71,7 +73,8 @@ fn config(fs: Arc<dyn Fs>, style: Style, salt: u64) -> Config {
 }
 
 fn options() -> PartitionCreateOptions {
-    PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10)
+    let apart = KvSeparationOptions::default().separation_threshold(60).blob_file_target_size(8 << 10);
+    PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10).with_kv_separation(apart)
 }
 
 impl Life {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, ErrorKind, FilterPolicy, LeveledOptions, PartitionCreateOptions,
+    CompactionStrategy, CompressionType, Config, ErrorKind, FilterPolicy, KvSeparationOptions, LeveledOptions,
+    PartitionCreateOptions,
 };
 
 use super::{config, error, kind, open, part, refused};
@@ -33,7 +34,11 @@ fn names_are_any_text_of_1_to_255_bytes_and_never_paths() {
     }
     let here: Vec<String> = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name).collect();
     assert!(
-        here.iter().all(|n| n == "LOCK" || n == "MANIFEST" || n.ends_with(".sst") || n.ends_with(".wal")),
+        here.iter().all(|n| n == "LOCK"
+            || n == "MANIFEST"
+            || n.ends_with(".sst")
+            || n.ends_with(".blob")
+            || n.ends_with(".wal")),
         "{here:?}"
     );
     assert_eq!(machine.read_dir(Path::new("/")).unwrap().len(), 1, "something was made outside");
@@ -59,6 +64,9 @@ fn options_of_a_partition_out_of_range_create_nothing() {
         change(&mut options);
         good().compaction_strategy(CompactionStrategy::Leveled(options))
     };
+    let apart = |change: &dyn Fn(KvSeparationOptions) -> KvSeparationOptions| {
+        good().with_kv_separation(change(KvSeparationOptions::default()))
+    };
     let bad = [
         ("block_size", good().block_size(63)),
         ("block_size", good().block_size((1 << 20) + 1)),
@@ -78,6 +86,11 @@ fn options_of_a_partition_out_of_range_create_nothing() {
         ("table_size", leveled(&|options| options.table_size = 1)),
         ("level_ratio", leveled(&|options| options.level_ratio = 1)),
         ("base_size", leveled(&|options| options.base_size = 0)),
+        ("separation_threshold", apart(&|options| options.separation_threshold(0))),
+        ("blob_file_target_size", apart(&|options| options.blob_file_target_size(1000))),
+        ("zlib", apart(&|options| options.compression(CompressionType::Miniz(11)))),
+        ("automatic_gc", apart(&|options| options.automatic_gc(Some(0.5)))),
+        ("automatic_gc", apart(&|options| options.automatic_gc(Some(f32::NAN)))),
     ];
     part(&db, "old").insert("k", "v").unwrap();
     for (what, options) in bad {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use azekura::fs::{Env, Fs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DataBlockIndexType, DirectIo, FilterPolicy, LeveledOptions,
-    PartitionCreateOptions,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, DirectIo, FilterPolicy, KvSeparationOptions,
+    LeveledOptions, PartitionCreateOptions,
 };
 
 use super::dice::Dice;
@@ -77,6 +77,14 @@ impl Shape {
         if dice.one_in(2) {
             let levels = (0..1 + dice.below(3)).map(|_| dice.pick(&CODECS)).collect();
             options = options.compression_per_level(levels);
+        }
+        if dice.one_in(2) {
+            let apart = KvSeparationOptions::default()
+                .separation_threshold(dice.pick(&[16, 30, 100, 1000]))
+                .blob_file_target_size(dice.pick(&[1 << 10, 8 << 10, 1 << 20]))
+                .compression(dice.pick(&CODECS))
+                .automatic_gc(None);
+            options = options.with_kv_separation(apart);
         }
         match dice.below(4) {
             0 => options.filter_policy(FilterPolicy::None),

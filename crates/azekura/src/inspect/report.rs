@@ -1,33 +1,25 @@
-//! Reads the files of a database without opening it, into plain reports.
-//!
-//! For tools and tests: nothing is written, no lock is taken, and damage is a report and not a failure.
+//! What there is in a directory, and what is wrong with it, as plain reports.
 
 use std::cmp::Ordering;
-use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::base::blob_ref::References;
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
-use crate::base::edit::{Edit, FileId, TableMeta};
+use crate::base::edit::{BlobMeta, BlobUse, FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::file_header::{FileHeader, FileKind};
-use crate::base::ledger::Ledger;
-use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, Result, SeqNo};
-use crate::block::block::Block;
-use crate::block::bloom::FilterBlock;
+use crate::base::ledger::{Ledger, PartitionLedger};
+use crate::base::{Error, KeyOrder, Result, SeqNo};
+use crate::blob::liveness::Liveness;
+use crate::blob::reader::BlobFile;
 use crate::block::cache::BlockCache;
-use crate::block::cursor::BlockCursor;
-use crate::block::frame::{Body, FRAME_HEADER_LEN, open_frame};
-use crate::block::kind::BlockKind;
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
-use crate::table::files::{self, DirectPolicy, TableFiles};
-use crate::table::index::IndexCursor;
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
+use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::LOCK;
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
-use crate::wal::payload::Records;
 use crate::wal::payload::check_payload;
 use crate::wal::{self, RecoveryMode, ReplayOptions};
 
@@ -37,11 +29,12 @@ use crate::wal::{self, RecoveryMode, ReplayOptions};
 pub struct FileReport {
     /// Where it is.
     pub path: PathBuf,
-    /// `manifest`, `table`, `log`, `lock`, `left over` (a table or segment that nothing names) or `unknown`.
+    /// `manifest`, `table`, `blob`, `log`, `lock`, `left over` (a data file or segment that nothing names) or
+    /// `unknown`.
     pub kind: String,
     /// Its length.
     pub bytes: u64,
-    /// Entries of a table, commits of the log (under its first segment), edits of the manifest.
+    /// Entries of a table, values of a blob file, commits of the log (under its first segment), edits of the manifest.
     pub entries: u64,
     /// Of a table that names it: how its data blocks were asked to lead to their entries.
     pub data_block_index_type: Option<DataBlockIndexType>,
@@ -120,7 +113,57 @@ pub fn tables(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TableReport>> {
     Ok(reports)
 }
 
-fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize)> {
+/// A blob file as the manifest names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlobReport {
+    /// Name of its partition.
+    pub partition: String,
+    /// The number in its name.
+    pub id: u64,
+    /// Of the file.
+    pub bytes: u64,
+    /// Values it holds.
+    pub values: u64,
+    /// Bytes of those, as they are stored.
+    pub value_bytes: u64,
+    /// Values that tables point to.
+    pub referenced_values: u64,
+    /// Bytes of those.
+    pub referenced_bytes: u64,
+    /// Files that its values were first written to: itself, or those that they were collected from.
+    pub logical_files: Vec<u64>,
+}
+
+/// The blob files of every partition, as the manifest names them.
+///
+/// # Errors
+/// `Io` or `Corruption` from the manifest.
+pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
+    let ledger = read_ledger(fs, dir)?.0;
+    let mut reports = Vec::new();
+    for partition in ledger.partitions.values() {
+        let uses: Vec<BlobUse> = partition.tables.values().flat_map(|(_, table)| table.blobs.clone()).collect();
+        for file in partition.blobs.values() {
+            let here = |logical| file.sections.iter().any(|section| section.logical == logical);
+            let referenced: Vec<&BlobUse> = uses.iter().filter(|uses| here(uses.logical)).collect();
+            reports.push(BlobReport {
+                partition: partition.meta.name.clone(),
+                id: file.id.0,
+                bytes: file.size,
+                values: file.sections.iter().map(|section| section.values).sum(),
+                value_bytes: file.sections.iter().map(|section| section.bytes).sum(),
+                referenced_values: referenced.iter().map(|uses| uses.count).sum(),
+                referenced_bytes: referenced.iter().map(|uses| uses.bytes).sum(),
+                logical_files: file.sections.iter().map(|section| section.logical.0).collect(),
+            });
+        }
+    }
+    reports.sort_by(|a, b| (&a.partition, a.id).cmp(&(&b.partition, b.id)));
+    Ok(reports)
+}
+
+pub(crate) fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize)> {
     let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
     let ledger = Ledger::replay(&edits).map_err(|error| error.in_file(dir.join(NAME)))?;
     Ok((ledger, edits.len()))
@@ -140,7 +183,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
             NAME => "manifest",
             LOCK => "lock",
             TEMPORARY => "left over",
-            name if files::parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
+            name if parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
             _ => "unknown",
         };
         report.files.push(FileReport::new(dir.join(&entry.name), kind, entry.len));
@@ -200,32 +243,75 @@ fn verify_tables(
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
     for partition in ledger.partitions.values() {
         let order = order_named(&partition.meta.comparator);
+        let mut live = Liveness::default();
         for (_, meta) in partition.tables.values() {
             let outcome = verify_table(&files, &cache, meta, &order, ledger.hash_seed);
-            let (index_type, outcome) = outcome.map_or_else(|error| (None, Err(error)), |found| (found, Ok(())));
+            let (index_type, outcome) = match outcome {
+                Ok((index_type, references)) => {
+                    live.add(&references);
+                    (index_type, Ok(()))
+                }
+                Err(error) => (None, Err(error)),
+            };
             report.note(&files.path(meta.id), "table", meta.entries, outcome).data_block_index_type = index_type;
+            progress(meta.size);
+        }
+        for (logical, _) in live.files().filter(|(logical, _)| !has_logical(partition, *logical)) {
+            let error = Error::corruption("tables point to this blob file, which the manifest does not know");
+            report.note(&files.blobs().path(logical), "blob", 0, Err(error));
+        }
+        for meta in partition.blobs.values() {
+            let outcome = verify_blobs(&files.blobs(), &cache, meta, &live);
+            let values = outcome.as_ref().map_or(0, |values| *values);
+            report.note(&files.blobs().path(meta.id), "blob", values, outcome.map(drop));
             progress(meta.size);
         }
     }
 }
 
-/// Checks a table and returns what its properties say of its data blocks.
-fn verify_table(
-    files: &Arc<TableFiles>,
+fn has_logical(partition: &PartitionLedger, logical: FileId) -> bool {
+    partition.blobs.values().flat_map(|file| &file.sections).any(|section| section.logical == logical)
+}
+
+/// Checks a blob file, and that it has every value of `live`; returns how many values it has.
+fn verify_blobs(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobMeta, live: &Liveness) -> Result<u64> {
+    let file = BlobFile::new(files.clone(), Arc::clone(cache), meta.id, meta.size);
+    let values = file.verify(meta)?;
+    for section in &meta.sections {
+        let Some(ordinals) = live.of(section.logical) else { continue };
+        let (mut walk, mut held) = (file.walk(section.logical)?, 0);
+        while let Some((ordinal, _)) = walk.next()? {
+            held += u64::from(ordinals.contains(ordinal));
+        }
+        if held != ordinals.count() {
+            return Err(
+                Error::corruption("tables point to values that the blob file does not have").in_file(file.path())
+            );
+        }
+    }
+    Ok(values)
+}
+
+/// Checks a table and returns what its properties say of its data blocks, and what its entries point to.
+pub(crate) fn verify_table(
+    files: &Arc<DataFiles>,
     cache: &Arc<BlockCache>,
     meta: &TableMeta,
     order: &KeyOrder,
     hash_seed: u64,
-) -> Result<Option<DataBlockIndexType>> {
+) -> Result<(Option<DataBlockIndexType>, References)> {
     let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
     let (files, cache) = (Arc::clone(files), Arc::clone(cache));
     let path = files.path(meta.id);
     let table = Table::open(files, cache, meta, order.clone(), hash_seed, options);
-    let verified = table.and_then(|table| table.verify().map(|_| table.properties().data_block_index_type));
+    let verified = table.and_then(|table| {
+        table.verify()?;
+        Ok((table.properties().data_block_index_type, table.blob_references()?))
+    });
     verified.map_err(|error| error.in_file(path))
 }
 
@@ -268,8 +354,9 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let n = open.read_at(&mut magic, 0)?;
     let dir = path.parent().unwrap_or(Path::new("."));
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let (kind, outcome) = match (&magic[..n], files::parse_name(name)) {
-        (b"AZEKTBL\n", Some(id)) => ("table", file_of_table(fs, dir, id)),
+    let (kind, outcome) = match (&magic[..n], parse_name(name)) {
+        (b"AZEKTBL\n", Some((DataKind::Table, id))) => ("table", file_of_table(fs, dir, id)),
+        (b"AZEKBLB\n", Some((DataKind::Blob, id))) => ("blob", file_of_blobs(fs, dir, id).map(|values| (values, None))),
         (b"AZEKWAL\n", _) => ("log", read_whole(&*open, bytes).and_then(|b| Ok((wal::scan_bytes(&b)?.commits, None)))),
         (b"AZEKMAN\n", _) => {
             let edits = |b: Vec<u8>| Ok((manifest::decode(&b)?.edits.len() as u64, None));
@@ -286,12 +373,19 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
 }
 
 fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<(u64, Option<DataBlockIndexType>)> {
-    let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 1, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
     let meta = Table::describe(&files, &cache, id)?;
     let comparator = Table::comparator(&files, &cache, id)?;
-    let index_type = verify_table(&files, &cache, &meta, &order_named(&comparator), 0)?;
+    let (index_type, _) = verify_table(&files, &cache, &meta, &order_named(&comparator), 0)?;
     Ok((meta.entries, index_type))
+}
+
+fn file_of_blobs(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<u64> {
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectPolicy::never()).blobs();
+    let cache = Arc::new(BlockCache::new(0));
+    let meta = BlobFile::describe(&files, &cache, id)?;
+    BlobFile::new(files, cache, id, meta.size).verify(&meta)
 }
 
 fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
@@ -308,186 +402,4 @@ fn order_named(comparator: &str) -> KeyOrder {
         BYTEWISE_NAME => KeyOrder::bytewise(),
         name => KeyOrder::custom(Arc::new(AnyOrder(name.to_owned()))),
     }
-}
-
-/// Of a cache that gives its blocks huge pages, as those of most databases do.
-const LARGE: u64 = 1 << 40;
-
-/// The data blocks of all tables of a database, in memory and with nothing around them, so that what a lookup costs
-/// inside of a block can be measured apart from what leads to the block. Thread safe.
-#[doc(hidden)]
-pub struct DataBlocks {
-    blocks: Vec<Arc<Block>>,
-    order: KeyOrder,
-}
-
-/// A block, and the hash of a key in it, which a lookup has made before it comes to the block.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    block: usize,
-    hash: Option<u64>,
-}
-
-impl DataBlocks {
-    /// Reads the blocks from their files, past every cache; `entry` hears of each entry its place and its key.
-    ///
-    /// # Errors
-    /// `Io` or `Corruption` from the files, `Unsupported` where keys are in an order that only its owner knows.
-    pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(Place, &[u8])) -> Result<DataBlocks> {
-        let ledger = read_ledger(fs, dir)?.0;
-        let files = Arc::new(TableFiles::new(Arc::clone(fs), dir, 8, DirectPolicy::never()));
-        let cache = Arc::new(BlockCache::new(LARGE));
-        let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
-        let mut read = DataBlocks { blocks: Vec::new(), order: KeyOrder::bytewise() };
-        for partition in ledger.partitions.values() {
-            if partition.meta.comparator != BYTEWISE_NAME {
-                let (name, order) = (&partition.meta.name, &partition.meta.comparator);
-                let what = format!("keys of partition {name:?} are in the order {order:?}, which is not known here");
-                return Err(Error::unsupported(what));
-            }
-            for (_, meta) in partition.tables.values() {
-                let (files, cache) = (Arc::clone(&files), Arc::clone(&cache));
-                let table = Table::open(files, cache, meta, read.order.clone(), ledger.hash_seed, options)?;
-                read.add(&table, entry).map_err(|error| error.in_file(table.source.path()))?;
-            }
-        }
-        Ok(read)
-    }
-
-    fn add(&mut self, table: &Table, entry: &mut dyn FnMut(Place, &[u8])) -> Result<()> {
-        let mut index = IndexCursor::new(false);
-        index.seek_to_first(&table.index, &table.source)?;
-        while let Some((handle, ..)) = index.entry()? {
-            let block: Arc<Block> = table.source.read(handle, BlockKind::Data)?;
-            let mut cursor = BlockCursor::new(Arc::clone(&block));
-            cursor.seek_to_first()?;
-            while cursor.valid() {
-                let key = cursor.key().user;
-                entry(Place { block: self.blocks.len(), hash: table.rehash(key) }, key);
-                cursor.next()?;
-            }
-            self.blocks.push(block);
-            index.next(&table.source)?;
-        }
-        Ok(())
-    }
-
-    /// Blocks.
-    pub fn count(&self) -> usize {
-        self.blocks.len()
-    }
-
-    /// The length of the key's value, if the block has the key: by what a lookup does once it is at the block.
-    ///
-    /// # Errors
-    /// `Corruption` if the block is damaged.
-    #[inline(never)]
-    pub fn find(&self, place: Place, key: &[u8]) -> Result<Option<usize>> {
-        let Some(block) = self.blocks.get(place.block) else { return Ok(None) };
-        let found = block.find(KeyRef::first_of(key), place.hash, &self.order)?;
-        Ok(found.filter(|found| found.same_key).map(|found| found.value.len()))
-    }
-
-    /// As [`find`](DataBlocks::find), but without looking into the block: what is left is the cost of asking. Gives the
-    /// length of the key, if there is such a block.
-    ///
-    /// # Errors
-    /// None; it is called as `find` is.
-    #[inline(never)]
-    pub fn reach(&self, place: Place, key: &[u8]) -> Result<Option<usize>> {
-        Ok(black_box(self.blocks.get(place.block).map(Arc::as_ptr)).map(|_| key.len()))
-    }
-}
-
-/// The decoders that meet bytes from disk, for fuzzing.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decoder {
-    WalFrame,
-    Manifest,
-    Table,
-    Block,
-    HashedBlock,
-    SlottedBlock,
-    Frame,
-    FilterPiece,
-    FileHeader,
-    Edits,
-    Batch,
-}
-
-/// Reads bytes with one decoder, all that it would read of them.
-///
-/// # Errors
-/// `Corruption` or `Unsupported`.
-#[doc(hidden)]
-pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
-    match decoder {
-        Decoder::WalFrame => wal::scan_bytes(bytes).map(drop),
-        Decoder::Manifest => Ledger::replay(&manifest::decode(bytes)?.edits).map(drop),
-        Decoder::Table => decode_table(bytes),
-        Decoder::Block => decode_block(BlockKind::Data, bytes),
-        Decoder::HashedBlock => decode_block(BlockKind::HashedData, bytes),
-        Decoder::SlottedBlock => decode_block(BlockKind::SlottedData, bytes),
-        Decoder::Frame => decode_frame(bytes),
-        Decoder::FilterPiece => FilterBlock::decode(Body::new(BlockKind::Filter, bytes)).map(drop),
-        Decoder::FileHeader => decode_header(bytes),
-        Decoder::Edits => Edit::decode_batch(bytes).map(drop),
-        Decoder::Batch => Records::new(bytes).try_for_each(|record| record.map(drop)),
-    }
-}
-
-/// A header of whichever kind.
-fn decode_header(bytes: &[u8]) -> Result<()> {
-    let mut error = Error::corruption("no kind of file begins so");
-    for kind in [FileKind::Table, FileKind::Wal, FileKind::Manifest] {
-        match FileHeader::decode(kind, bytes) {
-            Ok(_) => return Ok(()),
-            Err(e) if e.kind() == ErrorKind::Unsupported => error = e,
-            Err(_) => {}
-        }
-    }
-    Err(error)
-}
-
-/// A block behind its frame, looked into by key and by hash, and walked in both directions.
-fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
-    let block = Arc::new(Block::decode(Body::new(kind, bytes))?);
-    let order = KeyOrder::bytewise();
-    let mut cursor = BlockCursor::new(Arc::clone(&block));
-    for (i, user) in [&b""[..], b"k", b"key 5", &[255; 9]].into_iter().enumerate() {
-        let target = KeyRef::first_of(user);
-        let _only_harmless = block.find(target, Some(i as u64 * 0x5555_5555), &order);
-        let _only_harmless = (block.locate(target, &order), cursor.seek_before(target, &order));
-    }
-    cursor.seek_to_first()?;
-    while cursor.valid() {
-        cursor.next()?;
-    }
-    cursor.seek_to_last()?;
-    while cursor.valid() {
-        cursor.prev()?;
-    }
-    Ok(())
-}
-
-/// A frame at the beginning of a file without an id, of whichever kind it says it is.
-fn decode_frame(bytes: &[u8]) -> Result<()> {
-    let header = bytes.get(..FRAME_HEADER_LEN).ok_or_else(|| Error::corruption("block is shorter than its header"))?;
-    let kind = BlockKind::from_byte(header[10]).unwrap_or(BlockKind::Data);
-    open_frame(bytes.into(), &[0; 16], 0, kind).map(drop)
-}
-
-/// A whole table, from memory.
-fn decode_table(bytes: &[u8]) -> Result<()> {
-    let fs: Arc<dyn Fs> = Arc::new(crate::vfs::mem::MemFs::new());
-    let dir = PathBuf::from("/fuzz");
-    fs.create_dir_all(&dir)?;
-    let files = Arc::new(TableFiles::new(Arc::clone(&fs), &dir, 1, DirectPolicy::never()));
-    let file = fs.open(&files.path(FileId(1)), OpenMode::Create)?;
-    file.write_at(bytes, 0)?;
-    let cache = Arc::new(BlockCache::new(0));
-    let meta = Table::describe(&files, &cache, FileId(1))?;
-    verify_table(&files, &cache, &meta, &KeyOrder::bytewise(), 0).map(drop)
 }

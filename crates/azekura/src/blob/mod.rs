@@ -1,0 +1,19 @@
+//! Blob files: large values, kept out of the tables so that compaction does not carry them.
+//!
+//! Invariants:
+//! - a blob file is written once, front to back, and never changed; an empty one is never written;
+//! - a value is named by its *logical* file and its ordinal there for as long as it lives; the *physical* file that it
+//!   lies in may change, and holds a section for each logical file whose values it has;
+//! - a value verifies before it is handed out: its frame's checksum, its length, the section that names it;
+//! - whatever bytes the file has, reading ends, in memory bounded by the file's size.
+//!
+//! Layout: `docs/format/blob.md`. Rooms in reading order: [`format`] (directory, sections, pages), [`writer`],
+//! [`reader`], [`verify`], [`liveness`] (which values are referenced).
+
+pub(crate) mod format;
+pub(crate) mod liveness;
+pub(crate) mod reader;
+#[cfg(test)]
+mod tests;
+pub(crate) mod verify;
+pub(crate) mod writer;

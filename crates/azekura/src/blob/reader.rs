@@ -1,0 +1,371 @@
+//! An open blob file: values.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use crate::base::blob_ref::BlobRef;
+use crate::base::compression::{Codec, decompress};
+use crate::base::edit::{BlobMeta, FileId};
+use crate::base::file_footer::FileFooter;
+use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::{Error, Result};
+use crate::blob::format::{Directory, PageWalk, Section};
+use crate::block::cached::{BlobPage, BlobValue, Cacheable};
+use crate::block::frame::{FRAME_HEADER_LEN, Frame, open_frame};
+use crate::block::{BlockCache, BlockHandle, BlockKind};
+use crate::mem::slice::Slice;
+use crate::vfs::ahead::{ReadAhead, Wanted};
+use crate::vfs::files::DataFiles;
+
+/// What opening reads at once from the end of the file.
+const TAIL_LEN: u64 = 4 << 10;
+/// Of values beyond this it is asked first whether there is memory.
+const LARGE: usize = 1 << 20;
+
+/// A blob file, opened when it is first read from. Thread safe; holds no file open by itself, and in memory no more
+/// than the directory.
+pub(crate) struct BlobFile {
+    files: DataFiles,
+    cache: Arc<BlockCache>,
+    id: FileId,
+    size: u64,
+    opened: OnceLock<Opened>,
+}
+
+/// What one who walks over values of a file has read beyond the last.
+pub(crate) struct ValuesAhead {
+    ahead: ReadAhead,
+    /// Where the frame behind the last one begins.
+    expected: u64,
+}
+
+impl ValuesAhead {
+    /// For a walk that may go anywhere: it reads ahead once values follow each other.
+    pub(crate) fn adaptive() -> ValuesAhead {
+        ValuesAhead { ahead: ReadAhead::adaptive(), expected: 0 }
+    }
+
+    /// For one that reads front to back: it reads ahead at once.
+    pub(crate) fn eager() -> ValuesAhead {
+        ValuesAhead { ahead: ReadAhead::eager(), expected: 0 }
+    }
+
+    /// The walk comes to the frame at `handle`, wherever it will find it.
+    fn come(&mut self, handle: BlockHandle) {
+        if handle.offset != self.expected {
+            self.ahead.jump();
+        }
+        self.ahead.pass();
+        self.expected = handle.offset.saturating_add(handle.len);
+    }
+}
+
+/// What is known of the file once its header and its end were read.
+pub(crate) struct Opened {
+    pub(crate) file_id: [u8; 16],
+    pub(crate) directory: Directory,
+}
+
+impl BlobFile {
+    /// The file of that number, which has `size` bytes. `files` are blob files.
+    pub(crate) fn new(files: DataFiles, cache: Arc<BlockCache>, id: FileId, size: u64) -> BlobFile {
+        BlobFile { files, cache, id, size, opened: OnceLock::new() }
+    }
+
+    /// What the manifest would say of a blob file that only its file is known of.
+    ///
+    /// # Errors
+    /// `Corruption`, `Unsupported` or `Io` if it cannot be opened.
+    pub(crate) fn describe(files: &DataFiles, cache: &Arc<BlockCache>, id: FileId) -> Result<BlobMeta> {
+        let size = files.file(id)?.length()?;
+        let file = BlobFile::new(files.clone(), Arc::clone(cache), id, size);
+        let directory = &file.opened()?.directory;
+        Ok(BlobMeta { id, size, created_ms: directory.created_ms, sections: directory.summary() })
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.files.path(self.id)
+    }
+
+    /// What is held outside of the cache now, in bytes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let directory = self.opened.get().map_or(0, |opened| opened.directory.memory());
+        (size_of::<BlobFile>() + directory) as u64
+    }
+
+    /// Names the file, and the offset where there is none yet.
+    #[cold]
+    pub(crate) fn locate(&self, error: Error, offset: u64) -> Error {
+        error.at_offset(offset).in_file(self.path())
+    }
+
+    /// Header and directory. Two threads may both read them the first time; one of the two is kept.
+    ///
+    /// # Errors
+    /// `Corruption` if it is no blob file of that length, `Unsupported` if a newer version wrote it.
+    pub(crate) fn opened(&self) -> Result<&Opened> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let opened = self.open().map_err(|error| error.in_file(self.path()))?;
+        Ok(self.opened.get_or_init(|| opened))
+    }
+
+    /// Reads header and end of the file.
+    ///
+    /// # Errors
+    /// As for [`opened`](BlobFile::opened).
+    pub(crate) fn open(&self) -> Result<Opened> {
+        let file = self.files.file(self.id)?;
+        let found = file.length()?;
+        if found != self.size || found < (FileHeader::LEN + FileFooter::LEN) as u64 {
+            return Err(Error::corruption(format!("blob file has {found} bytes, {} are expected", self.size)));
+        }
+        let mut header = [0; FileHeader::LEN];
+        file.read_exact_at(&mut header, 0)?;
+        let file_id = FileHeader::decode(FileKind::Blob, &header)?.file_id;
+        let start = self.size.saturating_sub(TAIL_LEN);
+        let tail = self.read_bytes(start, self.size - start)?;
+        let footer = tail.last_chunk().expect("the file is longer than a footer");
+        let at = self.size - FileFooter::LEN as u64;
+        let footer = FileFooter::decode(FileKind::Blob, footer, &file_id, self.size).map_err(|e| e.at_offset(at))?;
+        let frame = match footer.offset.checked_sub(start) {
+            Some(from) => tail[from as usize..(at - start) as usize].to_vec(),
+            None => self.read_bytes(footer.offset, footer.len)?,
+        };
+        let directory = open_frame(frame.into(), &file_id, footer.offset, BlockKind::Directory)
+            .and_then(|body| Directory::decode(&body, footer.offset))
+            .map_err(|error| error.at_offset(footer.offset))?;
+        Ok(Opened { file_id, directory })
+    }
+
+    /// Bytes of the file, none of them past its end.
+    fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        if offset.checked_add(len).is_none_or(|end| end > self.size) {
+            return Err(Error::corruption("frame reaches past the end of the file"));
+        }
+        let len = usize::try_from(len).map_err(|_| Error::unsupported("frame is larger than this machine's memory"))?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).map_err(|_| Error::corruption("no memory for a frame of its declared length"))?;
+        bytes.resize(len, 0);
+        self.files.file(self.id)?.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// The value that `pointer` leads to. With `fill_cache`, what was read goes into the cache; without, a value that
+    /// is there is used and nothing is put in.
+    ///
+    /// # Errors
+    /// `Corruption` if there is no such value or it does not verify, `Unsupported` if a newer version wrote it, or
+    /// `Io`.
+    pub(crate) fn read(&self, pointer: &BlobRef, fill_cache: bool) -> Result<Slice> {
+        self.value(pointer, fill_cache, None).map(|value| value.slice())
+    }
+
+    /// As [`read`](BlobFile::read), for one who walks over pointers: while their values follow each other, what lies
+    /// behind is read ahead into `ahead`.
+    ///
+    /// # Errors
+    /// As for [`read`](BlobFile::read).
+    pub(crate) fn read_on(&self, pointer: &BlobRef, fill_cache: bool, ahead: &mut ValuesAhead) -> Result<Slice> {
+        self.value(pointer, fill_cache, Some(ahead)).map(|value| value.slice())
+    }
+
+    fn value(
+        &self,
+        pointer: &BlobRef,
+        fill_cache: bool,
+        mut ahead: Option<&mut ValuesAhead>,
+    ) -> Result<Arc<BlobValue>> {
+        let opened = self.opened()?;
+        let handle = self.find(opened, pointer).map_err(|error| self.locate(error, pointer.offset))?;
+        if let Some(ahead) = &mut ahead {
+            ahead.come(handle);
+        }
+        let value = match self.cache.get::<BlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
+            Some(value) => value,
+            None => {
+                let value = self.load(opened, handle, ahead).map_err(|error| self.locate(error, handle.offset))?;
+                let value = Arc::new(value);
+                if fill_cache {
+                    self.cache.insert(self.id, handle.offset, BlockKind::Blob, &value, None, false);
+                }
+                value
+            }
+        };
+        if value.len() != pointer.len as usize {
+            let error = Error::corruption("value has another length than its pointer says");
+            return Err(self.locate(error, handle.offset));
+        }
+        Ok(value)
+    }
+
+    /// The frame of the value that `pointer` leads to.
+    fn find(&self, opened: &Opened, pointer: &BlobRef) -> Result<BlockHandle> {
+        let section = opened.directory.section(pointer.logical);
+        let section = section.ok_or_else(|| Error::corruption("blob file has no values of the file pointed to"))?;
+        let pointed = BlockHandle { offset: pointer.offset, len: pointer.stored };
+        let found = match section.rewritten {
+            false => section.vouch(pointer.ordinal, pointed),
+            true => self.find_rewritten(opened, section, pointer.ordinal)?.filter(|frame| frame.len == pointed.len),
+        };
+        found.ok_or_else(|| Error::corruption("blob file has no such value as is pointed to"))
+    }
+
+    /// The frame of an ordinal in a section whose offsets are not those of pointers: its index tells.
+    fn find_rewritten(&self, opened: &Opened, section: &Section, ordinal: u32) -> Result<Option<BlockHandle>> {
+        let Some((page, end)) = section.page_of(ordinal) else { return Ok(None) };
+        let bytes = self.page(opened, page.handle)?;
+        let mut walk = PageWalk::new(&bytes, page, end);
+        while let Some((found, frame)) = walk.next().map_err(|error| error.at_offset(page.handle.offset))? {
+            if found >= ordinal {
+                return Ok((found == ordinal).then_some(frame));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A page of an index, by way of the cache.
+    fn page(&self, opened: &Opened, handle: BlockHandle) -> Result<Arc<BlobPage>> {
+        if let Some(page) = self.cache.get::<BlobPage>(self.id, handle.offset, BlockKind::BlobIndex, None) {
+            return Ok(page);
+        }
+        let page = Arc::new(self.read_page(opened, handle)?);
+        self.cache.insert(self.id, handle.offset, BlockKind::BlobIndex, &page, None, false);
+        Ok(page)
+    }
+
+    /// A page of an index, past the cache.
+    pub(crate) fn read_page(&self, opened: &Opened, handle: BlockHandle) -> Result<BlobPage> {
+        let bytes = self.read_bytes(handle.offset, handle.len)?;
+        let body = open_frame(bytes.into(), &opened.file_id, handle.offset, BlockKind::BlobIndex);
+        body.and_then(BlobPage::decode_body).map_err(|error| error.at_offset(handle.offset))
+    }
+
+    /// Reads a value, into the bytes that are handed out of it.
+    fn load(&self, opened: &Opened, handle: BlockHandle, ahead: Option<&mut ValuesAhead>) -> Result<BlobValue> {
+        let bytes = match ahead {
+            Some(ahead) => self.read_window(handle, ahead)?,
+            None => None,
+        };
+        let bytes = bytes.map_or_else(|| self.read_shared(handle), Ok)?;
+        let frame = Frame::check(&bytes, &opened.file_id, handle.offset, BlockKind::Blob)?;
+        if frame.codec == Codec::None {
+            return Ok(BlobValue::new(bytes, FRAME_HEADER_LEN));
+        }
+        let mut raw = zeroed(frame.raw_len)?;
+        decompress(frame.codec, frame.stored, sole(&mut raw))?;
+        Ok(BlobValue::new(raw, 0))
+    }
+
+    /// The frame's bytes out of what was read ahead, which may read more ahead; none where it does not.
+    fn read_window(&self, handle: BlockHandle, ahead: &mut ValuesAhead) -> Result<Option<Arc<[u8]>>> {
+        if let Wanted::Window(len) = ahead.ahead.wanted(handle.offset, handle.len)
+            && handle.end()? <= self.size
+        {
+            let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset))?;
+            ahead.ahead.fill(handle.offset, bytes);
+        }
+        Ok(ahead.ahead.piece(handle.offset, handle.len).map(Arc::from))
+    }
+
+    fn read_shared(&self, handle: BlockHandle) -> Result<Arc<[u8]>> {
+        if handle.end()? > self.size {
+            return Err(Error::corruption("value reaches past the end of the file"));
+        }
+        let len = usize::try_from(handle.len);
+        let mut bytes = zeroed(len.map_err(|_| Error::unsupported("value is larger than this machine's memory"))?)?;
+        self.files.file(self.id)?.read_exact_at(sole(&mut bytes), handle.offset)?;
+        Ok(bytes)
+    }
+
+    /// Lets `read` see the frame at `handle`, checked and as it is stored, past the cache.
+    ///
+    /// # Errors
+    /// `Corruption`, `Unsupported` or `Io` if it cannot be read, and those of `read`.
+    pub(crate) fn with_frame<R>(
+        &self,
+        handle: BlockHandle,
+        ahead: &mut ValuesAhead,
+        read: impl FnOnce(&Frame<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let file_id = &self.opened()?.file_id;
+        let check = |bytes: &[u8]| read(&Frame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
+        let in_place = || {
+            ahead.come(handle);
+            match self.read_window(handle, ahead)? {
+                Some(bytes) => check(&bytes),
+                None => check(&self.read_bytes(handle.offset, handle.len)?),
+            }
+        };
+        in_place().map_err(|error| self.locate(error, handle.offset))
+    }
+
+    /// Walks over all values of a logical file that are here.
+    ///
+    /// # Errors
+    /// `Corruption` if there are none, and those of [`opened`](BlobFile::opened).
+    pub(crate) fn walk(&self, logical: FileId) -> Result<SectionWalk<'_>> {
+        let section = self.opened()?.directory.section(logical);
+        let section = section.ok_or_else(|| Error::corruption("blob file has no values of that file"));
+        let section = section.map_err(|error| error.in_file(self.path()))?;
+        Ok(SectionWalk { file: self, section, page: 0, entries: Vec::new().into_iter() })
+    }
+}
+
+/// A walk over the index of one section, past the cache.
+pub(crate) struct SectionWalk<'a> {
+    file: &'a BlobFile,
+    section: &'a Section,
+    /// The page that is read next.
+    page: usize,
+    /// Of the page before, those that are left.
+    entries: std::vec::IntoIter<(u32, BlockHandle)>,
+}
+
+impl SectionWalk<'_> {
+    /// The next ordinal and its frame.
+    ///
+    /// # Errors
+    /// `Corruption`, `Unsupported` or `Io` if the index cannot be read.
+    pub(crate) fn next(&mut self) -> Result<Option<(u32, BlockHandle)>> {
+        loop {
+            if let Some(entry) = self.entries.next() {
+                return Ok(Some(entry));
+            }
+            let Some(page) = self.section.pages.get(self.page) else { return Ok(None) };
+            let entries = self.read(self.page).map_err(|error| self.file.locate(error, page.handle.offset))?;
+            (self.entries, self.page) = (entries.into_iter(), self.page + 1);
+        }
+    }
+
+    fn read(&self, at: usize) -> Result<Vec<(u32, BlockHandle)>> {
+        let page = &self.section.pages[at];
+        let bytes = self.file.read_page(self.file.opened()?, page.handle)?;
+        let mut walk = PageWalk::new(&bytes, page, self.section.end_of_page(at));
+        let mut entries = Vec::new();
+        while let Some(entry) = walk.next()? {
+            entries.push(entry);
+        }
+        let behind = self.section.pages.get(at + 1).map(|next| next.first);
+        if let (Some((last, _)), Some(next)) = (entries.last(), behind)
+            && *last >= next
+        {
+            return Err(Error::corruption("pages of a section share ordinals"));
+        }
+        Ok(entries)
+    }
+}
+
+/// Bytes that nobody else has.
+fn sole(bytes: &mut Arc<[u8]>) -> &mut [u8] {
+    Arc::get_mut(bytes).expect("it was just made")
+}
+
+/// An `Arc` has no constructor that can fail: whether there is memory is asked beforehand where it may not be.
+fn zeroed(len: usize) -> Result<Arc<[u8]>> {
+    if len > LARGE && Vec::<u8>::new().try_reserve_exact(len).is_err() {
+        return Err(Error::corruption("no memory for a value of its declared length"));
+    }
+    Ok(std::iter::repeat_n(0, len).collect())
+}

@@ -1,0 +1,118 @@
+//! How values are kept apart from their keys.
+
+use std::ops::RangeInclusive;
+
+use crate::base::compression::CompressionType;
+use crate::base::{Error, Result};
+
+const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
+
+/// Key-value separation: large values go to blob files when a memtable is flushed, so that compaction does not carry
+/// them along. Changed options apply to data flushed from then on.
+///
+/// ```
+/// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
+/// let pages = KvSeparationOptions::default().separation_threshold(4 << 10).compression(CompressionType::Miniz(6));
+/// let options = PartitionCreateOptions::default().with_kv_separation(pages);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvSeparationOptions {
+    pub(crate) threshold: u32,
+    pub(crate) target_size: u64,
+    pub(crate) compression: CompressionType,
+    pub(crate) automatic_gc: Option<f32>,
+}
+
+impl Default for KvSeparationOptions {
+    fn default() -> KvSeparationOptions {
+        KvSeparationOptions {
+            threshold: 1 << 10,
+            target_size: 64 << 20,
+            compression: CompressionType::default(),
+            automatic_gc: Some(1.5),
+        }
+    }
+}
+
+impl KvSeparationOptions {
+    /// Values of at least so many bytes go to blob files. Default 1 KiB. Below 512 bytes it is unwise: a pointer, the
+    /// frame around each value and a read of its own then cost more than compaction saves.
+    #[must_use]
+    pub fn separation_threshold(mut self, bytes: u32) -> Self {
+        self.threshold = bytes;
+        self
+    }
+
+    /// Another name of [`separation_threshold`](KvSeparationOptions::separation_threshold).
+    #[must_use]
+    pub fn blob_file_separation_threshold(self, bytes: u32) -> Self {
+        self.separation_threshold(bytes)
+    }
+
+    /// A blob file is ended once it has so many bytes, 1 KiB to 64 GiB. Default 64 MiB.
+    #[must_use]
+    pub fn blob_file_target_size(mut self, bytes: u64) -> Self {
+        self.target_size = bytes;
+        self
+    }
+
+    /// The codec of values in blob files, whatever that of tables is. Default LZ4.
+    #[must_use]
+    pub fn compression(mut self, compression: CompressionType) -> Self {
+        self.compression = compression;
+        self
+    }
+
+    /// The space amplification that automatic collection works towards, at least 1: bytes of blob files for each byte
+    /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
+    ///
+    /// This version stores it and does not collect yet: a blob file goes once nothing points into it at all.
+    #[must_use]
+    pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
+        self.automatic_gc = space_amp;
+        self
+    }
+
+    /// # Errors
+    /// `Invalid` for options out of their range.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.compression.check()?;
+        if self.threshold == 0 {
+            return Err(Error::invalid("separation_threshold is 0, an empty value cannot stand apart"));
+        }
+        if !TARGET_SIZES.contains(&self.target_size) {
+            let (low, high) = (TARGET_SIZES.start(), TARGET_SIZES.end());
+            let what = format!("blob_file_target_size is {}, out of its range {low}..={high}", self.target_size);
+            return Err(Error::invalid(what));
+        }
+        match self.automatic_gc {
+            Some(target) if !(target >= 1.0 && target.is_finite()) => {
+                Err(Error::invalid(format!("automatic_gc towards {target}: space amplification is at least 1")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_out_of_range_are_invalid() {
+        let default = KvSeparationOptions::default;
+        default().separation_threshold(1).blob_file_target_size(1 << 10).automatic_gc(None).check().unwrap();
+        default().blob_file_separation_threshold(u32::MAX).automatic_gc(Some(1.0)).check().unwrap();
+        for bad in [
+            default().separation_threshold(0),
+            default().blob_file_target_size(1023),
+            default().blob_file_target_size(u64::MAX),
+            default().compression(CompressionType::Miniz(11)),
+            default().automatic_gc(Some(0.99)),
+            default().automatic_gc(Some(f32::NAN)),
+            default().automatic_gc(Some(f32::INFINITY)),
+        ] {
+            assert_eq!(bad.check().unwrap_err().kind(), crate::base::ErrorKind::Invalid, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The numbered files that hold data, tables and blob files: a bounded set of open handles.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::base::Result;
+use crate::base::edit::FileId;
+use crate::vfs::{File, Fs, OpenMode};
+
+/// Whether tables and blob files are read and written past the cache of the operating system.
+///
+/// Going past it leaves that cache, and its memory, to others, and the block cache decides alone what stays. But what
+/// the block cache does not hold then costs a read of the device, where it was a copy from memory: it pays only if the
+/// files would not fit the system's cache anyway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DirectIo {
+    /// Never.
+    Never,
+    /// For files opened while tables and blob files of the database take more than half of the memory that the process
+    /// can have.
+    #[default]
+    Automatic,
+    /// Wherever the file system can.
+    Always,
+}
+
+/// Decides file by file.
+#[derive(Debug)]
+pub(crate) struct DirectPolicy {
+    mode: DirectIo,
+    /// Bytes of files beyond which `Automatic` means yes.
+    limit: u64,
+}
+
+impl DirectPolicy {
+    /// `memory` tells what the process could have, if that is known; it is asked only where it matters.
+    pub(crate) fn new(mode: DirectIo, memory: impl FnOnce() -> Option<u64>) -> DirectPolicy {
+        let memory = if mode == DirectIo::Automatic { memory() } else { None };
+        DirectPolicy { mode, limit: memory.map_or(u64::MAX, |memory| memory / 2) }
+    }
+
+    /// For those who look at single files.
+    pub(crate) fn never() -> DirectPolicy {
+        DirectPolicy::new(DirectIo::Never, || None)
+    }
+
+    fn applies(&self, held_bytes: u64) -> bool {
+        match self.mode {
+            DirectIo::Never => false,
+            DirectIo::Automatic => held_bytes > self.limit,
+            DirectIo::Always => true,
+        }
+    }
+}
+
+/// What a numbered file holds; its name says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum DataKind {
+    Table,
+    Blob,
+}
+
+impl DataKind {
+    fn suffix(self) -> &'static str {
+        match self {
+            DataKind::Table => "sst",
+            DataKind::Blob => "blob",
+        }
+    }
+
+    fn file_name(self, id: FileId) -> String {
+        format!("{:06}.{}", id.0, self.suffix())
+    }
+}
+
+/// What the file called `name` holds, and its number, if it is one of these.
+pub(crate) fn parse_name(name: &str) -> Option<(DataKind, FileId)> {
+    let (number, suffix) = name.split_once('.')?;
+    let kind = [DataKind::Table, DataKind::Blob].into_iter().find(|kind| kind.suffix() == suffix)?;
+    let id = FileId(number.parse().ok()?);
+    (kind.file_name(id) == name).then_some((kind, id))
+}
+
+/// Opens files of one kind when they are asked for and closes those that were not asked for longest. Thread safe.
+///
+/// A reader that holds a handle keeps its file open beyond the bound, for as long as the read takes.
+#[derive(Clone)]
+pub(crate) struct DataFiles {
+    pool: Arc<Pool>,
+    kind: DataKind,
+}
+
+/// What the kinds share: one bound on handles, and one decision about direct I/O.
+struct Pool {
+    fs: Arc<dyn Fs>,
+    dir: PathBuf,
+    max_open: usize,
+    direct: DirectPolicy,
+    /// Of all files that have a holder.
+    held_bytes: AtomicU64,
+    open: Mutex<OpenFiles>,
+}
+
+#[derive(Default)]
+struct OpenFiles {
+    files: HashMap<(DataKind, FileId), OpenFile>,
+    /// Counts requests, so that the file asked for longest ago is known.
+    clock: u64,
+}
+
+struct OpenFile {
+    file: Arc<dyn File>,
+    used: u64,
+}
+
+impl DataFiles {
+    /// Tables; at most `max_open` handles are kept, at least one.
+    pub(crate) fn tables(fs: Arc<dyn Fs>, dir: &Path, max_open: usize, direct: DirectPolicy) -> DataFiles {
+        let (held_bytes, open) = (AtomicU64::new(0), Mutex::default());
+        let pool = Pool { fs, dir: dir.to_path_buf(), max_open: max_open.max(1), direct, held_bytes, open };
+        DataFiles { pool: Arc::new(pool), kind: DataKind::Table }
+    }
+
+    /// The blob files beside, under the same bound.
+    pub(crate) fn blobs(&self) -> DataFiles {
+        DataFiles { pool: Arc::clone(&self.pool), kind: DataKind::Blob }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OpenFiles> {
+        self.pool.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a file is.
+    pub(crate) fn path(&self, id: FileId) -> PathBuf {
+        self.pool.dir.join(self.kind.file_name(id))
+    }
+
+    /// A file, open for reading.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be opened.
+    pub(crate) fn file(&self, id: FileId) -> Result<Arc<dyn File>> {
+        let key = (self.kind, id);
+        if let Some(file) = self.lock().get(key) {
+            return Ok(file);
+        }
+        // Not under the lock: readers of other files need not wait. Two threads may open the same file; one handle
+        // stays.
+        let file = self.open(id, OpenMode::Read)?;
+        let mut open = self.lock();
+        let closed = open.make_room(self.pool.max_open);
+        open.clock += 1;
+        let used = open.clock;
+        open.files.insert(key, OpenFile { file: Arc::clone(&file), used });
+        drop(open);
+        drop(closed);
+        Ok(file)
+    }
+
+    /// A new file, to be written front to back.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be created.
+    pub(crate) fn create(&self, id: FileId) -> Result<Arc<dyn File>> {
+        self.open(id, OpenMode::Create)
+    }
+
+    fn open(&self, id: FileId, mode: OpenMode) -> Result<Arc<dyn File>> {
+        let (fs, path) = (&self.pool.fs, self.path(id));
+        if self.goes_direct() { fs.open_direct(&path, mode) } else { fs.open(&path, mode) }
+    }
+
+    /// Whether a file that is opened now goes past the cache of the system.
+    pub(crate) fn goes_direct(&self) -> bool {
+        self.pool.direct.applies(self.pool.held_bytes.load(Ordering::Relaxed))
+    }
+
+    /// A file of that size has a holder from now on.
+    pub(crate) fn hold(&self, bytes: u64) {
+        self.pool.held_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The last holder of a file of that size is gone.
+    pub(crate) fn let_go(&self, bytes: u64) {
+        self.pool.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Closes a file.
+    pub(crate) fn forget(&self, id: FileId) {
+        let closed = self.lock().files.remove(&(self.kind, id));
+        drop(closed);
+    }
+
+    /// Closes a file and removes it.
+    ///
+    /// # Errors
+    /// Those of removing.
+    pub(crate) fn remove(&self, id: FileId) -> Result<()> {
+        self.forget(id);
+        self.pool.fs.remove_file(&self.path(id))
+    }
+
+    /// Handles kept now.
+    #[cfg(test)]
+    pub(crate) fn open_files(&self) -> usize {
+        self.lock().files.len()
+    }
+}
+
+impl OpenFiles {
+    fn get(&mut self, key: (DataKind, FileId)) -> Option<Arc<dyn File>> {
+        self.clock += 1;
+        let open = self.files.get_mut(&key)?;
+        open.used = self.clock;
+        Some(Arc::clone(&open.file))
+    }
+
+    /// Takes out files until one more fits; they are closed by the caller, outside of the lock.
+    fn make_room(&mut self, max_open: usize) -> Vec<OpenFile> {
+        let mut closed = Vec::new();
+        while self.files.len() >= max_open {
+            let oldest = self.files.iter().min_by_key(|(_, open)| open.used).map(|(key, _)| *key);
+            closed.extend(oldest.and_then(|key| self.files.remove(&key)));
+        }
+        closed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_kind_and_number_and_nothing_else_is_a_name() {
+        for (kind, name) in [(DataKind::Table, "000007.sst"), (DataKind::Blob, "1234567.blob")] {
+            let (parsed, id) = parse_name(name).unwrap();
+            assert_eq!((parsed, kind.file_name(id).as_str()), (kind, name));
+        }
+        for name in ["7.sst", "000007.wal", "000007", "000007.sst.blob", "+00007.blob", ".blob", "0000000.sst"] {
+            assert_eq!(parse_name(name), None, "{name}");
+        }
+    }
+}
