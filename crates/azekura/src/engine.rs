@@ -32,6 +32,8 @@ pub(crate) enum Task {
     Flush,
     /// Merge or move tables.
     Compact,
+    /// Copy live values out of stale blob files.
+    Collect,
 }
 
 /// The moment a read sees.
@@ -88,6 +90,8 @@ pub(crate) struct TaskReport {
     pub(crate) tables: u64,
     pub(crate) bytes_read: u64,
     pub(crate) bytes_written: u64,
+    /// Of blob files, those written again taken off.
+    pub(crate) bytes_freed: u64,
 }
 
 /// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may

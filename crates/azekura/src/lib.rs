@@ -51,6 +51,8 @@ pub use db::batch::Batch;
 pub use db::config::PlantedBug;
 pub use db::config::{Config, PersistMode};
 pub use db::database::Database;
+pub use db::gc::calls::{GarbageCollection, GarbageCollection as Gc};
+pub use db::gc::report::GcReport;
 pub use db::iter::{Entries, Entry, Iter, Keys, Values};
 pub use db::metrics::{BlobFileMetrics, CacheMetrics, KindMetrics, LevelMetrics, Metrics, PartitionMetrics};
 pub use db::options::{CompactionStrategy, PartitionCreateOptions};

@@ -71,7 +71,7 @@ impl Ordinals {
     }
 
     /// Ascending.
-    #[cfg_attr(not(test), expect(dead_code, reason = "collection will walk them"))]
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.runs.iter().flat_map(|&(first, len)| first..=first + (len - 1))
     }

@@ -37,6 +37,17 @@ pub enum Event {
         /// Bytes written; 0 for a move.
         bytes_written: u64,
     },
+    /// Live values of blob files were copied together, and the files they were in are gone.
+    Collected {
+        /// Name of the partition.
+        partition: String,
+        /// Blob files that are gone.
+        files: u64,
+        /// Bytes written.
+        bytes_written: u64,
+        /// Bytes of the files that are gone, less those written.
+        bytes_freed: u64,
+    },
     /// Background work failed; it is tried again unless the error poisons.
     BackgroundError {
         /// What failed.

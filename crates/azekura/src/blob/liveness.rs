@@ -14,7 +14,12 @@ pub(crate) struct Liveness {
 impl Liveness {
     /// Takes in what one more table refers to.
     pub(crate) fn add(&mut self, references: &References) {
-        for (logical, ordinals) in references.ordinals() {
+        self.add_of(references, |_| true);
+    }
+
+    /// The same for the logical files that are `wanted`.
+    pub(crate) fn add_of(&mut self, references: &References, wanted: impl Fn(FileId) -> bool) {
+        for (logical, ordinals) in references.ordinals().filter(|(logical, _)| wanted(*logical)) {
             self.files.entry(logical).or_default().merge(ordinals);
         }
     }

@@ -324,6 +324,12 @@ pub(crate) struct SectionWalk<'a> {
 }
 
 impl SectionWalk<'_> {
+    /// Goes on with the page that `ordinal` is on if it is anywhere: smaller ones may come first.
+    pub(crate) fn seek(&mut self, ordinal: u32) {
+        self.page = self.section.pages.partition_point(|page| page.first <= ordinal).saturating_sub(1);
+        self.entries = Vec::new().into_iter();
+    }
+
     /// The next ordinal and its frame.
     ///
     /// # Errors

@@ -78,7 +78,6 @@ pub(crate) struct RewriteWriter {
     out: Output,
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "collection will copy values with it"))]
 impl RewriteWriter {
     /// Begins an empty file. `file_id` is random and new.
     pub(crate) fn create(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> RewriteWriter {

@@ -98,6 +98,12 @@ pub struct Metrics {
     pub compaction_bytes_read: u64,
     /// Bytes of tables written by compactions.
     pub compaction_bytes_written: u64,
+    /// Collections of blob files.
+    pub collections: u64,
+    /// Bytes of values read by collections.
+    pub collection_bytes_read: u64,
+    /// Bytes of blob files written by collections.
+    pub collection_bytes_written: u64,
     /// Of the manifest now.
     pub manifest_bytes: u64,
     /// Bytes in memtables now, sealed ones included.
@@ -132,6 +138,9 @@ impl Metrics {
             trivial_moves: load(&counters.trivial_moves),
             compaction_bytes_read: load(&counters.compaction_bytes_read),
             compaction_bytes_written: load(&counters.compaction_bytes_written),
+            collections: load(&counters.collections),
+            collection_bytes_read: load(&counters.collection_bytes_read),
+            collection_bytes_written: load(&counters.collection_bytes_written),
             stall_ns: load(&counters.stall_ns),
             cache: CacheMetrics::of(&shared.catalog.parts().cache),
             replayed_records: shared.recovered.records,
@@ -155,9 +164,11 @@ impl Metrics {
         metrics
     }
 
-    /// Bytes written to the device for each byte that callers wrote: log, flushes and compactions; 0 before the first.
+    /// Bytes written to the device for each byte that callers wrote: log, flushes, compactions and collections; 0
+    /// before the first.
     pub fn write_amplification(&self) -> f64 {
-        let written = self.log_bytes + self.flushed_bytes + self.compaction_bytes_written;
+        let background = self.compaction_bytes_written + self.collection_bytes_written;
+        let written = self.log_bytes + self.flushed_bytes + background;
         if self.user_bytes == 0 { 0.0 } else { written as f64 / self.user_bytes as f64 }
     }
 }
@@ -178,6 +189,9 @@ impl fmt::Display for Metrics {
         row("trivial moves", self.trivial_moves.to_string())?;
         row("compaction bytes read", self.compaction_bytes_read.to_string())?;
         row("compaction bytes written", self.compaction_bytes_written.to_string())?;
+        row("collections", self.collections.to_string())?;
+        row("collection bytes read", self.collection_bytes_read.to_string())?;
+        row("collection bytes written", self.collection_bytes_written.to_string())?;
         row("write amplification", format!("{:.2}", self.write_amplification()))?;
         row("memtable bytes", self.memtable_bytes.to_string())?;
         row("manifest bytes", self.manifest_bytes.to_string())?;

@@ -8,8 +8,8 @@
 //! - after a failed sync or a panic the database is poisoned: reads go on, writes fail, nothing is retried.
 //!
 //! Rooms in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group commit),
-//! [`snapshot`], [`iter`], [`shared`], [`catalog`], [`state`] (values), [`recovery`], [`worker`], [`checkpoint`],
-//! [`handle`] (closing), [`metrics`].
+//! [`snapshot`], [`iter`], [`shared`], [`catalog`], [`state`] (values), [`recovery`], [`worker`], [`gc`] (blob files),
+//! [`checkpoint`], [`handle`] (closing), [`metrics`].
 
 pub(crate) mod batch;
 pub(crate) mod catalog;
@@ -17,6 +17,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod commit;
 pub(crate) mod config;
 pub(crate) mod database;
+pub(crate) mod gc;
 pub(crate) mod handle;
 pub(crate) mod iter;
 pub(crate) mod metrics;

@@ -45,6 +45,9 @@ pub(crate) struct Counters {
     pub(crate) trivial_moves: AtomicU64,
     pub(crate) compaction_bytes_read: AtomicU64,
     pub(crate) compaction_bytes_written: AtomicU64,
+    pub(crate) collections: AtomicU64,
+    pub(crate) collection_bytes_read: AtomicU64,
+    pub(crate) collection_bytes_written: AtomicU64,
     pub(crate) stall_ns: AtomicU64,
 }
 

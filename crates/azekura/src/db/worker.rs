@@ -15,7 +15,8 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
-use crate::engine::{Engine, Pressure, Task};
+use crate::engine::{Engine, Pressure, Task, TaskReport};
+use crate::lsm::tree::LsmTree;
 use crate::vfs::env::Thread;
 
 /// A task that a tree wants done, with what decides its turn.
@@ -28,8 +29,9 @@ struct Wish {
 /// Which wish comes first: pure.
 fn most_urgent(wishes: &[Wish]) -> Option<usize> {
     let rank = |wish: &Wish| match wish.task {
-        Task::Flush => (1, wish.pressure.sealed_bytes, 0),
-        Task::Compact => (0, wish.pressure.young_runs as u64, wish.pressure.compaction_debt),
+        Task::Flush => (2, wish.pressure.sealed_bytes, 0),
+        Task::Compact => (1, wish.pressure.young_runs as u64, wish.pressure.compaction_debt),
+        Task::Collect => (0, 0, 0),
     };
     (0..wishes.len()).max_by_key(|&i| rank(&wishes[i]))
 }
@@ -53,7 +55,7 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
     for partition in shared.catalog.all() {
         let Some(tree) = partition.tree_if_built() else { continue };
         let Some(task) = guarded(shared, || Ok(tree.next_task(false)))? else { continue };
-        if task == Task::Compact && duty == Duty::FlushesOnly {
+        if task != Task::Flush && duty == Duty::FlushesOnly {
             continue;
         }
         wishes.push(Wish { task, pressure: tree.pressure() });
@@ -73,11 +75,21 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
 
 /// Runs one task of a tree and accounts for it.
 pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
-    let Some(tree) = partition.tree_if_built() else { return Ok(()) };
+    conduct(shared, partition, task, |tree| tree.run(task, forced, shared)).map(drop)
+}
+
+/// Does `work`, which is a task of that kind, and accounts for it.
+pub(crate) fn conduct(
+    shared: &Shared,
+    partition: &Arc<PartitionState>,
+    task: Task,
+    work: impl FnOnce(&LsmTree) -> Result<TaskReport>,
+) -> Result<TaskReport> {
+    let Some(tree) = partition.tree_if_built() else { return Ok(TaskReport::default()) };
     let result = shared.begin_work().and_then(|_shift| {
-        let result = guarded(shared, || tree.run(task, forced, shared));
-        // What a compaction put an end to. After a failure too: perhaps it was space that was missing.
-        if task == Task::Compact || result.is_err() {
+        let result = guarded(shared, || work(tree));
+        // What it put an end to. After a failure too: perhaps it was space that was missing.
+        if task != Task::Flush || result.is_err() {
             shared.graveyard().remove_some();
         }
         result
@@ -88,9 +100,14 @@ pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: T
     shared.refresh_pressure();
     shared.done.ring();
     let report = match result {
-        Err(error) if partition.is_deleted() && error.kind() == ErrorKind::Closed => return Ok(()),
+        Err(error) if partition.is_deleted() && error.kind() == ErrorKind::Closed => return Ok(TaskReport::default()),
         other => other?,
     };
+    account(shared, partition, task, report)?;
+    Ok(report)
+}
+
+fn account(shared: &Shared, partition: &PartitionState, task: Task, report: TaskReport) -> Result<()> {
     let (name, counters) = (partition.name.to_string(), &shared.counters);
     match task {
         Task::Flush => {
@@ -113,12 +130,24 @@ pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: T
                 bytes_written: report.bytes_written,
             });
         }
+        Task::Collect if report == TaskReport::default() => {} // it yielded
+        Task::Collect => {
+            counters.collections.fetch_add(1, Ordering::Relaxed);
+            counters.collection_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
+            counters.collection_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
+            shared.tell(&Event::Collected {
+                partition: name,
+                files: report.tables,
+                bytes_written: report.bytes_written,
+                bytes_freed: report.bytes_freed,
+            });
+        }
     }
     Ok(())
 }
 
 /// Runs what may call a comparator; a panic in it ends all writing.
-fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
 }
@@ -133,7 +162,7 @@ fn remove_tables(shared: &Shared) -> Result<bool> {
 }
 
 /// Removes the files of all tables that nobody needs any more; a database that closes does it itself.
-fn remove_all_tables(shared: &Shared) {
+pub(crate) fn remove_all_tables(shared: &Shared) {
     if !shared.graveyard().is_empty()
         && let Ok(_shift) = shared.begin_work()
     {

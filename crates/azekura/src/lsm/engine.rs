@@ -110,6 +110,7 @@ impl Engine for LsmTree {
         match task {
             Task::Flush => self.flush(forced, host),
             Task::Compact => self.compact(forced, host),
+            Task::Collect => self.collect_by_itself(forced, host),
         }
     }
 

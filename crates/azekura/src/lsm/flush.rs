@@ -54,7 +54,8 @@ impl LsmTree {
         }
         let blob_bytes: u64 = written.blobs.iter().map(|file| file.size).sum();
         let bytes_written = blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
-        let report = TaskReport { level: 0, tables: written.tables.len() as u64, bytes_read: 0, bytes_written };
+        let report =
+            TaskReport { level: 0, tables: written.tables.len() as u64, bytes_written, ..TaskReport::default() };
         self.publish_flush(written);
         Counters::add(&self.counters.flushes, 1);
         Counters::add(&self.counters.flushed_bytes, bytes_written);

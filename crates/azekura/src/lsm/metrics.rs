@@ -36,6 +36,8 @@ pub(crate) struct LsmMetrics {
     pub(crate) compacted_written: u64,
     /// Tables that changed levels without being rewritten.
     pub(crate) moved_tables: u64,
+    /// Collections of blob files.
+    pub(crate) collections: u64,
 }
 
 /// The counting half of [`LsmMetrics`]. Thread safe.
@@ -47,6 +49,7 @@ pub(crate) struct Counters {
     pub(crate) compacted_read: AtomicU64,
     pub(crate) compacted_written: AtomicU64,
     pub(crate) moved_tables: AtomicU64,
+    pub(crate) collections: AtomicU64,
 }
 
 impl LsmMetrics {
@@ -69,5 +72,6 @@ impl Counters {
         metrics.compacted_read = self.compacted_read.load(Ordering::Relaxed);
         metrics.compacted_written = self.compacted_written.load(Ordering::Relaxed);
         metrics.moved_tables = self.moved_tables.load(Ordering::Relaxed);
+        metrics.collections = self.collections.load(Ordering::Relaxed);
     }
 }

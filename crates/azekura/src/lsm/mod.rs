@@ -13,9 +13,10 @@
 //!
 //! Rooms in reading order: [`tree`], [`options`], [`super_version`], [`version`], [`handle`], [`blobs`] (key-value
 //! separation), [`read`], [`retain`], [`older`], [`output`], [`rewrite`], [`written`], [`flush`], [`compaction`],
-//! [`engine`], [`metrics`], [`slot`].
+//! [`collect`] (blob files), [`engine`], [`metrics`], [`slot`].
 
 pub(crate) mod blobs;
+pub(crate) mod collect;
 pub(crate) mod compaction;
 pub(crate) mod engine;
 pub(crate) mod flush;

@@ -19,6 +19,14 @@ pub(crate) struct Unnamed {
 }
 
 impl Unnamed {
+    pub(crate) fn new(context: Arc<TreeContext>) -> Unnamed {
+        Unnamed { context, files: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, kind: DataKind, id: FileId) {
+        self.files.push((kind, id));
+    }
+
     /// An edit may name them from now on, so they must stay, whatever becomes of it.
     pub(crate) fn keep(mut self) {
         self.files.clear();
@@ -66,7 +74,7 @@ pub(crate) struct Output {
 
 impl Output {
     pub(crate) fn new(context: Arc<TreeContext>, plan: OutputPlan) -> Output {
-        let unnamed = Unnamed { context: Arc::clone(&context), files: Vec::new() };
+        let unnamed = Unnamed::new(Arc::clone(&context));
         let apart = plan.separation.clone();
         let separator = apart.map(|options| Separator::new(Arc::clone(&context), options, plan.created_ms));
         Output { context, plan, neighbour: 0, writer: None, done: Vec::new(), separator, unnamed }
@@ -87,8 +95,8 @@ impl Output {
         let (_, _, writer) = self.writer.as_mut().expect("it was just made");
         match &mut self.separator {
             Some(separator) if separator.takes(&entry) => {
-                let files = &mut self.unnamed.files;
-                writer.add(separator.put(entry, |id| files.push((DataKind::Blob, id)))?)
+                let unnamed = &mut self.unnamed;
+                writer.add(separator.put(entry, |id| unnamed.push(DataKind::Blob, id))?)
             }
             _ => writer.add(entry),
         }
@@ -97,7 +105,7 @@ impl Output {
     fn begin(&mut self) -> Result<(FileId, Arc<dyn File>, TableWriter)> {
         let id = self.context.new_file_id();
         let file = self.context.files.create(id)?;
-        self.unnamed.files.push((DataKind::Table, id));
+        self.unnamed.push(DataKind::Table, id);
         let mut file_id = [0; 16];
         self.context.env.random(&mut file_id);
         let (order, seed) = (self.context.order.clone(), self.context.hash_seed);

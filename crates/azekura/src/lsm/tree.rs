@@ -6,6 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::edit::{BlobMeta, FileId, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::lsm::collect::job::Collection;
+use crate::lsm::collect::scan;
+use crate::lsm::compaction::job::Job;
 use crate::lsm::compaction::remembered::Remembered;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::metrics::{Counters, LevelMetrics, LsmMetrics};
@@ -34,6 +37,7 @@ pub(crate) struct LsmTree {
     /// A flush that has written its tables and could not commit them.
     pub(crate) uncommitted_flush: Mutex<Option<Written>>,
     pub(crate) counters: Counters,
+    pub(crate) scanned: Mutex<Option<scan::Remembered>>,
     discarded: AtomicBool,
 }
 
@@ -94,6 +98,7 @@ impl LsmTree {
             remembered: Mutex::default(),
             uncommitted_flush: Mutex::default(),
             counters: Counters::default(),
+            scanned: Mutex::default(),
             discarded: AtomicBool::new(false),
             context,
         })
@@ -129,10 +134,15 @@ impl LsmTree {
         self.current.with(|now| Arc::clone(&now.version))
     }
 
-    /// Lets go of a merge that yielded and will not go on, when the database has closed and no task runs any more.
+    /// Lets go of what yielded and will not go on, when the database has closed and no task runs any more.
     pub(crate) fn give_up_paused(&self) {
-        let paused = lock(&self.remembered).paused.take();
+        let paused = self.take_paused();
         drop(paused); // without the lock
+    }
+
+    fn take_paused(&self) -> (Option<Job>, Option<Collection>) {
+        let mut remembered = lock(&self.remembered);
+        (remembered.paused.take(), remembered.collecting.take())
     }
 
     /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and
@@ -141,7 +151,8 @@ impl LsmTree {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flushing.occupy(true);
         let _compacting = self.compacting.occupy(true);
-        let paused = lock(&self.remembered).paused.take();
+        let (paused, collecting) = self.take_paused();
+        collecting.into_iter().for_each(Collection::give_up);
         let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.name_output().to_vec());
         let graveyard = &self.context.graveyard;
         if let Some(written) = lock(&self.uncommitted_flush).take() {
@@ -152,6 +163,7 @@ impl LsmTree {
         let version = self.version();
         version.tables().for_each(|(_, table)| table.doom());
         version.blobs().handles().for_each(|file| file.doom());
+        *lock(&self.scanned) = None;
         self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });
     }
 

@@ -1,5 +1,7 @@
 //! Partitions whose large values stand in blob files, through the public interface.
 
+mod collection;
+
 use std::path::Path;
 use std::sync::Arc;
 

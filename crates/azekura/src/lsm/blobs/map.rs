@@ -1,6 +1,7 @@
 //! Which blob files a version has, where logical files lie, and how much of them is referenced.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use crate::base::edit::{BlobUse, FileId};
@@ -48,7 +49,7 @@ impl BlobMap {
     ) -> Result<BlobMap> {
         let mut map = BlobMap::default();
         for handle in handles {
-            if let Some(logical) = map.add(&handle) {
+            if let Some(logical) = map.add(&handle, &[]) {
                 return Err(Error::corruption(format!("manifest has blob file {} in two places", logical.0)));
             }
         }
@@ -70,20 +71,29 @@ impl BlobMap {
         Ok(map)
     }
 
-    /// Takes in a file that nobody refers to yet; a logical file that was here already, if there is one.
-    fn add(&mut self, handle: &Arc<BlobHandle>) -> Option<FileId> {
+    /// Takes in a file; what tables refer to of its logical files stays as it was. Gives a logical file that was here
+    /// already, in a file that is not `removed`, if there is one.
+    fn add(&mut self, handle: &Arc<BlobHandle>, removed: &[FileId]) -> Option<FileId> {
         let meta = handle.meta();
         let mut twice = self.files.insert(meta.id, Arc::clone(handle)).map(|_| meta.id);
         for section in &meta.sections {
             let place = Place { handle: Arc::clone(handle), count: 0, bytes: 0 };
-            if self.places.insert(section.logical, place).is_some() {
-                twice = Some(section.logical);
+            match self.places.entry(section.logical) {
+                Entry::Vacant(free) => drop(free.insert(place)),
+                Entry::Occupied(mut here) => {
+                    let (count, bytes) = (here.get().count, here.get().bytes);
+                    let before = here.insert(Place { count, bytes, ..place });
+                    if !removed.contains(&before.handle.meta().id) {
+                        twice = Some(section.logical);
+                    }
+                }
             }
         }
         twice
     }
 
-    /// The map after blob files and references came and went.
+    /// The map after blob files and references came and went. A logical file of a removed file may lie in an added one,
+    /// and must if it is referenced.
     pub(crate) fn with<'a>(
         &self,
         added: &[Arc<BlobHandle>],
@@ -93,7 +103,7 @@ impl BlobMap {
     ) -> BlobMap {
         let mut map = self.clone();
         for handle in added {
-            let twice = map.add(handle);
+            let twice = map.add(handle, removed);
             debug_assert!(twice.is_none(), "a logical file lies in one place");
         }
         for uses in gained {
@@ -104,7 +114,13 @@ impl BlobMap {
         }
         for id in removed {
             map.files.remove(id);
-            map.places.retain(|_, place| place.handle.meta().id != *id);
+        }
+        if !removed.is_empty() {
+            map.places.retain(|_, place| {
+                let gone = removed.contains(&place.handle.meta().id);
+                debug_assert!(!gone || place.count == 0, "what tables point to stays");
+                !gone
+            });
         }
         map
     }
@@ -120,6 +136,15 @@ impl BlobMap {
     /// The blob file that has the values of a logical file.
     pub(crate) fn file(&self, logical: FileId) -> Option<&Arc<BlobHandle>> {
         self.places.get(&logical).map(|place| &place.handle)
+    }
+
+    pub(crate) fn has(&self, file: FileId) -> bool {
+        self.files.contains_key(&file)
+    }
+
+    /// Bytes of a logical file that tables refer to.
+    pub(crate) fn referenced(&self, logical: FileId) -> u64 {
+        self.places.get(&logical).map_or(0, |place| place.bytes)
     }
 
     pub(crate) fn handles(&self) -> impl Iterator<Item = &Arc<BlobHandle>> {

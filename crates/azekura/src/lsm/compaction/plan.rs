@@ -15,6 +15,8 @@ pub(crate) enum Reason {
     Tombstones,
     /// `major_compact`.
     Forced,
+    /// Pointers that nobody can see keep values in blob files.
+    Collection,
 }
 
 /// What to do.

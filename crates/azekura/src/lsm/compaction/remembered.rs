@@ -1,6 +1,7 @@
 //! What outlives a task of compaction.
 
 use crate::base::SeqNo;
+use crate::lsm::collect::job::Collection;
 use crate::lsm::compaction::job::Job;
 use crate::lsm::compaction::view::Positions;
 
@@ -11,10 +12,12 @@ pub(crate) struct Remembered {
     pub(crate) oldest_point: SeqNo,
     /// A merge that yielded.
     pub(crate) paused: Option<Job>,
+    /// A collection of blob files that yielded.
+    pub(crate) collecting: Option<Collection>,
 }
 
 impl Default for Remembered {
     fn default() -> Remembered {
-        Remembered { positions: Positions::default(), oldest_point: SeqNo::MAX, paused: None }
+        Remembered { positions: Positions::default(), oldest_point: SeqNo::MAX, paused: None, collecting: None }
     }
 }

@@ -25,7 +25,18 @@ const STEP_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 1 << 20 };
 impl LsmTree {
     /// Does one compaction, or a part of one if the host wants it to yield. `forced` also waits while another runs.
     pub(crate) fn compact(&self, forced: bool, host: &dyn Host) -> Result<TaskReport> {
-        let Some(_occupied) = self.compacting.occupy(forced) else { return Ok(TaskReport::default()) };
+        Ok(self.compact_by(forced, host, |view| choose(view, forced))?.unwrap_or_default())
+    }
+
+    /// Does what `choose` says, or goes on with a compaction that has yielded; `None` if there is nothing to do, or if
+    /// another runs and this is not to `wait`.
+    pub(crate) fn compact_by(
+        &self,
+        wait: bool,
+        host: &dyn Host,
+        choose: impl FnOnce(&View<'_, TableHandle>) -> Option<Plan>,
+    ) -> Result<Option<TaskReport>> {
+        let Some(_occupied) = self.compacting.occupy(wait) else { return Ok(None) };
         self.check_open()?;
         let paused = lock(&self.remembered).paused.take();
         let mut job = match paused {
@@ -33,11 +44,9 @@ impl LsmTree {
             None => {
                 let points = host.read_points();
                 let now = self.current.get();
-                let Some(plan) = self.plan(&now, points.first().copied(), forced) else {
-                    return Ok(TaskReport::default());
-                };
+                let Some(plan) = self.plan(&now, points.first().copied(), choose) else { return Ok(None) };
                 if plan.moves {
-                    return self.move_tables(&now, &plan, host);
+                    return self.move_tables(&now, &plan, host).map(Some);
                 }
                 Job::new(&self.context, &self.options(), &now.version, plan, points, host.now_ms())
             }
@@ -47,10 +56,10 @@ impl LsmTree {
             if host.should_yield() {
                 let report = TaskReport { level: job.plan.to, ..TaskReport::default() };
                 lock(&self.remembered).paused = Some(job);
-                return Ok(report);
+                return Ok(Some(report));
             }
         }
-        self.complete(job, host)
+        self.complete(job, host).map(Some)
     }
 
     /// Whether a task would find something to do.
@@ -67,11 +76,16 @@ impl LsmTree {
         wanted
     }
 
-    fn plan(&self, now: &SuperVersion, oldest_point: Option<SeqNo>, forced: bool) -> Option<Plan> {
+    fn plan(
+        &self,
+        now: &SuperVersion,
+        oldest_point: Option<SeqNo>,
+        choose: impl FnOnce(&View<'_, TableHandle>) -> Option<Plan>,
+    ) -> Option<Plan> {
         let options = self.options();
         let mut remembered = lock(&self.remembered);
         remembered.oldest_point = oldest_point.unwrap_or(SeqNo::ZERO);
-        choose(&self.compaction_view(now, &options, &remembered), forced)
+        choose(&self.compaction_view(now, &options, &remembered))
     }
 
     fn compaction_view<'a>(
@@ -124,7 +138,8 @@ impl LsmTree {
             return Err(error);
         }
         let bytes_written = tables.iter().map(|table| table.size).sum();
-        let report = TaskReport { level, tables: tables.len() as u64, bytes_read, bytes_written };
+        let bytes_freed = dead.iter().map(|file| file.meta().size).sum();
+        let report = TaskReport { level, tables: tables.len() as u64, bytes_read, bytes_written, bytes_freed };
         self.remember_position(&plan, &upper);
         obsolete.iter().for_each(|table| table.doom());
         dead.iter().for_each(|file| file.doom());

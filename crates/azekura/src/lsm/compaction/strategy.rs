@@ -3,8 +3,11 @@
 //! In this order: what the shape of the levels asks for ([`leveled`]), then tables full of tombstones, then, at rest,
 //! what reads gain by; then, if forced, whatever still keeps the tree from being one clean run at the bottom.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::base::SeqNo;
+use crate::base::edit::FileId;
 use crate::lsm::compaction::leveled;
 use crate::lsm::compaction::plan::{Plan, Reason};
 use crate::lsm::compaction::view::{View, ids};
@@ -42,6 +45,30 @@ fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
 
 fn rewrite<T: Described>(reason: Reason, level: u8, tables: Vec<&Arc<T>>) -> Plan {
     Plan { reason, from: level, to: level, upper: ids(tables), lower: Vec::new(), moves: false }
+}
+
+/// Pushes the shallowest records up to `through` down, a bounded merge at a time, until all of them are at the bottom.
+/// What others write meanwhile may come along and does not keep it from ending.
+pub(crate) fn push_to_bottom<T: Described>(view: &View<'_, T>, through: SeqNo) -> Option<Plan> {
+    let old = |table: &Arc<T>| table.meta().lowest <= through;
+    let (from, level) = view.version.levels().take(usize::from(BOTTOM)).find(|(_, level)| level.iter().any(old))?;
+    let to = (from + 1..=BOTTOM).find(|&level| !view.level(level).is_empty()).unwrap_or(BOTTOM);
+    if from == 0 {
+        return Some(view.young(Reason::Collection, to, true));
+    }
+    Some(view.push_down(Reason::Collection, from, to, level.iter().position(old)?, u64::MAX, true))
+}
+
+/// Rewrites tables of the bottom, as many of these as a bounded merge takes, for what they hold that nobody can see.
+pub(crate) fn rewrite_at_bottom<T: Described>(view: &View<'_, T>, wanted: &BTreeSet<FileId>) -> Option<Plan> {
+    let mut tables = view.version.run(BOTTOM)?.tables().iter().filter(|table| wanted.contains(&table.meta().id));
+    let first = tables.next()?;
+    let mut bytes = first.meta().size;
+    let more = tables.take_while(|table| {
+        bytes += table.meta().size;
+        bytes <= view.merge_bytes_max()
+    });
+    Some(rewrite(Reason::Collection, BOTTOM, std::iter::once(first).chain(more).collect()))
 }
 
 /// Pushes the shallowest data down, a bounded merge at a time, until all of it is at the bottom; then rewrites the

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, Survival, TestEnv};
-use azekura::{Config, Database, Partition, PersistMode, Result};
+use azekura::{Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
 use crate::world::reading::read_all;
 use crate::world::{Dice, Event, History, Shape, State, Write};
@@ -24,6 +24,8 @@ pub(super) enum Step {
     Persist(PersistMode),
     Flush(String),
     Compact(String),
+    /// Garbage collection, in one of its ways.
+    Collect(String, u64),
     /// One piece of background work.
     Work,
     Checkpoint(u32),
@@ -163,7 +165,7 @@ impl Drawing {
     }
 
     fn step(&mut self) -> Step {
-        match self.dice.below(40) {
+        match self.dice.below(43) {
             0..=9 => self.single(),
             10..=16 => self.batch(PersistMode::Buffer),
             17..=20 => {
@@ -195,6 +197,10 @@ impl Drawing {
                 self.alive.remove(&name);
                 self.inserts.retain(|(partition, _), _| *partition != name);
                 Step::Delete(name)
+            }
+            40..=42 => {
+                let name = self.name();
+                Step::Collect(name, self.dice.below(4))
             }
             _ => self.single(),
         }
@@ -246,6 +252,15 @@ pub(super) fn play(
     let ops = machine.op_count();
     let machine = machine.fork();
     Played { history: player.history, copies: player.copies, machine, ops, failed }
+}
+
+fn collect(part: &Partition, way: u64) -> Result<()> {
+    match way {
+        0 => part.gc_with_space_amp_target(1.0).map(drop),
+        1 => part.gc_with_space_amp_target(1.5).map(drop),
+        2 => part.gc_with_staleness_threshold(0.3).map(drop),
+        _ => part.gc_drop_stale_segments().map(drop),
+    }
 }
 
 struct Player<'a> {
@@ -320,6 +335,10 @@ impl Player<'_> {
             Step::Persist(mode) => self.db().persist(*mode).map(|()| self.history.promise()),
             Step::Flush(name) => self.parts[name].flush(),
             Step::Compact(name) => self.parts[name].major_compact(),
+            Step::Collect(name, way) => match collect(&self.parts[name], *way) {
+                Err(error) if error.kind() == ErrorKind::Invalid => Ok(()), // nothing stands apart there
+                other => other,
+            },
             Step::Work => self.db().step().map(|_| ()),
             Step::Checkpoint(n) => self.checkpoint(*n),
             Step::Reopen { close } => return self.reopen(*close),
@@ -426,7 +445,7 @@ impl Player<'_> {
         let names: Vec<&String> = match step {
             Step::Single(write, _) => vec![&write.partition],
             Step::Batch(writes, _) => writes.iter().map(|write| &write.partition).collect(),
-            Step::Delete(name) | Step::Flush(name) | Step::Compact(name) => vec![name],
+            Step::Delete(name) | Step::Flush(name) | Step::Compact(name) | Step::Collect(name, _) => vec![name],
             _ => Vec::new(),
         };
         for name in names {
