@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn every_part_is_timed() {
         let dir = tempfile::tempdir().unwrap();
-        let task = |part| Task {
+        let task = |part: Part| Task {
             engine: "azekura".into(),
             dir: dir.path().join(if part.in_memory() { "memtable" } else { "tables" }),
             part,

@@ -2,7 +2,7 @@
 //! whole ones, one of each for a table, against pieces that are loaded on demand.
 //!
 //! Records of 8 and 8 bytes, as of an index from number to number: a table of 64 MiB has a filter of 4 MB, and metadata
-//! is 7 % of the data, so that it exceeds a cache of 2 % three times and one of 0.67 % ten times. The tree has the
+//! is 8 % of the data, so that it exceeds a cache of 2 % four times and one of 0.67 % twelve times. The tree has the
 //! shape that trees have: a bottom, a level above it, and two young runs, each of whose filters a read asks. Two
 //! devices:
 //! - `hdd`: a simulated disk on a virtual clock ([`crate::experiment::spindle`]), with a cache of 1/150 of the data.

@@ -19,8 +19,8 @@ const YOUNGEST: &[u64] = &[10];
 /// So long a merge may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Writes all records but those of the young runs: a full bottom, and a level of a tenth of it above. Each is written in
-/// ascending order, so that next to nothing has to be rewritten, and lies all over the key space.
+/// Writes all records but those of the young runs: a full bottom, and a level of a tenth of it above. Each is written
+/// in ascending order, so that next to nothing has to be rewritten, and lies all over the key space.
 pub(crate) fn sink(engine: &dyn Engine, shape: &Shape) -> Result<()> {
     for (residues, flushes) in [(BOTTOM, 16), (LEVEL_ABOVE, RUNS_MERGED)] {
         for part in 0..flushes {

@@ -31,7 +31,7 @@ pub(crate) struct Counters {
     pub(crate) compaction_bytes: u64,
     pub(crate) flushes: u64,
     pub(crate) compactions: u64,
-    /// Levels that hold tables.
+    /// The most levels that held tables at once.
     pub(crate) levels: u64,
 }
 
@@ -48,7 +48,7 @@ impl Counters {
         }
     }
 
-    /// The sum over two processes; the shape is the later one's.
+    /// The sum over two processes, and the larger tree of the two.
     pub(crate) fn and_then(self, later: Counters) -> Counters {
         Counters {
             user_bytes: self.user_bytes + later.user_bytes,
@@ -57,7 +57,7 @@ impl Counters {
             compaction_bytes: self.compaction_bytes + later.compaction_bytes,
             flushes: self.flushes + later.flushes,
             compactions: self.compactions + later.compactions,
-            levels: later.levels,
+            levels: self.levels.max(later.levels),
         }
     }
 

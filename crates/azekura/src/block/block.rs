@@ -10,8 +10,8 @@ use crate::block::restarts::RestartBlock;
 use crate::block::slots::SlotBlock;
 use crate::mem::prefetch::prefetch;
 
-/// Of a longer block only the beginning is asked for beforehand, in bytes: by then the processor has seen where the walk
-/// goes.
+/// Of a longer block only the beginning is asked for beforehand, in bytes: by then the processor has seen where the
+/// walk goes.
 const PREFETCHED_MAX: usize = 4 << 10;
 
 /// A block of entries in memory, immutable.
