@@ -1,0 +1,254 @@
+//! Trees whose blob files are collected: they show what they did, in fewer bytes.
+
+use std::sync::atomic::Ordering;
+
+use crate::base::compression::CompressionType;
+use crate::base::edit::FileId;
+use crate::base::{ErrorKind, KeyOrder};
+use crate::engine::{Engine, Host, TaskReport};
+use crate::lsm::blobs::options::KvSeparationOptions;
+use crate::lsm::collect::plan::{Goal, Step, next_step};
+use crate::lsm::collect::scan::Scanned;
+use crate::lsm::options::LsmOptions;
+use crate::lsm::tests::harness::{World, small_options};
+use crate::lsm::tests::model::{churn, orders};
+use crate::vfs::fault::{Fault, FaultPlan, OpKind};
+
+fn separated(threshold: u32, target_size: u64) -> LsmOptions {
+    let apart = KvSeparationOptions::default().separation_threshold(threshold).blob_file_target_size(target_size);
+    let apart = apart.compression(CompressionType::None).automatic_gc(None);
+    LsmOptions { kv_separation: Some(apart), ..small_options() }
+}
+
+/// Values of 100 bytes under every `nth` key of 60.
+fn fill(world: &mut World, nth: u32, round: u32) {
+    for i in (0..60).filter(|i| i % nth == 0) {
+        world.put(&format!("key{i:03}"), &format!("{round:05}{i:05}").repeat(10));
+    }
+    world.flush();
+}
+
+/// Half of each file is stale, and known to be.
+fn half_stale() -> World {
+    let mut world = World::new(KeyOrder::bytewise(), separated(50, 2 << 10), 3);
+    fill(&mut world, 1, 1);
+    fill(&mut world, 2, 2);
+    world.major_compact();
+    world
+}
+
+fn stale_files(world: &World) -> Vec<FileId> {
+    let uses = world.tree.version().blobs().uses();
+    uses.iter().filter(|file| file.referenced_bytes < file.bytes).map(|file| file.id).collect()
+}
+
+fn collect(world: &World, chosen: &[FileId]) -> crate::base::Result<TaskReport> {
+    let result = world.tree.collect(chosen, true, &world.host);
+    world.tree.context.graveyard.remove_all();
+    result
+}
+
+fn collect_all(world: &World, mut chosen: Vec<FileId>) {
+    for _ in 0..1000 {
+        if chosen.is_empty() {
+            return;
+        }
+        collect(world, &chosen).unwrap();
+        chosen.retain(|file| world.tree.version().blobs().has(*file));
+    }
+    panic!("{chosen:?} do not go");
+}
+
+fn scan(world: &World) -> std::sync::Arc<Scanned> {
+    let mut scan = world.tree.begin_scan(world.host.read_points(), false);
+    while !scan.step(7).unwrap() {}
+    world.tree.end_scan(scan)
+}
+
+#[test]
+fn whatever_is_collected_every_moment_stays_as_it_was() {
+    for (order, seeds) in orders().into_iter().zip([1..4u64, 100..102]) {
+        for seed in seeds {
+            let options = separated([16, 1, 50][seed as usize % 3], [1 << 10, 4 << 10, 1 << 20][seed as usize % 3]);
+            let mut world = World::new(order.clone(), options, seed);
+            for round in 0..5 {
+                churn(&mut world, 30);
+                let known = stale_files(&world);
+                collect_all(&world, known);
+                assert_eq!(stale_files(&world), [], "what is left is referenced");
+                world.check();
+                world.check_files();
+                if round % 2 == 1 {
+                    world.reopen();
+                }
+            }
+            world.host.snapshots.lock().unwrap().clear();
+            world.major_compact();
+            let known = stale_files(&world);
+            collect_all(&world, known);
+            world.check();
+            world.check_files();
+            world.reopen();
+            world.check();
+            world.check_files();
+        }
+    }
+}
+
+#[test]
+fn a_scan_says_what_a_merge_and_a_collection_make_of_it() {
+    for seed in 1..6 {
+        let mut world = World::new(KeyOrder::bytewise(), separated(20, 2 << 10), seed);
+        churn(&mut world, 60);
+        world.flush();
+        let before = scan(&world);
+        assert!(world.tree.scanned(&world.host.read_points()).is_some(), "it is remembered");
+        let kept: u64 = before.files.iter().map(|file| file.kept_bytes).sum();
+        while world.tree.push_to_bottom(world.host.visible.get(), &world.host).unwrap().is_some() {}
+        while world.tree.rewrite_at_bottom(&scan(&world).hiding, &world.host).unwrap().is_some() {}
+        let after = scan(&world);
+        assert!(after.files.iter().all(|file| file.kept_bytes == file.referenced_bytes), "nothing hides, seed {seed}");
+        assert_eq!(after.files.iter().map(|file| file.kept_bytes).sum::<u64>(), kept, "seed {seed}");
+        let Step::Rewrite(chosen) = next_step(&after.files, Goal::SpaceAmp(1.0)) else { continue };
+        collect_all(&world, chosen);
+        let files = &scan(&world).files;
+        assert!(files.iter().all(|file| file.bytes == file.kept_bytes));
+        assert_eq!(files.iter().map(|file| file.bytes).sum::<u64>(), kept);
+        world.check();
+        world.check_files();
+    }
+}
+
+#[test]
+fn small_remains_share_a_file_and_pointers_find_them() {
+    let mut world = half_stale();
+    let before = world.tree.version().blobs().uses().len();
+    world.options = separated(50, 64 << 10);
+    world.tree.set_options(world.options.clone());
+    let stale = stale_files(&world);
+    assert!(stale.len() > 2);
+    collect_all(&world, stale.clone());
+    let version = world.tree.version();
+    assert_eq!(version.blobs().uses().len(), before - stale.len() + 1);
+    let sections = version.blobs().handles().map(|file| file.meta().sections.len()).max();
+    assert_eq!(sections, Some(stale.len()));
+    drop(version);
+    world.check();
+    world.check_files();
+    // What was copied once can be copied again.
+    (0..30).for_each(|i| world.delete(&format!("key{i:03}")));
+    world.major_compact();
+    let stale = stale_files(&world);
+    collect_all(&world, stale);
+    world.check();
+    world.reopen();
+    world.check();
+    world.check_files();
+}
+
+#[test]
+fn one_that_yields_goes_on_and_flushes_and_merges_go_on_beside() {
+    let mut world = half_stale();
+    let chosen = stale_files(&world);
+    world.host.yields.store(true, Ordering::SeqCst);
+    let mut calls = 0;
+    while chosen.iter().any(|file| world.tree.version().blobs().has(*file)) {
+        collect(&world, &chosen).unwrap();
+        calls += 1;
+        fill(&mut world, 7, 3 + calls);
+        if calls % 3 == 0 {
+            world.major_compact();
+        }
+        world.check();
+        assert!(calls < 1000);
+    }
+    assert!(calls > 2, "{calls}");
+    world.close();
+    world.check_files();
+    world.reopen();
+    world.check();
+}
+
+#[test]
+fn one_whose_files_go_meanwhile_is_given_up() {
+    let mut world = half_stale();
+    let chosen = stale_files(&world);
+    world.host.yields.store(true, Ordering::SeqCst);
+    collect(&world, &chosen).unwrap();
+    (0..60).for_each(|i| world.delete(&format!("key{i:03}")));
+    world.major_compact();
+    assert_eq!(collect(&world, &chosen).unwrap(), TaskReport::default());
+    world.check();
+    world.check_files();
+    assert_eq!(world.tree.version().blobs().uses(), []);
+}
+
+#[test]
+fn an_edit_that_is_refused_is_committed_later_or_given_up() {
+    for deletes in [false, true] {
+        let mut world = half_stale();
+        let chosen = stale_files(&world);
+        world.host.refuse_edits.store(true, Ordering::SeqCst);
+        assert_eq!(collect(&world, &chosen).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        world.check();
+        world.host.refuse_edits.store(false, Ordering::SeqCst);
+        if deletes {
+            (0..60).for_each(|i| world.delete(&format!("key{i:03}")));
+            world.major_compact();
+        }
+        collect_all(&world, chosen.clone());
+        collect(&world, &chosen).unwrap();
+        world.check();
+        world.check_files();
+    }
+    let world = half_stale();
+    world.host.refuse_edits.store(true, Ordering::SeqCst);
+    assert!(collect(&world, &stale_files(&world)).is_err());
+    world.tree.discard();
+    assert_eq!(collect(&world, &[]).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn one_that_fails_leaves_nothing_and_can_be_tried_again() {
+    let mut deepest = 0;
+    for nth in 1..12 {
+        for op in [OpKind::Read, OpKind::Write, OpKind::Sync, OpKind::Create] {
+            let mut world = half_stale();
+            world.reopen(); // nothing is open
+            let chosen = stale_files(&world);
+            world.faults.fail(FaultPlan::new(op, nth, Fault::Error(std::io::ErrorKind::Other)));
+            let failed = collect(&world, &chosen);
+            if world.faults.struck() > 0 {
+                deepest = deepest.max(nth);
+                assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+                world.check_files();
+            }
+            world.faults.repair();
+            collect_all(&world, chosen);
+            world.check();
+            world.check_files();
+        }
+    }
+    assert!(deepest > 3, "{deepest}");
+}
+
+#[test]
+fn a_reader_keeps_the_files_that_it_reads() {
+    let world = half_stale();
+    let view = world.tree.view();
+    let mut cursor = view.cursor().unwrap();
+    cursor.seek_to_first().unwrap();
+    let held = stale_files(&world);
+    collect_all(&world, held.clone());
+    let mut values = view.values();
+    let mut seen = 0;
+    while cursor.valid() {
+        assert_eq!(values.read(cursor.entry().value).unwrap().len(), 100);
+        seen += 1;
+        cursor.next().unwrap();
+    }
+    assert_eq!(seen, 60);
+    drop((cursor, values, view));
+    world.check();
+    world.check_files();
+}
