@@ -1,15 +1,16 @@
 //! Background work: what is most urgent, and the threads that do it.
 //!
 //! Order of urgency: flushes (the most memory first), then files that nobody needs (removing them gives space back),
-//! then compactions (the most young runs, then the most debt), then the log (retire segments, flush the partition that
-//! holds the log back, periodic sync). [`step`] does exactly one piece; a worker is a thread that calls it for ever,
-//! and a test calls it by hand.
+//! then compactions (the most young runs, then the most debt), then collections of blob files, then the log (retire
+//! segments, flush the partition that holds the log back, periodic sync). [`step`] does exactly one piece; a worker is
+//! a thread that calls it for ever, and a test calls it by hand.
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::base::edit::Edit;
+use crate::base::edit::{Edit, PartitionId};
 use crate::base::event::Event;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
@@ -18,6 +19,9 @@ use crate::db::shared::Shared;
 use crate::engine::{Engine, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::vfs::env::Thread;
+
+/// A memtable that has stood unchanged for so long is at rest.
+const RESTING_NS: u64 = 1_000_000_000;
 
 /// A task that a tree wants done, with what decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -244,6 +248,7 @@ fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
     let interval_ns = shared.settings.sync_interval_ms.filter(|_| keeps_interval).map(|ms| ms * 1_000_000);
     let mut synced_at = shared.env.monotonic_ns();
     let mut failures = 0u32;
+    let mut resting = HashMap::new();
     while !shared.closing.load(Ordering::Acquire) {
         let seen = shared.work.count();
         if let Some(interval) = interval_ns
@@ -256,6 +261,7 @@ fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
         }
         match catch_unwind(AssertUnwindSafe(|| step(shared, duty))) {
             Ok(Ok(true)) => failures = 0,
+            Ok(Ok(false)) if keeps_interval && seal_resting(shared, &mut resting) => {}
             Ok(Ok(false)) => shared.work.wait(seen, interval_ns.map_or(1_000, |ns| (ns / 1_000_000).clamp(1, 1_000))),
             Ok(Err(error)) => {
                 if error.kind() != ErrorKind::Poisoned {
@@ -269,6 +275,31 @@ fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
             Err(_) => drop(shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"))),
         }
     }
+}
+
+/// Seals memtables that may hide much of what blob files hold and have stood unchanged for a while: without that,
+/// nobody would find out for as long as nobody writes. `resting` has what was seen last, and when that was new.
+fn seal_resting(shared: &Shared, resting: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
+    if shared.writer.is_none() {
+        return false;
+    }
+    let now = shared.env.monotonic_ns();
+    let mut sealed = false;
+    let mut seen = HashMap::new();
+    for partition in shared.catalog.all() {
+        let Some(tree) = partition.tree_if_built() else { continue };
+        let Some(last) = tree.hiding_in_memory() else { continue };
+        match resting.get(&partition.id) {
+            Some(&(before, since)) if before == last && now.saturating_sub(since) >= RESTING_NS => {
+                tree.seal();
+                sealed = true;
+            }
+            Some(&(before, since)) if before == last => drop(seen.insert(partition.id, (before, since))),
+            _ => drop(seen.insert(partition.id, (last, now))),
+        }
+    }
+    *resting = seen;
+    sealed
 }
 
 fn sync_all_visible(shared: &Shared) -> Result<()> {

@@ -99,11 +99,13 @@ impl Engine for LsmTree {
         if self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
             return Some(Task::Flush);
         }
-        let compact = match self.compacting.is_busy() {
-            true => forced,
-            false => self.wants_compaction(forced),
-        };
-        compact.then_some(Task::Compact)
+        if self.compacting.is_busy() {
+            return forced.then_some(Task::Compact);
+        }
+        if self.wants_compaction(forced) {
+            return Some(Task::Compact);
+        }
+        (!forced && self.wants_collection()).then_some(Task::Collect)
     }
 
     fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport> {

@@ -217,6 +217,13 @@ impl<T: Described> Version<T> {
         &self.blobs
     }
 
+    /// What so many entries refer to in blob files, on average.
+    pub(crate) fn referenced_by(&self, entries: u64) -> u64 {
+        let values: u64 = self.levels.iter().map(|level| level.entries.saturating_sub(level.tombstones)).sum();
+        let bytes = u128::from(self.blobs.totals().referenced) * u128::from(entries) / u128::from(values.max(1));
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn level(&self, level: u8) -> &Level<T> {
         &self.levels[usize::from(level)]
     }

@@ -14,6 +14,23 @@ pub(crate) struct BlobMap {
     /// By their numbers.
     files: BTreeMap<FileId, Arc<BlobHandle>>,
     places: BTreeMap<FileId, Place>,
+    totals: Totals,
+}
+
+/// Bytes of frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// In all files.
+    pub(crate) bytes: u64,
+    /// Of those, what tables refer to.
+    pub(crate) referenced: u64,
+}
+
+impl Totals {
+    /// Whether there are more than `target` bytes for each referenced one if tables refer to `hidden` bytes less.
+    pub(crate) fn exceed(&self, target: f32, hidden: u64) -> bool {
+        self.bytes as f64 > f64::from(target) * self.referenced.saturating_sub(hidden) as f64
+    }
 }
 
 /// Where a logical file lies, and what tables refer to of it.
@@ -68,7 +85,18 @@ impl BlobMap {
                 return Err(Error::corruption(format!("tables point to more of blob file {logical} than there is")));
             }
         }
+        map.add_up();
         Ok(map)
+    }
+
+    fn add_up(&mut self) {
+        let sections = self.files.values().flat_map(|handle| &handle.meta().sections);
+        let bytes = sections.map(|section| section.bytes).sum();
+        self.totals = Totals { bytes, referenced: self.places.values().map(|place| place.bytes).sum() };
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
     }
 
     /// Takes in a file; what tables refer to of its logical files stays as it was. Gives a logical file that was here
@@ -122,6 +150,7 @@ impl BlobMap {
                 !gone
             });
         }
+        map.add_up();
         map
     }
 

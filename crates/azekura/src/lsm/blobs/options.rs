@@ -66,7 +66,9 @@ impl KvSeparationOptions {
     /// The space amplification that automatic collection works towards, at least 1: bytes of blob files for each byte
     /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
     ///
-    /// This version stores it and does not collect yet: a blob file goes once nothing points into it at all.
+    /// What no compaction has met counts as referenced, so young tables that may hide much are compacted earlier, and a
+    /// memtable that may is flushed once nobody has written for a second or two. So the target holds at rest too, as
+    /// long as nothing is pinned by snapshots and iterators, and about while others write; nobody is slowed for it.
     #[must_use]
     pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
         self.automatic_gc = space_amp;

@@ -90,12 +90,36 @@ impl LsmTree {
         self.collect(&chosen, wait, host)
     }
 
+    /// Whether a collection that nobody asked for would find something to do.
+    pub(crate) fn wants_collection(&self) -> bool {
+        if lock(&self.remembered).collecting.is_some() {
+            return true;
+        }
+        let target = self.automatic_target();
+        let version = self.version();
+        target.is_some_and(|target| version.blobs().totals().exceed(target, 0))
+            && !self.automatic_choice(version.blobs()).is_empty()
+    }
+
+    fn automatic_target(&self) -> Option<f32> {
+        self.options().kv_separation.as_ref().and_then(|apart| apart.automatic_gc)
+    }
+
+    /// The last record of the memtable, if that may hide more values of blob files than automatic collection allows.
+    pub(crate) fn hiding_in_memory(&self) -> Option<SeqNo> {
+        let target = self.automatic_target()?;
+        self.current.with(|now| {
+            let totals = now.version.blobs().totals();
+            let hides = !now.active.is_empty()
+                && totals.bytes > 0
+                && totals.exceed(target, now.version.referenced_by(now.active.len()));
+            hides.then(|| now.active.highest_seqno())
+        })
+    }
+
     /// The files that have to go for what is known to be stale.
     fn automatic_choice(&self, blobs: &BlobMap) -> Vec<FileId> {
-        let options = self.options();
-        let Some(target) = options.kv_separation.as_ref().and_then(|apart| apart.automatic_gc) else {
-            return Vec::new();
-        };
+        let Some(target) = self.automatic_target() else { return Vec::new() };
         let files: Vec<FileFigures> = blobs.uses().iter().map(FileFigures::of_use).collect();
         match next_step(&files, Goal::SpaceAmp(f64::from(target))) {
             Step::Rewrite(chosen) => chosen,

@@ -1,7 +1,8 @@
 //! Which tables to merge or to move next: a pure function of plain values.
 //!
 //! In this order: what the shape of the levels asks for ([`leveled`]), then tables full of tombstones, then, at rest,
-//! what reads gain by; then, if forced, whatever still keeps the tree from being one clean run at the bottom.
+//! what reads gain by, then what may keep too much in blob files; then, if forced, whatever still keeps the tree from
+//! being one clean run at the bottom.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::lsm::version::{BOTTOM, Described};
 /// The most useful compaction, if any is worth it.
 pub(crate) fn choose<T: Described>(view: &View<'_, T>, forced: bool) -> Option<Plan> {
     let shape = leveled::choose(view).or_else(|| tombstones(view)).or_else(|| leveled::at_rest(view));
+    let shape = shape.or_else(|| hiding(view));
     shape.or_else(|| if forced { force(view) } else { None })
 }
 
@@ -41,6 +43,22 @@ fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
         }
     }
     None
+}
+
+/// Level 0, also with few runs, if it may hide more values of blob files than automatic collection allows.
+fn hiding<T: Described>(view: &View<'_, T>) -> Option<Plan> {
+    let target = view.options.kv_separation.as_ref()?.automatic_gc?;
+    let (young, totals) = (view.level(0), view.version.blobs().totals());
+    if young.is_empty() || totals.bytes == 0 {
+        return None;
+    }
+    // Each pointer may hide one to about as much, and each tombstone whatever an entry has on average.
+    let pointed: u64 = young.iter().flat_map(|table| &table.meta().blobs).map(|uses| uses.bytes).sum();
+    let hidden = pointed.saturating_add(view.version.referenced_by(young.tombstones));
+    totals.exceed(target, hidden).then(|| {
+        let base = leveled::targets(view.version, &view.options.compaction).base;
+        view.young(Reason::Collection, view.below_young(base), true)
+    })
 }
 
 fn rewrite<T: Described>(reason: Reason, level: u8, tables: Vec<&Arc<T>>) -> Plan {

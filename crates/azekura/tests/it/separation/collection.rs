@@ -16,6 +16,9 @@ use crate::world::dice::seeds;
 
 const DIR: &str = "/db";
 
+type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
+type Call = fn(&Partition) -> Result<u64>;
+
 fn config(fs: &Arc<dyn Fs>) -> Config {
     Config::new(DIR).fs(Arc::clone(fs)).env(Arc::new(TestEnv::new(1))).workers(0).log_segment_size(64 << 10)
 }
@@ -103,7 +106,7 @@ fn a_scan_reads_no_value_and_is_remembered() {
 
 #[test]
 fn targets_are_met_and_nothing_is_lost_by_a_restart() {
-    let goals: [(&str, fn(&Partition) -> Result<u64>); 5] = [
+    let goals: [(&str, Call); 5] = [
         ("1.0", |part| part.gc_with_space_amp_target(1.0)),
         ("1.5", |part| part.gc_with_space_amp_target(1.5)),
         ("threshold", |part| part.gc_with_staleness_threshold(0.3)),
@@ -209,14 +212,63 @@ fn what_snapshots_and_iterators_see_is_pinned_until_they_are_gone() {
     assert_eq!((report.total_blobs, report.pinned_bytes), (100, 0));
     drop(part);
     db.close().unwrap();
+    let _db = config(&fs).open().unwrap();
     assert_eq!(blob_files(&*fs), report.segment_count);
+}
+
+fn wait_until(what: &str, reached: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !reached() {
+        assert!(start.elapsed().as_secs() < 120, "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn at_rest_stale_values_go_by_themselves() {
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let db = Config::new(DIR).fs(Arc::clone(&fs)).workers(2).log_segment_size(256 << 10).open().unwrap();
+    let apart = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(16 << 10);
+    let options = PartitionCreateOptions::default().with_kv_separation(apart.compression(CompressionType::None));
+    let part = db.open_partition("p", options).unwrap();
+    put(&part, 0..100, 0);
+    part.flush().unwrap();
+    put(&part, (0..100).filter(|n| n % 5 != 0), 1);
+    wait_until("half of all is stale and stays", || {
+        let metrics = part.metrics();
+        let amp = |m: &azekura::PartitionMetrics| m.blob_bytes() as f64 / m.referenced_blob_bytes() as f64;
+        db.metrics().flushes >= 2 && metrics.referenced_blob_bytes() < 110_000 && amp(&metrics) < 1.6
+    });
+    let report = part.gc_scan().unwrap();
+    assert!(report.space_amp() <= 1.5 && report.total_blobs >= 100, "{report}");
+    (0..100)
+        .for_each(|n| assert_eq!(part.get(format!("key {n:03}")).unwrap().unwrap(), value(n, u32::from(n % 5 != 0))));
+    (0..100).for_each(|n| part.remove(format!("key {n:03}")).unwrap());
+    wait_until("everything was removed and files are left", || blob_files(&*fs) == 0);
+    assert!(db.metrics().collections > 0 || part.metrics().blob_files.is_empty());
+}
+
+#[test]
+fn nothing_is_collected_that_is_left_to_the_caller() {
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let (db, part) = filled(&fs);
+    put(&part, (0..100).filter(|n| n % 5 != 0), 1);
+    part.major_compact().unwrap();
+    while db.step().unwrap() {}
+    let stale = part.metrics().stale_blob_bytes();
+    assert!(stale > 0 && db.metrics().collections == 0);
+    let apart = KvSeparationOptions::default().separation_threshold(500).blob_file_target_size(16 << 10);
+    let part = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
+    while db.step().unwrap() {}
+    assert!(db.metrics().collections > 0, "it is left to the engine now");
+    assert!(part.gc_scan().unwrap().space_amp() <= 1.5);
 }
 
 /// What is there, and the moments that somebody holds.
 struct Book {
-    now: BTreeMap<Vec<u8>, Vec<u8>>,
-    snapshots: Vec<(Snapshot, BTreeMap<Vec<u8>, Vec<u8>>)>,
-    iters: Vec<(Iter, BTreeMap<Vec<u8>, Vec<u8>>)>,
+    now: Pairs,
+    snapshots: Vec<(Snapshot, Pairs)>,
+    iters: Vec<(Iter, Pairs)>,
     entries: Vec<(Entry, Vec<u8>)>,
 }
 
@@ -358,7 +410,6 @@ fn a_full_disk_fails_a_collection_and_harms_nothing() {
             let (db, part) = filled(&fs);
             put(&part, (0..100).filter(|n| n % 2 == 0), 1);
             part.major_compact().unwrap();
-            let before = blob_files(&machine);
             let full = Fault::Error(std::io::ErrorKind::StorageFull);
             faults.fail(FaultPlan::new(op, nth, full).in_path(".blob"));
             let failed = part.gc_with_space_amp_target(1.0);
@@ -368,7 +419,12 @@ fn a_full_disk_fails_a_collection_and_harms_nothing() {
             }
             struck += 1;
             assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
-            assert!(blob_files(&machine) <= before, "what was begun is gone");
+            // A pin of another test may keep what is obsolete a little longer.
+            let only_named = || {
+                part.flush().unwrap();
+                blob_files(&machine) == part.metrics().blob_files.len()
+            };
+            wait_until("what was begun is there still", only_named);
             let check = |part: &Partition| {
                 (0..100).for_each(|n| {
                     let wanted = value(n, u32::from(n % 2 == 0));
@@ -378,8 +434,8 @@ fn a_full_disk_fails_a_collection_and_harms_nothing() {
             check(&part);
             part.gc_with_space_amp_target(1.0).unwrap();
             check(&part);
-            let report = part.gc_scan().unwrap();
-            assert_eq!((report.total_blobs, blob_files(&machine)), (100, report.segment_count));
+            assert_eq!(part.gc_scan().unwrap().total_blobs, 100);
+            wait_until("what was collected is there still", only_named);
             drop((part, db));
             check(&config(&fs).open().unwrap().partition("p").unwrap());
         }
