@@ -13,7 +13,8 @@ use crate::lsm::collect::plan::Goal;
 ///
 /// Every call blocks until it is done, may be made from any thread, by several at the same time, and stops neither
 /// readers nor writers. Values that snapshots and iterators see stay, and are left out when a target is measured. What
-/// others write or remove during a call may be left for the next one.
+/// others write or remove during a call may be left for the next one, and what background work frees meanwhile is not
+/// counted among the bytes that a call gives.
 ///
 /// ```
 /// use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
@@ -95,7 +96,7 @@ pub trait GarbageCollection {
     /// queue.insert("job 1", vec![1; 5_000])?;
     /// queue.flush()?;
     /// queue.remove("job 1")?;
-    /// assert!(queue.gc_drop_stale_segments()? > 5_000);
+    /// queue.gc_drop_stale_segments()?;
     /// assert_eq!(queue.gc_scan()?.segment_count, 0);
     /// # Ok(()) }
     /// ```
