@@ -1,28 +1,18 @@
 //! The data blocks of a database by themselves, as a measurement asks them.
 
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, TestEnv};
 use azekura::inspect::{DataBlocks, Place};
-use azekura::{Comparator, Config, DataBlockIndexType, Database, ErrorKind, PartitionCreateOptions};
+use azekura::{Config, DataBlockIndexType, Database, ErrorKind, PartitionCreateOptions};
+
+use crate::world::order::Order;
 
 const DIR: &str = "/db";
 const TYPES: [DataBlockIndexType; 3] =
     [DataBlockIndexType::BinarySearch, DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint];
-
-struct Reversed;
-
-impl Comparator for Reversed {
-    fn name(&self) -> &str {
-        "reversed"
-    }
-    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        b.cmp(a)
-    }
-}
 
 fn open(fs: &Arc<dyn Fs>) -> Database {
     Config::new(DIR).fs(Arc::clone(fs)).env(Arc::new(TestEnv::new(3))).workers(0).open().unwrap()
@@ -74,7 +64,7 @@ fn an_order_that_only_its_owner_knows_is_refused() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = open(&fs);
     let partition =
-        db.open_partition_with_comparator("r", PartitionCreateOptions::default(), Arc::new(Reversed)).unwrap();
+        db.open_partition_with_comparator("r", PartitionCreateOptions::default(), Arc::new(Order::Reversed)).unwrap();
     partition.insert("a", "1").unwrap();
     partition.flush().unwrap();
     drop((partition, db));
