@@ -37,7 +37,8 @@ impl<C: Cursor> Ascending<C> {
             Bound::Included(key) => self.inner.seek(KeyRef::first_of(key))?,
             Bound::Excluded(key) => {
                 self.inner.seek(KeyRef::new(key, SeqNo::ZERO))?;
-                self.decide(key); // a record with sequence number 0 may still stand there
+                self.is_decided = true; // a record with sequence number 0 may still stand there
+                key.clone_into(&mut self.decided);
             }
         }
         self.settle(false)
@@ -48,12 +49,6 @@ impl<C: Cursor> Ascending<C> {
     pub(crate) fn next(&mut self) -> Result<()> {
         self.valid = false;
         self.settle(true)
-    }
-
-    fn decide(&mut self, key: &[u8]) {
-        self.is_decided = true;
-        self.decided.clear();
-        self.decided.extend_from_slice(key);
     }
 
     /// From the entry it stands on, or the next one, to the first that is visible.
@@ -70,8 +65,7 @@ impl<C: Cursor> Ascending<C> {
             if !known && key.seqno <= self.at {
                 self.is_decided = key.seqno > SeqNo::ZERO;
                 if self.is_decided {
-                    self.decided.clear();
-                    self.decided.extend_from_slice(key.user);
+                    key.user.clone_into(&mut self.decided);
                 }
                 if kind.is_value() {
                     self.valid = true;

@@ -182,23 +182,24 @@ impl Walk {
         Slice::from(stored(&self.front, &self.back, end).0)
     }
 
-    /// The value at an end, read if it stands elsewhere; after a failure the walk has ended.
-    fn value(&mut self, end: End) -> Result<Slice> {
-        let (_, kind, bytes) = stored(&self.front, &self.back, end);
-        if kind != RecordKind::BlobPointer {
-            return Ok(Slice::from(bytes));
-        }
-        let read = self.values.get_or_insert_with(|| self.view.values()).read(bytes);
-        read.inspect_err(|_| self.ended = true)
+    /// Key and value at an end, read if it stands elsewhere; after a failure the walk has ended.
+    fn pair(&mut self, end: End) -> Result<(&[u8], Slice)> {
+        let (key, kind, bytes) = stored(&self.front, &self.back, end);
+        let value = match kind {
+            RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes).inspect_err(|_| self.ended = true)?,
+            _ => Slice::from(bytes),
+        };
+        Ok((key, value))
     }
 
-    /// Key and value at an end, without a copy.
+    /// The same without a copy.
     fn lend(&mut self, end: End) -> Result<(&[u8], &[u8])> {
-        if stored(&self.front, &self.back, end).1 == RecordKind::BlobPointer {
-            self.lent = self.value(end)?;
-        }
         let (key, kind, bytes) = stored(&self.front, &self.back, end);
-        Ok((key, if kind == RecordKind::BlobPointer { &self.lent } else { bytes }))
+        if kind != RecordKind::BlobPointer {
+            return Ok((key, bytes));
+        }
+        self.lent = read(&mut self.values, &self.view, bytes).inspect_err(|_| self.ended = true)?;
+        Ok((key, &self.lent))
     }
 
     /// The entry at an end; its value is not read.
@@ -215,6 +216,11 @@ impl Walk {
         };
         Ok(Entry { key: Slice::from(key), value })
     }
+}
+
+/// The value that a pointer of `view` leads to.
+fn read(values: &mut Option<Box<dyn engine::Values>>, view: &Arc<dyn View>, pointer: &[u8]) -> Result<Slice> {
+    values.get_or_insert_with(|| view.values()).read(pointer)
 }
 
 /// What an end stands on: key, kind, and the value or the pointer to it.
@@ -353,7 +359,7 @@ macro_rules! iterator {
 
 iterator!(
     /// Pairs of key and value, in the order of the keys.
-    Iter, (Slice, Slice), |walk: &mut Walk, end| Ok((walk.key(end), walk.value(end)?)));
+    Iter, (Slice, Slice), |walk: &mut Walk, end| walk.pair(end).map(|(key, value)| (Slice::from(key), value)));
 impl Iter {
     /// As [`next`](Iterator::next), but key and value are lent until the next step instead of being copied: the
     /// quickest way over many records. What is skipped or given by the one is skipped by the other.
@@ -394,7 +400,7 @@ iterator!(
     Keys, Slice, |walk: &mut Walk, end| Ok(walk.key(end)));
 iterator!(
     /// Values in the order of their keys.
-    Values, Slice, |walk: &mut Walk, end| walk.value(end));
+    Values, Slice, |walk: &mut Walk, end| walk.pair(end).map(|(_, value)| value));
 iterator!(
     /// Entries in the order of the keys; values in blob files are read when they are asked for.
     Entries, Entry, |walk: &mut Walk, end| walk.entry(end));
