@@ -12,7 +12,7 @@
 //! - a task that fails leaves the tree as it was, and can be tried again.
 //!
 //! Rooms in reading order: [`tree`], [`options`], [`super_version`], [`version`], [`handle`], [`blobs`] (key-value
-//! separation), [`read`], [`retain`], [`older`], [`output`], [`rewrite`], [`written`], [`flush`], [`compaction`],
+//! separation), [`read`], [`retain`], [`older`], [`written`], [`output`], [`rewrite`], [`flush`], [`compaction`],
 //! [`collect`] (blob files), [`engine`], [`metrics`], [`slot`].
 
 pub(crate) mod blobs;

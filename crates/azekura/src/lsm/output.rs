@@ -2,44 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::base::edit::{BlobMeta, FileId, TableMeta};
+use crate::base::edit::{BlobMeta, TableMeta};
 use crate::base::{EntryRef, KeyOrder, Result};
 use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::blobs::separator::Separator;
 use crate::lsm::handle::TreeContext;
+use crate::lsm::written::{NewFile, Unnamed};
 use crate::table::options::TableOptions;
 use crate::table::writer::TableWriter;
-use crate::vfs::File;
 use crate::vfs::files::DataKind;
-
-/// Files that no edit names yet; given to the graveyard when this is dropped, unless they are kept.
-pub(crate) struct Unnamed {
-    context: Arc<TreeContext>,
-    files: Vec<(DataKind, FileId)>,
-}
-
-impl Unnamed {
-    pub(crate) fn new(context: Arc<TreeContext>) -> Unnamed {
-        Unnamed { context, files: Vec::new() }
-    }
-
-    pub(crate) fn push(&mut self, kind: DataKind, id: FileId) {
-        self.files.push((kind, id));
-    }
-
-    /// An edit may name them from now on, so they must stay, whatever becomes of it.
-    pub(crate) fn keep(mut self) {
-        self.files.clear();
-    }
-}
-
-impl Drop for Unnamed {
-    fn drop(&mut self) {
-        for &(kind, id) in &self.files {
-            self.context.graveyard.push(kind, id);
-        }
-    }
-}
 
 /// How tables are cut and built.
 pub(crate) struct OutputPlan {
@@ -66,7 +37,7 @@ pub(crate) struct Output {
     plan: OutputPlan,
     /// The first of `plan.neighbours` that is behind the last key.
     neighbour: usize,
-    writer: Option<(FileId, Arc<dyn File>, TableWriter)>,
+    writer: Option<(NewFile, TableWriter)>,
     done: Vec<TableMeta>,
     separator: Option<Separator>,
     unnamed: Unnamed,
@@ -75,8 +46,7 @@ pub(crate) struct Output {
 impl Output {
     pub(crate) fn new(context: Arc<TreeContext>, plan: OutputPlan) -> Output {
         let unnamed = Unnamed::new(Arc::clone(&context));
-        let apart = plan.separation.clone();
-        let separator = apart.map(|options| Separator::new(Arc::clone(&context), options, plan.created_ms));
+        let separator = plan.separation.clone().map(|options| Separator::new(options, plan.created_ms));
         Output { context, plan, neighbour: 0, writer: None, done: Vec::new(), separator, unnamed }
     }
 
@@ -84,7 +54,7 @@ impl Output {
     pub(crate) fn add(&mut self, entry: EntryRef<'_>, new_key: bool) -> Result<()> {
         if new_key {
             let behind = pass(&self.plan.neighbours, &mut self.neighbour, entry.user, &self.context.order);
-            let full = self.writer.as_ref().is_some_and(|(_, _, w)| w.written_bytes() >= self.plan.table_size);
+            let full = self.writer.as_ref().is_some_and(|(_, w)| w.written_bytes() >= self.plan.table_size);
             if behind || full {
                 self.cut()?;
             }
@@ -92,33 +62,26 @@ impl Output {
         if self.writer.is_none() {
             self.writer = Some(self.begin()?);
         }
-        let (_, _, writer) = self.writer.as_mut().expect("it was just made");
+        let (_, writer) = self.writer.as_mut().expect("it was just made");
         match &mut self.separator {
-            Some(separator) if separator.takes(&entry) => {
-                let unnamed = &mut self.unnamed;
-                writer.add(separator.put(entry, |id| unnamed.push(DataKind::Blob, id))?)
-            }
+            Some(separator) if separator.takes(&entry) => writer.add(separator.put(entry, &mut self.unnamed)?),
             _ => writer.add(entry),
         }
     }
 
-    fn begin(&mut self) -> Result<(FileId, Arc<dyn File>, TableWriter)> {
-        let id = self.context.new_file_id();
-        let file = self.context.files.create(id)?;
-        self.unnamed.push(DataKind::Table, id);
-        let mut file_id = [0; 16];
-        self.context.env.random(&mut file_id);
+    fn begin(&mut self) -> Result<(NewFile, TableWriter)> {
+        let new = self.unnamed.create(DataKind::Table)?;
         let (order, seed) = (self.context.order.clone(), self.context.hash_seed);
-        let options = self.plan.options.clone();
-        let writer = TableWriter::create(Arc::clone(&file), file_id, options, order, seed, self.plan.created_ms)?;
-        Ok((id, file, writer))
+        let (options, file) = (self.plan.options.clone(), Arc::clone(&new.file));
+        let writer = TableWriter::create(file, new.file_id, options, order, seed, self.plan.created_ms)?;
+        Ok((new, writer))
     }
 
     /// Ends the table being written, if there is one, and makes its bytes durable.
     fn cut(&mut self) -> Result<()> {
-        if let Some((id, file, writer)) = self.writer.take() {
-            let meta = writer.finish(id)?;
-            file.sync_data().map_err(|error| error.in_file(self.context.files.path(id)))?;
+        if let Some((new, writer)) = self.writer.take() {
+            let meta = writer.finish(new.id)?;
+            new.sync()?;
             self.done.push(meta);
         }
         Ok(())

@@ -11,9 +11,8 @@ use crate::blob::writer::RewriteWriter;
 use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::blobs::map::BlobMap;
 use crate::lsm::handle::{TableHandle, TreeContext};
-use crate::lsm::output::Unnamed;
 use crate::lsm::version::{Described, Version};
-use crate::vfs::File;
+use crate::lsm::written::{NewFile, Unnamed};
 use crate::vfs::files::DataKind;
 
 /// Copies what tables refer to out of some blob files, a step at a time. It may lie paused between two steps while
@@ -31,7 +30,7 @@ pub(crate) struct Collection {
     ahead: ValuesAhead,
     target_size: u64,
     created_ms: u64,
-    writer: Option<(FileId, Arc<dyn File>, RewriteWriter)>,
+    writer: Option<(NewFile, RewriteWriter)>,
     done: Vec<BlobMeta>,
     /// Until an edit may name the files.
     unnamed: Option<Unnamed>,
@@ -130,21 +129,16 @@ impl Collection {
     /// Makes room for a logical file: one stands in one file as a whole.
     fn begin(&mut self, logical: FileId, bytes: u64) -> Result<()> {
         let full = |writer: &RewriteWriter| writer.written_bytes().saturating_add(bytes) > self.target_size;
-        if self.writer.as_ref().is_some_and(|(_, _, writer)| full(writer)) {
+        if self.writer.as_ref().is_some_and(|(_, writer)| full(writer)) {
             self.cut()?;
         }
         if self.writer.is_none() {
-            let id = self.context.new_file_id();
-            let file = self.context.files.blobs().create(id)?;
-            if let Some(unnamed) = &mut self.unnamed {
-                unnamed.push(DataKind::Blob, id);
-            }
-            let mut file_id = [0; 16];
-            self.context.env.random(&mut file_id);
-            let writer = RewriteWriter::create(Arc::clone(&file), file_id, self.created_ms);
-            self.writer = Some((id, file, writer));
+            let unnamed = self.unnamed.as_mut().expect("an edit may name the files once all are written");
+            let new = unnamed.create(DataKind::Blob)?;
+            let writer = RewriteWriter::create(Arc::clone(&new.file), new.file_id, self.created_ms);
+            self.writer = Some((new, writer));
         }
-        let (_, _, writer) = self.writer.as_mut().expect("it was just made");
+        let (_, writer) = self.writer.as_mut().expect("it was just made");
         writer.begin_section(logical);
         self.begun = Some((0, 0));
         Ok(())
@@ -154,7 +148,7 @@ impl Collection {
     /// next.
     fn copy(&mut self, logical: FileId, handle: &BlobHandle, budget: u64) -> Result<u64> {
         let (mut copied, mut next) = self.begun.expect("the piece was begun");
-        let (_, _, writer) = self.writer.as_mut().expect("a piece that was begun has a file");
+        let (_, writer) = self.writer.as_mut().expect("a piece that was begun has a file");
         let live = self.live.of(logical);
         let file = handle.file();
         let mut walk = file.walk(logical)?;
@@ -184,9 +178,9 @@ impl Collection {
 
     /// Ends the file being written, if there is one, and makes its bytes durable.
     fn cut(&mut self) -> Result<()> {
-        if let Some((id, file, writer)) = self.writer.take() {
-            let meta = writer.finish(id)?;
-            file.sync_data().map_err(|error| error.in_file(self.context.files.blobs().path(id)))?;
+        if let Some((new, writer)) = self.writer.take() {
+            let meta = writer.finish(new.id)?;
+            new.sync()?;
             self.done.push(meta);
         }
         Ok(())

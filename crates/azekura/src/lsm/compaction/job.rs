@@ -11,11 +11,12 @@ use crate::lsm::compaction::plan::Plan;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::older::Older;
 use crate::lsm::options::LsmOptions;
-use crate::lsm::output::{Finished, Output, OutputPlan, Unnamed};
+use crate::lsm::output::{Finished, Output, OutputPlan};
 use crate::lsm::read::RunCursor;
 use crate::lsm::retain::Retain;
 use crate::lsm::rewrite::Rewrite;
 use crate::lsm::version::{Described, Run, Version};
+use crate::lsm::written::Unnamed;
 
 /// Does what a [`Plan`] that is no move says, a step at a time; it may lie paused between two steps while flushes add
 /// to level 0. Dropped unfinished, it leaves no file behind.
