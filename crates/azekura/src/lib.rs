@@ -37,6 +37,8 @@ pub(crate) mod lsm;
 pub(crate) mod manifest;
 pub(crate) mod mem;
 pub(crate) mod memtable;
+#[expect(dead_code, reason = "partitions do not offer it yet")]
+pub(crate) mod pmem;
 pub(crate) mod record;
 pub(crate) mod table;
 pub(crate) mod vfs;
@@ -72,6 +74,7 @@ pub use wal::RecoveryMode;
 /// - [`FaultFs`](fs::FaultFs) stands around another file system and fails where it is told to.
 /// - [`TestEnv`](fs::TestEnv) has random bytes from a seed and a clock that waits for nobody.
 pub mod fs {
+    pub use crate::base::sync::Words;
     pub use crate::vfs::disk::DiskFs;
     pub use crate::vfs::env::{Env, SystemEnv, TestEnv, Thread};
     pub use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind, Times};

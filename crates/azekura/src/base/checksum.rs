@@ -18,6 +18,26 @@ pub(crate) fn xxh3_two(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
     state.digest()
 }
 
+/// What is read and hashed at once, in bytes.
+const PIECE: usize = 4096;
+
+/// The checksum of `len` bytes that `read` copies out from the offset it is given; equals [`xxh3`] of them all.
+pub(crate) fn xxh3_pieces(seed: u64, len: u64, read: impl Fn(u64, &mut [u8])) -> u64 {
+    let mut piece = [0; PIECE];
+    if len <= PIECE as u64 {
+        let piece = &mut piece[..len as usize];
+        read(0, piece);
+        return xxh3(seed, piece);
+    }
+    let mut state = Xxh3::with_seed(seed);
+    for at in (0..len).step_by(PIECE) {
+        let piece = &mut piece[..(len - at).min(PIECE as u64) as usize];
+        read(at, piece);
+        state.update(piece);
+    }
+    state.digest()
+}
+
 /// The seed that binds a checksum to a file and an offset in it: bytes that were moved, or belong to another file,
 /// do not verify.
 #[inline]
@@ -43,6 +63,11 @@ mod tests {
         let bytes: Vec<u8> = (0..600u32).map(|i| i as u8).collect();
         for cut in [0, 1, 8, 24, 240, 241, 599, 600] {
             assert_eq!(xxh3_two(7, &bytes[..cut], &bytes[cut..]), xxh3(7, &bytes));
+        }
+        let bytes: Vec<u8> = (0..3 * PIECE).map(|i| (i / 3) as u8).collect();
+        for len in [0, 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE - 1] {
+            let read = |at: u64, out: &mut [u8]| out.copy_from_slice(&bytes[at as usize..][..out.len()]);
+            assert_eq!(xxh3_pieces(7, len as u64, read), xxh3(7, &bytes[..len]));
         }
     }
 

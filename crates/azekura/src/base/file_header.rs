@@ -11,6 +11,7 @@ pub(crate) enum FileKind {
     Blob,
     Wal,
     Manifest,
+    Pool,
 }
 
 impl FileKind {
@@ -20,6 +21,7 @@ impl FileKind {
             FileKind::Blob => b"AZEKBLB\n",
             FileKind::Wal => b"AZEKWAL\n",
             FileKind::Manifest => b"AZEKMAN\n",
+            FileKind::Pool => b"AZEKPMP\n",
         }
     }
 

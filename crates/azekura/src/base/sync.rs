@@ -1,9 +1,11 @@
-//! Taking a lock whose holder may have panicked, and the bell that wakes who waits.
+//! Taking a lock whose holder may have panicked, the bell that wakes who waits, and memory that others change meanwhile.
 //!
 //! A user's comparator or listener may panic while the engine holds one of its locks. The panic is caught at the
 //! thread's boundary and poisons the *database*; the data under the lock is kept consistent by its owner at every point
 //! where foreign code runs, so the lock itself stays usable and no later caller panics in turn.
 
+use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -16,6 +18,18 @@ pub(crate) fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 
 pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A piece of memory as atomic words, the same ones for as long as it lives.
+///
+/// What a file system offers where a file can be mapped and used as memory. Whoever implements it must give the same
+/// words at every call: those who have asked once keep them.
+pub trait Words: Send + Sync + fmt::Debug {
+    /// All of them. Those that stand behind the end of the file must not be touched.
+    fn words(&self) -> &[AtomicU64];
+
+    /// Whether what was flushed from the processor's caches survives power loss, so that nothing else is needed.
+    fn survives_power_loss(&self) -> bool;
 }
 
 /// Wakes workers, and those who wait for workers. Thread safe; nothing else is locked under its lock, so it may be rung

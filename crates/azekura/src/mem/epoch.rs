@@ -206,6 +206,24 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
     }
 }
 
+/// A moment that readers may have to leave behind, for those who reuse memory themselves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    /// Now: what cannot be come by any more may still be read by threads that were pinned before.
+    pub(crate) fn now() -> Moment {
+        // Pins of a later epoch began after it could not be come by.
+        Moment(EPOCH.fetch_add(1, Ordering::SeqCst))
+    }
+
+    /// Whether no thread that was pinned before is pinned any more. False for ever to who is pinned himself.
+    pub(crate) fn passed(self) -> bool {
+        // SeqCst: see `collect`.
+        slots().all(|slot| slot.epoch.load(Ordering::SeqCst) > self.0)
+    }
+}
+
 /// A shared value that is replaced as a whole; readers never wait and share no cache line with each other.
 pub(crate) struct EpochCell<T: Send + Sync + 'static> {
     /// From `Arc::into_raw`; the cell owns one count.
@@ -224,6 +242,14 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
     pub(crate) fn load(&self) -> Guard<'_, T> {
         let pin = Pin::new();
         Guard { value: self.value.load(Ordering::SeqCst).cast_const(), pin, cell: PhantomData }
+    }
+
+    /// The value of now, for who is pinned anyway.
+    #[inline]
+    pub(crate) fn read<'p>(&'p self, _pinned: &'p Pin) -> &'p T {
+        // SAFETY: as in `Guard::deref`: the pointer is the cell's after the pin was set, and the pin lives for 'p; the
+        // cell itself is borrowed for 'p, so it is not dropped with the count that it owns.
+        unsafe { &*self.value.load(Ordering::SeqCst) }
     }
 
     /// Puts `value` in; the old one is freed as soon as no reader can see it. Never waits for readers.
@@ -296,7 +322,7 @@ pub(crate) mod tests {
     }
 
     /// Other tests of this process may hold a pin at any moment; they let go soon.
-    pub(crate) fn eventually(what: impl Fn() -> bool) {
+    pub(crate) fn eventually(mut what: impl FnMut() -> bool) {
         for _ in 0..1_000_000 {
             drop(Pin::new()); // frees what can be freed
             if what() {
@@ -330,6 +356,21 @@ pub(crate) mod tests {
         eventually(|| alive() == 1);
         drop(cell);
         eventually(|| alive() == 0);
+    }
+
+    #[test]
+    fn a_moment_passes_when_those_who_were_pinned_have_left() {
+        let cell = EpochCell::new(Arc::new(5));
+        let pin = Pin::new();
+        let before = Moment::now();
+        let read: &i32 = cell.read(&pin);
+        cell.store(Arc::new(6));
+        assert_eq!((*read, *cell.read(&pin)), (5, 6));
+        assert!(!before.passed() && !before.passed());
+        drop(pin);
+        eventually(|| before.passed());
+        let after = Moment::now();
+        eventually(|| after.passed());
     }
 
     #[test]

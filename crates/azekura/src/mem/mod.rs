@@ -9,7 +9,7 @@
 //! Rooms in reading order: [`slice`], [`atomic`] (what threads meet at), [`pages`] (memory in big pieces), [`pool`]
 //! (buffers cut from them), [`append_vec`] (grows beside its readers), [`arena`] (byte records), [`epoch`] (a pointer
 //! that readers follow without a lock), [`link`] (many of them, to what somebody else keeps), [`prefetch`], [`simd`]
-//! (many bytes compared at once).
+//! (many bytes compared at once), [`persist`] (cache lines pushed out), [`region`] (words addressed by offsets).
 
 pub(crate) mod append_vec;
 pub(crate) mod arena;
@@ -19,8 +19,10 @@ pub(crate) mod epoch;
 pub(crate) mod explorer;
 pub(crate) mod link;
 pub(crate) mod pages;
+pub(crate) mod persist;
 pub(crate) mod pool;
 pub(crate) mod prefetch;
+pub(crate) mod region;
 #[cfg(test)]
 mod schedules;
 pub(crate) mod simd;

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
+use crate::base::sync::Words;
 use crate::base::{Error, Result};
 use crate::vfs::fs::{File, Mapping, all_or_corruption};
-use crate::vfs::mmap::DiskMapping;
+use crate::vfs::mmap::{DiskMapping, MappedWords};
 
 /// Unit in which a file system without `fallocate` is filled with zeros.
 const FILL_STEP: usize = 64 * 1024;
@@ -99,6 +100,10 @@ impl File for DiskFile {
 
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
         Ok(Some(Box::new(DiskMapping::new(&self.file, len, &self.path)?)))
+    }
+
+    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+        Ok(Some(Box::new(MappedWords::new(&self.file, len, &self.path)?)))
     }
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::base::sync::Words;
 use crate::base::{Error, Result};
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, all_or_corruption};
 
@@ -395,6 +396,12 @@ impl File for FaultFile {
         self.pass(OpKind::Map)?;
         let (path, board) = (self.path.clone(), Arc::clone(&self.board));
         Ok(self.inner.map(len)?.map(|inner| Box::new(FaultMapping { inner, path, board }) as Box<dyn Mapping>))
+    }
+
+    /// Memory that is given out asks nobody again, so the fault is here or nowhere.
+    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+        self.pass(OpKind::Map)?;
+        self.inner.map_words(len)
     }
 }
 

@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::base::sync::Words;
 use crate::base::{Error, Result};
 
 /// The name of the file that a database's lock is taken on.
@@ -143,6 +144,14 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Maps the first `len` bytes shared; they may reach past the end, but a store must not. `None` where mapping is
     /// not offered.
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>>;
+
+    /// The first `len` bytes as memory to be read and written beside others; they may reach past the end, but must not
+    /// be touched there. With [`Words::survives_power_loss`] where the file lies in memory that keeps its bytes and the
+    /// system answers for their places. `None` where this is not offered, as by default.
+    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+        let _ = len;
+        Ok(None)
+    }
 
     /// Fills `buf` from `offset`.
     ///

@@ -1,8 +1,8 @@
-//! A shared mapping of a file on disk: the only unsafe code of this folder.
+//! Shared mappings of a file on disk: the only unsafe code of this folder.
 //!
-//! The mapping is never read and never handed out as a reference: bytes go in through `write_at`, and come back through
+//! A [`DiskMapping`] is never read and never handed out as a reference: bytes go in through `write_at`, and come back through
 //! `File::read_at`, which is coherent with it (one page cache). So no Rust reference ever points at memory that another
-//! process could change. What stays the caller's duty is that the file is not cut shorter than a range that is being
+//! process could change. [`MappedWords`] are read and written, but as atomics alone. What stays the caller's duty is that the file is not cut shorter than a range that is being
 //! stored into: that raises SIGBUS, which ends the process but corrupts nothing.
 
 #![allow(unsafe_code)]
@@ -13,11 +13,14 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::base::sync::Words;
 use crate::base::{Error, Result};
 use crate::vfs::fs::Mapping;
 
@@ -105,11 +108,89 @@ impl fmt::Debug for DiskMapping {
     }
 }
 
+/// The first `len` bytes of a file as atomic words.
+pub(crate) struct MappedWords {
+    base: NonNull<AtomicU64>,
+    len: usize,
+    in_place: bool,
+    path: PathBuf,
+}
+
+// SAFETY: the mapping belongs to this value alone, memory mappings are not bound to a thread, and atomics may be shared.
+unsafe impl Send for MappedWords {}
+// SAFETY: as above.
+unsafe impl Sync for MappedWords {}
+
+impl MappedWords {
+    /// Maps the first `len` bytes, a multiple of 8, of `file`, which must be open for reading and writing.
+    pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<MappedWords> {
+        let fits = |len: &usize| (1..=isize::MAX as usize).contains(len) && len.is_multiple_of(8);
+        let len = usize::try_from(len).ok().filter(fits);
+        let len =
+            len.ok_or_else(|| Error::invalid("mapped words are one or more, and fit into memory").in_file(path))?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
+        // touched.
+        let map = |flags| unsafe { mmap(ptr::null_mut(), len, access, flags, file, 0) };
+        let (in_place, base) = match map(in_place_flags()) {
+            Ok(base) => (in_place_flags() != MapFlags::SHARED, base),
+            // There is a cache of pages in between, or the system does not know how to do without.
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => {
+                let base = map(MapFlags::SHARED).map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
+                (false, base)
+            }
+            Err(e) => return Err(Error::io("map", &io::Error::from(e)).in_file(path)),
+        };
+        let base = NonNull::new(base.cast()).expect("mmap never returns the null page without MAP_FIXED");
+        Ok(MappedWords { base, len, in_place, path: path.to_path_buf() })
+    }
+}
+
+/// Flags that are refused unless stores go to the medium itself, and its places on it are settled before they do.
+#[cfg(target_os = "linux")]
+fn in_place_flags() -> MapFlags {
+    MapFlags::SHARED_VALIDATE | MapFlags::SYNC
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_place_flags() -> MapFlags {
+    MapFlags::SHARED
+}
+
+impl Words for MappedWords {
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is so long, begins with a page, and lives as long as `self`. It is only ever reached as
+        // atomics. That no word behind the end of the file is touched is the caller's duty.
+        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len / 8) }
+    }
+
+    fn survives_power_loss(&self) -> bool {
+        self.in_place
+    }
+}
+
+impl Drop for MappedWords {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of a mapping that `new` made and nobody else unmaps; what `words` gave out
+        // was borrowed from `self`.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+        debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
+    }
+}
+
+impl fmt::Debug for MappedWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MappedWords { path, len, in_place, .. } = self;
+        f.debug_struct("MappedWords").field("path", path).field("len", len).field("in_place", in_place).finish()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::ErrorKind;
     use std::os::unix::fs::FileExt;
+    use std::sync::atomic::Ordering;
 
     const LEN: u64 = 64 * 1024;
 
@@ -146,6 +227,23 @@ mod tests {
         let mut buf = [0; 9000];
         file.read_exact_at(&mut buf, 100).unwrap();
         assert!(buf[0] > 0 && buf.iter().all(|b| *b == buf[0]), "a mix of two stores");
+    }
+
+    #[test]
+    fn words_are_those_of_the_file() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let mapped = MappedWords::new(&file, LEN, Path::new("map")).unwrap();
+        assert_eq!(mapped.words().len(), LEN as usize / 8);
+        mapped.words()[7].store(u64::from_le_bytes(*b"01234567"), Ordering::Relaxed);
+        let mut buf = [0; 8];
+        file.read_exact_at(&mut buf, 56).unwrap();
+        assert_eq!(&buf, b"01234567");
+        file.write_all_at(b"abcdefgh", 4088).unwrap();
+        assert_eq!(mapped.words()[511].load(Ordering::Relaxed).to_le_bytes(), *b"abcdefgh");
+        for len in [0, 12, u64::MAX] {
+            assert_eq!(MappedWords::new(&file, len, Path::new("map")).unwrap_err().kind(), ErrorKind::Invalid);
+        }
     }
 
     #[test]

@@ -1,0 +1,575 @@
+//! Memory addressed by offsets, that grows where it stands.
+//!
+//! A region is a row of words. It is read and written by copying, through atomics alone: no reference into it is ever
+//! given out, so whatever threads do to each other's bytes, what they read is bytes, and never a data race. What the
+//! bytes mean is the users' agreement: they publish an offset with Release after they have written what stands there,
+//! and don't write there again before every reader that may have the offset has left (see `epoch.rs`).
+//!
+//! Addresses for all that it may grow to are reserved at once, so growing moves nothing, and an offset needs no table.
+//! Bytes in a word are little-endian, as they are in files.
+#![allow(unsafe_code)]
+
+use std::cmp::Ordering as Order;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::sync::Words;
+use crate::base::{Error, ErrorKind, Result};
+use crate::mem::persist;
+use crate::mem::prefetch::prefetch;
+use crate::mem::slice::Slice;
+
+/// Lengths of regions are multiples of this, in bytes.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Values up to this length are copied by way of the stack: a [`Slice`] holds them itself.
+const SHORT: usize = 32;
+
+/// A row of words. Thread safe; growing is the business of one thread at a time.
+pub(crate) struct Region {
+    start: NonNull<AtomicU64>,
+    /// In bytes, a multiple of [`PAGE`]; only ever grows.
+    len: AtomicU64,
+    reserved: u64,
+    memory: Memory,
+}
+
+enum Memory {
+    Private(Reserve),
+    Shared(Box<dyn Words>),
+}
+
+// SAFETY: the words are atomics, in memory that belongs to the region or is held by it; both kinds of memory are thread
+// safe.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A region of zeros in private memory that may grow to `reserved` bytes, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there are not so many addresses.
+    pub(crate) fn private(reserved: u64) -> Result<Region> {
+        let rounded = reserved.max(1).checked_next_multiple_of(PAGE);
+        let bytes = rounded.and_then(|bytes| usize::try_from(bytes).ok());
+        let reserve = bytes.and_then(Reserve::new).ok_or_else(|| no_room(reserved))?;
+        let start = reserve.start().cast();
+        let reserved = reserve.len() as u64;
+        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: Memory::Private(reserve) })
+    }
+
+    /// The words of `words`; it holds none until it is grown, which is the caller's word that the file is as long.
+    ///
+    /// # Errors
+    /// `Invalid` if they do not begin with a cache line.
+    pub(crate) fn shared(words: Box<dyn Words>) -> Result<Region> {
+        let all = words.words();
+        let start = NonNull::from(all).cast::<AtomicU64>();
+        if start.addr().get() % persist::LINE != 0 {
+            return Err(Error::invalid("mapped memory begins in the middle of a cache line"));
+        }
+        let reserved = size_of_val(all) as u64 / PAGE * PAGE;
+        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: Memory::Shared(words) })
+    }
+
+    /// In bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Whether what was flushed survives power loss.
+    pub(crate) fn survives_power_loss(&self) -> bool {
+        match &self.memory {
+            Memory::Private(_) => false,
+            Memory::Shared(words) => words.survives_power_loss() && persist::can_flush(),
+        }
+    }
+
+    /// Makes it `len` bytes long, a multiple of [`PAGE`]; it never gets shorter.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no memory, or more than was reserved; then nothing was changed.
+    pub(crate) fn grow(&self, len: u64) -> Result<()> {
+        assert!(len.is_multiple_of(PAGE), "a region has whole pages");
+        let old = self.len();
+        if len > self.reserved {
+            return Err(no_room(len));
+        }
+        if len <= old {
+            return Ok(());
+        }
+        if let Memory::Private(reserve) = &self.memory {
+            // Both are at most `reserved`, which is a usize.
+            reserve.open(old as usize, len as usize).ok_or_else(|| no_room(len))?;
+        }
+        self.len.store(len, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the first `len` bytes are memory of this region: `grow` opened them, or the caller of `grow` said that
+        // the file has them, and `reserved` is what there is. They stay for as long as `self.memory` does. Every word
+        // is a valid atomic, aligned (the memory begins with a cache line), and nobody has another kind of reference.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), (self.len() / 8) as usize) }
+    }
+
+    /// The words that `len` bytes from `at` on stand in.
+    #[inline]
+    fn span(&self, at: u64, len: u64) -> &[AtomicU64] {
+        let end = at.checked_add(len).expect("offsets are far below 2^64");
+        &self.words()[(at / 8) as usize..end.div_ceil(8) as usize]
+    }
+
+    /// Whether `len` bytes from `at` on are in it.
+    #[inline]
+    pub(crate) fn contains(&self, at: u64, len: u64) -> bool {
+        at.checked_add(len).is_some_and(|end| end <= self.len())
+    }
+
+    /// The word at `at`, a multiple of 8. Sees what was written before the store that it reads.
+    #[inline]
+    pub(crate) fn load(&self, at: u64) -> u64 {
+        debug_assert!(at.is_multiple_of(8));
+        u64::from_le(self.words()[(at / 8) as usize].load(Ordering::Acquire))
+    }
+
+    /// As [`load`](Region::load), in one order with all [`publish`](Region::publish) and all pins: either the one who
+    /// publishes sees this thread pinned, or this sees what is published.
+    #[inline]
+    pub(crate) fn look(&self, at: u64) -> u64 {
+        debug_assert!(at.is_multiple_of(8));
+        u64::from_le(self.words()[(at / 8) as usize].load(Ordering::SeqCst))
+    }
+
+    /// Stores the word at `at`, a multiple of 8, after all that this thread wrote before.
+    #[inline]
+    pub(crate) fn store(&self, at: u64, word: u64) {
+        debug_assert!(at.is_multiple_of(8));
+        self.words()[(at / 8) as usize].store(word.to_le(), Ordering::Release);
+    }
+
+    /// As [`store`](Region::store), for a word after which something old cannot be come by any more.
+    #[inline]
+    pub(crate) fn publish(&self, at: u64, word: u64) {
+        debug_assert!(at.is_multiple_of(8));
+        self.words()[(at / 8) as usize].store(word.to_le(), Ordering::SeqCst);
+    }
+
+    /// Writes `parts` one behind the other from `at` on, a multiple of 8; what is left of the last word becomes zero.
+    /// `wrote` is told of every word.
+    #[inline]
+    pub(crate) fn write(&self, at: u64, parts: &[&[u8]], mut wrote: impl FnMut(u64, u64)) {
+        debug_assert!(at.is_multiple_of(8));
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let span = self.span(at, len as u64);
+        let (mut next, mut filled, mut pending) = (0, 0, 0u64);
+        let mut put = |word: u64| {
+            span[next].store(word.to_le(), Ordering::Relaxed);
+            wrote(at + 8 * next as u64, word);
+            next += 1;
+        };
+        for part in parts {
+            let mut chunks = part.chunks_exact(8);
+            for chunk in &mut chunks {
+                let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+                put(pending | word << filled);
+                pending = if filled == 0 { 0 } else { word >> (64 - filled) };
+            }
+            for byte in chunks.remainder() {
+                pending |= u64::from(*byte) << filled;
+                filled += 8;
+                if filled == 64 {
+                    put(pending);
+                    (pending, filled) = (0, 0);
+                }
+            }
+        }
+        if filled > 0 {
+            put(pending);
+        }
+    }
+
+    /// Copies the bytes from `at` on to `out`.
+    #[inline]
+    pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
+        let span = self.span(at, out.len() as u64);
+        let bits = at % 8 * 8;
+        let mut chunks = out.chunks_exact_mut(8);
+        let mut n = 0;
+        for chunk in &mut chunks {
+            chunk.copy_from_slice(&shifted(span, n, bits).to_le_bytes());
+            n += 1;
+        }
+        let rest = chunks.into_remainder();
+        if !rest.is_empty() {
+            rest.copy_from_slice(&shifted(span, n, bits).to_le_bytes()[..rest.len()]);
+        }
+    }
+
+    /// The bytes from `at` on as a string of their own.
+    #[inline]
+    pub(crate) fn slice(&self, at: u64, len: usize) -> Slice {
+        if len <= SHORT {
+            let mut bytes = [0; SHORT];
+            self.read(at, &mut bytes[..len]);
+            return Slice::from(&bytes[..len]);
+        }
+        let mut bytes: Arc<[u8]> = (0..len).map(|_| 0).collect();
+        self.read(at, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
+        Slice::shared(bytes, 0)
+    }
+
+    /// Up to eight of the `len` bytes from `at` on as a big-endian number, as if zeros followed them. Of two strings
+    /// the numbers are never in the opposite order.
+    #[inline]
+    pub(crate) fn head(&self, at: u64, len: usize) -> u64 {
+        let len = len.min(8);
+        if len == 0 {
+            return 0;
+        }
+        let word = shifted(self.span(at, len as u64), 0, at % 8 * 8).swap_bytes();
+        word & (u64::MAX << (64 - 8 * len))
+    }
+
+    /// Compares the `len` bytes from `at` on with `other`.
+    #[inline]
+    pub(crate) fn cmp(&self, at: u64, len: usize, other: &[u8]) -> Order {
+        let common = len.min(other.len());
+        let span = self.span(at, common as u64);
+        let bits = at % 8 * 8;
+        let mut chunks = other[..common].chunks_exact(8);
+        let mut n = 0;
+        for chunk in &mut chunks {
+            let theirs = u64::from_be_bytes(chunk.try_into().expect("eight bytes"));
+            let order = shifted(span, n, bits).swap_bytes().cmp(&theirs);
+            if order.is_ne() {
+                return order;
+            }
+            n += 1;
+        }
+        let rest = chunks.remainder();
+        if !rest.is_empty() {
+            let mut theirs = [0; 8];
+            theirs[..rest.len()].copy_from_slice(rest);
+            let mine = shifted(span, n, bits).swap_bytes() & (u64::MAX << (64 - 8 * rest.len()));
+            let order = mine.cmp(&u64::from_be_bytes(theirs));
+            if order.is_ne() {
+                return order;
+            }
+        }
+        len.cmp(&other.len())
+    }
+
+    /// Compares two byte strings of the region.
+    pub(crate) fn cmp_within(&self, (a, a_len): (u64, usize), (b, b_len): (u64, usize)) -> Order {
+        let common = a_len.min(b_len);
+        for done in (0..common).step_by(8) {
+            let len = (common - done).min(8);
+            let order = self.head(a + done as u64, len).cmp(&self.head(b + done as u64, len));
+            if order.is_ne() {
+                return order;
+            }
+        }
+        a_len.cmp(&b_len)
+    }
+
+    /// Asks the processor to fetch the lines of a range that is in the region; only a hint.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: u64, len: u64) {
+        if self.contains(at, len) {
+            prefetch(self.span(at, len));
+        }
+    }
+
+    /// Starts writing the lines of a range back.
+    #[inline]
+    pub(crate) fn flush(&self, at: u64, len: u64) {
+        persist::flush(self.span(at, len));
+    }
+}
+
+/// Eight bytes from `bits` behind the start of word `n` on, as far as there are words.
+#[inline]
+fn shifted(span: &[AtomicU64], n: usize, bits: u64) -> u64 {
+    let word = u64::from_le(span[n].load(Ordering::Relaxed));
+    if bits == 0 {
+        return word;
+    }
+    let next = span.get(n + 1).map_or(0, |word| u64::from_le(word.load(Ordering::Relaxed)));
+    word >> bits | next << (64 - bits)
+}
+
+#[cold]
+fn no_room(len: u64) -> Error {
+    Error::new(ErrorKind::OutOfSpace, format!("no memory for {len} bytes"))
+}
+
+use reserve::Reserve;
+
+/// Addresses without memory, which are given memory piece by piece.
+#[cfg(all(unix, not(miri)))]
+mod reserve {
+    use std::ffi::c_void;
+    use std::ptr::{self, NonNull};
+
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+    use crate::mem::pages::HUGE_PAGE;
+
+    /// Smaller ones come from the allocator, which costs no call of the system.
+    const SMALL: usize = 256 << 10;
+
+    pub(super) struct Reserve {
+        /// The mapping, and where the reserve begins in it.
+        base: NonNull<u8>,
+        whole: usize,
+        start: NonNull<u8>,
+        len: usize,
+    }
+
+    impl Reserve {
+        pub(super) fn new(len: usize) -> Option<Reserve> {
+            if len <= SMALL {
+                let base = super::zeroed(len)?;
+                return Some(Reserve { base, whole: 0, start: base, len });
+            }
+            let whole = len.checked_add(HUGE_PAGE)?;
+            // SAFETY: a private anonymous mapping at an address of the system's choice touches nothing that exists.
+            let base = unsafe { mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE).ok()? };
+            let base = NonNull::new(base.cast::<u8>())?;
+            // SAFETY: the mapping is longer than `len` by what aligning takes off.
+            let start = unsafe { base.add(base.align_offset(HUGE_PAGE)) };
+            Some(Reserve { base, whole, start, len })
+        }
+
+        pub(super) fn start(&self) -> NonNull<u8> {
+            self.start
+        }
+
+        pub(super) fn len(&self) -> usize {
+            self.len
+        }
+
+        /// Gives memory to `from..to`, zeros that may be read and written.
+        pub(super) fn open(&self, from: usize, to: usize) -> Option<()> {
+            assert!(from <= to && to <= self.len);
+            if self.whole == 0 {
+                return Some(());
+            }
+            // SAFETY: the range lies in the mapping, which is ours; opened pages stay open, and no reference to those
+            // that are not open exists.
+            unsafe {
+                let at: *mut c_void = self.start.add(from).as_ptr().cast();
+                mprotect(at, to - from, MprotectFlags::READ | MprotectFlags::WRITE).ok()?;
+                advise_huge(at, to - from);
+            }
+            Some(())
+        }
+    }
+
+    /// # Safety
+    /// The range is mapped.
+    #[cfg(target_os = "linux")]
+    unsafe fn advise_huge(start: *mut c_void, len: usize) {
+        // SAFETY: passed on to the caller. The advice changes how the pages are backed, not what they hold; a system
+        // without huge pages refuses it.
+        let _ = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxHugepage) };
+    }
+
+    /// # Safety
+    /// None.
+    #[cfg(not(target_os = "linux"))]
+    unsafe fn advise_huge(_start: *mut c_void, _len: usize) {}
+
+    impl Drop for Reserve {
+        fn drop(&mut self) {
+            if self.whole == 0 {
+                // SAFETY: `zeroed` gave it with this length, and the owner is going.
+                return unsafe { super::free_zeroed(self.base, self.len) };
+            }
+            // SAFETY: the whole of one mapping of ours, and the owner is going. A failure leaves it mapped, no more.
+            let _ = unsafe { munmap(self.base.as_ptr().cast(), self.whole) };
+        }
+    }
+}
+
+/// Where there is no way to reserve addresses: memory at once.
+#[cfg(any(not(unix), miri))]
+mod reserve {
+    use std::ptr::NonNull;
+
+    pub(super) struct Reserve {
+        start: NonNull<u8>,
+        len: usize,
+    }
+
+    impl Reserve {
+        pub(super) fn new(len: usize) -> Option<Reserve> {
+            super::zeroed(len).map(|start| Reserve { start, len })
+        }
+
+        pub(super) fn start(&self) -> NonNull<u8> {
+            self.start
+        }
+
+        pub(super) fn len(&self) -> usize {
+            self.len
+        }
+
+        pub(super) fn open(&self, from: usize, to: usize) -> Option<()> {
+            assert!(from <= to && to <= self.len);
+            Some(())
+        }
+    }
+
+    impl Drop for Reserve {
+        fn drop(&mut self) {
+            // SAFETY: `zeroed` gave it with this length, and the owner is going.
+            unsafe { super::free_zeroed(self.start, self.len) }
+        }
+    }
+}
+
+/// Zeros from the allocator, aligned to a page.
+fn zeroed(len: usize) -> Option<NonNull<u8>> {
+    let layout = std::alloc::Layout::from_size_align(len, PAGE as usize).ok().filter(|layout| layout.size() > 0)?;
+    // SAFETY: the size is not zero.
+    NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
+}
+
+/// # Safety
+/// `start` and `len` are those of one `zeroed`, and nothing uses the memory any more.
+unsafe fn free_zeroed(start: NonNull<u8>, len: usize) {
+    // SAFETY: `zeroed` allocated it with this very layout.
+    unsafe { std::alloc::dealloc(start.as_ptr(), std::alloc::Layout::from_size_align_unchecked(len, PAGE as usize)) }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+mod tests {
+    use super::*;
+
+    fn region(len: u64) -> Region {
+        let region = Region::private(len).unwrap();
+        region.grow(len).unwrap();
+        region
+    }
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + i / 7) as u8).collect()
+    }
+
+    #[test]
+    fn bytes_come_back_from_any_offset() {
+        let region = region(PAGE);
+        let bytes = pattern(100);
+        for cut in [0, 1, 7, 8, 9, 50, 100] {
+            for second in [cut, (cut + 3).min(100), 100] {
+                let mut told = Vec::new();
+                let parts: [&[u8]; 3] = [&bytes[..cut], &bytes[cut..second], &bytes[second..]];
+                region.write(64, &parts, |at, word| told.push((at, word)));
+                assert!(told.iter().all(|(at, word)| region.load(*at) == *word));
+                assert_eq!((told.len(), told[0].0), (13, 64));
+                for from in 0..100 {
+                    for len in [0, 1, 5, 8, 11, 100 - from] {
+                        let (at, len) = (64 + from as u64, len.min(100 - from));
+                        let expected = &bytes[from..from + len];
+                        let mut out = vec![0xEE; len];
+                        region.read(at, &mut out);
+                        assert_eq!(out, expected);
+                        assert_eq!(region.slice(at, len), expected);
+                        assert_eq!(region.cmp(at, len, expected), Order::Equal);
+                    }
+                }
+            }
+        }
+        assert_eq!(region.load(64 + 96) >> 32, 0, "what is left of the last word is zero");
+        region.write(8, &[&bytes[..16]], |_, _| ());
+        assert_eq!(region.load(8).to_le_bytes(), bytes[..8]);
+        let long = pattern(3000);
+        region.write(1000, &[&long], |_, _| ());
+        assert_eq!(region.slice(1000, 3000), long.as_slice());
+    }
+
+    #[test]
+    fn order_is_that_of_the_bytes() {
+        let region = region(PAGE);
+        let strings: Vec<Vec<u8>> =
+            ["", "\0", "a", "a\0", "abcdefgh", "abcdefghi", "abcdefgi", "b", "\u{7ff}zzzzzzzzz"]
+                .iter()
+                .map(|s| s.as_bytes().to_vec())
+                .chain([vec![0xff; 9], vec![0xff; 17], vec![0; 9]])
+                .collect();
+        for (n, a) in strings.iter().enumerate() {
+            for b in &strings {
+                for gap in [0, 3, 4, 7] {
+                    let head = vec![b'x'; gap];
+                    region.write(0, &[&head, a], |_, _| ());
+                    region.write(256, &[&head, b"y", b], |_, _| ());
+                    let (a_at, b_at) = ((gap as u64, a.len()), (257 + gap as u64, b.len()));
+                    assert_eq!(region.cmp(a_at.0, a_at.1, b), a.cmp(b), "{n} {a:?} {b:?}");
+                    assert_eq!(region.cmp_within(a_at, b_at), a.cmp(b));
+                    let heads = region.head(a_at.0, a_at.1).cmp(&region.head(b_at.0, b_at.1));
+                    assert!(heads.is_eq() || heads == a.cmp(b));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_grows_where_it_stands_and_not_beyond_what_was_reserved() {
+        for reserved in [16 * PAGE, 64 << 20] {
+            let region = Region::private(reserved).unwrap();
+            assert!(region.len() == 0 && !region.contains(0, 1) && region.contains(0, 0));
+            region.grow(PAGE).unwrap();
+            region.store(0, 7);
+            region.grow(3 * PAGE).unwrap();
+            region.grow(2 * PAGE).unwrap();
+            assert_eq!((region.len(), region.load(0), region.load(3 * PAGE - 8)), (3 * PAGE, 7, 0));
+            assert_eq!(region.grow(reserved + PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
+            region.grow(reserved).unwrap();
+            region.publish(reserved - 8, 9);
+            assert_eq!((region.look(reserved - 8), region.len()), (9, reserved));
+            region.flush(0, 3 * PAGE);
+            region.prefetch(reserved - 8, 64);
+            assert!(!region.contains(reserved - 8, 9) && !region.contains(u64::MAX, 9));
+        }
+        assert_eq!(Region::private(u64::MAX).map(|_| ()).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn what_is_outside_is_not_read() {
+        region(PAGE).read(PAGE - 4, &mut [0; 5]);
+    }
+
+    #[test]
+    fn what_was_written_before_a_store_is_seen_after_its_load() {
+        let region = region(64 * PAGE);
+        let rounds = if cfg!(miri) { 50 } else { 20_000 };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for n in 1..=rounds {
+                    region.write(1024 + n % 50 * 128, &[&[n as u8; 100]], |_, _| ());
+                    region.store(0, n);
+                }
+            });
+            s.spawn(|| {
+                let mut seen = 0;
+                while seen < rounds {
+                    let n = region.load(0);
+                    let mut bytes = [0; 100];
+                    region.read(1024 + n % 50 * 128, &mut bytes);
+                    // Not overwritten yet, or it would be at least fifty stores later.
+                    assert!(n == 0 || bytes == [n as u8; 100] || region.load(0) > n + 40);
+                    seen = n;
+                }
+            });
+        });
+    }
+}

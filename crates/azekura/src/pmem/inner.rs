@@ -1,0 +1,535 @@
+//! The way to the leaves: a tree of separators in memory.
+//!
+//! A node is never changed: it is made anew and put in place of the old one, so a reader that is pinned walks from node
+//! to node without a lock or a version to look at. Nodes that are split are replaced together, by one store above them,
+//! and stay as they were for those who are on their way. So what a walk finds was right at some moment of the walk.
+//!
+//! One thread at a time changes it; any number walk.
+
+use std::sync::Arc;
+
+use crate::base::KeyOrder;
+use crate::mem::epoch::{EpochCell, Pin};
+use crate::mem::prefetch::prefetch;
+
+/// Children of a node.
+const FAN: usize = 64;
+/// Children of a node when the tree is built at once: some room is left for those to come.
+const BUILT: usize = 52;
+
+/// Which leaf is wanted.
+#[derive(Clone, Copy)]
+pub(crate) enum Goal<'a> {
+    /// The one where this key is, or would be.
+    At(&'a [u8]),
+    /// The one where the last key before this one is, or one to the right of it.
+    Before(&'a [u8]),
+    First,
+    Last,
+}
+
+/// A leaf, and what its keys lie between; `None` = nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found<'p> {
+    pub(crate) leaf: u64,
+    /// Its keys are not before this.
+    pub(crate) low: Option<&'p [u8]>,
+    /// Its keys are before this; others in it belong to the leaf behind it.
+    pub(crate) high: Option<&'p [u8]>,
+}
+
+type Cell = Arc<EpochCell<Node>>;
+
+/// A node: separator `n` stands between the children `n` and `n + 1`, is behind every key of the former and not behind
+/// any of the latter. One more of both fits in than belongs there: what is split was that large for a moment.
+#[derive(Clone)]
+struct Node {
+    /// What all separators begin with, in bytes.
+    common: u32,
+    count: u32,
+    /// Where the order is that of the bytes: eight bytes of each separator behind what all of them begin with. In the
+    /// node itself, as what is looked at in every walk, so that all of it can be fetched at once.
+    heads: [u64; FAN],
+    /// On the lowest level: offsets in the pool.
+    leaves: [u64; FAN + 1],
+    /// Above it.
+    nodes: Vec<Cell>,
+    /// The separators one behind the other, and where each ends.
+    ends: Vec<u32>,
+    bytes: Vec<u8>,
+}
+
+enum Child {
+    Leaf(u64),
+    Node(Cell),
+}
+
+enum Children {
+    Leaves(Vec<u64>),
+    Nodes(Vec<Cell>),
+}
+
+impl Children {
+    fn len(&self) -> usize {
+        match self {
+            Children::Leaves(leaves) => leaves.len(),
+            Children::Nodes(nodes) => nodes.len(),
+        }
+    }
+
+    fn insert(&mut self, at: usize, child: Child) {
+        match (self, child) {
+            (Children::Leaves(leaves), Child::Leaf(leaf)) => leaves.insert(at, leaf),
+            (Children::Nodes(nodes), Child::Node(node)) => nodes.insert(at, node),
+            _ => unreachable!("children of a node are on one level"),
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        match self {
+            Children::Leaves(leaves) => drop(leaves.remove(at)),
+            Children::Nodes(nodes) => drop(nodes.remove(at)),
+        }
+    }
+
+    fn split_off(&mut self, at: usize) -> Children {
+        match self {
+            Children::Leaves(leaves) => Children::Leaves(leaves.split_off(at)),
+            Children::Nodes(nodes) => Children::Nodes(nodes.split_off(at)),
+        }
+    }
+}
+
+fn cell_of(node: Node) -> Cell {
+    Arc::new(EpochCell::new(Arc::new(node)))
+}
+
+/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed.
+#[inline]
+fn head_of(key: &[u8], from: usize) -> u64 {
+    let rest = key.get(from..).unwrap_or_default();
+    if let Some(word) = rest.first_chunk() {
+        return u64::from_be_bytes(*word);
+    }
+    let mut word = [0; 8];
+    word[..rest.len()].copy_from_slice(rest);
+    u64::from_be_bytes(word)
+}
+
+impl Node {
+    fn new(separators: &[&[u8]], children: Children, order: &KeyOrder) -> Node {
+        assert_eq!(separators.len() + 1, children.len(), "a separator stands between each two children");
+        let mut node = Node {
+            common: 0,
+            count: children.len() as u32,
+            heads: [0; FAN],
+            leaves: [0; FAN + 1],
+            nodes: Vec::new(),
+            ends: Vec::with_capacity(separators.len()),
+            bytes: Vec::with_capacity(separators.iter().map(|separator| separator.len()).sum()),
+        };
+        match children {
+            Children::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
+            Children::Nodes(nodes) => node.nodes = nodes,
+        }
+        for separator in separators {
+            node.bytes.extend_from_slice(separator);
+            node.ends.push(u32::try_from(node.bytes.len()).expect("64 keys of at most 64 KiB"));
+        }
+        if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
+            // What the first and the last begin with all between them do.
+            let common = first.iter().zip(*last).take_while(|(a, b)| a == b).count();
+            node.common = common as u32;
+            for (head, separator) in node.heads.iter_mut().zip(separators) {
+                *head = head_of(separator, common);
+            }
+        }
+        node
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    #[inline]
+    fn separator(&self, n: usize) -> &[u8] {
+        let start = if n == 0 { 0 } else { self.ends[n - 1] as usize };
+        &self.bytes[start..self.ends[n] as usize]
+    }
+
+    fn separators(&self) -> Vec<&[u8]> {
+        (0..self.ends.len()).map(|n| self.separator(n)).collect()
+    }
+
+    fn children(&self) -> Children {
+        if self.nodes.is_empty() {
+            Children::Leaves(self.leaves[..self.len()].to_vec())
+        } else {
+            Children::Nodes(self.nodes.clone())
+        }
+    }
+
+    /// How many separators are before `key`, or, with `or_equal`, not behind it: the number of the child.
+    #[inline]
+    fn rank(&self, key: &[u8], or_equal: bool, order: &KeyOrder, bytewise: bool) -> usize {
+        let (mut low, mut high) = (0, self.len() - 1);
+        if bytewise {
+            let common = self.common as usize;
+            if common > 0 {
+                let begins = &self.bytes[..common];
+                if !key.starts_with(begins) {
+                    return if key < begins { 0 } else { high };
+                }
+            }
+            let (head, heads) = (head_of(key, common), &self.heads[..high]);
+            low = heads.partition_point(|separator| *separator < head);
+            if heads.get(low) != Some(&head) {
+                return low;
+            }
+            high = low + heads[low..].partition_point(|separator| *separator == head);
+        }
+        while low < high {
+            let middle = (low + high) / 2;
+            let of_key = order.cmp(self.separator(middle), key);
+            if of_key.is_lt() || or_equal && of_key.is_eq() { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    /// With `child` in place of child `at`.
+    fn instead(&self, at: usize, child: Node) -> Node {
+        let mut node = self.clone();
+        node.nodes[at] = cell_of(child);
+        node
+    }
+
+    /// With `child` behind child `at`, and `separator` between them.
+    fn with(&self, at: usize, separator: &[u8], child: Child, order: &KeyOrder) -> Node {
+        let (mut separators, mut children) = (self.separators(), self.children());
+        separators.insert(at, separator);
+        children.insert(at + 1, child);
+        Node::new(&separators, children, order)
+    }
+
+    /// Without child `at`; what belonged there goes to its left neighbour, or else to the right one.
+    fn without(&self, at: usize, order: &KeyOrder) -> Node {
+        let (mut separators, mut children) = (self.separators(), self.children());
+        separators.remove(at.saturating_sub(1));
+        children.remove(at);
+        Node::new(&separators, children, order)
+    }
+
+    /// The first `keep` children, the separator behind them, and the others.
+    fn halves(&self, keep: usize, order: &KeyOrder) -> (Node, Vec<u8>, Node) {
+        let separators = self.separators();
+        let mut left = self.children();
+        let right = left.split_off(keep);
+        let left = Node::new(&separators[..keep - 1], left, order);
+        (left, self.separator(keep - 1).to_vec(), Node::new(&separators[keep..], right, order))
+    }
+
+    fn bytes(&self) -> u64 {
+        let nodes = self.nodes.capacity() * size_of::<Cell>();
+        (size_of::<Node>() + 16 + nodes + self.ends.capacity() * 4 + self.bytes.capacity()) as u64
+    }
+}
+
+/// The tree above the leaves of one pool.
+pub(crate) struct Inner {
+    root: Cell,
+    order: KeyOrder,
+    bytewise: bool,
+}
+
+/// The nodes from the root down to the leaf, with the number of the child that was taken in each.
+type Path<'p> = Vec<(&'p EpochCell<Node>, &'p Node, usize)>;
+
+impl Inner {
+    /// The way to `leaves`, at least one, each with what separates it from the one before (that of the first is not
+    /// looked at).
+    pub(crate) fn build(leaves: &[(Vec<u8>, u64)], order: KeyOrder) -> Inner {
+        let mut level: Vec<(&[u8], Node)> = Vec::new();
+        for part in leaves.chunks(BUILT) {
+            let separators: Vec<&[u8]> = part[1..].iter().map(|(separator, _)| separator.as_slice()).collect();
+            let children = Children::Leaves(part.iter().map(|(_, leaf)| *leaf).collect());
+            level.push((&part[0].0, Node::new(&separators, children, &order)));
+        }
+        while level.len() > 1 {
+            let mut above = Vec::new();
+            let mut nodes = level.into_iter().peekable();
+            while nodes.peek().is_some() {
+                let part: Vec<_> = nodes.by_ref().take(BUILT).collect();
+                let separators: Vec<&[u8]> = part[1..].iter().map(|(separator, _)| *separator).collect();
+                let first = part[0].0;
+                let children = part.into_iter().map(|(_, node)| cell_of(node)).collect();
+                above.push((first, Node::new(&separators, Children::Nodes(children), &order)));
+            }
+            level = above;
+        }
+        let (_, root) = level.pop().expect("there is a leaf");
+        Inner { root: cell_of(root), bytewise: order.is_bytewise(), order }
+    }
+
+    /// The number of the child where `goal` is.
+    #[inline]
+    fn child(&self, node: &Node, goal: Goal<'_>) -> usize {
+        match goal {
+            Goal::At(key) => node.rank(key, true, &self.order, self.bytewise),
+            Goal::Before(key) => node.rank(key, false, &self.order, self.bytewise),
+            Goal::First => 0,
+            Goal::Last => node.len() - 1,
+        }
+    }
+
+    /// The leaf of `goal`.
+    #[inline]
+    pub(crate) fn leaf(&self, goal: Goal<'_>, pin: &Pin) -> u64 {
+        let mut node = self.root.read(pin);
+        loop {
+            let at = self.child(node, goal);
+            let Some(below) = node.nodes.get(at) else { return node.leaves[at] };
+            node = below.read(pin);
+            prefetch(&node.heads);
+        }
+    }
+
+    /// The leaf of `goal`, and what lies beside it.
+    pub(crate) fn find<'p>(&'p self, goal: Goal<'_>, pin: &'p Pin) -> Found<'p> {
+        let mut node = self.root.read(pin);
+        let (mut low, mut high) = (None, None);
+        loop {
+            let at = self.child(node, goal);
+            if let Some(before) = at.checked_sub(1) {
+                low = Some(node.separator(before));
+            }
+            if at < node.ends.len() {
+                high = Some(node.separator(at));
+            }
+            let Some(below) = node.nodes.get(at) else { return Found { leaf: node.leaves[at], low, high } };
+            node = below.read(pin);
+        }
+    }
+
+    /// The leaves on both sides of that of `key` that hang on the same node.
+    pub(crate) fn neighbours(&self, key: &[u8], pin: &Pin) -> (Option<u64>, Option<u64>) {
+        let path = self.path(key, pin);
+        let &(_, node, at) = path.last().expect("there is a root");
+        let leaves = &node.leaves[..node.len()];
+        (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
+    }
+
+    fn path<'p>(&'p self, key: &[u8], pin: &'p Pin) -> Path<'p> {
+        let (mut path, mut cell): (Path<'p>, &EpochCell<Node>) = (Vec::new(), &self.root);
+        loop {
+            let node = cell.read(pin);
+            let at = self.child(node, Goal::At(key));
+            path.push((cell, node, at));
+            let Some(below) = node.nodes.get(at) else { return path };
+            cell = below;
+        }
+    }
+
+    /// Puts `leaf` behind the leaf where `separator` is now; keys from there on are its own.
+    pub(crate) fn insert(&self, separator: &[u8], leaf: u64) {
+        let pin = Pin::new();
+        let mut change: Option<(Node, Vec<u8>, Node)> = None;
+        for (cell, node, at) in self.path(separator, &pin).into_iter().rev() {
+            let whole = match change.take() {
+                None => node.with(at, separator, Child::Leaf(leaf), &self.order),
+                Some((left, between, right)) => {
+                    let node = node.instead(at, left);
+                    node.with(at, &between, Child::Node(cell_of(right)), &self.order)
+                }
+            };
+            if whole.len() <= FAN {
+                return cell.store(Arc::new(whole));
+            }
+            // Ascending, the full node stays full.
+            let keep = if at + 1 == FAN { FAN } else { FAN / 2 };
+            change = Some(whole.halves(keep, &self.order));
+        }
+        let (left, between, right) = change.expect("the root is on every path, and was not stored");
+        let children = Children::Nodes(vec![cell_of(left), cell_of(right)]);
+        self.root.store(Arc::new(Node::new(&[&between], children, &self.order)));
+    }
+
+    /// Takes the leaf where `key` is away; what belongs there goes to the leaf before it on the same node, or else to
+    /// the one behind it. The last leaf of all stays.
+    pub(crate) fn remove(&self, key: &[u8]) {
+        let pin = Pin::new();
+        let path = self.path(key, &pin);
+        for (cell, node, at) in path.into_iter().rev() {
+            if node.len() > 1 {
+                return cell.store(Arc::new(node.without(at, &self.order)));
+            }
+        }
+    }
+
+    /// The bytes that it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        fn below(node: &Node, pin: &Pin) -> u64 {
+            let under =
+                node.nodes.iter().map(|cell| size_of::<EpochCell<Node>>() as u64 + 16 + below(cell.read(pin), pin));
+            node.bytes() + under.sum::<u64>()
+        }
+        let pin = Pin::new();
+        below(self.root.read(&pin), &pin)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::base::comparator::Comparator;
+    use crate::vfs::dice::Dice;
+
+    struct Reversed;
+    impl Comparator for Reversed {
+        fn name(&self) -> &str {
+            "reversed"
+        }
+        fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+            b.cmp(a)
+        }
+    }
+
+    /// Checks every question against a map from separators to leaves; that of the leftmost leaf is below all keys.
+    fn check(inner: &Inner, model: &BTreeMap<Vec<u8>, u64>, leftmost: u64, keys: &[Vec<u8>]) {
+        let pin = Pin::new();
+        for key in keys {
+            let at = model.range(..=key.clone()).next_back();
+            let behind = model.range((std::ops::Bound::Excluded(key.clone()), std::ops::Bound::Unbounded)).next();
+            let expected = at.map_or(leftmost, |(_, leaf)| *leaf);
+            assert_eq!(inner.leaf(Goal::At(key), &pin), expected, "{key:?}");
+            let found = inner.find(Goal::At(key), &pin);
+            let (low, high) = (at.map(|(key, _)| key.as_slice()), behind.map(|(key, _)| key.as_slice()));
+            assert_eq!(found, Found { leaf: expected, low, high });
+            let before = model.range(..key.clone()).next_back().map_or(leftmost, |(_, leaf)| *leaf);
+            assert_eq!(inner.leaf(Goal::Before(key), &pin), before);
+        }
+        let last = model.last_key_value().map_or(leftmost, |(_, leaf)| *leaf);
+        assert_eq!((inner.leaf(Goal::Last, &pin), inner.leaf(Goal::First, &pin)), (last, leftmost));
+    }
+
+    fn keys(count: usize, seed: u64) -> Vec<Vec<u8>> {
+        let mut dice = Dice::new(seed, 0);
+        (0..count)
+            .map(|_| match dice.below(4) {
+                0 => format!("user:{:08}", dice.below(10_000)).into_bytes(),
+                1 => (0..dice.below(4)).map(|_| dice.below(3) as u8 * 127).collect(),
+                _ => dice.throw().to_be_bytes()[..1 + dice.below(8)].to_vec(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn it_answers_as_a_map_does_while_it_grows_and_shrinks() {
+        let inner = Inner::build(&[(Vec::new(), 1)], KeyOrder::bytewise());
+        let mut model = BTreeMap::new();
+        let all = keys(6000, 3);
+        let (mut next, mut dice) = (2, Dice::new(4, 0));
+        for (n, key) in all.iter().enumerate() {
+            if n % 3000 < 2000 {
+                if !key.is_empty() && !model.contains_key(key) {
+                    inner.insert(key, next);
+                    model.insert(key.clone(), next);
+                    next += 1;
+                }
+            } else if let Some((gone, _)) = model.range(all[dice.below(all.len())].clone()..).next() {
+                let gone = gone.clone();
+                let pin = Pin::new();
+                // Where the leaf is the first of its node, what it had goes to the right.
+                let (left, _) = inner.neighbours(&gone, &pin);
+                drop(pin);
+                inner.remove(&gone);
+                model.remove(&gone);
+                if left.is_none() {
+                    let pin = Pin::new();
+                    let heir = inner.find(Goal::At(&gone), &pin);
+                    // Its separator moved down, or a whole node is gone and what it had went to the left.
+                    if let Some((old, leaf)) = model.range(gone.clone()..).next()
+                        && *leaf == heir.leaf
+                    {
+                        let (old, leaf, low) = (old.clone(), *leaf, heir.low.map(<[u8]>::to_vec));
+                        model.remove(&old);
+                        model.insert(low.unwrap(), leaf);
+                    }
+                }
+            }
+            if n % 500 == 499 {
+                check(&inner, &model, 1, &all[..1000]);
+            }
+        }
+        assert!(model.len() > 500 && inner.bytes() > 10_000);
+    }
+
+    #[test]
+    fn ascending_insertion_leaves_full_nodes() {
+        let inner = Inner::build(&[(Vec::new(), 0)], KeyOrder::bytewise());
+        let all: Vec<Vec<u8>> = (1..10_000u64).map(|n| format!("{n:09}").into_bytes()).collect();
+        let mut model = BTreeMap::new();
+        for (n, key) in all.iter().enumerate() {
+            inner.insert(key, n as u64 + 1);
+            model.insert(key.clone(), n as u64 + 1);
+        }
+        check(&inner, &model, 0, &all);
+        let each = inner.bytes() as f64 / all.len() as f64;
+        assert!(each < 40.0, "{each} bytes for each leaf with a separator of 9");
+    }
+
+    #[test]
+    fn it_is_built_at_once_in_any_order() {
+        for count in [1, 2, 52, 53, 5000] {
+            let mut all: Vec<Vec<u8>> = keys(count, 9);
+            all.sort();
+            all.dedup();
+            let leaves: Vec<_> = all.iter().cloned().zip(1..).collect();
+            let model = leaves.iter().skip(1).cloned().collect();
+            check(&Inner::build(&leaves, KeyOrder::bytewise()), &model, 1, &all);
+
+            all.reverse();
+            let leaves: Vec<_> = all.iter().cloned().zip(1..).collect();
+            let reversed = Inner::build(&leaves, KeyOrder::custom(Arc::new(Reversed)));
+            let pin = Pin::new();
+            for (key, leaf) in &leaves {
+                assert_eq!(reversed.leaf(Goal::At(key), &pin), *leaf);
+                assert_eq!(reversed.leaf(Goal::Before(key), &pin), *leaf - u64::from(*leaf > 1));
+            }
+        }
+    }
+
+    #[test]
+    fn walks_end_where_keys_were_or_are_while_nodes_split() {
+        // Leaf n has the keys from n on, until others come between: what is found is never behind the key.
+        let inner = Inner::build(&[(Vec::new(), 0)], KeyOrder::bytewise());
+        let count: u64 = if cfg!(miri) { 300 } else { 20_000 };
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for seed in 0..2 {
+                let (inner, stop) = (&inner, &stop);
+                s.spawn(move || {
+                    let mut dice = Dice::new(seed, 1);
+                    let mut seen = vec![0; count as usize];
+                    while !stop.load(Ordering::Relaxed) {
+                        let key = dice.below(count as usize) as u64;
+                        let found = inner.leaf(Goal::At(&key.to_be_bytes()), &Pin::new());
+                        assert!(found <= key && found >= seen[key as usize], "a walk went back");
+                        seen[key as usize] = found;
+                    }
+                });
+            }
+            let mut order: Vec<u64> = (1..count).collect();
+            let mut dice = Dice::new(7, 2);
+            (1..order.len()).for_each(|n| order.swap(n, dice.below(n + 1)));
+            for n in order {
+                inner.insert(&n.to_be_bytes(), n);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}

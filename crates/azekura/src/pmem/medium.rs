@@ -1,0 +1,335 @@
+//! What a pool stands on: words that are stored, and made durable when and where the tree says so.
+//!
+//! Reading goes to the [`Region`] itself, whatever the medium: only what changes something passes through here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::{Error, ErrorKind, Result};
+use crate::mem::persist;
+use crate::mem::region::{PAGE, Region};
+use crate::vfs::File;
+
+/// What survives power loss as a whole, and in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Granularity {
+    /// Stores to one line of 64 bytes become durable in their order.
+    Line,
+    /// Stores to different words become durable in any order.
+    Word,
+}
+
+/// What a change has survived when the call that made it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    /// Nothing by itself: the log makes it durable.
+    Logged,
+    /// The end of the process.
+    Process,
+    /// Power loss.
+    Power,
+}
+
+/// A place in the code that flushes, fences or orders two stores, so that a test can leave out each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Site {
+    FormatHeader,
+    FormatLeaf,
+    FormatDone,
+    PutRecord,
+    PutSlot,
+    PutPrint,
+    PutReady,
+    PutCommit,
+    PutDone,
+    RemoveCommit,
+    RemoveDone,
+    SplitLeaf,
+    SplitReady,
+    SplitLink,
+    SplitCommit,
+    SplitDone,
+    MergeHeader,
+    MergeSlots,
+    MergeReady,
+    MergeJoin,
+    MergeCommit,
+    MergeDone,
+    UnlinkCommit,
+    UnlinkDone,
+    RepairCommit,
+    RepairDone,
+}
+
+/// A persistence back end. Thread safe; who changes which bytes is the tree's business.
+pub(crate) trait Medium: Send + Sync + 'static {
+    /// The bytes as they are now, durable or not.
+    fn region(&self) -> &Region;
+
+    /// Stores a word that nobody looks at until something is published.
+    fn store(&self, at: u64, word: u64);
+
+    /// Stores a word that publishes what was written before, and hides something older.
+    fn publish(&self, at: u64, word: u64);
+
+    /// Writes bytes that nobody looks at until something is published.
+    fn write(&self, at: u64, parts: &[&[u8]]);
+
+    /// Starts making the lines of a range durable.
+    fn flush(&self, at: u64, len: u64, site: Site);
+
+    /// Returns once what this thread has flushed is durable.
+    fn fence(&self, site: Site);
+
+    fn granularity(&self) -> Granularity;
+
+    fn level(&self) -> Level;
+
+    /// Makes the pool at least `len` bytes long, a multiple of [`PAGE`]; what is new holds zeros.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no space; then nothing was changed.
+    fn grow(&self, len: u64) -> Result<()>;
+
+    /// Flushes a range on media where the order of stores within a line is not enough.
+    #[inline]
+    fn flush_words(&self, at: u64, len: u64, site: Site) {
+        if self.granularity() == Granularity::Word {
+            self.flush(at, len, site);
+        }
+    }
+
+    /// Publishes two words of one line, each (where, word), so that the second is never durable without the first.
+    fn publish_both(&self, first: (u64, u64), second: (u64, u64), site: Site) {
+        self.publish(first.0, first.1);
+        if self.granularity() == Granularity::Word {
+            self.flush(first.0, 8, site);
+            self.fence(site);
+        }
+        self.publish(second.0, second.1);
+    }
+}
+
+/// How stores to one line become durable on this processor.
+fn granularity() -> Granularity {
+    if cfg!(target_arch = "x86_64") { Granularity::Line } else { Granularity::Word }
+}
+
+/// An image in memory of this process alone, which remembers the pages that were changed. The log and checkpoints make
+/// it durable; flushing and fencing do nothing.
+pub(crate) struct Image {
+    region: Region,
+    /// One bit for each page, set after the change that it stands for.
+    dirty: Box<[AtomicU64]>,
+}
+
+impl Image {
+    /// An empty image that may grow to `len_max` bytes.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there are not so many addresses.
+    pub(crate) fn new(len_max: u64) -> Result<Image> {
+        let region = Region::private(len_max)?;
+        let words = len_max.div_ceil(PAGE).div_ceil(64);
+        let mut dirty = Vec::new();
+        let reserved =
+            usize::try_from(words).ok().and_then(|words| dirty.try_reserve_exact(words).ok().map(|()| words));
+        let words =
+            reserved.ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "no memory for the map of changed pages"))?;
+        dirty.resize_with(words, || AtomicU64::new(0));
+        Ok(Image { region, dirty: dirty.into_boxed_slice() })
+    }
+
+    #[inline]
+    fn mark(&self, at: u64, len: u64) {
+        for page in at / PAGE..(at + len).div_ceil(PAGE) {
+            let (word, bit) = (&self.dirty[(page / 64) as usize], 1 << (page % 64));
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                // Release: who takes the mark sees the change.
+                word.fetch_or(bit, Ordering::Release);
+            }
+        }
+    }
+
+    /// Takes the marks away, and returns the pages that had one, by number. What is changed meanwhile may be found
+    /// changed now, and is marked again.
+    pub(crate) fn take_dirty(&self) -> Vec<u64> {
+        let mut pages = Vec::new();
+        for (n, word) in self.dirty.iter().enumerate() {
+            if word.load(Ordering::Relaxed) != 0 {
+                let marks = word.swap(0, Ordering::AcqRel);
+                pages.extend((0..64).filter(|bit| marks >> bit & 1 == 1).map(|bit| 64 * n as u64 + bit));
+            }
+        }
+        pages
+    }
+}
+
+impl Medium for Image {
+    #[inline]
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    #[inline]
+    fn store(&self, at: u64, word: u64) {
+        self.region.store(at, word);
+        self.mark(at, 8);
+    }
+
+    #[inline]
+    fn publish(&self, at: u64, word: u64) {
+        self.region.publish(at, word);
+        self.mark(at, 8);
+    }
+
+    #[inline]
+    fn write(&self, at: u64, parts: &[&[u8]]) {
+        self.region.write(at, parts, |_, _| ());
+        self.mark(at, parts.iter().map(|part| part.len() as u64).sum());
+    }
+
+    #[inline]
+    fn flush(&self, _at: u64, _len: u64, _site: Site) {}
+
+    #[inline]
+    fn fence(&self, _site: Site) {}
+
+    fn granularity(&self) -> Granularity {
+        Granularity::Line
+    }
+
+    fn level(&self) -> Level {
+        Level::Logged
+    }
+
+    fn grow(&self, len: u64) -> Result<()> {
+        self.region.grow(len)
+    }
+}
+
+/// A file used as memory: on persistent memory it survives power loss, on tmpfs the end of the process.
+pub(crate) struct Shared {
+    region: Region,
+    file: Arc<dyn File>,
+    level: Level,
+}
+
+impl Shared {
+    /// The whole pages of `file` as they are, and room to grow to `len_max`, if they are not more already. On a medium
+    /// of [`Level::Process`] whose pages the system writes to a device when it likes, power loss leaves anything.
+    ///
+    /// # Errors
+    /// `Unsupported` where files cannot be used as memory, and those of the system.
+    pub(crate) fn new(file: Arc<dyn File>, len_max: u64) -> Result<Shared> {
+        // What is behind the last whole page was about to be added when the process ended, and is not in use.
+        let len = file.length()? / PAGE * PAGE;
+        let reserved = len_max.max(len).max(1).checked_next_multiple_of(PAGE);
+        let reserved = reserved.ok_or_else(|| Error::invalid("a pool is shorter than 2^64 bytes"))?;
+        let words = file.map_words(reserved)?;
+        let words = words.ok_or_else(|| Error::unsupported("files cannot be used as memory here"))?;
+        let region = Region::shared(words)?;
+        file.allocate(len)?;
+        region.grow(len)?;
+        let level = if region.survives_power_loss() { Level::Power } else { Level::Process };
+        Ok(Shared { region, file, level })
+    }
+}
+
+impl Medium for Shared {
+    #[inline]
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    #[inline]
+    fn store(&self, at: u64, word: u64) {
+        self.region.store(at, word);
+    }
+
+    #[inline]
+    fn publish(&self, at: u64, word: u64) {
+        self.region.publish(at, word);
+    }
+
+    #[inline]
+    fn write(&self, at: u64, parts: &[&[u8]]) {
+        self.region.write(at, parts, |_, _| ());
+    }
+
+    #[inline]
+    fn flush(&self, at: u64, len: u64, _site: Site) {
+        if self.level == Level::Power {
+            self.region.flush(at, len);
+        }
+    }
+
+    #[inline]
+    fn fence(&self, _site: Site) {
+        if self.level == Level::Power {
+            persist::drain();
+        }
+    }
+
+    fn granularity(&self) -> Granularity {
+        granularity()
+    }
+
+    fn level(&self) -> Level {
+        self.level
+    }
+
+    fn grow(&self, len: u64) -> Result<()> {
+        // Places for all of it first: a store into a hole of a full file system ends the process.
+        self.file.allocate(len)?;
+        self.region.grow(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::disk::DiskFs;
+    use crate::vfs::{Fs, OpenMode};
+
+    #[test]
+    fn an_image_remembers_what_was_changed() {
+        let image = Image::new(300 * PAGE).unwrap();
+        image.grow(300 * PAGE).unwrap();
+        assert!(image.take_dirty().is_empty());
+        image.store(8, 1);
+        image.publish(70 * PAGE, 2);
+        image.write(200 * PAGE - 8, &[b"12345678", b"9"]);
+        assert_eq!(image.take_dirty(), [0, 70, 199, 200]);
+        assert!(image.take_dirty().is_empty());
+        assert_eq!(image.level(), Level::Logged);
+        assert_eq!(image.grow(301 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    }
+
+    #[test]
+    fn a_shared_file_keeps_what_was_stored() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("pool");
+        let fs = DiskFs::new();
+        let open = |mode| fs.open(&path, mode).unwrap();
+        let shared = Shared::new(open(OpenMode::Create), 16 * PAGE).unwrap();
+        assert!(shared.region().len() == 0 && shared.level() >= Level::Process);
+        shared.grow(2 * PAGE).unwrap();
+        shared.write(PAGE, &[b"hello, pool"]);
+        shared.publish(0, 7);
+        shared.flush(PAGE, 11, Site::PutRecord);
+        shared.fence(Site::PutReady);
+        drop(shared);
+        let again = Shared::new(open(OpenMode::Write), 16 * PAGE).unwrap();
+        assert_eq!((again.region().len(), again.region().load(0)), (2 * PAGE, 7));
+        assert_eq!(again.region().slice(PAGE, 11), "hello, pool");
+        assert!(again.grow(17 * PAGE).is_err());
+        drop(again);
+        open(OpenMode::Write).set_length(PAGE + 5).unwrap();
+        let cut = Shared::new(open(OpenMode::Write), 0).unwrap();
+        assert_eq!((cut.region().len(), cut.region().load(0)), (PAGE, 7));
+        let nothing = crate::vfs::mem::MemFs::new();
+        let file = nothing.open("/pool".as_ref(), OpenMode::Create).unwrap();
+        assert_eq!(Shared::new(file, PAGE).map(|_| ()).unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}

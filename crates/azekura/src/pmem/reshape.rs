@@ -1,0 +1,220 @@
+//! Splitting full leaves, and joining sparse ones. No key and no value is written: slots move.
+
+use crate::base::{Error, Result};
+use crate::mem::atomic::Ordering;
+use crate::mem::epoch::Pin;
+use crate::pmem::inner::Goal;
+use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, VALID, bits};
+use crate::pmem::medium::{Medium, Site};
+use crate::pmem::record::{Record, Slot};
+use crate::pmem::tree::{HEAD, Tree, poisoned};
+
+/// A leaf that is not linked yet. Dropped, it is free again.
+struct Spare<'a, M: Medium> {
+    tree: &'a Tree<M>,
+    at: u64,
+    used: bool,
+}
+
+impl<M: Medium> Drop for Spare<'_, M> {
+    fn drop(&mut self) {
+        if !self.used
+            && let Ok(mut space) = self.tree.space()
+        {
+            space.give_back_leaf(self.at);
+        }
+    }
+}
+
+/// The valid slots of a leaf: number, word and fingerprint of each, and what it leads to.
+struct Contents {
+    slots: Vec<(usize, Slot, u8)>,
+    records: Vec<Record>,
+}
+
+impl<M: Medium> Tree<M> {
+    /// Splits the leaf of `key`, if it is full still. Where `key` comes behind all others of the tree, the leaf stays
+    /// full and gets an empty one behind it.
+    pub(crate) fn make_room(&self, key: &[u8]) -> Result<()> {
+        let at = self.space()?.take_leaf(&self.medium)?;
+        let mut spare = Spare { tree: self, at, used: false };
+        let _structure = self.structure.lock().map_err(poisoned)?;
+        let leaf = self.leaf(self.inner.leaf(Goal::At(key), &Pin::new()));
+        let _locked = self.lock_both(leaf.at, spare.at)?;
+        let commit = leaf.commit();
+        if commit.count() + 1 < self.slots {
+            return Ok(());
+        }
+        let next = self.next_of(leaf)?;
+        let contents = self.contents(leaf, commit)?;
+        let mut sorted = Vec::new();
+        self.sorted(&contents.records, 0, &mut sorted);
+        let last = &contents.records[sorted[sorted.len() - 1].1 as usize];
+        let at_the_end = next == 0 && self.cmp_key(last, key).is_lt();
+        let keep = if at_the_end { sorted.len() } else { sorted.len().div_ceil(2) };
+        let moved: Vec<usize> = sorted[keep..].iter().map(|(_, n)| *n as usize).collect();
+        let mut first = key.to_vec();
+        if let Some(n) = moved.first() {
+            contents.records[*n].key(self.region(), &mut first);
+        }
+        let mut before = Vec::new();
+        contents.records[sorted[keep - 1].1 as usize].key(self.region(), &mut before);
+
+        self.fill_new(spare.at, &contents, &moved, next);
+        self.inner.insert(self.separator(&before, &first), spare.at);
+        self.shape.fetch_add(1, Ordering::SeqCst);
+        self.open(leaf.at);
+        let next = (leaf.next_at(), self.seal.next_word(leaf.at, spare.at));
+        if moved.is_empty() {
+            self.medium.publish(next.0, next.1);
+        } else {
+            let left = moved.iter().fold(commit, |commit, n| {
+                let (n, slot, print) = contents.slots[*n];
+                commit.flipped(n, self.seal.of_slot(leaf.at, n, print, slot))
+            });
+            self.medium.publish_both(next, (leaf.at, left.0), Site::SplitLink);
+        }
+        self.medium.flush(leaf.at, 16, Site::SplitCommit);
+        self.medium.fence(Site::SplitDone);
+        spare.used = true;
+        self.leaves.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Writes a leaf that nobody knows of yet: the slots `moved` of `contents`, and what comes behind it.
+    fn fill_new(&self, at: u64, contents: &Contents, moved: &[usize], next: u64) {
+        let leaf = self.leaf(at);
+        let mut commit = Commit::empty(self.seal, at);
+        let mut prints = [0; SLOTS];
+        for (n, from) in moved.iter().enumerate() {
+            let (_, slot, print) = contents.slots[*from];
+            self.medium.store(leaf.slot_at(n), slot.0);
+            prints[n] = print;
+            commit = commit.flipped(n, self.seal.of_slot(at, n, print, slot));
+        }
+        for (n, bytes) in prints.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            self.medium.store(leaf.print_at(8 * n), word);
+        }
+        self.medium.store(leaf.next_at(), self.seal.next_word(at, next));
+        self.medium.publish(at, commit.0);
+        self.medium.flush(at, leaf.slot_at(moved.len()) - at, Site::SplitLeaf);
+        self.medium.fence(Site::SplitReady);
+    }
+
+    /// A key behind `before` and not behind `first`, as short as the order allows.
+    pub(crate) fn separator<'k>(&self, before: &[u8], first: &'k [u8]) -> &'k [u8] {
+        if !self.order.is_bytewise() {
+            return first;
+        }
+        let common = before.iter().zip(first).take_while(|(a, b)| a == b).count();
+        &first[..(common + 1).min(first.len())]
+    }
+
+    fn next_of(&self, leaf: Leaf<'_>) -> Result<u64> {
+        let lost = || Error::corruption("check of the next leaf does not match").at_offset(leaf.next_at());
+        leaf.next(self.seal).ok_or_else(lost)
+    }
+
+    /// What is in a leaf whose lock is held.
+    fn contents(&self, leaf: Leaf<'_>, commit: Commit) -> Result<Contents> {
+        let slots: Vec<_> = bits(commit.valid()).map(|n| (n, leaf.slot(n), leaf.print(n))).collect();
+        for (_, slot, _) in &slots {
+            self.region().prefetch(slot.at(), 64);
+        }
+        let records = slots.iter().map(|(_, slot, _)| Record::read(self.region(), *slot)).collect::<Result<_>>()?;
+        Ok(Contents { slots, records })
+    }
+
+    /// Unlinks the leaf of `key` if it is empty, or joins it with a neighbour if both are sparse.
+    pub(crate) fn make_dense(&self, key: &[u8]) -> Result<()> {
+        let _structure = self.structure.lock().map_err(poisoned)?;
+        let pin = Pin::new();
+        let found = self.inner.find(Goal::At(key), &pin);
+        let (low, high) = (found.low.map(<[u8]>::to_vec), found.high.map(<[u8]>::to_vec));
+        let leaf = found.leaf;
+        let (left, right) = self.inner.neighbours(key, &pin);
+        drop(pin);
+        let count = self.leaf(leaf).commit().count();
+        if let (0, Some(low)) = (count, &low) {
+            let before = self.inner.leaf(Goal::Before(low), &Pin::new());
+            return self.unlink(before, leaf, key);
+        }
+        if count > self.slots / 4 {
+            return Ok(());
+        }
+        match (left, right, high) {
+            (Some(left), _, _) if self.may_join(left, leaf) => self.join(left, leaf, key),
+            (_, Some(right), Some(high)) if self.may_join(leaf, right) => self.join(leaf, right, &high),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether two leaves together are not so full that they would soon be split again.
+    fn may_join(&self, left: u64, right: u64) -> bool {
+        self.leaf(left).commit().count() + self.leaf(right).commit().count() <= self.slots * 5 / 8
+    }
+
+    /// Takes `leaf`, where `key` would be, out of the chain if it is empty still.
+    fn unlink(&self, before: u64, leaf: u64, key: &[u8]) -> Result<()> {
+        let locked = self.lock_both(before, leaf)?;
+        let (before, leaf) = (self.leaf(before), self.leaf(leaf));
+        if leaf.commit().count() != 0 || leaf.at == HEAD || self.next_of(before)? != leaf.at {
+            return Ok(());
+        }
+        let next = self.next_of(leaf)?;
+        self.medium.publish(before.next_at(), self.seal.next_word(before.at, next));
+        self.medium.flush(before.next_at(), 8, Site::UnlinkCommit);
+        self.medium.fence(Site::UnlinkDone);
+        self.forget_leaf(leaf.at, key)?;
+        drop(locked);
+        Ok(())
+    }
+
+    /// Moves what is in `right` to `left`, the leaf before it on the same node; `key` is one that belongs to `right`.
+    fn join(&self, left: u64, right: u64, key: &[u8]) -> Result<()> {
+        let locked = self.lock_both(left, right)?;
+        let (left, right) = (self.leaf(left), self.leaf(right));
+        if self.next_of(left)? != right.at || !self.may_join(left.at, right.at) {
+            return Ok(());
+        }
+        let (next, mut commit) = (self.next_of(right)?, left.commit());
+        self.open(left.at);
+        let moving = right.commit();
+        let free: Vec<usize> = bits(!commit.valid() & VALID).collect();
+        let mut prints = [0; SLOTS / 8];
+        for (from, to) in bits(moving.valid()).zip(free) {
+            let (slot, print) = (right.slot(from), right.print(from));
+            self.medium.store(left.slot_at(to), slot.0);
+            self.medium.flush(left.slot_at(to), 8, Site::MergeSlots);
+            self.medium.store(left.print_at(to), left.print_word(to, print));
+            prints[to / 8] = left.print_at(to);
+            commit = commit.flipped(to, self.seal.of_slot(left.at, to, print, slot));
+        }
+        for at in prints.into_iter().filter(|at| *at != 0) {
+            self.medium.flush_words(at, 8, Site::MergeHeader);
+        }
+        self.medium.fence(Site::MergeReady);
+        let next = (left.next_at(), self.seal.next_word(left.at, next));
+        self.medium.publish_both((left.at, commit.0), next, Site::MergeJoin);
+        self.medium.flush(left.at, 16, Site::MergeCommit);
+        self.medium.fence(Site::MergeDone);
+        self.forget_leaf(right.at, key)?;
+        drop(locked);
+        Ok(())
+    }
+
+    /// Lets nobody come to `leaf`, where `key` belonged, any more; it is free when those who are there have left.
+    fn forget_leaf(&self, leaf: u64, key: &[u8]) -> Result<()> {
+        self.inner.remove(key);
+        self.shape.fetch_add(1, Ordering::SeqCst);
+        self.leaves.fetch_sub(1, Ordering::Release);
+        self.space()?.retire_leaf(leaf);
+        Ok(())
+    }
+
+    /// The bytes of the leaves in use.
+    pub(crate) fn leaf_bytes(&self) -> u64 {
+        self.leaves.load(Ordering::Acquire) * LEAF_LEN
+    }
+}

@@ -1,0 +1,458 @@
+//! Which bytes of a pool are free: known in memory only, and found out anew whenever the pool is opened.
+//!
+//! Small buffers have a list for each length; they are cut from runs, and put back into the list of their length. Large
+//! ones are spans, which grow together with their neighbours. Where many small ones lie free side by side and something
+//! else is wanted, they are made spans again ([`Space::gather`]).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::base::{Error, ErrorKind, Result};
+use crate::mem::atomic::spin_loop;
+use crate::mem::epoch::Moment;
+use crate::mem::region::PAGE;
+use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN};
+use crate::pmem::medium::Medium;
+use crate::pmem::record::{OFFSET_END, STEP};
+
+/// Buffers up to this length are small.
+const SMALL_MAX: u64 = 4096;
+const CLASSES: usize = (SMALL_MAX / STEP) as usize;
+/// What small buffers are cut from.
+const RUN: u64 = 64 << 10;
+/// Leaves are cut from space for so many.
+const LEAF_GROUP: u64 = 16;
+/// So many buffers wait together for the readers to leave.
+const LIMBO_BATCH: usize = 128;
+/// How often the readers are looked for before there is no space.
+const PATIENCE: usize = 10_000;
+
+/// A buffer, or a leaf: where it begins and how long it is.
+pub(crate) type Range = (u64, u64);
+
+/// Buffers that nobody can come by any more, though readers may still be at them.
+struct Waiting {
+    since: Moment,
+    records: Vec<Range>,
+    leaves: Vec<u64>,
+}
+
+/// Counts of one moment, in bytes but for the leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// The length of the pool.
+    pub(crate) len: u64,
+    /// Free, with what waits for readers, without leaves.
+    pub(crate) free: u64,
+    /// Leaves that are cut out and not in use; those that wait for readers, too.
+    pub(crate) leaves_free: usize,
+}
+
+/// The free space of one pool. One thread at a time.
+pub(crate) struct Space {
+    len: u64,
+    len_max: u64,
+    grow_by: u64,
+    /// Small free buffers of each length, by their offsets; what is there at all, as bits.
+    classes: Vec<Vec<u64>>,
+    filled: [u64; CLASSES / 64],
+    small: u64,
+    run: (u64, u64),
+    spans: BTreeMap<u64, u64>,
+    by_len: BTreeSet<(u64, u64)>,
+    leaves: Vec<u64>,
+    open: (Vec<Range>, Vec<u64>),
+    waiting: VecDeque<Waiting>,
+    /// Bytes that came back since the small ones were last gathered.
+    returned: u64,
+}
+
+impl Space {
+    /// A pool of `len` bytes of which nothing is free. It grows by `grow_by` up to `len_max`, all of them whole pages.
+    pub(crate) fn new(len: u64, len_max: u64, grow_by: u64) -> Space {
+        Space {
+            len,
+            len_max: len_max.min(OFFSET_END) / PAGE * PAGE,
+            grow_by: grow_by.next_multiple_of(PAGE).max(PAGE),
+            classes: (0..CLASSES).map(|_| Vec::new()).collect(),
+            filled: [0; CLASSES / 64],
+            small: 0,
+            run: (0, 0),
+            spans: BTreeMap::new(),
+            by_len: BTreeSet::new(),
+            leaves: Vec::new(),
+            open: (Vec::new(), Vec::new()),
+            waiting: VecDeque::new(),
+            returned: 0,
+        }
+    }
+
+    /// Takes a buffer of `len` bytes, a multiple of [`STEP`] and not 0.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is none; whatever was free still is.
+    pub(crate) fn take<M: Medium>(&mut self, medium: &M, len: u64) -> Result<u64> {
+        debug_assert!(len > 0 && len.is_multiple_of(STEP));
+        self.settle(false);
+        if let Some(at) = self.find(len) {
+            return Ok(at);
+        }
+        if self.returned >= self.grow_by.max(self.len / 8) && self.small >= self.returned / 2 {
+            self.gather();
+            if let Some(at) = self.find(len) {
+                return Ok(at);
+            }
+        }
+        let grown = self.grow(medium, len);
+        if let (Ok(()), Some(at)) = (&grown, self.find(len)) {
+            return Ok(at);
+        }
+        self.settle(true);
+        self.gather();
+        self.find(len).ok_or_else(|| grown.err().unwrap_or_else(|| out_of_space(len)))
+    }
+
+    /// Takes a leaf.
+    ///
+    /// # Errors
+    /// `OutOfSpace`, as [`Space::take`].
+    pub(crate) fn take_leaf<M: Medium>(&mut self, medium: &M) -> Result<u64> {
+        self.settle(false);
+        if let Some(leaf) = self.leaves.pop() {
+            return Ok(leaf);
+        }
+        let gap = LEAF_ALIGN - STEP;
+        let (at, count) = match self.take(medium, LEAF_GROUP * LEAF_LEN + gap) {
+            Ok(at) => (at, LEAF_GROUP),
+            // A leaf that waited may have come back meanwhile.
+            Err(_) if !self.leaves.is_empty() => return Ok(self.leaves.pop().expect("it is not empty")),
+            Err(_) => (self.take(medium, LEAF_LEN + gap)?, 1),
+        };
+        let start = at.next_multiple_of(LEAF_ALIGN);
+        let end = start + count * LEAF_LEN;
+        self.put((at, start - at));
+        self.put((end, at + count * LEAF_LEN + gap - end));
+        self.leaves.extend((1..count).rev().map(|n| start + n * LEAF_LEN));
+        Ok(start)
+    }
+
+    /// Gives back what nobody has seen.
+    pub(crate) fn give_back(&mut self, range: Range) {
+        self.returned += range.1;
+        self.put(range);
+    }
+
+    pub(crate) fn give_back_leaf(&mut self, leaf: u64) {
+        self.leaves.push(leaf);
+    }
+
+    /// Gives back what nobody can come by any more, once those who are at it have left.
+    pub(crate) fn retire(&mut self, range: Range) {
+        self.open.0.push(range);
+        if self.open.0.len() >= LIMBO_BATCH {
+            self.settle(false);
+        }
+    }
+
+    /// As [`Space::retire`], for a leaf. These come seldom, and are wanted soon.
+    pub(crate) fn retire_leaf(&mut self, leaf: u64) {
+        self.open.1.push(leaf);
+        self.seal();
+        self.settle(false);
+    }
+
+    fn seal(&mut self) {
+        let (records, leaves) = std::mem::take(&mut self.open);
+        if !records.is_empty() || !leaves.is_empty() {
+            self.waiting.push_back(Waiting { since: Moment::now(), records, leaves });
+        }
+    }
+
+    /// Takes back what waited for readers that have left; all of it, if they leave soon, if it is `urgent`. True if
+    /// nothing waits any more.
+    pub(crate) fn settle(&mut self, urgent: bool) -> bool {
+        if urgent || self.open.0.len() >= LIMBO_BATCH {
+            self.seal();
+        }
+        let mut patience = if urgent { PATIENCE } else { 0 };
+        while let Some(first) = self.waiting.front() {
+            if first.since.passed() {
+                let Waiting { records, leaves, .. } = self.waiting.pop_front().expect("there is a first one");
+                records.into_iter().for_each(|range| self.give_back(range));
+                self.leaves.extend(leaves);
+            } else if patience > 0 {
+                patience -= 1;
+                spin_loop();
+            } else {
+                break;
+            }
+        }
+        self.waiting.is_empty()
+    }
+
+    /// A buffer from what is free.
+    fn find(&mut self, len: u64) -> Option<u64> {
+        if len > SMALL_MAX {
+            return self.cut_span(len);
+        }
+        let class = class_of(len);
+        if let Some(at) = self.pop(class) {
+            return Some(at);
+        }
+        if let Some(at) = self.cut_run(len) {
+            return Some(at);
+        }
+        if let Some(larger) = self.next_filled(class) {
+            let at = self.pop(larger).expect("its bit is set");
+            self.put((at + len, (larger - class) as u64 * STEP));
+            return Some(at);
+        }
+        let &(most, at) = self.by_len.last()?;
+        self.remove_span(at, most);
+        // What is left of the old run is less than `len`, which is small.
+        let (old, end) = self.run;
+        self.put((old, end - old));
+        let run = most.min(RUN.max(len));
+        self.run = (at, at + run);
+        self.put((at + run, most - run));
+        self.cut_run(len)
+    }
+
+    fn cut_run(&mut self, len: u64) -> Option<u64> {
+        let (at, end) = self.run;
+        (end - at >= len).then(|| {
+            self.run.0 += len;
+            at
+        })
+    }
+
+    fn cut_span(&mut self, len: u64) -> Option<u64> {
+        let &(whole, at) = self.by_len.range((len, 0)..).next()?;
+        self.remove_span(at, whole);
+        self.put((at + len, whole - len));
+        Some(at)
+    }
+
+    fn pop(&mut self, class: usize) -> Option<u64> {
+        let at = self.classes[class].pop()?;
+        if self.classes[class].is_empty() {
+            self.filled[class / 64] &= !(1 << (class % 64));
+        }
+        self.small -= len_of(class);
+        Some(at)
+    }
+
+    /// The first class behind `class` that has a buffer.
+    fn next_filled(&self, class: usize) -> Option<usize> {
+        let from = class + 1;
+        (from / 64..CLASSES / 64).find_map(|n| {
+            let mask = if n == from / 64 { u64::MAX << (from % 64) } else { u64::MAX };
+            let set = self.filled[n] & mask;
+            (set != 0).then(|| 64 * n + set.trailing_zeros() as usize)
+        })
+    }
+
+    /// Makes a range free.
+    fn put(&mut self, (at, len): Range) {
+        if len == 0 {
+            return;
+        }
+        if len <= SMALL_MAX {
+            let class = class_of(len);
+            self.classes[class].push(at);
+            self.filled[class / 64] |= 1 << (class % 64);
+            self.small += len;
+            return;
+        }
+        let (mut start, mut end) = (at, at + len);
+        if let Some((&before, &its_len)) = self.spans.range(..at).next_back()
+            && before + its_len == at
+        {
+            self.remove_span(before, its_len);
+            start = before;
+        }
+        if let Some(&its_len) = self.spans.get(&end) {
+            self.remove_span(end, its_len);
+            end += its_len;
+        }
+        self.spans.insert(start, end - start);
+        self.by_len.insert((end - start, start));
+    }
+
+    fn remove_span(&mut self, at: u64, len: u64) {
+        self.spans.remove(&at);
+        self.by_len.remove(&(len, at));
+    }
+
+    /// Makes all that is free anew out of what lies side by side; free leaves count as any other space.
+    fn gather(&mut self) {
+        let mut all: Vec<Range> = std::mem::take(&mut self.spans).into_iter().collect();
+        self.by_len.clear();
+        for (class, list) in self.classes.iter_mut().enumerate() {
+            all.extend(std::mem::take(list).into_iter().map(|at| (at, len_of(class))));
+        }
+        all.extend(std::mem::take(&mut self.leaves).into_iter().map(|leaf| (leaf, LEAF_LEN)));
+        let (run, end) = std::mem::take(&mut self.run);
+        all.push((run, end - run));
+        (self.filled, self.small, self.returned) = ([0; CLASSES / 64], 0, 0);
+        all.sort_unstable();
+        let mut joined = (0, 0);
+        for (at, len) in all {
+            if joined.0 + joined.1 == at {
+                joined.1 += len;
+            } else {
+                self.put(std::mem::replace(&mut joined, (at, len)));
+            }
+        }
+        self.put(joined);
+    }
+
+    /// Makes the pool longer, so that there is a span of `len` bytes.
+    fn grow<M: Medium>(&mut self, medium: &M, len: u64) -> Result<()> {
+        let wanted = self.len.checked_add(len.max(self.grow_by)).ok_or_else(|| out_of_space(len))?;
+        let least = self.len.saturating_add(len).checked_next_multiple_of(PAGE).ok_or_else(|| out_of_space(len))?;
+        let to = wanted.checked_next_multiple_of(self.grow_by).unwrap_or(least).min(self.len_max);
+        if to < least {
+            return Err(out_of_space(len));
+        }
+        medium.grow(to)?;
+        let from = std::mem::replace(&mut self.len, to);
+        self.put((from, to - from));
+        Ok(())
+    }
+
+    /// Makes a range free that was found to be so when the pool was opened.
+    pub(crate) fn add(&mut self, range: Range) {
+        self.put(range);
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let waiting = |ranges: &[Range]| ranges.iter().map(|(_, len)| len).sum::<u64>();
+        let spans: u64 = self.spans.values().sum();
+        let limbo: u64 = self.waiting.iter().map(|waiting_| waiting(&waiting_.records)).sum();
+        let leaves: usize = self.waiting.iter().map(|waiting| waiting.leaves.len()).sum();
+        Usage {
+            len: self.len,
+            free: spans + self.small + (self.run.1 - self.run.0) + limbo + waiting(&self.open.0),
+            leaves_free: self.leaves.len() + leaves + self.open.1.len(),
+        }
+    }
+}
+
+fn class_of(len: u64) -> usize {
+    (len / STEP) as usize - 1
+}
+
+fn len_of(class: usize) -> u64 {
+    (class as u64 + 1) * STEP
+}
+
+#[cold]
+fn out_of_space(len: u64) -> Error {
+    Error::new(ErrorKind::OutOfSpace, format!("the pool is as large as it may be and has no {len} bytes left"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::epoch::Pin;
+    use crate::pmem::medium::Image;
+    use crate::vfs::dice::Dice;
+
+    const LEN_MAX: u64 = 1 << 20;
+
+    fn space() -> (Image, Space) {
+        (Image::new(LEN_MAX).unwrap(), Space::new(0, LEN_MAX, 16 << 10))
+    }
+
+    /// What is taken, with what is known to be free, is the whole pool, and nothing is taken twice.
+    fn check(space: &Space, taken: &BTreeMap<u64, u64>, leaves: usize) {
+        let mut end = 0;
+        for (&at, &len) in taken {
+            assert!(at >= end && at.is_multiple_of(STEP), "{at} is taken twice");
+            end = at + len;
+        }
+        let Usage { len, free, leaves_free } = space.usage();
+        assert!(end <= len);
+        let taken: u64 = taken.values().sum();
+        assert_eq!(taken + free + (leaves_free - leaves) as u64 * LEAF_LEN, len, "bytes were lost");
+    }
+
+    #[test]
+    fn nothing_is_taken_twice_and_nothing_is_lost() {
+        let (image, mut space) = space();
+        let mut dice = Dice::new(5, 0);
+        let mut taken = BTreeMap::new();
+        let mut refused = 0;
+        for round in 0..20_000 {
+            let len = match dice.below(20) {
+                0 => 16 * (1 + dice.below(4000) as u64),
+                1 => LEAF_LEN,
+                _ => 16 * (1 + dice.below(40) as u64),
+            };
+            if dice.below(100) < if round / 2000 % 2 == 0 { 60 } else { 35 } {
+                let at = if len == LEAF_LEN { space.take_leaf(&image) } else { space.take(&image, len) };
+                match at {
+                    Ok(at) => assert_eq!(taken.insert(at, len), None),
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::OutOfSpace);
+                        refused += 1;
+                    }
+                }
+            } else if let Some((&at, &len)) = taken.range(dice.below(LEN_MAX as usize) as u64..).next() {
+                taken.remove(&at);
+                match (len, dice.below(2)) {
+                    (LEAF_LEN, 0) => space.retire_leaf(at),
+                    (LEAF_LEN, _) => space.give_back_leaf(at),
+                    (_, 0) => space.retire((at, len)),
+                    _ => space.give_back((at, len)),
+                }
+            }
+            if round % 100 == 0 {
+                check(&space, &taken, 0);
+            }
+        }
+        assert!(refused > 0, "it was never full");
+        for (at, len) in std::mem::take(&mut taken) {
+            space.give_back((at, len));
+        }
+        space.settle(true);
+        space.gather();
+        assert_eq!(space.spans.len(), 1, "all of it lies side by side again");
+        assert_eq!(space.find(space.len), Some(0));
+    }
+
+    #[test]
+    fn small_buffers_that_came_back_serve_other_lengths() {
+        let (image, mut space) = space();
+        let small: Vec<u64> = std::iter::from_fn(|| space.take(&image, 48).ok()).collect();
+        // What is left of each run is too short.
+        assert!(small.len() as u64 >= LEN_MAX / 48 - 2 * LEN_MAX / RUN, "{}", small.len());
+        small.iter().for_each(|at| space.give_back((*at, 48)));
+        let other: Vec<u64> = std::iter::from_fn(|| space.take(&image, 4000).ok()).collect();
+        assert!(other.len() as u64 >= LEN_MAX / 4000 - 2 * LEN_MAX / RUN, "{}", other.len());
+        other.iter().for_each(|at| space.give_back((*at, 4000)));
+        space.take(&image, LEN_MAX).unwrap();
+    }
+
+    #[test]
+    fn free_leaves_are_space_when_there_is_no_other() {
+        let (image, mut space) = space();
+        let leaves: Vec<u64> = std::iter::from_fn(|| space.take_leaf(&image).ok()).collect();
+        assert!(leaves.iter().all(|leaf| leaf.is_multiple_of(LEAF_ALIGN)));
+        assert!(leaves.len() as u64 >= LEN_MAX / (LEAF_LEN + LEAF_ALIGN), "{}", leaves.len());
+        leaves.iter().for_each(|leaf| space.give_back_leaf(*leaf));
+        space.take(&image, LEN_MAX / 2).unwrap();
+    }
+
+    #[test]
+    fn what_is_retired_waits_for_who_is_pinned() {
+        let (image, mut space) = space();
+        let at = space.take(&image, LEN_MAX - PAGE).unwrap();
+        let pin = Pin::new();
+        space.retire((at, LEN_MAX - PAGE));
+        assert_eq!(space.take(&image, 2 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(space.usage().free, LEN_MAX, "it is counted");
+        drop(pin);
+        crate::mem::epoch::tests::eventually(|| space.take(&image, 2 * PAGE).is_ok());
+    }
+}

@@ -1,0 +1,178 @@
+//! Nanoseconds per operation, printed: `cargo test --release -p azekura --lib pmem::tests::speed -- --ignored
+//! --nocapture`.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use super::model::{options, world};
+use super::world::{Op, World};
+use crate::base::SeqNo;
+use crate::cursor::Cursor;
+use crate::mem::region::PAGE;
+use crate::pmem::leaf::SLOTS;
+use crate::pmem::medium::{Image, Medium};
+use crate::pmem::tree::PoolOptions;
+use crate::vfs::Env;
+use crate::vfs::env::SystemEnv;
+
+fn mixed(n: u64) -> u64 {
+    let n = (n ^ n >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (n ^ n >> 29).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
+
+fn random_key(n: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&mixed(n).to_be_bytes());
+    key[8..].copy_from_slice(&mixed(!n).to_be_bytes());
+    key
+}
+
+fn time(what: &str, count: u64, body: impl FnOnce()) -> f64 {
+    let env = SystemEnv::new();
+    let start = env.monotonic_ns();
+    body();
+    let each = (env.monotonic_ns() - start) as f64 / count as f64;
+    println!("  {what:<28}{each:>8.1} ns");
+    each
+}
+
+/// What a record costs beside its key and value, in bytes: in the pool, and in memory with all that is built over it.
+fn overhead<M: Medium>(world: &World<M>, bytes: u64) -> (f64, f64) {
+    let (usage, _) = world.tree.usage().unwrap();
+    let records = world.tree.len() as f64;
+    let idle = usage.leaves_free as u64 * crate::pmem::leaf::LEAF_LEN;
+    let pool = (usage.len - usage.free - idle) as f64 / records;
+    let memory = pool + world.tree.inner.bytes() as f64 / records;
+    (pool - bytes as f64, memory - bytes as f64)
+}
+
+#[test]
+fn a_record_costs_forty_bytes_more_than_itself_at_most() {
+    for (seqno, what) in [(1u64, "young"), (1 << 36, "old")] {
+        let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots: SLOTS };
+        let mut world = world(&options);
+        world.seqno = seqno;
+        for n in 0..40_000 {
+            world.apply(&Op::Put(random_key(n).to_vec(), vec![7; 100])).unwrap();
+        }
+        let (pool, memory) = overhead(&world, 116);
+        println!("{what}: {pool:.1} bytes in the pool, {memory:.1} in memory");
+        assert!(pool <= 40.0 && memory <= 40.0, "{what}: {pool} and {memory}");
+        let (usage, _) = world.tree.usage().unwrap();
+        assert!(usage.free < 2 << 20, "what is free at the end of a run or a step: {}", usage.free);
+    }
+}
+
+fn measure(count: u64) {
+    let options = PoolOptions { len_max: 4 << 30, grow_by: 64 << 20, slots: SLOTS };
+    let world = World::create(Image::new(options.len_max).unwrap(), &options);
+    let keys: Vec<[u8; 16]> = (0..count).map(random_key).collect();
+    let shuffled: Vec<u32> = (0..count).map(|n| (mixed(n + 7) % count) as u32).collect();
+    let absent: Vec<[u8; 16]> = (count..2 * count).map(random_key).collect();
+    let value = [7; 100];
+    println!("{count} records of 16 + 100 bytes in random order");
+    let mut ours = Vec::new();
+    ours.push(time("insert", count, || {
+        for (n, key) in keys.iter().enumerate() {
+            world.tree.put(key, SeqNo(n as u64 + 1), &value).unwrap();
+        }
+    }));
+    world.visible.publish(SeqNo(count));
+    ours.push(time("get hit", count, || {
+        for n in &shuffled {
+            black_box(world.tree.get(&keys[*n as usize]).unwrap().unwrap());
+        }
+    }));
+    ours.push(time("get miss", count, || {
+        for key in &absent {
+            black_box(world.tree.get(key).unwrap().is_none());
+        }
+    }));
+    let mut cursor = world.tree.cursor(Arc::new(world.readers.hold()));
+    ours.push(time("scan forward, per entry", count, || {
+        let mut met = 0;
+        cursor.seek_to_first().unwrap();
+        while cursor.valid() {
+            met += u64::from(black_box(cursor.entry()).value[0] == 7);
+            cursor.next().unwrap();
+        }
+        assert_eq!(met, count);
+    }));
+    time("scan backward, per entry", count, || {
+        cursor.seek_to_last().unwrap();
+        while cursor.valid() {
+            black_box(cursor.entry().value[0]);
+            cursor.prev().unwrap();
+        }
+    });
+    drop(cursor);
+    time("replace", count / 5, || {
+        for (n, at) in shuffled.iter().take(count as usize / 5).enumerate() {
+            let seqno = SeqNo(count + n as u64 + 1);
+            world.tree.put(&keys[*at as usize], seqno, &value).unwrap();
+            world.visible.publish(seqno);
+        }
+    });
+    let (pool, memory) = overhead(&world, 116);
+    println!("  {pool:.1} bytes of overhead in the pool, {memory:.1} in memory");
+    let bytes = world.tree.region().len();
+    let image = Image::new(options.len_max).unwrap();
+    image.grow(bytes).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    for at in (0..bytes).step_by(1 << 20) {
+        let piece = &mut piece[..(bytes - at).min(1 << 20) as usize];
+        world.tree.region().read(at, piece);
+        image.write(at, &[piece]);
+    }
+    drop(world);
+    time("open, per record", count, || {
+        World::open(image, &options).unwrap();
+    });
+    println!("beside it, BTreeMap<[u8; 16], Box<[u8]>>");
+    let mut map = BTreeMap::new();
+    let insert = time("insert", count, || {
+        for key in &keys {
+            map.insert(*key, Box::<[u8]>::from(&value[..]));
+        }
+    });
+    let hit = time("get hit, copied", count, || {
+        for n in &shuffled {
+            black_box(crate::mem::slice::Slice::from(&*map[&keys[*n as usize]]));
+        }
+    });
+    let miss = time("get miss", count, || {
+        for key in &absent {
+            black_box(map.contains_key(key));
+        }
+    });
+    let scan = time("scan, per entry", count, || {
+        assert_eq!(map.iter().filter(|(_, value)| black_box(value)[0] == 7).count() as u64, count);
+    });
+    for ((what, ours), theirs) in
+        ["insert", "get hit", "get miss", "scan"].iter().zip(ours).zip([insert, hit, miss, scan])
+    {
+        println!("  {what:<10} {:.2} of BTreeMap's time", ours / theirs);
+    }
+}
+
+#[test]
+#[ignore = "measures speed; run it alone, in release"]
+fn speed() {
+    measure(500_000);
+    measure(5_000_000);
+}
+
+#[test]
+#[ignore = "for counting instructions: run it alone, in release, under callgrind"]
+fn counted_gets() {
+    let options = options(256 << 20, SLOTS);
+    let world = World::create(Image::new(options.len_max).unwrap(), &PoolOptions { grow_by: 256 * PAGE, ..options });
+    for n in 0..100_000u64 {
+        world.tree.put(&random_key(n), SeqNo(n + 1), &[7; 100]).unwrap();
+    }
+    world.visible.publish(SeqNo(100_000));
+    for n in 0..100_000u64 {
+        black_box(world.tree.get(&random_key(mixed(n) % 100_000)).unwrap().unwrap());
+    }
+}

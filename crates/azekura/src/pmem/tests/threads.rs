@@ -1,0 +1,179 @@
+//! Readers and writers at the same time.
+#![expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::model::{options, reopened, world};
+use super::world::World;
+use crate::base::SeqNo;
+use crate::cursor::Cursor;
+use crate::mem::region::PAGE;
+use crate::pmem::leaf::SLOTS;
+use crate::pmem::medium::{Image, Medium, Shared};
+use crate::pmem::tree::PoolOptions;
+use crate::vfs::dice::Dice;
+use crate::vfs::disk::DiskFs;
+use crate::vfs::{Fs, OpenMode};
+
+/// Gives sequence numbers out, and makes them visible in their order.
+struct Order<'a, M: Medium> {
+    world: &'a World<M>,
+    next: AtomicU64,
+}
+
+impl<M: Medium> Order<'_, M> {
+    fn commit(&self, change: impl FnOnce(SeqNo)) {
+        let seqno = self.next.fetch_add(1, Ordering::SeqCst);
+        change(SeqNo(seqno));
+        while self.world.visible.get().0 + 1 != seqno {
+            std::thread::yield_now();
+        }
+        self.world.visible.publish(SeqNo(seqno));
+    }
+}
+
+fn key(n: u64) -> [u8; 8] {
+    n.to_be_bytes()
+}
+
+/// A value that says which key it is of, which of the key's, and whether it is whole.
+fn value(n: u64, round: u64) -> Vec<u8> {
+    let mut value = [n.to_le_bytes(), round.to_le_bytes()].concat();
+    value.resize(16 + (n + round) as usize % 90, (n ^ round) as u8);
+    value
+}
+
+/// The round of a value of key `n`.
+fn round_of(n: u64, bytes: &[u8]) -> u64 {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(bytes, value(word(0), word(8)), "a value is torn");
+    assert_eq!(word(0), n, "a value is another key's");
+    word(8)
+}
+
+/// Two writers, each with keys of its own between those that never change, and readers of all of them.
+fn race<M: Medium>(world: &World<M>, rounds: u64) {
+    let keys = 240u64;
+    let order = Order { world, next: AtomicU64::new(1) };
+    for n in (0..keys).step_by(3) {
+        order.commit(|seqno| world.tree.put(&key(n), seqno, &value(n, 0)).unwrap());
+    }
+    let stop = AtomicBool::new(false);
+    let scanned = AtomicU64::new(0);
+    std::thread::scope(|s| {
+        for reader in 0..2u64 {
+            let (stop, scanned) = (&stop, &scanned);
+            s.spawn(move || {
+                let (mut dice, mut seen) = (Dice::new(reader, 9), vec![0; keys as usize]);
+                while !stop.load(Ordering::Relaxed) {
+                    for _ in 0..200 {
+                        let n = dice.below(keys as usize) as u64;
+                        let got = world.tree.get(&key(n)).unwrap();
+                        assert!(got.is_some() || !n.is_multiple_of(3), "a key that is always there was not found");
+                        if let Some(got) = got {
+                            let round = round_of(n, &got);
+                            assert!(round >= seen[n as usize], "an older value came back");
+                            seen[n as usize] = round;
+                        }
+                    }
+                    let held = Arc::new(world.readers.hold());
+                    let mut forward = Vec::new();
+                    let mut cursor = world.tree.cursor(Arc::clone(&held));
+                    cursor.seek_to_first().unwrap();
+                    while let Some(entry) = cursor.peek() {
+                        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
+                        forward.push((n, round_of(n, entry.value)));
+                        cursor.next().unwrap();
+                    }
+                    assert!(forward.windows(2).all(|pair| pair[0].0 < pair[1].0));
+                    assert_eq!(forward.iter().filter(|(n, _)| n % 3 == 0).count() as u64, keys / 3);
+                    let mut backward = Vec::new();
+                    cursor.seek_to_last().unwrap();
+                    while let Some(entry) = cursor.peek() {
+                        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
+                        backward.push((n, round_of(n, entry.value)));
+                        cursor.prev().unwrap();
+                    }
+                    backward.reverse();
+                    assert_eq!(forward, backward, "one point showed two things");
+                    for &(n, round) in forward.iter().step_by(7) {
+                        let got = world.tree.get_at(&key(n), held.at).unwrap().expect("it was there");
+                        assert_eq!(round_of(n, &got), round);
+                    }
+                    scanned.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let writers: Vec<_> = (1..3u64)
+            .map(|writer| {
+                let order = &order;
+                s.spawn(move || {
+                    let mut dice = Dice::new(writer, 8);
+                    for round in 1..=rounds {
+                        let n = dice.below(keys as usize / 3) as u64 * 3 + writer;
+                        order.commit(|seqno| {
+                            // For a while there are many, then few: leaves are split and joined.
+                            if dice.eighths(if round / 400 % 2 == 0 { 7 } else { 1 }) {
+                                order.world.tree.put(&key(n), seqno, &value(n, round)).unwrap();
+                            } else {
+                                order.world.tree.remove(&key(n), seqno).unwrap();
+                            }
+                        });
+                    }
+                })
+            })
+            .collect();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(scanned.load(Ordering::Relaxed) > 0);
+    world.is_sound();
+}
+
+#[test]
+fn readers_and_two_writers_never_see_what_is_not_there() {
+    for slots in [4, SLOTS] {
+        // Small, so that buffers are reused soon.
+        let options = options(256 * PAGE, slots);
+        let world = world(&options);
+        race(&world, 1600);
+        reopened(&world.tree, &options).is_sound();
+    }
+}
+
+#[test]
+fn a_file_used_as_memory_is_there_in_the_next_life() {
+    let root = tempfile::tempdir().unwrap();
+    let (fs, path) = (DiskFs::new(), root.path().join("pool"));
+    let options = PoolOptions { len_max: 1 << 20, grow_by: 16 * PAGE, slots: 5 };
+    let shared = |mode| Shared::new(fs.open(&path, mode).unwrap(), options.len_max).unwrap();
+    let world = World::create(shared(OpenMode::Create), &options);
+    race(&world, 800);
+    let (before, len) = (world.contents(), world.tree.region().len());
+    drop(world);
+    let (again, report) = World::open(shared(OpenMode::Write), &options).unwrap();
+    assert_eq!((again.contents(), report.repairs, again.tree.region().len()), (before, 0, len));
+    again.is_sound();
+}
+
+#[test]
+fn writers_of_the_same_leaf_lose_nothing() {
+    let options = options(8 << 20, SLOTS);
+    let world: World<Image> = world(&options);
+    let count = 8000u64;
+    std::thread::scope(|s| {
+        for writer in 0..2 {
+            let world = &world;
+            s.spawn(move || {
+                for n in (writer..count).step_by(2) {
+                    world.tree.put(&key(n), SeqNo(n + 1), &value(n, 0)).unwrap();
+                }
+            });
+        }
+    });
+    world.visible.publish(SeqNo(count));
+    assert_eq!(world.tree.len(), count);
+    assert!((0..count).all(|n| world.tree.get(&key(n)).unwrap().is_some()));
+    world.is_sound();
+}

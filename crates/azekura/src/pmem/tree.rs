@@ -1,0 +1,328 @@
+//! The tree: where everything hangs together, and how it is read.
+
+use crate::base::checksum::{key_hash, place_seed};
+use crate::base::key::KEY_LEN_MAX;
+use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, MutexGuard, Ordering, fence};
+use crate::mem::epoch::Pin;
+use crate::mem::region::Region;
+use crate::mem::slice::Slice;
+use crate::pmem::inner::{Goal, Inner};
+use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
+use crate::pmem::medium::{Level, Medium};
+use crate::pmem::record::{Record, Slot};
+use crate::pmem::space::{Space, Usage};
+use crate::pmem::versions::{Readers, Versions};
+use std::sync::Arc;
+
+/// Where the first leaf stands.
+pub(crate) const HEAD: u64 = 4096;
+
+/// Locks of leaves: a leaf has that of its place.
+const STRIPES: usize = if EXPLORED { 2 } else { 64 };
+
+/// A value that is worth fetching before its key was compared, in bytes.
+const NEAR: u64 = 192;
+
+/// How large a pool may get, and in which steps.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PoolOptions {
+    /// The most bytes.
+    pub(crate) len_max: u64,
+    /// It grows by so many bytes.
+    pub(crate) grow_by: u64,
+    /// Slots of a leaf that are used, 4..=48.
+    pub(crate) slots: usize,
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        PoolOptions { len_max: 4 << 30, grow_by: 4 << 20, slots: SLOTS }
+    }
+}
+
+/// What a leaf shares with those of the same stripe.
+#[repr(align(64))]
+pub(crate) struct Stripe {
+    lock: Mutex<()>,
+    /// Raised before any slot or fingerprint is written over: what was read with the same number before and after, and
+    /// by the same commit word, is one state.
+    changes: AtomicU64,
+}
+
+/// A B+ tree on a medium. Readers never wait; writers wait for those of the same leaf.
+pub(crate) struct Tree<M> {
+    pub(crate) medium: M,
+    pub(crate) file_id: [u8; 16],
+    pub(crate) seal: Seal,
+    hash_seed: u64,
+    pub(crate) order: KeyOrder,
+    bytes_are_keys: bool,
+    pub(crate) slots: usize,
+    pub(crate) inner: Inner,
+    /// Held by who changes `inner`, and who locks two leaves.
+    pub(crate) structure: Mutex<()>,
+    /// Raised when keys have got another leaf, before they are gone from the one where they were.
+    pub(crate) shape: AtomicU64,
+    stripes: Box<[Stripe]>,
+    pub(crate) space: Mutex<Space>,
+    pub(crate) versions: Versions,
+    pub(crate) len: AtomicU64,
+    pub(crate) leaves: AtomicU64,
+}
+
+/// A record in a leaf, and its slot there.
+pub(crate) struct Place {
+    pub(crate) n: usize,
+    pub(crate) record: Record,
+}
+
+#[cold]
+pub(crate) fn poisoned<T>(_: T) -> Error {
+    Error::new(ErrorKind::Poisoned, "a comparator panicked")
+}
+
+/// The seed of a pool's checks.
+pub(crate) fn seal_of(file_id: &[u8; 16]) -> Seal {
+    Seal(place_seed(file_id, 8))
+}
+
+impl<M: Medium> Tree<M> {
+    /// What a pool is opened to: the way to its leaves, and what is free.
+    pub(crate) fn assemble(
+        medium: M,
+        file_id: [u8; 16],
+        order: KeyOrder,
+        options: &PoolOptions,
+        found: (Inner, Space, u64, u64),
+        readers: Arc<Readers>,
+    ) -> Tree<M> {
+        let (inner, space, len, leaves) = found;
+        let stripe = || Stripe { lock: Mutex::new(()), changes: AtomicU64::new(0) };
+        Tree {
+            medium,
+            seal: seal_of(&file_id),
+            hash_seed: place_seed(&file_id, 16),
+            file_id,
+            bytes_are_keys: order.bytes_identify_keys(),
+            slots: options.slots.clamp(4, SLOTS),
+            versions: Versions::new(order.clone(), readers, options.len_max),
+            order,
+            inner,
+            structure: Mutex::new(()),
+            shape: AtomicU64::new(0),
+            stripes: (0..STRIPES).map(|_| stripe()).collect(),
+            space: Mutex::new(space),
+            len: AtomicU64::new(len),
+            leaves: AtomicU64::new(leaves),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn region(&self) -> &Region {
+        self.medium.region()
+    }
+
+    #[inline]
+    pub(crate) fn leaf(&self, at: u64) -> Leaf<'_> {
+        Leaf::new(self.region(), at)
+    }
+
+    #[inline]
+    fn stripe_no(leaf: u64) -> usize {
+        (leaf / LEAF_LEN) as usize % STRIPES
+    }
+
+    #[inline]
+    pub(crate) fn changes(&self, leaf: u64) -> &AtomicU64 {
+        &self.stripes[Self::stripe_no(leaf)].changes
+    }
+
+    /// Says that slots of `leaf`, whose lock is held, are about to be written over.
+    pub(crate) fn open(&self, leaf: u64) {
+        let changes = self.changes(leaf);
+        changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    /// Locks a leaf against other writers.
+    pub(crate) fn lock(&self, leaf: u64) -> Result<MutexGuard<'_, ()>> {
+        self.stripes[Self::stripe_no(leaf)].lock.lock().map_err(poisoned)
+    }
+
+    /// Locks two leaves. Only for the holder of `structure`: who holds one lock waits for no other.
+    pub(crate) fn lock_both(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
+        let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock(b)?) };
+        Ok((self.lock(a)?, second))
+    }
+
+    pub(crate) fn space(&self) -> Result<MutexGuard<'_, Space>> {
+        self.space.lock().map_err(poisoned)
+    }
+
+    /// The fingerprint of a key.
+    #[inline]
+    pub(crate) fn print(&self, key: &[u8]) -> u8 {
+        if self.bytes_are_keys {
+            return key_hash(self.hash_seed, key) as u8;
+        }
+        self.order.hashable(key, &mut Vec::new()).map_or(0, |bytes| key_hash(self.hash_seed, bytes) as u8)
+    }
+
+    #[inline]
+    fn is_key(&self, record: &Record, key: &[u8]) -> bool {
+        if self.bytes_are_keys {
+            return record.key_len == key.len() && self.region().cmp(record.key_at, record.key_len, key).is_eq();
+        }
+        let mut stored = Vec::new();
+        record.key(self.region(), &mut stored);
+        self.order.cmp(&stored, key).is_eq()
+    }
+
+    /// The record of `key` in a leaf, by the slots that `commit` says are valid.
+    #[inline]
+    pub(crate) fn look(&self, leaf: Leaf<'_>, commit: Commit, key: &[u8], print: u8) -> Result<Option<Place>> {
+        for n in bits(leaf.alike(commit, print)) {
+            let slot = leaf.slot(n);
+            self.region().prefetch(slot.at(), slot.len().unwrap_or(NEAR).min(NEAR));
+            let record = Record::read(self.region(), slot)?;
+            if self.is_key(&record, key) {
+                return Ok(Some(Place { n, record }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The record of `key` that is in the tree now. What is found was there at some moment of the call, and stays
+    /// readable while `pin` lives.
+    #[inline]
+    pub(crate) fn newest(&self, key: &[u8], pin: &Pin) -> Result<Option<Record>> {
+        let print = self.print(key);
+        loop {
+            let shape = self.shape.load(Ordering::Acquire);
+            let leaf = self.leaf(self.inner.leaf(Goal::At(key), pin));
+            self.region().prefetch(leaf.at, LEAF_LEN);
+            let changes = self.changes(leaf.at).load(Ordering::Acquire);
+            if let Some(place) = self.look(leaf, leaf.commit(), key, print)? {
+                return Ok(Some(place.record));
+            }
+            if self.unchanged(leaf.at, changes, shape) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Whether what was read of a leaf is one state of it, and it was the leaf to read.
+    #[inline]
+    pub(crate) fn unchanged(&self, leaf: u64, changes: u64, shape: u64) -> bool {
+        fence(Ordering::Acquire);
+        self.changes(leaf).load(Ordering::Relaxed) == changes && self.shape.load(Ordering::Relaxed) == shape
+    }
+
+    /// The value of `key` as of the newest commit that is visible.
+    ///
+    /// # Errors
+    /// `Corruption` if the pool is not what was written.
+    #[inline]
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
+        self.get_with(key, |region, record| region.slice(record.value_at(), record.value_len))
+    }
+
+    /// The length of the value of `key`, as [`Tree::get`].
+    pub(crate) fn size_of(&self, key: &[u8]) -> Result<Option<u32>> {
+        // Values are at most 4 GiB - 1, so the cast loses nothing.
+        self.get_with(key, |_, record| record.value_len as u32)
+    }
+
+    fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
+        let pin = Pin::new();
+        loop {
+            let at = self.versions.readers().visible();
+            let newest = self.newest(key, &pin)?;
+            if let Some(record) = newest.filter(|record| record.seqno <= at) {
+                return Ok(Some(read(self.region(), &record)));
+            }
+            if let Some((kind, slot)) = self.versions.find(key, at) {
+                return self.of_version(kind, slot, &read);
+            }
+            // No version is kept where the next one was visible already: then a later moment answers.
+            if newest.is_none_or(|record| record.seqno > self.versions.readers().visible()) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The value of `key` as of `at`, the point of a reader that is registered.
+    pub(crate) fn get_at(&self, key: &[u8], at: SeqNo) -> Result<Option<Slice>> {
+        let pin = Pin::new();
+        let read = |region: &Region, record: &Record| region.slice(record.value_at(), record.value_len);
+        if let Some(record) = self.newest(key, &pin)?.filter(|record| record.seqno <= at) {
+            return Ok(Some(read(self.region(), &record)));
+        }
+        match self.versions.find(key, at) {
+            Some((kind, slot)) => self.of_version(kind, slot, &read),
+            None => Ok(None),
+        }
+    }
+
+    fn of_version<T>(&self, kind: RecordKind, slot: Slot, read: &impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
+        if kind.is_tombstone() {
+            return Ok(None);
+        }
+        let record = Record::read(self.region(), slot)?;
+        Ok(Some(read(self.region(), &record)))
+    }
+
+    /// Records in the tree.
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.medium.level()
+    }
+
+    /// The space of the pool, and leaves in use.
+    pub(crate) fn usage(&self) -> Result<(Usage, u64)> {
+        Ok((self.space()?.usage(), self.leaves.load(Ordering::Acquire)))
+    }
+
+    /// Compares the keys of two records.
+    pub(crate) fn cmp_keys(&self, a: &Record, b: &Record) -> std::cmp::Ordering {
+        if self.order.is_bytewise() {
+            return self.region().cmp_within((a.key_at, a.key_len), (b.key_at, b.key_len));
+        }
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        a.key(self.region(), &mut left);
+        b.key(self.region(), &mut right);
+        self.order.cmp(&left, &right)
+    }
+
+    /// Compares the key of a record with `key`.
+    pub(crate) fn cmp_key(&self, record: &Record, key: &[u8]) -> std::cmp::Ordering {
+        if self.order.is_bytewise() {
+            return self.region().cmp(record.key_at, record.key_len, key);
+        }
+        let mut stored = Vec::with_capacity(record.key_len.min(KEY_LEN_MAX));
+        record.key(self.region(), &mut stored);
+        self.order.cmp(&stored, key)
+    }
+
+    /// The numbers of `records` in the order of their keys, and of one key from the newest to the oldest. Heads are
+    /// taken behind the first `common` bytes, which all keys must begin with.
+    pub(crate) fn sorted(&self, records: &[Record], common: usize, out: &mut Vec<(u64, u32)>) {
+        out.clear();
+        let bytewise = self.order.is_bytewise();
+        let head = |record: &Record| {
+            let rest = record.key_len.saturating_sub(common);
+            if bytewise { self.region().head(record.key_at + (record.key_len - rest) as u64, rest) } else { 0 }
+        };
+        out.extend(records.iter().zip(0..).map(|(record, n)| (head(record), n)));
+        out.sort_unstable_by(|a, b| {
+            a.0.cmp(&b.0).then_with(|| {
+                let (a, b) = (&records[a.1 as usize], &records[b.1 as usize]);
+                self.cmp_keys(a, b).then(b.seqno.cmp(&a.seqno))
+            })
+        });
+    }
+}

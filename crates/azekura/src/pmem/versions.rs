@@ -1,0 +1,247 @@
+//! What was replaced or removed, for as long as somebody may read it.
+//!
+//! A reader at a point that finds something newer in the tree, or nothing, looks here. Before a leaf forgets a record,
+//! its slot is entered under key and sequence number in a table of this process, and a removal as a tombstone behind
+//! it: leaves may be split and merged meanwhile, nothing moves. The records themselves stay where they are in the pool.
+//! Tables follow one another; the oldest is dropped as a whole once no point is older than the youngest replacement in
+//! it, and the space of its records goes back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::cursor::Cursor;
+use crate::engine::Visible;
+use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering, PoisonError};
+use crate::mem::epoch::EpochCell;
+use crate::memtable::Memtable;
+use crate::pmem::record::{Record, Slot};
+use crate::pmem::space::Range;
+use crate::pmem::tree::poisoned;
+
+/// Entries of a table.
+const ENTRIES_MAX: u64 = if EXPLORED { 4 } else { 2048 };
+/// Bytes of records that one table keeps, and the share of a small pool.
+const BYTES_MAX: u64 = 4 << 20;
+const SHARE: u64 = 16;
+
+/// Who reads at which point: plain readers at the newest visible commit, others at points that they have registered.
+#[derive(Debug, Default)]
+pub(crate) struct Readers {
+    visible: Visible,
+    held: Mutex<BTreeMap<SeqNo, usize>>,
+}
+
+impl Readers {
+    pub(crate) fn new(visible: Visible) -> Arc<Readers> {
+        Arc::new(Readers { visible, held: Mutex::new(BTreeMap::new()) })
+    }
+
+    /// The newest commit that everybody may see.
+    #[inline]
+    pub(crate) fn visible(&self) -> SeqNo {
+        self.visible.get()
+    }
+
+    /// Registers a reader at what is visible now.
+    pub(crate) fn hold(self: &Arc<Self>) -> Held {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock: who asks for the oldest point sees this one, or asks before it was chosen.
+        let at = self.visible();
+        *held.entry(at).or_default() += 1;
+        Held { at, readers: Arc::clone(self) }
+    }
+
+    /// No reader has, or will get, a point before this.
+    fn oldest(&self) -> SeqNo {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let visible = self.visible();
+        held.first_key_value().map_or(visible, |(at, _)| visible.min(*at))
+    }
+}
+
+/// A registered point: what is visible at it stays for as long as this does.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) at: SeqNo,
+    readers: Arc<Readers>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = self.readers.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = held.get_mut(&self.at) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.at);
+            }
+        }
+    }
+}
+
+/// What an entry's value is: the word of a slot, and the length of the record's buffer.
+const VALUE_LEN: usize = 16;
+
+/// Entries under key and sequence number.
+struct Table {
+    entries: Arc<Memtable>,
+    /// The highest sequence number that replaced something in it.
+    replaced_by: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// The tables of one tree. Thread safe: writers take turns, readers never wait.
+pub(crate) struct Versions {
+    order: KeyOrder,
+    bytes_max: u64,
+    readers: Arc<Readers>,
+    /// From the oldest to the youngest, which takes entries.
+    tables: EpochCell<Vec<Arc<Table>>>,
+    /// Whether there is anything at all.
+    len: AtomicU64,
+    writing: Mutex<VecDeque<Arc<Table>>>,
+}
+
+impl Versions {
+    /// None yet, for a pool that may have `len_max` bytes.
+    pub(crate) fn new(order: KeyOrder, readers: Arc<Readers>, len_max: u64) -> Versions {
+        let tables = EpochCell::new(Arc::new(Vec::new()));
+        let bytes_max = BYTES_MAX.min(len_max / SHARE);
+        Versions { order, bytes_max, readers, tables, len: AtomicU64::new(0), writing: Mutex::new(VecDeque::new()) }
+    }
+
+    #[inline]
+    pub(crate) fn readers(&self) -> &Arc<Readers> {
+        &self.readers
+    }
+
+    /// Keeps `old`, the record of `key` that `by` replaces or, with `removed`, removes, unless nobody can need it: then
+    /// false. To be called before the leaf forgets it; returns what is free now because its readers are gone.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is no memory, and `Poisoned`; then nothing is kept.
+    pub(crate) fn keep(&self, key: &[u8], old: &Record, by: SeqNo, removed: bool) -> Result<(bool, Vec<Range>)> {
+        let mut tables = self.writing.lock().map_err(poisoned)?;
+        if by <= self.readers.oldest() {
+            return Ok((false, Vec::new()));
+        }
+        let mut freed = Vec::new();
+        let full = |table: &Arc<Table>| {
+            table.entries.len() >= ENTRIES_MAX || table.bytes.load(Ordering::Relaxed) >= self.bytes_max
+        };
+        if tables.back().is_none_or(full) {
+            freed = self.forget(&mut tables);
+            let entries = Arc::new(Memtable::new(self.order.clone(), 0));
+            tables.push_back(Arc::new(Table { entries, replaced_by: AtomicU64::new(0), bytes: AtomicU64::new(0) }));
+            self.publish(&tables);
+        }
+        let table = tables.back().expect("there is a youngest one");
+        table.replaced_by.fetch_max(by.0, Ordering::Relaxed);
+        let mut value = [0; VALUE_LEN];
+        value[..8].copy_from_slice(&old.slot().0.to_le_bytes());
+        value[8..].copy_from_slice(&old.buffer_len().to_le_bytes());
+        let entered =
+            table.entries.insert(EntryRef { user: key, seqno: old.seqno, kind: RecordKind::Put, value: &value });
+        // It is there already if an earlier removal failed at its tombstone.
+        let there = || table.entries.get(key, None, old.seqno).is_some_and(|entry| entry.seqno == old.seqno);
+        match entered {
+            Err(error) if !there() => return Err(error),
+            Err(_) => {}
+            Ok(()) => drop(table.bytes.fetch_add(old.buffer_len(), Ordering::Relaxed)),
+        }
+        if removed {
+            table.entries.insert(EntryRef { user: key, seqno: by, kind: RecordKind::Delete, value: &[] })?;
+        }
+        self.len.fetch_add(1, Ordering::Release);
+        Ok((true, freed))
+    }
+
+    fn publish(&self, tables: &VecDeque<Arc<Table>>) {
+        self.tables.store(Arc::new(tables.iter().cloned().collect()));
+    }
+
+    /// Drops tables that nobody needs; the space of their records, which readers may still be at.
+    fn forget(&self, tables: &mut VecDeque<Arc<Table>>) -> Vec<Range> {
+        let oldest = self.readers.oldest();
+        let mut gone = Vec::new();
+        while let Some(first) = tables.front()
+            && first.replaced_by.load(Ordering::Relaxed) <= oldest.0
+        {
+            gone.extend(tables.pop_front());
+        }
+        if gone.is_empty() {
+            return Vec::new();
+        }
+        self.publish(tables);
+        let mut freed = Vec::new();
+        for table in &gone {
+            let mut cursor = table.entries.cursor();
+            let mut met = cursor.seek_to_first();
+            while let (Ok(()), Some(entry)) = (met, cursor.peek()) {
+                freed.extend(slot_of(&entry).zip(entry.value.last_chunk().map(|len| u64::from_le_bytes(*len))));
+                met = cursor.next();
+            }
+        }
+        self.len.fetch_sub(freed.len() as u64, Ordering::Release);
+        freed.into_iter().map(|(slot, len)| (slot.at(), len)).collect()
+    }
+
+    /// What is free because its readers are gone.
+    pub(crate) fn forget_now(&self) -> Result<Vec<Range>> {
+        let mut tables = self.writing.lock().map_err(poisoned)?;
+        Ok(self.forget(&mut tables))
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// The newest version of `key` not newer than `at`, of those that are kept.
+    pub(crate) fn find(&self, key: &[u8], at: SeqNo) -> Option<(RecordKind, Slot)> {
+        if self.is_empty() {
+            return None;
+        }
+        let tables = self.tables.load();
+        let found = tables.iter().filter_map(|table| {
+            let entry = table.entries.get(key, table.entries.hash_of(key), at)?;
+            Some((entry.seqno, entry.kind, slot_of(&entry).unwrap_or(Slot(0))))
+        });
+        found.max_by_key(|(seqno, _, _)| *seqno).map(|(_, kind, slot)| (kind, slot))
+    }
+
+    /// Shows `visit` the versions not newer than `at` of the keys from `low` up to `high`; without bounds, of all.
+    pub(crate) fn within(
+        &self,
+        low: Option<&[u8]>,
+        high: Option<&[u8]>,
+        at: SeqNo,
+        mut visit: impl FnMut(EntryRef<'_>, Option<Slot>) -> Result<()>,
+    ) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        for table in self.tables.load().iter() {
+            let mut cursor = table.entries.cursor();
+            match low {
+                Some(low) => cursor.seek(KeyRef::first_of(low))?,
+                None => cursor.seek_to_first()?,
+            }
+            while let Some(entry) = cursor.peek() {
+                if high.is_some_and(|high| self.order.cmp(entry.user, high).is_ge()) {
+                    break;
+                }
+                if entry.seqno <= at {
+                    visit(entry, slot_of(&entry))?;
+                }
+                cursor.next()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The slot in an entry; a tombstone has none.
+fn slot_of(entry: &EntryRef<'_>) -> Option<Slot> {
+    entry.value.first_chunk().map(|word| Slot(u64::from_le_bytes(*word)))
+}
