@@ -1,4 +1,5 @@
-//! Taking a lock whose holder may have panicked, the bell that wakes who waits, and memory that others change meanwhile.
+//! Taking a lock whose holder may have panicked, the bell that wakes who waits, and memory that others change
+//! meanwhile.
 //!
 //! A user's comparator or listener may panic while the engine holds one of its locks. The panic is caught at the
 //! thread's boundary and poisons the *database*; the data under the lock is kept consistent by its owner at every point

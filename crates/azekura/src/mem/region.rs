@@ -112,9 +112,10 @@ impl Region {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the first `len` bytes are memory of this region: `grow` opened them, or the caller of `grow` said that
-        // the file has them, and `reserved` is what there is. They stay for as long as `self.memory` does. Every word
-        // is a valid atomic, aligned (the memory begins with a cache line), and nobody has another kind of reference.
+        // SAFETY: the first `len` bytes are memory of this region: `grow` opened them, or the caller of `grow` said
+        // that the file has them, and `reserved` is what there is. They stay for as long as `self.memory` does. Every
+        // word is a valid atomic, aligned (the memory begins with a cache line), and nobody has another kind of
+        // reference.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), (self.len() / 8) as usize) }
     }
 
@@ -320,6 +321,7 @@ mod reserve {
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
     use crate::mem::pages::HUGE_PAGE;
+    use crate::mem::region::{free_zeroed, zeroed};
 
     /// Smaller ones come from the allocator, which costs no call of the system.
     const SMALL: usize = 256 << 10;
@@ -335,7 +337,7 @@ mod reserve {
     impl Reserve {
         pub(super) fn new(len: usize) -> Option<Reserve> {
             if len <= SMALL {
-                let base = super::zeroed(len)?;
+                let base = zeroed(len)?;
                 return Some(Reserve { base, whole: 0, start: base, len });
             }
             let whole = len.checked_add(HUGE_PAGE)?;
@@ -390,7 +392,7 @@ mod reserve {
         fn drop(&mut self) {
             if self.whole == 0 {
                 // SAFETY: `zeroed` gave it with this length, and the owner is going.
-                return unsafe { super::free_zeroed(self.base, self.len) };
+                return unsafe { free_zeroed(self.base, self.len) };
             }
             // SAFETY: the whole of one mapping of ours, and the owner is going. A failure leaves it mapped, no more.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), self.whole) };
@@ -403,6 +405,8 @@ mod reserve {
 mod reserve {
     use std::ptr::NonNull;
 
+    use crate::mem::region::{free_zeroed, zeroed};
+
     pub(super) struct Reserve {
         start: NonNull<u8>,
         len: usize,
@@ -410,7 +414,7 @@ mod reserve {
 
     impl Reserve {
         pub(super) fn new(len: usize) -> Option<Reserve> {
-            super::zeroed(len).map(|start| Reserve { start, len })
+            zeroed(len).map(|start| Reserve { start, len })
         }
 
         pub(super) fn start(&self) -> NonNull<u8> {
@@ -430,7 +434,7 @@ mod reserve {
     impl Drop for Reserve {
         fn drop(&mut self) {
             // SAFETY: `zeroed` gave it with this length, and the owner is going.
-            unsafe { super::free_zeroed(self.start, self.len) }
+            unsafe { free_zeroed(self.start, self.len) }
         }
     }
 }

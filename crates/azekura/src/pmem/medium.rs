@@ -290,6 +290,7 @@ impl Medium for Shared {
 mod tests {
     use super::*;
     use crate::vfs::disk::DiskFs;
+    use crate::vfs::disk::tests::scratch;
     use crate::vfs::{Fs, OpenMode};
 
     #[test]
@@ -308,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_shared_file_keeps_what_was_stored() {
-        let root = tempfile::tempdir().unwrap();
+        let root = scratch(false);
         let path = root.path().join("pool");
         let fs = DiskFs::new();
         let open = |mode| fs.open(&path, mode).unwrap();

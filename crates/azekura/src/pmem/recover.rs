@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::mem::atomic::Ordering;
 use crate::mem::region::PAGE;
 use crate::pmem::inner::Inner;
 use crate::pmem::leaf::{Commit, LEAF_ALIGN, LEAF_LEN, Leaf, SLOTS, Seal, bits};
@@ -92,9 +93,14 @@ pub(crate) fn open<M: Medium>(
         tree.medium.fence(Site::RepairDone);
     }
     tree.inner = Inner::build(&kept, tree.order.clone());
-    used.free_ranges(|range| tree.space.get_mut().map(|space| space.add(range)).unwrap_or_default());
-    *tree.len.get_mut() = report.records;
-    *tree.leaves.get_mut() = report.leaves;
+    let mut free = Vec::new();
+    used.free_ranges(|range| free.push(range));
+    {
+        let mut space = tree.space()?;
+        free.into_iter().for_each(|range| space.add(range));
+    }
+    tree.len.store(report.records, Ordering::Relaxed);
+    tree.leaves.store(report.leaves, Ordering::Relaxed);
     Ok((tree, report))
 }
 

@@ -7,7 +7,8 @@ use crate::pmem::inner::Goal;
 use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, VALID, bits};
 use crate::pmem::medium::{Medium, Site};
 use crate::pmem::record::{Record, Slot};
-use crate::pmem::tree::{HEAD, Tree, poisoned};
+use crate::pmem::tree::{HEAD, Tree};
+use crate::pmem::versions::poisoned;
 
 /// A leaf that is not linked yet. Dropped, it is free again.
 struct Spare<'a, M: Medium> {

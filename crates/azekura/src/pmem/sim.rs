@@ -223,8 +223,8 @@ impl Point {
         }
     }
 
-    /// Shows `visit` every image that a power failure can leave here; where there are more than `bound`, the corners and
-    /// `bound` picks by chance. The same image is shown once.
+    /// Shows `visit` every image that a power failure can leave here; where there are more than `bound`, the corners
+    /// and `bound` picks by chance. The same image is shown once.
     pub(crate) fn images(&self, bound: usize, dice: &mut Dice, mut visit: impl FnMut(&[u8])) -> usize {
         let choices = self.choices();
         let lens: Vec<usize> = choices.iter().map(Vec::len).collect();

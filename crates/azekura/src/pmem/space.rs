@@ -306,12 +306,12 @@ impl Space {
         self.put(joined);
     }
 
-    /// Makes the pool longer, so that there is a span of `len` bytes.
+    /// Makes the pool longer by one step, or so that there is a span of `len` bytes; by less, if it may not get longer:
+    /// what is free at its end may make up for that.
     fn grow<M: Medium>(&mut self, medium: &M, len: u64) -> Result<()> {
-        let wanted = self.len.checked_add(len.max(self.grow_by)).ok_or_else(|| out_of_space(len))?;
-        let least = self.len.saturating_add(len).checked_next_multiple_of(PAGE).ok_or_else(|| out_of_space(len))?;
-        let to = wanted.checked_next_multiple_of(self.grow_by).unwrap_or(least).min(self.len_max);
-        if to < least {
+        let wanted = self.len.saturating_add(len.max(self.grow_by));
+        let to = wanted.checked_next_multiple_of(self.grow_by).unwrap_or(u64::MAX).min(self.len_max);
+        if to <= self.len {
             return Err(out_of_space(len));
         }
         medium.grow(to)?;
@@ -432,6 +432,17 @@ mod tests {
         assert!(other.len() as u64 >= LEN_MAX / 4000 - 2 * LEN_MAX / RUN, "{}", other.len());
         other.iter().for_each(|at| space.give_back((*at, 4000)));
         space.take(&image, LEN_MAX).unwrap();
+    }
+
+    #[test]
+    fn what_is_free_at_the_end_counts_where_the_pool_can_hardly_grow() {
+        let (image, mut space) = space();
+        space.take(&image, 16 << 10).unwrap();
+        let at = space.take(&image, LEN_MAX - (32 << 10)).unwrap();
+        assert_eq!((space.usage().len, at), (LEN_MAX - (16 << 10), 16 << 10));
+        space.give_back((at, LEN_MAX - (32 << 10)));
+        assert_eq!(space.take(&image, LEN_MAX - (16 << 10)).unwrap(), 16 << 10);
+        assert_eq!(space.usage(), Usage { len: LEN_MAX, free: 0, leaves_free: 0 });
     }
 
     #[test]

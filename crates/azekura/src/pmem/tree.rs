@@ -1,8 +1,10 @@
 //! The tree: where everything hangs together, and how it is read.
 
+use std::sync::Arc;
+
 use crate::base::checksum::{key_hash, place_seed};
 use crate::base::key::KEY_LEN_MAX;
-use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{KeyOrder, RecordKind, Result, SeqNo};
 use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, MutexGuard, Ordering, fence};
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
@@ -12,8 +14,7 @@ use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
 use crate::pmem::medium::{Level, Medium};
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::space::{Space, Usage};
-use crate::pmem::versions::{Readers, Versions};
-use std::sync::Arc;
+use crate::pmem::versions::{Readers, Versions, poisoned};
 
 /// Where the first leaf stands.
 pub(crate) const HEAD: u64 = 4096;
@@ -75,11 +76,6 @@ pub(crate) struct Tree<M> {
 pub(crate) struct Place {
     pub(crate) n: usize,
     pub(crate) record: Record,
-}
-
-#[cold]
-pub(crate) fn poisoned<T>(_: T) -> Error {
-    Error::new(ErrorKind::Poisoned, "a comparator panicked")
 }
 
 /// The seed of a pool's checks.

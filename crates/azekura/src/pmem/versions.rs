@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::Visible;
 use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering, PoisonError};
@@ -17,7 +17,6 @@ use crate::mem::epoch::EpochCell;
 use crate::memtable::Memtable;
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::space::Range;
-use crate::pmem::tree::poisoned;
 
 /// Entries of a table.
 const ENTRIES_MAX: u64 = if EXPLORED { 4 } else { 2048 };
@@ -244,4 +243,10 @@ impl Versions {
 /// The slot in an entry; a tombstone has none.
 fn slot_of(entry: &EntryRef<'_>) -> Option<Slot> {
     entry.value.first_chunk().map(|word| Slot(u64::from_le_bytes(*word)))
+}
+
+/// A lock whose holder panicked.
+#[cold]
+pub(crate) fn poisoned<T>(_: T) -> Error {
+    Error::new(ErrorKind::Poisoned, "a comparator panicked")
 }

@@ -1,7 +1,7 @@
 //! Putting and removing records.
 //!
-//! A record is written and flushed before its leaf is locked. Under the lock a free slot is filled, one fence makes both
-//! durable, and the commit word makes them count: with the new slot, and without the one it replaces.
+//! A record is written and flushed before its leaf is locked. Under the lock a free slot is filled, one fence makes
+//! both durable, and the commit word makes them count: with the new slot, and without the one it replaces.
 
 use crate::base::{EntryRef, RecordKind, Result, SeqNo};
 use crate::mem::atomic::{MutexGuard, Ordering};

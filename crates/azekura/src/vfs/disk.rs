@@ -193,9 +193,17 @@ impl Drop for DiskLock {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    /// A directory on this machine that goes with what is returned, in memory if there is such a place and it is asked
+    /// for.
+    pub(crate) fn scratch(in_memory: bool) -> tempfile::TempDir {
+        let place = Path::new("/dev/shm");
+        let there = if in_memory { tempfile::tempdir_in(place).ok() } else { None };
+        there.unwrap_or_else(|| tempfile::tempdir().unwrap())
+    }
 
     #[test]
     fn modes_are_for_the_owner_only() {

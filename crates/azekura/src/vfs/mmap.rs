@@ -1,9 +1,10 @@
 //! Shared mappings of a file on disk: the only unsafe code of this folder.
 //!
-//! A [`DiskMapping`] is never read and never handed out as a reference: bytes go in through `write_at`, and come back through
-//! `File::read_at`, which is coherent with it (one page cache). So no Rust reference ever points at memory that another
-//! process could change. [`MappedWords`] are read and written, but as atomics alone. What stays the caller's duty is that the file is not cut shorter than a range that is being
-//! stored into: that raises SIGBUS, which ends the process but corrupts nothing.
+//! A [`DiskMapping`] is never read and never handed out as a reference: bytes go in through `write_at`, and come back
+//! through `File::read_at`, which is coherent with it (one page cache). So no Rust reference ever points at memory that
+//! another process could change. [`MappedWords`] are read and written, but as atomics alone. What stays the caller's
+//! duty is that the file is not cut shorter than what is being stored into: that raises SIGBUS, which ends the process
+//! but corrupts nothing.
 
 #![allow(unsafe_code)]
 
@@ -116,7 +117,8 @@ pub(crate) struct MappedWords {
     path: PathBuf,
 }
 
-// SAFETY: the mapping belongs to this value alone, memory mappings are not bound to a thread, and atomics may be shared.
+// SAFETY: the mapping belongs to this value alone, memory mappings are not bound to a thread, and atomics may be
+// shared.
 unsafe impl Send for MappedWords {}
 // SAFETY: as above.
 unsafe impl Sync for MappedWords {}

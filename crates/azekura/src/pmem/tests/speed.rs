@@ -11,10 +11,12 @@ use crate::base::SeqNo;
 use crate::cursor::Cursor;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
-use crate::pmem::medium::{Image, Medium};
+use crate::pmem::medium::{Image, Medium, Shared};
 use crate::pmem::tree::PoolOptions;
-use crate::vfs::Env;
+use crate::vfs::disk::DiskFs;
+use crate::vfs::disk::tests::scratch;
 use crate::vfs::env::SystemEnv;
+use crate::vfs::{Env, Fs, OpenMode};
 
 fn mixed(n: u64) -> u64 {
     let n = (n ^ n >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -62,6 +64,52 @@ fn a_record_costs_forty_bytes_more_than_itself_at_most() {
         let (usage, _) = world.tree.usage().unwrap();
         assert!(usage.free < 2 << 20, "what is free at the end of a run or a step: {}", usage.free);
     }
+}
+
+/// Prints what records cost, and how long the pool takes to open.
+fn reopen(world: World<Image>, options: &PoolOptions) {
+    let count = world.tree.len();
+    let (pool, memory) = overhead(&world, 116);
+    println!("  {pool:.1} bytes of overhead in the pool, {memory:.1} in memory");
+    let bytes = world.tree.region().len();
+    let image = Image::new(options.len_max).unwrap();
+    image.grow(bytes).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    for at in (0..bytes).step_by(1 << 20) {
+        let piece = &mut piece[..(bytes - at).min(1 << 20) as usize];
+        world.tree.region().read(at, piece);
+        image.write(at, &[piece]);
+    }
+    drop(world);
+    time("open, per record", count, || {
+        World::open(image, options).unwrap();
+    });
+}
+
+/// What `BTreeMap` takes for the same: insert, get hit, get miss, scan.
+fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[u32]) -> [f64; 4] {
+    println!("beside it, BTreeMap<[u8; 16], Box<[u8]>>");
+    let (count, value) = (keys.len() as u64, [7; 100]);
+    let mut map = BTreeMap::new();
+    let insert = time("insert", count, || {
+        for key in keys {
+            map.insert(*key, Box::<[u8]>::from(&value[..]));
+        }
+    });
+    let hit = time("get hit, copied", count, || {
+        for n in shuffled {
+            black_box(crate::mem::slice::Slice::from(&*map[&keys[*n as usize]]));
+        }
+    });
+    let miss = time("get miss", count, || {
+        for key in absent {
+            black_box(map.contains_key(key));
+        }
+    });
+    let scan = time("scan, per entry", count, || {
+        assert_eq!(map.iter().filter(|(_, value)| black_box(value)[0] == 7).count() as u64, count);
+    });
+    [insert, hit, miss, scan]
 }
 
 fn measure(count: u64) {
@@ -114,51 +162,60 @@ fn measure(count: u64) {
             world.visible.publish(seqno);
         }
     });
-    let (pool, memory) = overhead(&world, 116);
-    println!("  {pool:.1} bytes of overhead in the pool, {memory:.1} in memory");
-    let bytes = world.tree.region().len();
-    let image = Image::new(options.len_max).unwrap();
-    image.grow(bytes).unwrap();
-    let mut piece = vec![0; 1 << 20];
-    for at in (0..bytes).step_by(1 << 20) {
-        let piece = &mut piece[..(bytes - at).min(1 << 20) as usize];
-        world.tree.region().read(at, piece);
-        image.write(at, &[piece]);
-    }
-    drop(world);
-    time("open, per record", count, || {
-        World::open(image, &options).unwrap();
-    });
-    println!("beside it, BTreeMap<[u8; 16], Box<[u8]>>");
-    let mut map = BTreeMap::new();
-    let insert = time("insert", count, || {
-        for key in &keys {
-            map.insert(*key, Box::<[u8]>::from(&value[..]));
-        }
-    });
-    let hit = time("get hit, copied", count, || {
-        for n in &shuffled {
-            black_box(crate::mem::slice::Slice::from(&*map[&keys[*n as usize]]));
-        }
-    });
-    let miss = time("get miss", count, || {
-        for key in &absent {
-            black_box(map.contains_key(key));
-        }
-    });
-    let scan = time("scan, per entry", count, || {
-        assert_eq!(map.iter().filter(|(_, value)| black_box(value)[0] == 7).count() as u64, count);
-    });
-    for ((what, ours), theirs) in
-        ["insert", "get hit", "get miss", "scan"].iter().zip(ours).zip([insert, hit, miss, scan])
-    {
+    reopen(world, &options);
+    let theirs = beside(&keys, &absent, &shuffled);
+    for ((what, ours), theirs) in ["insert", "get hit", "get miss", "scan"].iter().zip(ours).zip(theirs) {
         println!("  {what:<10} {:.2} of BTreeMap's time", ours / theirs);
     }
+}
+
+/// The same tree on different media, and two writers with keys of their own.
+#[expect(clippy::disallowed_methods, reason = "the writers race, and in vfs no threads are scoped")]
+fn media<M: Medium>(what: &str, medium: impl Fn() -> M) {
+    let count = 1_000_000;
+    let options = PoolOptions { len_max: 1 << 30, grow_by: 16 << 20, slots: SLOTS };
+    let keys: Vec<[u8; 16]> = (0..count).map(random_key).collect();
+    println!("{count} records on {what}");
+    let world = World::create(medium(), &options);
+    let one = time("insert", count, || {
+        for (n, key) in keys.iter().enumerate() {
+            world.tree.put(key, SeqNo(n as u64 + 1), &[7; 100]).unwrap();
+        }
+    });
+    world.visible.publish(SeqNo(count));
+    time("get hit", count, || {
+        for n in 0..count {
+            black_box(world.tree.get(&keys[(mixed(n + 7) % count) as usize]).unwrap().unwrap());
+        }
+    });
+    drop(world);
+    let world = World::create(medium(), &options);
+    let two = time("insert, two writers", count, || {
+        std::thread::scope(|s| {
+            for writer in 0..2 {
+                let (world, keys) = (&world, &keys);
+                s.spawn(move || {
+                    for n in (writer..count as usize).step_by(2) {
+                        world.tree.put(&keys[n], SeqNo(n as u64 + 1), &[7; 100]).unwrap();
+                    }
+                });
+            }
+        });
+    });
+    assert_eq!(world.tree.len(), count);
+    println!("  two writers are {:.2} times as fast as one", one / two);
 }
 
 #[test]
 #[ignore = "measures speed; run it alone, in release"]
 fn speed() {
+    media("an image", || Image::new(1 << 30).unwrap());
+    let root = scratch(true);
+    media("a file used as memory", || {
+        let _ = DiskFs::new().remove_file(&root.path().join("pool"));
+        let file = DiskFs::new().open(&root.path().join("pool"), OpenMode::Create).unwrap();
+        Shared::new(file, 1 << 30).unwrap()
+    });
     measure(500_000);
     measure(5_000_000);
 }

@@ -14,6 +14,7 @@ use crate::pmem::medium::{Image, Medium, Shared};
 use crate::pmem::tree::PoolOptions;
 use crate::vfs::dice::Dice;
 use crate::vfs::disk::DiskFs;
+use crate::vfs::disk::tests::scratch;
 use crate::vfs::{Fs, OpenMode};
 
 /// Gives sequence numbers out, and makes them visible in their order.
@@ -52,82 +53,87 @@ fn round_of(n: u64, bytes: &[u8]) -> u64 {
     word(8)
 }
 
+/// Keys of which every third is always there.
+const KEYS: u64 = 240;
+
+/// Looks keys up while others write: what is always there is found, and no key's value goes back.
+fn look_up<M: Medium>(world: &World<M>, dice: &mut Dice, seen: &mut [u64]) {
+    for _ in 0..200 {
+        let n = dice.below(KEYS as usize) as u64;
+        let got = world.tree.get(&key(n)).unwrap();
+        assert!(got.is_some() || !n.is_multiple_of(3), "a key that is always there was not found");
+        if let Some(got) = got {
+            let round = round_of(n, &got);
+            assert!(round >= seen[n as usize], "an older value came back");
+            seen[n as usize] = round;
+        }
+    }
+}
+
+/// One point shows the same forward, backward and key by key.
+fn walk<M: Medium>(world: &World<M>) {
+    let held = Arc::new(world.readers.hold());
+    let mut cursor = world.tree.cursor(Arc::clone(&held));
+    let (mut forward, mut backward) = (Vec::new(), Vec::new());
+    cursor.seek_to_first().unwrap();
+    while let Some(entry) = cursor.peek() {
+        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
+        forward.push((n, round_of(n, entry.value)));
+        cursor.next().unwrap();
+    }
+    assert!(forward.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    assert_eq!(forward.iter().filter(|(n, _)| n % 3 == 0).count() as u64, KEYS / 3);
+    cursor.seek_to_last().unwrap();
+    while let Some(entry) = cursor.peek() {
+        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
+        backward.push((n, round_of(n, entry.value)));
+        cursor.prev().unwrap();
+    }
+    backward.reverse();
+    assert_eq!(forward, backward, "one point showed two things");
+    for &(n, round) in forward.iter().step_by(7) {
+        let got = world.tree.get_at(&key(n), held.at).unwrap().expect("it was there");
+        assert_eq!(round_of(n, &got), round);
+    }
+}
+
 /// Two writers, each with keys of its own between those that never change, and readers of all of them.
 fn race<M: Medium>(world: &World<M>, rounds: u64) {
-    let keys = 240u64;
     let order = Order { world, next: AtomicU64::new(1) };
-    for n in (0..keys).step_by(3) {
+    for n in (0..KEYS).step_by(3) {
         order.commit(|seqno| world.tree.put(&key(n), seqno, &value(n, 0)).unwrap());
     }
-    let stop = AtomicBool::new(false);
-    let scanned = AtomicU64::new(0);
+    let (stop, walked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let write = |writer: u64| {
+        let mut dice = Dice::new(writer, 8);
+        for round in 1..=rounds {
+            let n = dice.below(KEYS as usize / 3) as u64 * 3 + writer;
+            // For a while there are many, then few: leaves are split and joined.
+            let put = dice.eighths(if round / 400 % 2 == 0 { 7 } else { 1 });
+            order.commit(|seqno| match put {
+                true => world.tree.put(&key(n), seqno, &value(n, round)).unwrap(),
+                false => drop(world.tree.remove(&key(n), seqno).unwrap()),
+            });
+        }
+    };
     std::thread::scope(|s| {
         for reader in 0..2u64 {
-            let (stop, scanned) = (&stop, &scanned);
+            let (stop, walked) = (&stop, &walked);
             s.spawn(move || {
-                let (mut dice, mut seen) = (Dice::new(reader, 9), vec![0; keys as usize]);
+                let (mut dice, mut seen) = (Dice::new(reader, 9), vec![0; KEYS as usize]);
                 while !stop.load(Ordering::Relaxed) {
-                    for _ in 0..200 {
-                        let n = dice.below(keys as usize) as u64;
-                        let got = world.tree.get(&key(n)).unwrap();
-                        assert!(got.is_some() || !n.is_multiple_of(3), "a key that is always there was not found");
-                        if let Some(got) = got {
-                            let round = round_of(n, &got);
-                            assert!(round >= seen[n as usize], "an older value came back");
-                            seen[n as usize] = round;
-                        }
-                    }
-                    let held = Arc::new(world.readers.hold());
-                    let mut forward = Vec::new();
-                    let mut cursor = world.tree.cursor(Arc::clone(&held));
-                    cursor.seek_to_first().unwrap();
-                    while let Some(entry) = cursor.peek() {
-                        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
-                        forward.push((n, round_of(n, entry.value)));
-                        cursor.next().unwrap();
-                    }
-                    assert!(forward.windows(2).all(|pair| pair[0].0 < pair[1].0));
-                    assert_eq!(forward.iter().filter(|(n, _)| n % 3 == 0).count() as u64, keys / 3);
-                    let mut backward = Vec::new();
-                    cursor.seek_to_last().unwrap();
-                    while let Some(entry) = cursor.peek() {
-                        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
-                        backward.push((n, round_of(n, entry.value)));
-                        cursor.prev().unwrap();
-                    }
-                    backward.reverse();
-                    assert_eq!(forward, backward, "one point showed two things");
-                    for &(n, round) in forward.iter().step_by(7) {
-                        let got = world.tree.get_at(&key(n), held.at).unwrap().expect("it was there");
-                        assert_eq!(round_of(n, &got), round);
-                    }
-                    scanned.fetch_add(1, Ordering::Relaxed);
+                    look_up(world, &mut dice, &mut seen);
+                    walk(world);
+                    walked.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
-        let writers: Vec<_> = (1..3u64)
-            .map(|writer| {
-                let order = &order;
-                s.spawn(move || {
-                    let mut dice = Dice::new(writer, 8);
-                    for round in 1..=rounds {
-                        let n = dice.below(keys as usize / 3) as u64 * 3 + writer;
-                        order.commit(|seqno| {
-                            // For a while there are many, then few: leaves are split and joined.
-                            if dice.eighths(if round / 400 % 2 == 0 { 7 } else { 1 }) {
-                                order.world.tree.put(&key(n), seqno, &value(n, round)).unwrap();
-                            } else {
-                                order.world.tree.remove(&key(n), seqno).unwrap();
-                            }
-                        });
-                    }
-                })
-            })
-            .collect();
+        let write = &write;
+        let writers = [1, 2].map(|writer| s.spawn(move || write(writer)));
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(scanned.load(Ordering::Relaxed) > 0);
+    assert!(walked.load(Ordering::Relaxed) > 0);
     world.is_sound();
 }
 
@@ -144,7 +150,7 @@ fn readers_and_two_writers_never_see_what_is_not_there() {
 
 #[test]
 fn a_file_used_as_memory_is_there_in_the_next_life() {
-    let root = tempfile::tempdir().unwrap();
+    let root = scratch(true);
     let (fs, path) = (DiskFs::new(), root.path().join("pool"));
     let options = PoolOptions { len_max: 1 << 20, grow_by: 16 * PAGE, slots: 5 };
     let shared = |mode| Shared::new(fs.open(&path, mode).unwrap(), options.len_max).unwrap();
