@@ -198,18 +198,26 @@ impl Region {
     /// Copies the bytes from `at` on to `out`.
     #[inline]
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
-        let span = self.span(at, out.len() as u64);
         let bits = at % 8 * 8;
+        let mut words = self.span(at, out.len() as u64).iter().map(|word| u64::from_le(word.load(Ordering::Relaxed)));
         let mut chunks = out.chunks_exact_mut(8);
-        let mut n = 0;
+        if bits == 0 {
+            for (chunk, word) in (&mut chunks).zip(&mut words) {
+                chunk.copy_from_slice(&word.to_le_bytes());
+            }
+            let rest = chunks.into_remainder();
+            rest.copy_from_slice(&words.next().unwrap_or(0).to_le_bytes()[..rest.len()]);
+            return;
+        }
+        let mut low = words.next().unwrap_or(0);
         for chunk in &mut chunks {
-            chunk.copy_from_slice(&shifted(span, n, bits).to_le_bytes());
-            n += 1;
+            let high = words.next().unwrap_or(0);
+            chunk.copy_from_slice(&(low >> bits | high << (64 - bits)).to_le_bytes());
+            low = high;
         }
         let rest = chunks.into_remainder();
-        if !rest.is_empty() {
-            rest.copy_from_slice(&shifted(span, n, bits).to_le_bytes()[..rest.len()]);
-        }
+        let last = low >> bits | words.next().unwrap_or(0) << (64 - bits);
+        rest.copy_from_slice(&last.to_le_bytes()[..rest.len()]);
     }
 
     /// The bytes from `at` on as a string of their own.

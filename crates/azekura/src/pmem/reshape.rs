@@ -119,11 +119,14 @@ impl<M: Medium> Tree<M> {
 
     /// What is in a leaf whose lock is held.
     fn contents(&self, leaf: Leaf<'_>, commit: Commit) -> Result<Contents> {
-        let slots: Vec<_> = bits(commit.valid()).map(|n| (n, leaf.slot(n), leaf.print(n))).collect();
+        let (mut slots, mut records) = (Vec::with_capacity(SLOTS), Vec::with_capacity(SLOTS));
+        slots.extend(bits(commit.valid()).map(|n| (n, leaf.slot(n), leaf.print(n))));
         for (_, slot, _) in &slots {
             self.region().prefetch(slot.at(), 64);
         }
-        let records = slots.iter().map(|(_, slot, _)| Record::read(self.region(), *slot)).collect::<Result<_>>()?;
+        for (_, slot, _) in &slots {
+            records.push(Record::read(self.region(), *slot)?);
+        }
         Ok(Contents { slots, records })
     }
 

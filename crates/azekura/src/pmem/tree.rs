@@ -22,6 +22,9 @@ pub(crate) const HEAD: u64 = 4096;
 /// Locks of leaves: a leaf has that of its place.
 const STRIPES: usize = if EXPLORED { 2 } else { 64 };
 
+/// So many bits tell the records of a leaf apart while they are sorted.
+const NUMBER_BITS: u32 = 6;
+
 /// A value that is worth fetching before its key was compared, in bytes.
 const NEAR: u64 = 192;
 
@@ -308,17 +311,35 @@ impl<M: Medium> Tree<M> {
     /// taken behind the first `common` bytes, which all keys must begin with.
     pub(crate) fn sorted(&self, records: &[Record], common: usize, out: &mut Vec<(u64, u32)>) {
         out.clear();
-        let bytewise = self.order.is_bytewise();
         let head = |record: &Record| {
             let rest = record.key_len.saturating_sub(common);
-            if bytewise { self.region().head(record.key_at + (record.key_len - rest) as u64, rest) } else { 0 }
+            self.region().head(record.key_at + (record.key_len - rest) as u64, rest)
         };
-        out.extend(records.iter().zip(0..).map(|(record, n)| (head(record), n)));
-        out.sort_unstable_by(|a, b| {
-            a.0.cmp(&b.0).then_with(|| {
-                let (a, b) = (&records[a.1 as usize], &records[b.1 as usize]);
-                self.cmp_keys(a, b).then(b.seqno.cmp(&a.seqno))
-            })
-        });
+        let by_key = |a: &(u64, u32), b: &(u64, u32)| {
+            let (a, b) = (&records[a.1 as usize], &records[b.1 as usize]);
+            self.cmp_keys(a, b).then(b.seqno.cmp(&a.seqno))
+        };
+        if !self.order.is_bytewise() || records.len() > 1 << NUMBER_BITS {
+            out.extend(records.iter().zip(0..).map(|(record, n)| (head(record), n)));
+            return out.sort_unstable_by(by_key);
+        }
+        // Plain numbers are sorted fastest: the upper bits of the heads, and in the lower ones which record it is.
+        let mut packed = [0; 1 << NUMBER_BITS];
+        let packed = &mut packed[..records.len()];
+        for ((n, record), word) in records.iter().enumerate().zip(packed.iter_mut()) {
+            *word = head(record) >> NUMBER_BITS << NUMBER_BITS | n as u64;
+        }
+        packed.sort_unstable();
+        let number = (1 << NUMBER_BITS) - 1;
+        out.extend(packed.iter().map(|word| (word >> NUMBER_BITS, (word & number) as u32)));
+        let mut rest = out.as_mut_slice();
+        while let Some((first, _)) = rest.first() {
+            let alike = rest.iter().take_while(|(head, _)| head == first).count();
+            let (same, behind) = std::mem::take(&mut rest).split_at_mut(alike);
+            if alike > 1 {
+                same.sort_unstable_by(by_key);
+            }
+            rest = behind;
+        }
     }
 }
