@@ -9,6 +9,7 @@
 //! Bytes in a word are little-endian, as they are in files.
 #![allow(unsafe_code)]
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cmp::Ordering as Order;
 use std::ptr::NonNull;
 use std::slice;
@@ -198,26 +199,22 @@ impl Region {
     /// Copies the bytes from `at` on to `out`.
     #[inline]
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
-        let bits = at % 8 * 8;
-        let mut words = self.span(at, out.len() as u64).iter().map(|word| u64::from_le(word.load(Ordering::Relaxed)));
-        let mut chunks = out.chunks_exact_mut(8);
+        let (span, bits) = (self.span(at, out.len() as u64), at % 8 * 8);
+        let (chunks, rest) = out.as_chunks_mut::<8>();
+        let whole = chunks.len();
+        let word = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
         if bits == 0 {
-            for (chunk, word) in (&mut chunks).zip(&mut words) {
-                chunk.copy_from_slice(&word.to_le_bytes());
+            for (chunk, low) in chunks.iter_mut().zip(span) {
+                *chunk = word(low).to_le_bytes();
             }
-            let rest = chunks.into_remainder();
-            rest.copy_from_slice(&words.next().unwrap_or(0).to_le_bytes()[..rest.len()]);
-            return;
+        } else {
+            for (chunk, pair) in chunks.iter_mut().zip(span.windows(2)) {
+                *chunk = (word(&pair[0]) >> bits | word(&pair[1]) << (64 - bits)).to_le_bytes();
+            }
         }
-        let mut low = words.next().unwrap_or(0);
-        for chunk in &mut chunks {
-            let high = words.next().unwrap_or(0);
-            chunk.copy_from_slice(&(low >> bits | high << (64 - bits)).to_le_bytes());
-            low = high;
+        if !rest.is_empty() {
+            rest.copy_from_slice(&shifted(span, whole, bits).to_le_bytes()[..rest.len()]);
         }
-        let rest = chunks.into_remainder();
-        let last = low >> bits | words.next().unwrap_or(0) << (64 - bits);
-        rest.copy_from_slice(&last.to_le_bytes()[..rest.len()]);
     }
 
     /// The bytes from `at` on as a string of their own.
@@ -318,23 +315,78 @@ fn no_room(len: u64) -> Error {
     Error::new(ErrorKind::OutOfSpace, format!("no memory for {len} bytes"))
 }
 
-use reserve::Reserve;
+/// Zeros from the allocator, aligned to a page.
+struct Zeros {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Zeros {
+    fn new(len: usize) -> Option<Zeros> {
+        let layout = Layout::from_size_align(len, PAGE as usize).ok().filter(|layout| layout.size() > 0)?;
+        // SAFETY: the size is not zero.
+        NonNull::new(unsafe { alloc_zeroed(layout) }).map(|start| Zeros { start, len })
+    }
+}
+
+impl Drop for Zeros {
+    fn drop(&mut self) {
+        // SAFETY: `new` allocated it with this very layout, and the owner is going.
+        unsafe { dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.len, PAGE as usize)) }
+    }
+}
+
+/// Addresses for all that a private region may become. Small ones come from the allocator, with memory, which costs no
+/// call of the system.
+enum Reserve {
+    Zeros(Zeros),
+    Mapped(Mapped),
+}
+
+impl Reserve {
+    const SMALL: usize = 256 << 10;
+
+    fn new(len: usize) -> Option<Reserve> {
+        if len <= Reserve::SMALL { Zeros::new(len).map(Reserve::Zeros) } else { Mapped::new(len).map(Reserve::Mapped) }
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Reserve::Zeros(zeros) => zeros.start,
+            Reserve::Mapped(mapped) => mapped.start(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Reserve::Zeros(zeros) => zeros.len,
+            Reserve::Mapped(mapped) => mapped.len(),
+        }
+    }
+
+    /// Gives memory to `from..to`, zeros that may be read and written.
+    fn open(&self, from: usize, to: usize) -> Option<()> {
+        assert!(from <= to && to <= self.len());
+        match self {
+            Reserve::Zeros(_) => Some(()),
+            Reserve::Mapped(mapped) => mapped.open(from, to),
+        }
+    }
+}
+
+use mapped::Mapped;
 
 /// Addresses without memory, which are given memory piece by piece.
 #[cfg(all(unix, not(miri)))]
-mod reserve {
+mod mapped {
     use std::ffi::c_void;
     use std::ptr::{self, NonNull};
 
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
     use crate::mem::pages::HUGE_PAGE;
-    use crate::mem::region::{free_zeroed, zeroed};
 
-    /// Smaller ones come from the allocator, which costs no call of the system.
-    const SMALL: usize = 256 << 10;
-
-    pub(super) struct Reserve {
+    pub(super) struct Mapped {
         /// The mapping, and where the reserve begins in it.
         base: NonNull<u8>,
         whole: usize,
@@ -342,19 +394,15 @@ mod reserve {
         len: usize,
     }
 
-    impl Reserve {
-        pub(super) fn new(len: usize) -> Option<Reserve> {
-            if len <= SMALL {
-                let base = zeroed(len)?;
-                return Some(Reserve { base, whole: 0, start: base, len });
-            }
+    impl Mapped {
+        pub(super) fn new(len: usize) -> Option<Mapped> {
             let whole = len.checked_add(HUGE_PAGE)?;
             // SAFETY: a private anonymous mapping at an address of the system's choice touches nothing that exists.
             let base = unsafe { mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE).ok()? };
             let base = NonNull::new(base.cast::<u8>())?;
             // SAFETY: the mapping is longer than `len` by what aligning takes off.
             let start = unsafe { base.add(base.align_offset(HUGE_PAGE)) };
-            Some(Reserve { base, whole, start, len })
+            Some(Mapped { base, whole, start, len })
         }
 
         pub(super) fn start(&self) -> NonNull<u8> {
@@ -365,12 +413,9 @@ mod reserve {
             self.len
         }
 
-        /// Gives memory to `from..to`, zeros that may be read and written.
+        /// As [`Reserve::open`](crate::mem::region::Reserve::open), for a range that was looked at there.
         pub(super) fn open(&self, from: usize, to: usize) -> Option<()> {
             assert!(from <= to && to <= self.len);
-            if self.whole == 0 {
-                return Some(());
-            }
             // SAFETY: the range lies in the mapping, which is ours; opened pages stay open, and no reference to those
             // that are not open exists.
             unsafe {
@@ -396,12 +441,8 @@ mod reserve {
     #[cfg(not(target_os = "linux"))]
     unsafe fn advise_huge(_start: *mut c_void, _len: usize) {}
 
-    impl Drop for Reserve {
+    impl Drop for Mapped {
         fn drop(&mut self) {
-            if self.whole == 0 {
-                // SAFETY: `zeroed` gave it with this length, and the owner is going.
-                return unsafe { free_zeroed(self.base, self.len) };
-            }
             // SAFETY: the whole of one mapping of ours, and the owner is going. A failure leaves it mapped, no more.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), self.whole) };
         }
@@ -410,55 +451,30 @@ mod reserve {
 
 /// Where there is no way to reserve addresses: memory at once.
 #[cfg(any(not(unix), miri))]
-mod reserve {
+mod mapped {
     use std::ptr::NonNull;
 
-    use crate::mem::region::{free_zeroed, zeroed};
+    use crate::mem::region::Zeros;
 
-    pub(super) struct Reserve {
-        start: NonNull<u8>,
-        len: usize,
-    }
+    pub(super) struct Mapped(Zeros);
 
-    impl Reserve {
-        pub(super) fn new(len: usize) -> Option<Reserve> {
-            zeroed(len).map(|start| Reserve { start, len })
+    impl Mapped {
+        pub(super) fn new(len: usize) -> Option<Mapped> {
+            Zeros::new(len).map(Mapped)
         }
 
         pub(super) fn start(&self) -> NonNull<u8> {
-            self.start
+            self.0.start
         }
 
         pub(super) fn len(&self) -> usize {
-            self.len
+            self.0.len
         }
 
-        pub(super) fn open(&self, from: usize, to: usize) -> Option<()> {
-            assert!(from <= to && to <= self.len);
+        pub(super) fn open(&self, _from: usize, _to: usize) -> Option<()> {
             Some(())
         }
     }
-
-    impl Drop for Reserve {
-        fn drop(&mut self) {
-            // SAFETY: `zeroed` gave it with this length, and the owner is going.
-            unsafe { free_zeroed(self.start, self.len) }
-        }
-    }
-}
-
-/// Zeros from the allocator, aligned to a page.
-fn zeroed(len: usize) -> Option<NonNull<u8>> {
-    let layout = std::alloc::Layout::from_size_align(len, PAGE as usize).ok().filter(|layout| layout.size() > 0)?;
-    // SAFETY: the size is not zero.
-    NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
-}
-
-/// # Safety
-/// `start` and `len` are those of one `zeroed`, and nothing uses the memory any more.
-unsafe fn free_zeroed(start: NonNull<u8>, len: usize) {
-    // SAFETY: `zeroed` allocated it with this very layout.
-    unsafe { std::alloc::dealloc(start.as_ptr(), std::alloc::Layout::from_size_align_unchecked(len, PAGE as usize)) }
 }
 
 #[cfg(test)]

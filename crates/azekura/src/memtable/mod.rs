@@ -26,7 +26,7 @@ pub(crate) mod record;
 #[cfg(test)]
 mod schedules;
 #[cfg(test)]
-mod speed;
+pub(crate) mod speed;
 pub(crate) mod tree;
 
 pub(crate) use memtable::Memtable;

@@ -13,12 +13,12 @@ use crate::vfs::env::SystemEnv;
 
 const COUNT: u64 = 500_000;
 
-fn mixed(n: u64) -> u64 {
+pub(crate) fn mixed(n: u64) -> u64 {
     let n = (n ^ n >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (n ^ n >> 29).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
-fn random_key(n: u64) -> [u8; 16] {
+pub(crate) fn random_key(n: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&mixed(n).to_be_bytes());
     key[8..].copy_from_slice(&mixed(!n).to_be_bytes());
@@ -33,11 +33,14 @@ fn ascending_key(n: u64) -> [u8; 16] {
     format!("{n:016}").into_bytes().try_into().expect("16 digits")
 }
 
-fn time(what: &str, count: u64, body: impl FnOnce()) {
+/// Nanoseconds for each of `count`, printed too.
+pub(crate) fn time(what: &str, count: u64, body: impl FnOnce()) -> f64 {
     let env = SystemEnv::new();
     let start = env.monotonic_ns();
     body();
-    println!("  {what:<28}{:>8.1} ns", (env.monotonic_ns() - start) as f64 / count as f64);
+    let each = (env.monotonic_ns() - start) as f64 / count as f64;
+    println!("  {what:<28}{each:>8.1} ns");
+    each
 }
 
 fn measure(name: &str, key_of: fn(u64) -> [u8; 16]) {

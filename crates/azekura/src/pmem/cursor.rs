@@ -18,9 +18,14 @@ use crate::pmem::record::{Record, Slot};
 use crate::pmem::tree::Tree;
 use crate::pmem::versions::Held;
 
-/// How many entries ahead records are fetched into the cache, and how many of their bytes.
+/// Of each record of a leaf so many bytes are fetched into the cache together; of larger ones more, when the cursor is
+/// so many entries before it.
+const FETCHED: u64 = 128;
 const AHEAD: usize = 4;
-const FETCHED: u64 = 256;
+const FETCHED_AHEAD: u64 = 4096;
+
+/// A shorter beginning that all keys have leaves heads that differ behind it.
+const COMMON_MIN: usize = 6;
 
 /// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
 pub(crate) struct TreeCursor<M: Medium> {
@@ -89,7 +94,7 @@ impl<M: Medium> TreeCursor<M> {
             }
         }
         for slot in &self.slots {
-            tree.region().prefetch(slot.at(), 64);
+            tree.region().prefetch(slot.at(), slot.len().unwrap_or(FETCHED).min(FETCHED));
         }
         self.records.clear();
         for slot in &self.slots {
@@ -129,10 +134,10 @@ impl<M: Medium> TreeCursor<M> {
         };
         // While a leaf is split or joined, keys that belong behind it stand in it still: heads would not be comparable.
         let strangers = |records: &[Record]| match &self.high {
-            Some(high) if common > 0 => records.iter().any(|record| tree.cmp_key(record, high).is_ge()),
+            Some(high) => records.iter().any(|record| tree.cmp_key(record, high).is_ge()),
             _ => false,
         };
-        let common = if common > 0 && strangers(records) { 0 } else { common };
+        let common = if common < COMMON_MIN || strangers(records) { 0 } else { common };
         tree.sorted(records, common, sorted);
         if let Some(high) = &self.high {
             while let Some((_, last)) = sorted.last()
@@ -173,7 +178,10 @@ impl<M: Medium> TreeCursor<M> {
     fn fetch(&self, at: usize) {
         if let Some((_, n)) = self.sorted.get(at) {
             let record = &self.records[*n as usize];
-            self.tree.region().prefetch(record.at, record.buffer_len().min(FETCHED));
+            let len = record.buffer_len();
+            if len > FETCHED {
+                self.tree.region().prefetch(record.at, len.min(FETCHED_AHEAD));
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use super::world::{FILE_ID, Model, Op, World};
 use crate::base::checksum::xxh3;
 use crate::base::{ErrorKind, KeyOrder};
 use crate::engine::Visible;
+use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::medium::{Granularity, Site};
@@ -203,6 +204,8 @@ fn explore(granularity: Granularity, planted: Option<Planted>, seed: u64, ops: u
         };
         let before = model.clone();
         op.apply_to(&mut model);
+        // What was let go is reused at once, whatever other tests of this process are reading.
+        eventually(|| world.tree.space().unwrap().settle(true));
         let leaves = world.tree.usage().unwrap();
         world.tree.medium.record();
         if let Err(error) = world.apply(&op) {

@@ -10,34 +10,14 @@ use super::world::{Op, World};
 use crate::base::SeqNo;
 use crate::cursor::Cursor;
 use crate::mem::region::PAGE;
+use crate::mem::slice::Slice;
+use crate::memtable::speed::{mixed, random_key, time};
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::medium::{Image, Medium, Shared};
 use crate::pmem::tree::PoolOptions;
 use crate::vfs::disk::DiskFs;
 use crate::vfs::disk::tests::scratch;
-use crate::vfs::env::SystemEnv;
-use crate::vfs::{Env, Fs, OpenMode};
-
-fn mixed(n: u64) -> u64 {
-    let n = (n ^ n >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (n ^ n >> 29).wrapping_mul(0xD6E8_FEB8_6659_FD93)
-}
-
-fn random_key(n: u64) -> [u8; 16] {
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&mixed(n).to_be_bytes());
-    key[8..].copy_from_slice(&mixed(!n).to_be_bytes());
-    key
-}
-
-fn time(what: &str, count: u64, body: impl FnOnce()) -> f64 {
-    let env = SystemEnv::new();
-    let start = env.monotonic_ns();
-    body();
-    let each = (env.monotonic_ns() - start) as f64 / count as f64;
-    println!("  {what:<28}{each:>8.1} ns");
-    each
-}
+use crate::vfs::{Fs, OpenMode};
 
 /// What a record costs beside its key and value, in bytes: in the pool, and in memory with all that is built over it.
 fn overhead<M: Medium>(world: &World<M>, bytes: u64) -> (f64, f64) {
@@ -87,7 +67,7 @@ fn reopen(world: World<Image>, options: &PoolOptions) {
 }
 
 /// What `BTreeMap` takes for the same: insert, get hit, get miss, scan.
-fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[u32]) -> [f64; 4] {
+fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64; 4] {
     println!("beside it, BTreeMap<[u8; 16], Box<[u8]>>");
     let (count, value) = (keys.len() as u64, [7; 100]);
     let mut map = BTreeMap::new();
@@ -97,8 +77,8 @@ fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[u32]) -> [f64; 4] 
         }
     });
     let hit = time("get hit, copied", count, || {
-        for n in shuffled {
-            black_box(crate::mem::slice::Slice::from(&*map[&keys[*n as usize]]));
+        for key in shuffled {
+            black_box(Slice::from(&*map[key]));
         }
     });
     let miss = time("get miss", count, || {
@@ -116,7 +96,7 @@ fn measure(count: u64) {
     let options = PoolOptions { len_max: 4 << 30, grow_by: 64 << 20, slots: SLOTS };
     let world = World::create(Image::new(options.len_max).unwrap(), &options);
     let keys: Vec<[u8; 16]> = (0..count).map(random_key).collect();
-    let shuffled: Vec<u32> = (0..count).map(|n| (mixed(n + 7) % count) as u32).collect();
+    let shuffled: Vec<[u8; 16]> = (0..count).map(|n| keys[(mixed(n + 7) % count) as usize]).collect();
     let absent: Vec<[u8; 16]> = (count..2 * count).map(random_key).collect();
     let value = [7; 100];
     println!("{count} records of 16 + 100 bytes in random order");
@@ -128,8 +108,8 @@ fn measure(count: u64) {
     }));
     world.visible.publish(SeqNo(count));
     ours.push(time("get hit", count, || {
-        for n in &shuffled {
-            black_box(world.tree.get(&keys[*n as usize]).unwrap().unwrap());
+        for key in &shuffled {
+            black_box(world.tree.get(key).unwrap().unwrap());
         }
     }));
     ours.push(time("get miss", count, || {
@@ -156,9 +136,9 @@ fn measure(count: u64) {
     });
     drop(cursor);
     time("replace", count / 5, || {
-        for (n, at) in shuffled.iter().take(count as usize / 5).enumerate() {
+        for (n, key) in shuffled.iter().take(count as usize / 5).enumerate() {
             let seqno = SeqNo(count + n as u64 + 1);
-            world.tree.put(&keys[*at as usize], seqno, &value).unwrap();
+            world.tree.put(key, seqno, &value).unwrap();
             world.visible.publish(seqno);
         }
     });
@@ -222,7 +202,7 @@ fn speed() {
 
 #[test]
 #[ignore = "for counting instructions: run it alone, in release, under callgrind"]
-fn counted_gets() {
+fn counted_gets_and_scans() {
     let options = options(256 << 20, SLOTS);
     let world = World::create(Image::new(options.len_max).unwrap(), &PoolOptions { grow_by: 256 * PAGE, ..options });
     for n in 0..100_000u64 {
@@ -231,5 +211,11 @@ fn counted_gets() {
     world.visible.publish(SeqNo(100_000));
     for n in 0..100_000u64 {
         black_box(world.tree.get(&random_key(mixed(n) % 100_000)).unwrap().unwrap());
+    }
+    let mut cursor = world.tree.cursor(Arc::new(world.readers.hold()));
+    cursor.seek_to_first().unwrap();
+    while cursor.valid() {
+        black_box(cursor.entry().value[0]);
+        cursor.next().unwrap();
     }
 }
