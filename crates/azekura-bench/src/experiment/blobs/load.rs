@@ -186,7 +186,7 @@ impl Experiment for BlobLoad {
         all.extend(interleave(context, &zipf, rounds)?);
         all.extend(interleave(context, &cold, rounds)?);
         all.extend(interleave(context, &minutes, 1)?);
-        load_answer::put(&mut answer, &all, &cases);
+        load_answer::put(&mut answer, &all, &cases, cache_bytes);
         answer.insert("rounds".into(), all.json());
         Ok(answer)
     }

@@ -24,20 +24,24 @@ const FIELDS: [(&str, &str, &str); 17] = [
     ("minute_reads_per_s", "minute", "reads_per_s"),
     ("minute_held_bytes", "minute", "held_bytes"),
 ];
+/// So much memory an engine may hold beside its cache, and yet be one that keeps to it.
+const BESIDE_CACHE: u64 = 20 << 20;
 const UNCOMPRESSED: &str = "separated_none";
 /// As pages would be kept by default.
 const DEFAULT: &str = "separated_lz4";
 
-pub(super) fn put(answer: &mut Map<String, Value>, all: &Rounds, cases: &[Case]) {
+/// Of reads with a cache of so many bytes, and all the rest.
+pub(super) fn put(answer: &mut Map<String, Value>, all: &Rounds, cases: &[Case], cache_bytes: u64) {
+    let frugal: Vec<Case> = frugal(all, cases, cache_bytes).collect();
     for field in ["write_amp", "write_amp_with_log"] {
         answer.insert(field.into(), json!(all.median(&format!("load_{UNCOMPRESSED}"), field)));
     }
     answer.insert("write_amp_is".into(), json!("bytes written to files per byte of keys and pages, until at rest"));
     put_disk(answer, all, cases);
     for (prefix, what) in [("", "zipf"), ("cold_", "cold"), ("minute_", "minute")] {
-        put_reads(answer, all, cases, prefix, what);
+        put_reads(answer, all, (cases, &frugal), prefix, what);
     }
-    answer.insert("frugal_peers".into(), json!(frugal(all, cases).map(|case| case.name()).collect::<Vec<_>>()));
+    answer.insert("frugal_peers".into(), json!(frugal.iter().map(|case| case.name()).collect::<Vec<_>>()));
     let peer = "zipf_peer_rocksdb"; // the one with the same codec and values apart
     all.put_ratio(answer, "baseline_vs_peer", "mean_us", &format!("zipf_{DEFAULT}"), peer);
     answer.insert("targets".into(), targets(answer));
@@ -65,24 +69,26 @@ fn put_disk(answer: &mut Map<String, Value>, all: &Rounds, cases: &[Case]) {
     all.put_ratio(answer, "disk_vs_best_peer", "disk_bytes", &format!("load_{DEFAULT}"), &peer);
 }
 
-/// Peers that hold no more memory than ours do, or little more, when they are given a cache of the same size.
-fn frugal<'a>(all: &'a Rounds, cases: &'a [Case]) -> impl Iterator<Item = Case> + 'a {
+/// Peers that hold not much more memory than the cache that they are given.
+fn frugal<'a>(all: &'a Rounds, cases: &'a [Case], cache_bytes: u64) -> impl Iterator<Item = Case> + 'a {
     let held = |case: Case| all.median(&format!("zipf_{}", case.name()), "held_bytes");
-    let ours = cases.iter().copied().filter(|case| !case.is_peer()).filter_map(held).reduce(f64::max);
-    let most = ours.map(|ours| ours * 2.0);
-    cases
-        .iter()
-        .copied()
-        .filter(move |case| case.is_peer() && held(*case).zip(most).is_some_and(|(is, most)| is <= most))
+    let most = (cache_bytes + BESIDE_CACHE) as f64;
+    cases.iter().copied().filter(move |case| case.is_peer() && held(*case).is_some_and(|held| held <= most))
 }
 
-/// Reads per second of our best case per those of the best peer, and per those of the best one that holds as little
-/// memory; of the default too.
-fn put_reads(answer: &mut Map<String, Value>, all: &Rounds, cases: &[Case], prefix: &str, what: &str) {
+/// Reads per second of our best case per those of the best peer, and per those of the best one that keeps to its
+/// cache; of the default too.
+fn put_reads(
+    answer: &mut Map<String, Value>,
+    all: &Rounds,
+    (cases, frugal): (&[Case], &[Case]),
+    prefix: &str,
+    what: &str,
+) {
     let best = |cases: &mut dyn Iterator<Item = Case>| best(all, cases, what, "reads_per_s", true);
     let ours = best(&mut cases.iter().copied().filter(|case| !case.is_peer()));
     let peer = best(&mut cases.iter().copied().filter(|case| case.is_peer()));
-    let frugal = best(&mut frugal(all, cases));
+    let frugal = best(&mut frugal.iter().copied());
     for (field, name) in [("reads_best_case", &ours), ("reads_best_peer", &peer), ("reads_best_frugal_peer", &frugal)] {
         answer.insert(format!("{prefix}{field}"), json!(name));
     }
@@ -140,7 +146,7 @@ mod tests {
             add(&format!("read_all_{name}"), json!({"read_all_seconds": figure}));
             for what in ["zipf", "cold", "minute"] {
                 let mut round = json!({"reads_per_s": figure * 10.0, "mean_us": 1.0 / figure, "p50_us": figure});
-                round["held_bytes"] = json!(figure * 1e6);
+                round["held_bytes"] = json!(figure * 4e6);
                 add(&format!("{what}_{name}"), round);
             }
         }
@@ -154,7 +160,7 @@ mod tests {
     fn answer(with_peers: bool) -> Map<String, Value> {
         let (all, cases) = rounds(with_peers);
         let mut answer = Map::new();
-        put(&mut answer, &all, &cases);
+        put(&mut answer, &all, &cases, 1 << 20);
         answer
     }
 
