@@ -7,8 +7,10 @@
 //! Rooms: [`experiment`] the trait; [`registry`] the list; [`run`] the command; [`rounds`] interleaving and arithmetic;
 //! [`reads`] point reads of one database, timed; [`lookups`] the same inside of data blocks alone; [`instructions`]
 //! counted by the processor; [`spindle`] a disk with a head, simulated; [`tree`] a database loaded so that its tree has
-//! a known shape. Then the experiments: [`restart_interval`], [`cache_hit`], [`hash_index`], [`partitioned`].
+//! a known shape. Then the experiments: [`restart_interval`], [`cache_hit`], [`hash_index`], [`partitioned`],
+//! those of [`blobs`].
 
+pub(crate) mod blobs;
 pub(crate) mod cache_hit;
 #[allow(clippy::module_inception)]
 pub(crate) mod experiment;

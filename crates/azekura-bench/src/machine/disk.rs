@@ -1,6 +1,7 @@
 //! Files below a directory: how many bytes they take, copying them, removing them.
 
 use crate::failure::Result;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,23 @@ pub(crate) fn usage(dir: &Path) -> DiskUse {
         }
     }
     total
+}
+
+/// Bytes of the files below `dir` by what their names end with, as long as each says it is. Files that vanish meanwhile
+/// are left out.
+pub(crate) fn lengths(dir: &Path) -> BTreeMap<String, u64> {
+    let mut lengths = BTreeMap::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let Ok(metadata) = entry.metadata() else { continue };
+        let path = entry.path();
+        if metadata.is_dir() {
+            self::lengths(&path).into_iter().for_each(|(end, bytes)| *lengths.entry(end).or_default() += bytes);
+        } else {
+            let end = path.extension().map_or_else(String::new, |end| end.to_string_lossy().into_owned());
+            *lengths.entry(end).or_default() += metadata.len();
+        }
+    }
+    lengths
 }
 
 /// Copies a directory tree and syncs each file, so that nothing is left to write back; `to` must not exist.
@@ -115,7 +133,7 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::{Scratch, copy_tree, usage};
+    use super::{Scratch, copy_tree, lengths, usage};
     use std::fs;
 
     #[test]
@@ -131,6 +149,18 @@ mod tests {
         assert_eq!(fs::read(to.join("below/b")).unwrap(), b"b");
         assert_eq!(usage(&to).files, 2);
         assert!(usage(&from).allocated >= 8192);
+    }
+
+    #[test]
+    fn lengths_are_added_up_by_endings() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("below.dir")).unwrap();
+        for (name, bytes) in [("a.sst", 10), ("below.dir/b.sst", 20), ("c.blob", 3), ("LOCK", 4)] {
+            fs::write(dir.path().join(name), vec![1; bytes]).unwrap();
+        }
+        let expected = [("", 4), ("blob", 3), ("sst", 30)];
+        assert!(lengths(dir.path()).iter().map(|(end, bytes)| (end.as_str(), *bytes)).eq(expected));
+        assert!(lengths(&dir.path().join("none")).is_empty());
     }
 
     #[test]
