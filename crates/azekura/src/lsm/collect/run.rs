@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::base::edit::{Edit, FileId};
 use crate::base::{Result, SeqNo};
 use crate::engine::{Host, TaskReport};
-use crate::lsm::blobs::map::BlobMap;
 use crate::lsm::collect::job::Collection;
 use crate::lsm::collect::plan::{FileFigures, Goal, Step, next_step};
 use crate::lsm::collect::scan::{Scan, Scanned, moments};
@@ -86,7 +85,7 @@ impl LsmTree {
 
     /// Collects what the options want collected, as far as it is known to be stale.
     pub(crate) fn collect_by_itself(&self, wait: bool, host: &dyn Host) -> Result<TaskReport> {
-        let chosen = self.automatic_choice(self.version().blobs());
+        let chosen = self.automatic_choice();
         self.collect(&chosen, wait, host)
     }
 
@@ -95,10 +94,7 @@ impl LsmTree {
         if lock(&self.remembered).collecting.is_some() {
             return true;
         }
-        let target = self.automatic_target();
-        let version = self.version();
-        target.is_some_and(|target| version.blobs().totals().exceed(target, 0))
-            && !self.automatic_choice(version.blobs()).is_empty()
+        !self.automatic_choice().is_empty()
     }
 
     fn automatic_target(&self) -> Option<f32> {
@@ -117,14 +113,35 @@ impl LsmTree {
         })
     }
 
-    /// The files that have to go for what is known to be stale.
-    fn automatic_choice(&self, blobs: &BlobMap) -> Vec<FileId> {
+    /// Whether a memtable of so many entries may hide so much that it should not wait until it is full.
+    pub(crate) fn hides_too_much(&self, entries: u64) -> bool {
+        let Some(target) = self.automatic_target() else { return false };
+        self.current.with(|now| {
+            let totals = now.version.blobs().totals();
+            let hidden = now.version.referenced_by(entries);
+            hidden >= totals.worth_showing() && totals.exceed(target, hidden + now.version.may_hide().iter().sum::<u64>())
+        })
+    }
+
+    /// The files that have to go so that what is known to be stale stays within the target, with room for what may be
+    /// hidden, in memory too, as far as that is not more than half of what the target allows.
+    fn automatic_choice(&self) -> Vec<FileId> {
         let Some(target) = self.automatic_target() else { return Vec::new() };
-        let files: Vec<FileFigures> = blobs.uses().iter().map(FileFigures::of_use).collect();
-        match next_step(&files, Goal::SpaceAmp(f64::from(target))) {
-            Step::Rewrite(chosen) => chosen,
-            Step::Done | Step::Reveal => Vec::new(),
-        }
+        self.current.with(|now| {
+            let totals = now.version.blobs().totals();
+            let in_memory: u64 = now.sealed.iter().chain([&now.active]).map(|memtable| memtable.len()).sum();
+            let hidden = now.version.may_hide().iter().sum::<u64>() + now.version.referenced_by(in_memory);
+            let hidden = hidden.min(totals.may_hide_within(target));
+            if totals.bytes <= totals.referenced || !totals.exceed(target, hidden) {
+                return Vec::new();
+            }
+            let allowed = f64::from(target) * (1.0 - hidden as f64 / totals.referenced.max(1) as f64);
+            let files: Vec<FileFigures> = now.version.blobs().uses().iter().map(FileFigures::of_use).collect();
+            match next_step(&files, Goal::SpaceAmp(allowed)) {
+                Step::Rewrite(chosen) => chosen,
+                Step::Done | Step::Reveal => Vec::new(),
+            }
+        })
     }
 
     /// Puts new files in the place of old ones. If the edit cannot be committed, the collection stays as it is: whether

@@ -4,6 +4,7 @@
 //! what reads gain by, then what may keep too much in blob files; then, if forced, whatever still keeps the tree from
 //! being one clean run at the bottom.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -13,6 +14,9 @@ use crate::lsm::compaction::leveled;
 use crate::lsm::compaction::plan::{Plan, Reason};
 use crate::lsm::compaction::view::{View, ids};
 use crate::lsm::version::{BOTTOM, Described};
+
+/// Tables of a tree are few beside blob files if they have no more than this part of the bytes.
+const TREE_SHARE: u64 = 4;
 
 /// The most useful compaction, if any is worth it.
 pub(crate) fn choose<T: Described>(view: &View<'_, T>, forced: bool) -> Option<Plan> {
@@ -45,20 +49,37 @@ fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     None
 }
 
-/// Level 0, also with few runs, if it may hide more values of blob files than automatic collection allows.
+/// What may hide most of what blob files hold, one level down, if that may be more than automatic collection allows.
+/// Unless the tree is at rest that has to be worth a merge.
 fn hiding<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     let target = view.options.kv_separation.as_ref()?.automatic_gc?;
-    let (young, totals) = (view.level(0), view.version.blobs().totals());
-    if young.is_empty() || totals.bytes == 0 {
+    let (hides, totals) = (view.version.may_hide(), view.version.blobs().totals());
+    let hidden: u64 = hides.iter().sum();
+    let worth = view.at_rest || hidden >= totals.worth_showing();
+    if hidden == 0 || !worth || !totals.exceed(target, hidden) {
         return None;
     }
-    // Each pointer may hide one to about as much, and each tombstone whatever an entry has on average.
-    let pointed: u64 = young.iter().flat_map(|table| &table.meta().blobs).map(|uses| uses.bytes).sum();
-    let hidden = pointed.saturating_add(view.version.referenced_by(young.tombstones));
-    totals.exceed(target, hidden).then(|| {
-        let base = leveled::targets(view.version, &view.options.compaction).base;
-        view.young(Reason::Collection, view.below_young(base), true)
-    })
+    let tables: u64 = view.version.levels().map(|(_, level)| level.bytes).sum();
+    // Merges below level 0 carry all that tables hold: little, where most of the bytes are in blob files.
+    let deepest = if tables <= totals.bytes / TREE_SHARE { BOTTOM } else { 0 };
+    let from = (0..=deepest).max_by_key(|&level| (hides[usize::from(level)], Reverse(level)))?;
+    match (from, hides[usize::from(from)]) {
+        (_, 0) => None,
+        (0, _) => {
+            let base = leveled::targets(view.version, &view.options.compaction).base;
+            Some(view.young(Reason::Collection, view.below_young(base), true))
+        }
+        (from, _) => {
+            let to = (from + 1..=BOTTOM).find(|&level| !view.level(level).is_empty()).unwrap_or(BOTTOM);
+            let hides = |table: &Arc<T>| {
+                let pointed: u64 = table.meta().blobs.iter().map(|uses| uses.bytes).sum();
+                pointed.saturating_add(view.version.referenced_by(table.meta().tombstones))
+            };
+            let tables = view.version.run(from)?.tables();
+            let first = (0..tables.len()).max_by_key(|&at| (hides(&tables[at]), Reverse(at)))?;
+            Some(view.push_down(Reason::Collection, from, to, first, u64::MAX, true))
+        }
+    }
 }
 
 fn rewrite<T: Described>(reason: Reason, level: u8, tables: Vec<&Arc<T>>) -> Plan {
