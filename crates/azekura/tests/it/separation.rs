@@ -1,5 +1,6 @@
 //! Partitions whose large values stand in blob files, through the public interface.
 
+mod announcement;
 mod collection;
 
 use std::path::Path;

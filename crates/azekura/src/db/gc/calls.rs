@@ -13,8 +13,11 @@ use crate::lsm::collect::plan::Goal;
 ///
 /// Every call blocks until it is done, may be made from any thread, by several at the same time, and stops neither
 /// readers nor writers. Values that snapshots and iterators see stay, and are left out when a target is measured. What
-/// others write or remove during a call may be left for the next one, and what background work frees meanwhile is not
-/// counted among the bytes that a call gives.
+/// others write or remove during a call may be left for the next one.
+///
+/// A call gives the bytes of blob files that it made free itself, those that it wrote again taken off. What background
+/// work or another call frees meanwhile is not among them: what all of them have freed adds up to
+/// [`Metrics::blob_bytes_freed`](crate::Metrics::blob_bytes_freed).
 ///
 /// ```
 /// use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
@@ -101,6 +104,38 @@ pub trait GarbageCollection {
     /// # Ok(()) }
     /// ```
     fn gc_drop_stale_segments(&self) -> Result<u64>;
+
+    /// Another name of [`gc_scan`](GarbageCollection::gc_scan), to be written `Gc::scan(&partition)`.
+    ///
+    /// # Errors
+    /// The same.
+    fn scan(&self) -> Result<GcReport> {
+        self.gc_scan()
+    }
+
+    /// Another name of [`gc_with_space_amp_target`](GarbageCollection::gc_with_space_amp_target).
+    ///
+    /// # Errors
+    /// The same.
+    fn with_space_amp_target(&self, target: f32) -> Result<u64> {
+        self.gc_with_space_amp_target(target)
+    }
+
+    /// Another name of [`gc_with_staleness_threshold`](GarbageCollection::gc_with_staleness_threshold).
+    ///
+    /// # Errors
+    /// The same.
+    fn with_staleness_threshold(&self, threshold: f32) -> Result<u64> {
+        self.gc_with_staleness_threshold(threshold)
+    }
+
+    /// Another name of [`gc_drop_stale_segments`](GarbageCollection::gc_drop_stale_segments).
+    ///
+    /// # Errors
+    /// The same.
+    fn drop_stale_segments(&self) -> Result<u64> {
+        self.gc_drop_stale_segments()
+    }
 }
 
 impl GarbageCollection for Partition {
