@@ -262,6 +262,28 @@ pub struct PartitionMetrics {
 }
 
 /// One blob file.
+///
+/// ```
+/// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let apart = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// for round in 0..2u8 {
+///     pages.insert("page", vec![round; 5_000])?;
+///     pages.flush()?;
+/// }
+/// assert_eq!(pages.metrics().stale_blob_bytes(), 0); // no compaction has met the first one
+/// pages.insert("other page", vec![2; 5_000])?;
+/// pages.remove("page")?;
+/// pages.major_compact()?;
+/// for file in &pages.metrics().blob_files {
+///     println!("{:06}.blob: {} of {} bytes stale", file.id, file.stale_bytes(), file.value_bytes);
+/// }
+/// # assert_eq!(pages.metrics().blob_files.len(), 1);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlobFileMetrics {

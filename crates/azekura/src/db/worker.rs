@@ -62,7 +62,6 @@ enum Patience {
 }
 
 /// A kind of work that fails by itself.
-#[derive(Clone)]
 enum Work {
     Task(Arc<PartitionState>, Task),
     /// Log and manifest.
@@ -356,14 +355,15 @@ fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
                 let pause = interval_ns.into_iter().chain(shortest_wait(shared)).map(ms).min();
                 shared.work.wait(seen, pause.unwrap_or(1_000));
             }
-            Ok(Err(failed)) => take_note(shared, &failed),
+            Ok(Err(failed)) => take_note(shared, &failed, seen),
             Err(_) => drop(shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"))),
         }
     }
 }
 
-/// Tells of work that has failed, unless that is known, and lets others go on; if nothing can be done, it waits.
-fn take_note(shared: &Shared, failed: &Failed) {
+/// Tells of work that has failed, unless that is known, and lets others go on; if nothing can be done, it waits for a
+/// ring after `seen`.
+fn take_note(shared: &Shared, failed: &Failed, seen: u64) {
     shared.done.ring();
     let setback = failed.setback(shared);
     let known = matches!(failed.error.kind(), ErrorKind::Poisoned | ErrorKind::Closed);
@@ -371,7 +371,7 @@ fn take_note(shared: &Shared, failed: &Failed) {
         shared.tell(&Event::BackgroundError { error: failed.error.clone() });
     }
     if setback.is_none() || shared.poison.is_set() {
-        shared.work.wait(shared.work.count(), 1_000);
+        shared.work.wait(seen, 1_000);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod announcement;
 mod collection;
+mod freed;
 
 use std::path::Path;
 use std::sync::Arc;
