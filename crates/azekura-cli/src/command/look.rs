@@ -51,7 +51,8 @@ pub(crate) fn levels(args: &LookArgs, output: &mut Output) -> Result<Answer> {
     Ok(Answer::Yes)
 }
 
-fn look(args: &LookArgs) -> Result<(Database, Vec<PartitionMetrics>)> {
+/// The database, opened to read, and what the partitions that were asked for say of themselves.
+pub(crate) fn look(args: &LookArgs) -> Result<(Database, Vec<PartitionMetrics>)> {
     let db = open::to_read(&args.db.path)?;
     let mut names = match &args.partition {
         Some(name) => vec![name.clone()],
@@ -101,6 +102,16 @@ fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(String, String)> {
                 count(m.trivial_moves)
             ),
         ),
+        (
+            "collections of blob files",
+            format!(
+                "{} ({} read, {} written), {} freed",
+                count(m.collections),
+                bytes(m.collection_bytes_read),
+                bytes(m.collection_bytes_written),
+                bytes(m.blob_bytes_freed)
+            ),
+        ),
         ("write amplification", amplification(m.user_bytes, m.write_amplification())),
         ("writers were slowed down", display::duration(Duration::from_nanos(m.stall_ns))),
         ("cache", format!("{} of {}, {} pinned", bytes(cache.used), bytes(cache.capacity), bytes(cache.pinned))),
@@ -144,6 +155,10 @@ fn metrics_json(m: &Metrics) -> Value {
         "trivial_moves": m.trivial_moves,
         "compaction_bytes_read": m.compaction_bytes_read,
         "compaction_bytes_written": m.compaction_bytes_written,
+        "collections": m.collections,
+        "collection_bytes_read": m.collection_bytes_read,
+        "collection_bytes_written": m.collection_bytes_written,
+        "blob_bytes_freed": m.blob_bytes_freed,
         "write_amplification": (m.user_bytes > 0).then(|| m.write_amplification()),
         "manifest_bytes": m.manifest_bytes,
         "memtable_bytes": m.memtable_bytes,
@@ -193,6 +208,8 @@ fn partition_json(partition: &PartitionMetrics) -> Value {
         "memtable_bytes": partition.memtable_bytes,
         "sealed_memtables": partition.sealed_memtables,
         "disk_bytes": partition.disk_bytes,
+        "pinned_bytes": partition.pinned_bytes,
+        "separated": partition.separated,
         "blob_files": partition.blob_files.len(),
         "blob_bytes": partition.blob_bytes(),
         "referenced_blob_bytes": partition.referenced_blob_bytes(),

@@ -285,6 +285,23 @@ impl Source {
 
 /// An entry of a partition: key and value. A value that stands in a blob file is read when it is asked for; until then
 /// the entry keeps that file, and the database open.
+///
+/// ```
+/// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let apart = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// pages.insert("page", vec![1; 5_000])?;
+/// pages.flush()?;
+/// for entry in pages.entries() {
+///     let entry = entry?;
+///     assert_eq!((&**entry.key(), entry.size()), (&b"page"[..], 5_000)); // nothing but the table was read
+///     assert_eq!(entry.value()?, [1; 5_000]);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Entry {
     key: Slice,

@@ -93,20 +93,21 @@ impl Engine for LsmTree {
     /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits
     /// for it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have
     /// what is in memory compacted too.
-    fn next_task(&self, forced: bool) -> Option<Task> {
+    fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task> {
         if self.is_discarded() {
             return None;
         }
-        if self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
+        let may = |task| !held.contains(&task);
+        if may(Task::Flush) && self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
             return Some(Task::Flush);
         }
         if self.compacting.is_busy() {
-            return forced.then_some(Task::Compact);
+            return (forced && may(Task::Compact)).then_some(Task::Compact);
         }
-        if self.wants_compaction(forced) {
+        if may(Task::Compact) && self.wants_compaction(forced) {
             return Some(Task::Compact);
         }
-        (!forced && self.wants_collection()).then_some(Task::Collect)
+        (!forced && may(Task::Collect) && self.wants_collection()).then_some(Task::Collect)
     }
 
     fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport> {

@@ -131,3 +131,155 @@ fn force<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     let some: Vec<&Arc<T>> = in_row.collect();
     Some(rewrite(Reason::Forced, BOTTOM, if some.is_empty() { vec![&tables[first]] } else { some }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::KeyOrder;
+    use crate::base::edit::{BlobMeta, BlobSection, BlobUse, TableMeta};
+    use crate::lsm::blobs::options::KvSeparationOptions;
+    use crate::lsm::compaction::view::Positions;
+    use crate::lsm::options::LsmOptions;
+    use crate::lsm::tests::harness::World;
+    use crate::lsm::version::tests::table;
+    use crate::lsm::version::{Change, Version};
+
+    /// From, to, upper, lower, whether it is a move.
+    type Chosen = (u8, u8, Vec<u64>, Vec<u64>, bool);
+    type Table = Arc<TableMeta>;
+
+    fn version(young: Vec<Table>, deep: Vec<(u8, Table)>) -> Version<TableMeta> {
+        let change = Change { flushed: young, added: deep, ..Change::default() };
+        Version::empty().with(change, &KeyOrder::bytewise())
+    }
+
+    fn ask(
+        version: &Version<TableMeta>,
+        options: &LsmOptions,
+        choose: impl FnOnce(&View<'_, TableMeta>) -> Option<Plan>,
+    ) -> Option<Chosen> {
+        let (order, positions) = (KeyOrder::bytewise(), Positions::default());
+        let (oldest_point, at_rest) = (SeqNo::MAX, false);
+        let plan = choose(&View { version, order: &order, options, positions: &positions, oldest_point, at_rest })?;
+        assert_eq!(plan.reason, Reason::Collection);
+        let ids = |ids: Vec<FileId>| ids.into_iter().map(|id| id.0).collect();
+        Some((plan.from, plan.to, ids(plan.upper), ids(plan.lower), plan.moves))
+    }
+
+    fn small_tables(table_size: u64) -> LsmOptions {
+        let mut options = LsmOptions::default();
+        options.compaction.table_size = table_size;
+        options
+    }
+
+    fn push(version: &Version<TableMeta>, through: u64) -> Option<Chosen> {
+        ask(version, &small_tables(100), |view| push_to_bottom(view, SeqNo(through)))
+    }
+
+    #[test]
+    fn what_is_old_enough_goes_down_from_the_shallowest_level() {
+        let deep = vec![(5, table(3, "a", "c")), (6, table(1, "a", "c")), (6, table(2, "x", "z"))];
+        let three = version(vec![table(4, "b", "f")], deep);
+        assert_eq!(push(&three, 49), Some((0, 5, vec![4], vec![3], false)), "to the next level that has data");
+        assert_eq!(push(&three, 40), push(&three, 49), "one record is enough");
+        assert_eq!(push(&three, 39), Some((5, 6, vec![3], vec![1], false)), "4 came later");
+        assert_eq!(push(&three, 29), None, "what is at the bottom already does not count");
+        let apart = version(vec![], vec![(2, table(3, "p", "q")), (2, table(4, "r", "s")), (6, table(1, "a", "c"))]);
+        assert_eq!(push(&apart, 39), Some((2, 6, vec![3, 4], vec![], true)), "what meets nothing is moved");
+        assert_eq!(push(&version(vec![table(1, "a", "c")], vec![]), 99), Some((0, 6, vec![1], vec![], true)));
+        assert_eq!(push(&version(vec![], vec![]), 99), None);
+    }
+
+    #[test]
+    fn pushing_down_ends_also_while_others_write() {
+        let deep = (1..40u64).map(|n| (1 + (n % 6) as u8, table(n, &format!("k{n:02}"), &format!("k{n:02}x"))));
+        let mut now = version(vec![table(50, "k00", "k30"), table(51, "k31", "k99")], deep.collect());
+        let (through, mut next_id) = (600, 100);
+        for round in 0..100 {
+            let Some((_, to, upper, lower, moves)) = push(&now, through) else {
+                let above = now.tables().filter(|(level, _)| *level < BOTTOM);
+                assert!(above.into_iter().all(|(_, table)| table.lowest.0 > through) && round > 3, "round {round}");
+                return;
+            };
+            let taken: Vec<Table> = now
+                .tables()
+                .filter(|(_, t)| upper.iter().chain(&lower).any(|id| *id == t.id.0))
+                .map(|t| Arc::clone(t.1))
+                .collect();
+            let removed = taken.iter().map(|table| table.id).collect();
+            let added = match moves {
+                true => taken.into_iter().map(|table| (to, table)).collect(),
+                false => {
+                    let smallest = taken.iter().map(|table| table.smallest.clone()).min().unwrap();
+                    let largest = taken.iter().map(|table| table.largest.clone()).max().unwrap();
+                    let lowest = taken.iter().map(|table| table.lowest).min().unwrap();
+                    next_id += 1;
+                    let id = FileId(next_id);
+                    vec![(to, Arc::new(TableMeta { id, smallest, largest, lowest, ..(*taken[0]).clone() }))]
+                }
+            };
+            let flushed = vec![table(1_000 + round, "k00", "k99")];
+            now = now.with(Change { flushed, added, removed, ..Change::default() }, &KeyOrder::bytewise());
+        }
+        panic!("it does not end");
+    }
+
+    #[test]
+    fn of_the_bottom_only_what_is_wanted_is_rewritten_and_no_more_than_a_merge_takes() {
+        let bottom = vec![(6, table(1, "a", "c")), (6, table(2, "d", "e")), (6, table(3, "f", "g"))];
+        let all = version(vec![], [bottom, vec![(5, table(4, "a", "b"))]].concat());
+        let rewritten = |wanted: &[u64], table_size| {
+            let wanted = wanted.iter().map(|&id| FileId(id)).collect();
+            ask(&all, &small_tables(table_size), |view| rewrite_at_bottom(view, &wanted))
+        };
+        assert_eq!(rewritten(&[1, 3], 100), Some((6, 6, vec![1, 3], vec![], false)));
+        assert_eq!(rewritten(&[1, 2, 3], 8), Some((6, 6, vec![1, 2], vec![], false)), "25 times 8 bytes");
+        assert_eq!(rewritten(&[2, 3], 1), Some((6, 6, vec![2], vec![], false)), "one at least");
+        assert_eq!(rewritten(&[4, 9], 100), None, "one is not at the bottom, one is gone");
+        assert_eq!(rewritten(&[], 100), None);
+        let empty =
+            ask(&version(vec![], vec![]), &small_tables(100), |view| rewrite_at_bottom(view, &[FileId(1)].into()));
+        assert_eq!(empty, None);
+    }
+
+    /// A table that refers to so many bytes of a logical file, and holds so many tombstones.
+    fn referring(id: u64, range: (&str, &str), uses: &[(u64, u64)], tombstones: u64) -> Table {
+        let uses = uses.iter().map(|&(logical, bytes)| BlobUse { logical: FileId(logical), count: 1, bytes });
+        let blobs = uses.collect();
+        Arc::new(TableMeta { blobs, tombstones, ..(*table(id, range.0, range.1)).clone() })
+    }
+
+    #[test]
+    fn level_0_goes_down_if_it_may_hide_more_than_is_allowed() {
+        let world = World::new(KeyOrder::bytewise(), LsmOptions::default(), 1);
+        let file = |id: u64, bytes| {
+            let sections = vec![BlobSection { logical: FileId(id), values: 10, bytes, rewritten: false }];
+            world.tree.context.blob_handle(BlobMeta { id: FileId(id), size: bytes + 100, created_ms: 0, sections })
+        };
+        let apart = |target| {
+            let apart = KvSeparationOptions::default().automatic_gc(target);
+            LsmOptions { kv_separation: Some(apart), ..LsmOptions::default() }
+        };
+        let bottom = || vec![(6, referring(1, ("a", "m"), &[(7, 1_000)], 0))];
+        let asked = |young: &[Table], options: &LsmOptions| {
+            let blobs_added = vec![file(7, 1_000), file(8, 300)];
+            let change = Change { flushed: young.to_vec(), added: bottom(), blobs_added, ..Change::default() };
+            let version = Version::empty().with(change, &KeyOrder::bytewise());
+            ask(&version, options, hiding)
+        };
+        // Its 300 bytes may overwrite 300 of the 1,000: 1,300 for each 1,000.
+        let overwriting = [referring(4, ("b", "f"), &[(8, 300)], 0)];
+        let merged = Some((0, 6, vec![4], vec![1], false));
+        assert_eq!(asked(&overwriting, &apart(Some(1.29))), merged);
+        assert_eq!(asked(&overwriting, &apart(Some(1.31))), None);
+        assert_eq!(asked(&overwriting, &apart(None)), None, "left to the caller");
+        assert_eq!(asked(&overwriting, &LsmOptions::default()), None);
+        // 300 are stale already. Six tombstones among 14 values may hide 6/14 of the 1,000: 1,300 for each 571.
+        let burying = [referring(4, ("b", "f"), &[], 6)];
+        assert_eq!(asked(&burying, &apart(Some(2.2))), merged);
+        assert_eq!(asked(&burying, &apart(Some(2.3))), None);
+        assert_eq!(asked(&[], &apart(Some(1.0))), None, "level 0 is empty");
+        let no_blobs = version(burying.to_vec(), vec![(6, table(1, "a", "m"))]);
+        assert_eq!(ask(&no_blobs, &apart(Some(1.0)), hiding), None);
+    }
+}

@@ -12,6 +12,7 @@ use crate::lsm::collect::scan::Scanned;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tests::harness::{World, small_options};
 use crate::lsm::tests::model::{churn, orders};
+use crate::lsm::version::{BOTTOM, Described};
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};
 
 fn separated(threshold: u32, target_size: u64) -> LsmOptions {
@@ -251,4 +252,52 @@ fn a_reader_keeps_the_files_that_it_reads() {
     drop((cursor, values, view));
     world.check();
     world.check_files();
+}
+
+#[test]
+fn a_scan_names_the_tables_of_the_bottom_that_hide_something() {
+    let mut world = World::new(KeyOrder::bytewise(), separated(50, 2 << 10), 3);
+    fill(&mut world, 1, 1);
+    world.major_compact();
+    assert!(scan(&world).hiding.is_empty());
+    let at = world.host.visible.get();
+    world.host.snapshots.lock().unwrap().push(at.0);
+    // The last ten keys only; the snapshot keeps what they had, down to the bottom.
+    (50..60).for_each(|i| world.put(&format!("key{i:03}"), &"later".repeat(20)));
+    world.flush();
+    world.major_compact();
+    let pinned = scan(&world);
+    assert!(pinned.hiding.is_empty(), "the snapshot sees it");
+    world.host.snapshots.lock().unwrap().clear();
+    let hidden = scan(&world);
+    let version = world.tree.version();
+    let run = version.run(BOTTOM).unwrap();
+    let holders = run.tables().iter().map(|table| table.meta());
+    let holders = holders.filter(|meta| &*meta.largest.0 >= b"key050").map(|meta| meta.id);
+    assert_eq!(hidden.hiding, holders.collect());
+    assert!(hidden.hiding.len() < run.tables().len() || run.tables().len() == 1);
+    assert_eq!(world.tree.hiding_in_memory(), None, "nothing is collected by itself");
+    drop(version);
+    while world.tree.rewrite_at_bottom(&hidden.hiding, &world.host).unwrap().is_some() {}
+    assert!(scan(&world).hiding.is_empty());
+    world.check();
+    world.check_files();
+}
+
+#[test]
+fn a_memtable_that_may_hide_too_much_is_told_by_its_last_record() {
+    let mut options = separated(50, 2 << 10);
+    options.kv_separation = options.kv_separation.map(|apart| apart.automatic_gc(Some(1.5)));
+    let mut world = World::new(KeyOrder::bytewise(), options, 3);
+    (0..10).for_each(|i| world.put(&format!("key{i:03}"), "small"));
+    assert_eq!(world.tree.hiding_in_memory(), None, "there are no blob files");
+    fill(&mut world, 1, 1);
+    assert_eq!(world.tree.hiding_in_memory(), None, "nothing is in memory");
+    // 60 values, each as long as the next: 20 entries may hide a third of what tables refer to, which is just allowed.
+    (0..20).for_each(|i| world.delete(&format!("key{i:03}")));
+    assert_eq!(world.tree.hiding_in_memory(), None);
+    world.delete("key020");
+    assert_eq!(world.tree.hiding_in_memory(), Some(world.host.visible.get()));
+    world.put("another", "small");
+    assert_eq!(world.tree.hiding_in_memory(), Some(world.host.visible.get()), "the last record");
 }
