@@ -227,8 +227,8 @@ impl<T: Described> Version<T> {
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// The most that each level may hide of what it and deeper ones point to in blob files: each pointer one to about as
-    /// much, and each tombstone what an entry has on average. A level below level 0 hides nothing of its own.
+    /// The most that each level may hide of what it and deeper ones point to in blob files: each pointer one to about
+    /// as much, and each tombstone what an entry has on average. A level below level 0 hides nothing of its own.
     pub(crate) fn may_hide(&self) -> [u64; LEVELS] {
         let mut hides = [0; LEVELS];
         let mut below = 0u64;

@@ -119,7 +119,8 @@ impl LsmTree {
         self.current.with(|now| {
             let totals = now.version.blobs().totals();
             let hidden = now.version.referenced_by(entries);
-            hidden >= totals.worth_showing() && totals.exceed(target, hidden + now.version.may_hide().iter().sum::<u64>())
+            hidden >= totals.worth_showing()
+                && totals.exceed(target, hidden + now.version.may_hide().iter().sum::<u64>())
         })
     }
 

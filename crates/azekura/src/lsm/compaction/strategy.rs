@@ -158,8 +158,16 @@ mod tests {
         options: &LsmOptions,
         choose: impl FnOnce(&View<'_, TableMeta>) -> Option<Plan>,
     ) -> Option<Chosen> {
-        let (order, positions) = (KeyOrder::bytewise(), Positions::default());
-        let (oldest_point, at_rest) = (SeqNo::MAX, false);
+        ask_at(false, version, options, choose)
+    }
+
+    fn ask_at(
+        at_rest: bool,
+        version: &Version<TableMeta>,
+        options: &LsmOptions,
+        choose: impl FnOnce(&View<'_, TableMeta>) -> Option<Plan>,
+    ) -> Option<Chosen> {
+        let (order, positions, oldest_point) = (KeyOrder::bytewise(), Positions::default(), SeqNo::MAX);
         let plan = choose(&View { version, order: &order, options, positions: &positions, oldest_point, at_rest })?;
         assert_eq!(plan.reason, Reason::Collection);
         let ids = |ids: Vec<FileId>| ids.into_iter().map(|id| id.0).collect();
@@ -281,5 +289,45 @@ mod tests {
         assert_eq!(asked(&[], &apart(Some(1.0))), None, "level 0 is empty");
         let no_blobs = version(burying.to_vec(), vec![(6, table(1, "a", "m"))]);
         assert_eq!(ask(&no_blobs, &apart(Some(1.0)), hiding), None);
+    }
+
+    /// Deletes that leave the memtable and level 0 soon, and then lie for long on a level between.
+    #[test]
+    fn the_level_that_may_hide_most_goes_down_one_level_and_only_if_that_is_worth_it() {
+        let world = World::new(KeyOrder::bytewise(), LsmOptions::default(), 1);
+        let file = |id: u64, bytes| {
+            let sections = vec![BlobSection { logical: FileId(id), values: 10, bytes, rewritten: false }];
+            world.tree.context.blob_handle(BlobMeta { id: FileId(id), size: bytes + 100, created_ms: 0, sections })
+        };
+        let asked = |young: &[Table], deep: &[(u8, Table)], target, at_rest| {
+            let apart = KvSeparationOptions::default().automatic_gc(Some(target));
+            let options = LsmOptions { kv_separation: Some(apart), ..LsmOptions::default() };
+            let blobs_added = vec![file(7, 100_000), file(8, 9_000)];
+            let change = Change { flushed: young.to_vec(), added: deep.to_vec(), blobs_added, ..Change::default() };
+            ask_at(at_rest, &Version::empty().with(change, &KeyOrder::bytewise()), &options, hiding)
+        };
+        let bottom =
+            || [(6, referring(1, ("a", "g"), &[(7, 60_000)], 0)), (6, referring(2, ("h", "z"), &[(7, 40_000)], 0))];
+        // Two tables of level 4: a tombstone of each ten entries hides a 28th of 109,000.
+        let between = |first, second| {
+            [(4, referring(3, ("b", "c"), &[(8, 9_000)], first)), (4, referring(4, ("x", "y"), &[], second))]
+        };
+        let deep = |first, second| [&bottom()[..], &between(first, second)[..]].concat();
+        assert_eq!(asked(&[], &deep(0, 5), 1.2, false), Some((4, 6, vec![4], vec![2], false)), "the fuller table");
+        assert_eq!(asked(&[], &deep(5, 0), 1.2, false), Some((4, 6, vec![3], vec![1], false)));
+        assert_eq!(asked(&[], &deep(0, 5), 2.0, false), None, "that much is allowed");
+        let young = [referring(5, ("b", "f"), &[], 9)];
+        assert_eq!(asked(&young, &deep(0, 5), 1.2, false), Some((0, 4, vec![5], vec![3], false)));
+        assert_eq!(asked(&young, &bottom(), 1.2, false), Some((0, 6, vec![5], vec![1], false)));
+        // 9,000 bytes are more than a sixteenth of 109,000, half of that is not.
+        let few = |bytes| [&bottom()[..], &[(4, referring(3, ("b", "c"), &[(8, bytes)], 0))]].concat();
+        assert_eq!(asked(&[], &few(9_000), 1.0, false), Some((4, 6, vec![3], vec![1], false)));
+        assert_eq!(asked(&[], &few(4_500), 1.0, false), None);
+        assert_eq!(asked(&[], &few(4_500), 1.0, true), Some((4, 6, vec![3], vec![1], false)), "at rest, anything is");
+        // Where tables are a good part of it all, a merge below level 0 costs more than it shows.
+        let large = |table: &Table| Arc::new(TableMeta { size: 30_000, ..(**table).clone() });
+        let heavy: Vec<(u8, Table)> = deep(0, 5).iter().map(|(level, table)| (*level, large(table))).collect();
+        assert_eq!(asked(&[], &heavy, 1.2, false), None);
+        assert_eq!(asked(&young, &heavy, 1.2, false), Some((0, 4, vec![5], vec![3], false)));
     }
 }
