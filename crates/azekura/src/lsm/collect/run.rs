@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::edit::{Edit, FileId};
-use crate::base::{Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::engine::{Host, TaskReport};
 use crate::lsm::blobs::map::BlobMap;
 use crate::lsm::collect::job::Collection;
@@ -84,10 +84,22 @@ impl LsmTree {
         self.complete_collection(job, host)
     }
 
-    /// Collects what the options want collected, as far as it is known to be stale.
+    /// Collects what the options want collected, as far as it is known to be stale. A file that turns out to be damaged
+    /// is left alone from then on, so that the others can be collected.
     pub(crate) fn collect_by_itself(&self, wait: bool, host: &dyn Host) -> Result<TaskReport> {
         let chosen = self.automatic_choice(self.version().blobs());
-        self.collect(&chosen, wait, host)
+        self.collect(&chosen, wait, host).inspect_err(|error| {
+            let damaged = self.damaged_blob_file(error);
+            lock(&self.remembered).damaged.extend(damaged);
+        })
+    }
+
+    /// The blob file that an error says is damaged, if it does.
+    pub(crate) fn damaged_blob_file(&self, error: &Error) -> Option<FileId> {
+        let path = error.file().filter(|_| error.kind() == ErrorKind::Corruption)?;
+        let version = self.version();
+        let mut files = version.blobs().handles().map(|file| file.meta().id);
+        files.find(|&file| self.context.files.blobs().path(file) == path)
     }
 
     /// Whether a collection that nobody asked for would find something to do.
@@ -120,7 +132,10 @@ impl LsmTree {
     /// The files that have to go for what is known to be stale.
     fn automatic_choice(&self, blobs: &BlobMap) -> Vec<FileId> {
         let Some(target) = self.automatic_target() else { return Vec::new() };
-        let files: Vec<FileFigures> = blobs.uses().iter().map(FileFigures::of_use).collect();
+        let mut files: Vec<FileFigures> = blobs.uses().iter().map(FileFigures::of_use).collect();
+        let remembered = lock(&self.remembered);
+        files.iter_mut().filter(|file| remembered.damaged.contains(&file.id)).for_each(FileFigures::keep_all);
+        drop(remembered);
         match next_step(&files, Goal::SpaceAmp(f64::from(target))) {
             Step::Rewrite(chosen) => chosen,
             Step::Done | Step::Reveal => Vec::new(),
