@@ -19,16 +19,9 @@ pub(crate) fn blobs(args: &LookArgs, output: &mut Output) -> Result<Answer> {
         partitions.retain(|partition| partition.separated);
     }
     partitions.iter_mut().for_each(|partition| sort(&mut partition.blob_files));
+    look::show(&partitions, output, partition_json, draw)?;
     if output.json() {
-        let all: Vec<Value> = partitions.iter().map(partition_json).collect();
-        output.line(json!({ "partitions": all }))?;
         return Ok(Answer::Yes);
-    }
-    for (i, partition) in partitions.iter().enumerate() {
-        if i > 0 {
-            output.line("")?;
-        }
-        draw(partition, output)?;
     }
     output.line(
         match (partitions.iter().any(|partition| partition.stale_blob_bytes() > 0), partitions.is_empty()) {

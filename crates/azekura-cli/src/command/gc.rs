@@ -6,6 +6,7 @@ use azekura::{Database, ErrorKind, GarbageCollection, GcReport, Partition};
 use serde_json::{Value, json};
 
 use crate::args::{GcAction, GcArgs, GoalArgs, SeparatedArgs};
+use crate::command::look;
 use crate::display::{self, bytes};
 use crate::failure::{Answer, Failure, Result};
 use crate::open;
@@ -31,18 +32,11 @@ fn scan(which: &SeparatedArgs, output: &mut Output) -> Result<Answer> {
         progress.message(partition.name.to_string());
         reports.push((partition.name.to_string(), partition.gc_scan()?));
     }
-    if output.json() {
-        let all: Vec<Value> = reports.iter().map(|(name, report)| with_name(name, report_json(report))).collect();
-        output.line(json!({ "partitions": all }))?;
-        return Ok(Answer::Yes);
-    }
-    for (i, (name, report)) in reports.iter().enumerate() {
-        if i > 0 {
-            output.line("")?;
-        }
+    let as_json = |(name, report): &(String, GcReport)| with_name(name, report_json(report));
+    look::show(&reports, output, as_json, |(name, report), output| {
         output.line(format!("{name}:"))?;
-        report.to_string().lines().try_for_each(|line| output.line(format!("  {line}")))?;
-    }
+        report.to_string().lines().try_for_each(|line| output.line(format!("  {line}")))
+    })?;
     say_if_none(reports.is_empty(), output)
 }
 
@@ -69,21 +63,23 @@ fn collect(which: &SeparatedArgs, goal: &GoalArgs, output: &mut Output) -> Resul
     if output.json() {
         let partitions: Vec<Value> = all.iter().map(collected_json).collect();
         output.line(json!({ "partitions": partitions }))?;
-        return Ok(Answer::Yes);
-    }
-    for it in &all {
-        output.line(format!(
-            "{}: {} freed in {}; blob files {} before, {} now; space amplification {:.2} before, {:.2} now",
-            it.name,
-            bytes(it.freed),
-            display::duration(it.took),
-            bytes(it.file_bytes_before),
-            bytes(it.file_bytes_after),
-            it.before.space_amp(),
-            it.after.space_amp()
-        ))?;
+    } else {
+        all.iter().try_for_each(|it| output.line(told(it)))?;
     }
     say_if_none(all.is_empty(), output)
+}
+
+fn told(it: &Collected) -> String {
+    format!(
+        "{}: {} freed in {}; blob files {} before, {} now; space amplification {:.2} before, {:.2} now",
+        it.name,
+        bytes(it.freed),
+        display::duration(it.took),
+        bytes(it.file_bytes_before),
+        bytes(it.file_bytes_after),
+        it.before.space_amp(),
+        it.after.space_amp()
+    )
 }
 
 fn collect_one(partition: &Partition, goal: &GoalArgs) -> Result<Collected> {
@@ -140,7 +136,7 @@ fn named(db: &Database, name: &str) -> Result<Partition> {
 }
 
 fn say_if_none(none: bool, output: &mut Output) -> Result<Answer> {
-    if none {
+    if none && !output.json() {
         output.line("No partition has key-value separation, so there is nothing to collect.")?;
     }
     Ok(Answer::Yes)

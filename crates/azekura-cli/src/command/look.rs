@@ -34,21 +34,31 @@ pub(crate) fn stats(args: &LookArgs, output: &mut Output) -> Result<Answer> {
 /// The shape of the trees.
 pub(crate) fn levels(args: &LookArgs, output: &mut Output) -> Result<Answer> {
     let (_db, partitions) = look(args)?;
+    show(&partitions, output, partition_json, draw_partition)?;
+    if partitions.is_empty() && !output.json() {
+        output.line("There are no partitions yet.")?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// All of them in one object, or one below the other with an empty line between.
+pub(crate) fn show<T>(
+    partitions: &[T],
+    output: &mut Output,
+    as_json: impl Fn(&T) -> Value,
+    draw: impl Fn(&T, &mut Output) -> Result<()>,
+) -> Result<()> {
     if output.json() {
-        let all: Vec<Value> = partitions.iter().map(partition_json).collect();
-        output.line(json!({ "partitions": all }))?;
-        return Ok(Answer::Yes);
+        let all: Vec<Value> = partitions.iter().map(as_json).collect();
+        return output.line(json!({ "partitions": all }));
     }
     for (i, partition) in partitions.iter().enumerate() {
         if i > 0 {
             output.line("")?;
         }
-        draw_partition(partition, output)?;
+        draw(partition, output)?;
     }
-    if partitions.is_empty() {
-        output.line("There are no partitions yet.")?;
-    }
-    Ok(Answer::Yes)
+    Ok(())
 }
 
 /// The database, opened to read, and what the partitions that were asked for say of themselves.

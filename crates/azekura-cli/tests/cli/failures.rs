@@ -4,6 +4,20 @@ use azekura::Config;
 
 use super::program::Program;
 
+/// Commands that read the database "d" with an entry "k" in it.
+const READING: [&str; 10] = [
+    "get --db d k",
+    "scan --db d",
+    "count --db d",
+    "stats --db d",
+    "levels --db d",
+    "blobs --db d",
+    "gc scan --db d",
+    "partitions --db d list",
+    "verify --db d",
+    "export --db d -",
+];
+
 #[test]
 fn no_database_here() {
     let p = Program::new();
@@ -73,16 +87,7 @@ fn a_database_in_use_is_locked() {
     writer.close().unwrap();
 
     let reader = Config::new(p.path("d")).open_read_only().unwrap();
-    for line in [
-        "get --db d k",
-        "scan --db d",
-        "count --db d",
-        "stats --db d",
-        "levels --db d",
-        "partitions --db d list",
-        "blobs --db d",
-        "gc scan --db d",
-    ] {
+    for line in READING {
         assert_eq!(p.run(line).code, Some(0), "{line} beside a reader");
     }
     assert_eq!(p.run("put --db d k v").code, Some(4));
@@ -101,17 +106,7 @@ fn commands_that_read_change_nothing() {
         files.map(|f| (f.path().to_path_buf(), std::fs::read(f.path()).unwrap())).collect()
     };
     let before = state();
-    for line in [
-        "get --db d k",
-        "scan --db d",
-        "count --db d",
-        "stats --db d",
-        "levels --db d",
-        "blobs --db d",
-        "gc scan --db d",
-        "verify --db d",
-        "export --db d -",
-    ] {
+    for line in READING {
         assert_eq!(p.run(line).code, Some(0), "{line}");
         assert!(state() == before, "{line} changed the database");
     }

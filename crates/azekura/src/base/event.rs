@@ -49,7 +49,8 @@ pub enum Event {
         bytes_freed: u64,
     },
     /// Background work failed. It is tried again, ever more patiently, unless the error poisons; other work goes on
-    /// meanwhile. Told once for each kind of work of a partition and each kind of error, until that work succeeds.
+    /// meanwhile. Told once for each kind of work of a partition and each kind of error or damaged file, until that
+    /// work succeeds.
     BackgroundError {
         /// What failed.
         error: Error,

@@ -76,7 +76,7 @@ pub trait GarbageCollection {
     ///
     /// # Errors
     /// `Invalid` for a target below 1 and for none; as [`gc_scan`](GarbageCollection::gc_scan); `Io` and `OutOfSpace`
-    /// from writing.
+    /// from writing; `Corruption` naming a blob file, where the others were collected all the same.
     ///
     /// ```
     /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};

@@ -4,6 +4,7 @@
 //! ever longer pauses, up to a bound, and all other work goes on meanwhile: each kind of work of each partition waits
 //! for itself.
 
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use crate::base::sync::lock;
@@ -32,7 +33,7 @@ struct Series {
     failures: u32,
     /// On the monotonic clock.
     due_ns: u64,
-    told: Option<ErrorKind>,
+    told: Option<(ErrorKind, Option<PathBuf>)>,
 }
 
 impl Setback {
@@ -57,9 +58,12 @@ impl Setback {
         (series.failures > 0 && series.due_ns > now_ns).then(|| series.due_ns - now_ns)
     }
 
-    /// Whether the listener has not heard of such an error yet in this row of failures; it has from now on.
+    /// Whether the listener has not heard of such an error yet in this row of failures; it has from now on. Each file
+    /// that is damaged is a matter of its own; other errors may name another new file each time.
     pub(crate) fn is_news(&self, error: &Error) -> bool {
-        lock(&self.0).told.replace(error.kind()) != Some(error.kind())
+        let file = error.file().filter(|_| error.kind() == ErrorKind::Corruption);
+        let told = Some((error.kind(), file.map(Path::to_path_buf)));
+        std::mem::replace(&mut lock(&self.0).told, told.clone()) != told
     }
 }
 
@@ -113,7 +117,11 @@ mod tests {
         assert!(setbacks.waiting(105 * MS).next().is_none() && compact.is_failing(), "it may be tried again");
         assert!(compact.is_news(&damaged) && !compact.is_news(&damaged));
         compact.failed(&damaged, 105 * MS);
-        assert!(!compact.is_news(&damaged) && compact.is_news(&Error::new(ErrorKind::OutOfSpace, "another matter")));
+        let full = |file: &str| Error::new(ErrorKind::OutOfSpace, "another matter").in_file(file);
+        assert!(
+            !compact.is_news(&damaged) && compact.is_news(&full("/db/7.sst")) && !compact.is_news(&full("/db/8.sst"))
+        );
+        assert!(compact.is_news(&damaged.clone().in_file("/db/1.blob")) && compact.is_news(&damaged), "another file");
         assert_eq!(compact.wait_ns(105 * MS), Some(200 * MS));
         setbacks.of(Task::Flush).failed(&damaged, 0);
         assert_eq!(setbacks.waiting(10 * MS).map(|(task, _)| task).collect::<Vec<_>>(), [Task::Flush, Task::Compact]);
