@@ -33,21 +33,25 @@ pub(crate) fn usage(dir: &Path) -> DiskUse {
     total
 }
 
-/// Bytes of the files below `dir` by what their names end with, as long as each says it is. Files that vanish meanwhile
-/// are left out.
-pub(crate) fn lengths(dir: &Path) -> BTreeMap<String, u64> {
-    let mut lengths = BTreeMap::new();
+/// Bytes of the files below `dir` by what their names end with: as long as each says it is, and allocated. Files that
+/// vanish meanwhile are left out.
+pub(crate) fn by_endings(dir: &Path) -> BTreeMap<String, (u64, u64)> {
+    let mut sums = BTreeMap::new();
+    let mut add = |end: String, (length, allocated): (u64, u64)| {
+        let sum: &mut (u64, u64) = sums.entry(end).or_default();
+        *sum = (sum.0 + length, sum.1 + allocated);
+    };
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let Ok(metadata) = entry.metadata() else { continue };
         let path = entry.path();
         if metadata.is_dir() {
-            self::lengths(&path).into_iter().for_each(|(end, bytes)| *lengths.entry(end).or_default() += bytes);
+            by_endings(&path).into_iter().for_each(|(end, sum)| add(end, sum));
         } else {
             let end = path.extension().map_or_else(String::new, |end| end.to_string_lossy().into_owned());
-            *lengths.entry(end).or_default() += metadata.len();
+            add(end, (metadata.len(), metadata.blocks() * 512));
         }
     }
-    lengths
+    sums
 }
 
 /// Copies a directory tree and syncs each file, so that nothing is left to write back; `to` must not exist.
@@ -133,7 +137,7 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::{Scratch, copy_tree, lengths, usage};
+    use super::{Scratch, by_endings, copy_tree, usage};
     use std::fs;
 
     #[test]
@@ -152,15 +156,17 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_added_up_by_endings() {
+    fn files_are_added_up_by_endings() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("below.dir")).unwrap();
-        for (name, bytes) in [("a.sst", 10), ("below.dir/b.sst", 20), ("c.blob", 3), ("LOCK", 4)] {
+        for (name, bytes) in [("a.sst", 10_000), ("below.dir/b.sst", 20), ("c.blob", 3), ("LOCK", 4)] {
             fs::write(dir.path().join(name), vec![1; bytes]).unwrap();
         }
-        let expected = [("", 4), ("blob", 3), ("sst", 30)];
-        assert!(lengths(dir.path()).iter().map(|(end, bytes)| (end.as_str(), *bytes)).eq(expected));
-        assert!(lengths(&dir.path().join("none")).is_empty());
+        let sums = by_endings(dir.path());
+        let lengths = [("", 4), ("blob", 3), ("sst", 10_020)];
+        assert!(sums.iter().map(|(end, (length, _))| (end.as_str(), *length)).eq(lengths), "{sums:?}");
+        assert_eq!(sums.values().map(|(_, allocated)| allocated).sum::<u64>(), usage(dir.path()).allocated);
+        assert!(by_endings(&dir.path().join("none")).is_empty());
     }
 
     #[test]

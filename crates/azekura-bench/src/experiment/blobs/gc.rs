@@ -147,3 +147,66 @@ fn put(answer: &mut Map<String, Value>, courses: &[Course], rounds: u64) {
     }
     answer.insert("targets".into(), Value::Object(targets));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{TARGETS, WAYS, put};
+    use crate::experiment::blobs::gc_run::Way;
+    use crate::experiment::blobs::series::tests::samples;
+    use crate::experiment::blobs::series::{Course, Moment, Sample};
+    use serde_json::{Map, Value, json};
+
+    /// Three rounds, with so many bytes on disk and written behind each.
+    fn courses() -> Vec<Course> {
+        let course = |(way, _): (Way, &str)| {
+            let (moment, rounds) = match way {
+                Way::Target(_) => (Moment::Collected, [(280, 100), (300, 250), (290, 400)]),
+                _ => (Moment::Truncated, [(280, 100), (400, 200), (500, 300)]),
+            };
+            let in_tree = |sample: Sample| Sample {
+                table_disk_bytes: sample.blob_disk_bytes,
+                table_bytes_written: 3 * sample.blob_bytes_written,
+                blob_disk_bytes: 0,
+                blob_bytes_written: 0,
+                ..sample
+            };
+            let samples = samples(&rounds, moment);
+            let samples = if way == Way::Unseparated { samples.into_iter().map(in_tree).collect() } else { samples };
+            Course { way, samples }
+        };
+        WAYS.into_iter().map(course).collect()
+    }
+
+    #[test]
+    fn every_way_has_its_fields_and_targets_are_judged() {
+        let mut answer = Map::new();
+        put(&mut answer, &courses(), 3);
+        for (field, expected) in [
+            ("target_1_5_max_space_amp", json!(1.5)),
+            ("target_1_5_peak_space_amp", json!(2.0)),
+            ("target_1_5_write_amp", json!(1.5)),
+            ("automatic_max_space_amp", json!(3.0)),
+            ("automatic_rest_space_amp", json!(1.1)),
+            ("automatic_write_amp", json!(1.0)),
+            ("unseparated_write_amp", json!(3.0)),
+            ("unseparated_ratio", json!(3.0 / 1.6)),
+            ("no_gc_write_amp", json!(1.0)),
+            ("no_gc_space_amp", json!(1.1)),
+        ] {
+            assert_eq!(answer.get(field), Some(&expected), "{field}");
+        }
+        assert!(WAYS.iter().all(|(_, prefix)| answer[&format!("{prefix}_mean_space_amp")].is_number()));
+        let targets = answer["targets"].as_object().unwrap();
+        assert_eq!(targets.len(), TARGETS.len());
+        assert_eq!(targets["target_1_5_write_amp"], json!({"at_most": 2.7, "is": 1.5, "met": true}));
+        assert_eq!(targets["unseparated_ratio"]["met"], false);
+    }
+
+    #[test]
+    fn what_did_not_run_is_not_judged() {
+        let mut answer = Map::new();
+        put(&mut answer, &[], 3);
+        assert_eq!(answer["unseparated_ratio"], Value::Null);
+        assert!(answer["targets"].as_object().unwrap().values().all(|target| target["met"].is_null()));
+    }
+}

@@ -3,7 +3,7 @@
 use crate::experiment::blobs::history::{History, Version};
 use crate::experiment::blobs::pages::Pages;
 use crate::experiment::blobs::series::{Moment, Sample};
-use crate::experiment::blobs::tally::TallyFs;
+use crate::experiment::fs::tally::TallyFs;
 use crate::failure::{Result, wrong};
 use crate::machine::disk;
 use azekura::{
@@ -99,7 +99,7 @@ pub(super) fn run(task: Task) -> Result<Value> {
 
 impl Run {
     fn new(task: Task) -> Result<Run> {
-        let (pages, fs) = (Pages::read(&task.pages)?, TallyFs::new());
+        let (pages, fs) = (Pages::read(&task.pages)?, TallyFs::counting());
         let database = Config::new(&task.dir).fs(Arc::new(fs.clone())).cache_size(CACHE_BYTES).open()?;
         let apart = KvSeparationOptions::default()
             .compression(CompressionType::None)
@@ -182,8 +182,8 @@ impl Run {
 
     fn sample(&mut self, moment: Moment, reported_space_amp: Option<f64>) -> Result<()> {
         let (metrics, written) = (self.partition.metrics(), self.fs.written());
-        let lengths = disk::lengths(&self.task.dir);
-        let on_disk = |end: &str| lengths.get(end).copied().unwrap_or(0);
+        let files = disk::by_endings(&self.task.dir);
+        let on_disk = |end: &str| files.get(end).map_or(0, |(length, _)| *length);
         self.samples.push(Sample {
             moment,
             seconds: self.start.elapsed().as_secs_f64(),

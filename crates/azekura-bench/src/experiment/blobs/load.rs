@@ -4,18 +4,19 @@
 //! Pages come in a random order, one put each, and nothing is synced but the end. `load_seconds` ends when everything
 //! is in files and synced; `write_amp` also counts what the engine writes until it rests. Our own figures are counted
 //! where files are written, those of `kernel_write_amp` by the kernel, which counts the log and whole pages of memory.
-//! Peers have their values apart and LZ4 as far as they offer it. Caches are what the fields say; what they miss comes
-//! from the cache of the system, for all alike. There are engines that keep more in memory than the cache they are
-//! given, or map their files, and with that the cache of the system is theirs: `…held_bytes` is what opening and
-//! reading adds to the resident memory of a process. Where reads are `cold`, that cache is emptied first, and each page
-//! is read once.
+//! Bytes on disk are those allocated once the database is closed; some engines leave a log that is allocated ahead,
+//! which is told apart. Peers have their values apart and LZ4 as far as they offer it. Caches are what the fields say;
+//! what they miss comes from the cache of the system, for all alike. There are engines that keep more in memory than
+//! the cache they are given, or map their files, and with that the cache of the system is theirs: `…held_bytes` is what
+//! opening and reading adds to the resident memory of a process. Where reads are `cold`, that cache is emptied first,
+//! and each page is read once.
 
 use crate::engine::azekura::open_on;
 use crate::engine::{Compression, Engine, Options, registry};
 use crate::experiment::blobs::load_answer;
 use crate::experiment::blobs::pages::{Pages, Wanted, pack};
-use crate::experiment::blobs::tally::TallyFs;
 use crate::experiment::experiment::{Context, Experiment};
+use crate::experiment::fs::tally::TallyFs;
 use crate::experiment::reads::cached_options;
 use crate::experiment::rounds::{Rounds, Variant, interleave};
 use crate::failure::{Result, wrong};
@@ -27,12 +28,15 @@ use crate::workload::zipf::{THETA, Zipf};
 use azekura::{CompressionType, KvSeparationOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 pub(super) const OURS: &str = "azekura";
 const PEERS: [&str; 6] = ["fjall", "rocksdb", "heed", "redb", "sled", "surrealkv"];
+/// How names of logs end.
+const LOGS: [&str; 3] = ["wal", "jnl", "log"];
 /// Values of at least so many bytes stand apart.
 const SEPARATE_FROM: u32 = 1 << 10;
 /// The cache of the minute.
@@ -150,7 +154,7 @@ impl Experiment for BlobLoad {
 
     fn run(&self, context: &Context<'_>) -> Result<Map<String, Value>> {
         let (total_bytes, memtable_bytes) = context.size((20 << 20, 4 << 20), (MOST_BYTES, 64 << 20));
-        let (warm_s, zipf_s, rounds) = context.size((0.05, 0.15, 2), (1.0, 3.0, 3));
+        let (warm_s, zipf_s, rounds) = context.size((0.05, 0.15, 2), (0.5, 2.0, 3));
         let (minute_s, short_s) = context.size((0.3, 0.2), (60.0, 10.0));
         let pages = context.fresh("pages")?;
         let packed = pack(context.pages, Wanted { least_bytes: 0, total_bytes, pages: u64::MAX }, &pages)?;
@@ -249,7 +253,7 @@ fn engine_of(case: Case) -> &'static str {
 
 /// Loads all pages, lets the engine come to rest, and closes it.
 fn load(task: &Task, pages: &Pages) -> Result<Map<String, Value>> {
-    let fs = TallyFs::new();
+    let fs = TallyFs::counting();
     let engine = open(task, Some(&fs))?;
     let (before, start) = (Usage::now(), Instant::now());
     let (mut key, mut page, mut user_bytes) = (Vec::new(), Vec::new(), 0);
@@ -277,8 +281,14 @@ fn load(task: &Task, pages: &Pages) -> Result<Map<String, Value>> {
     }
     let kernel = (Usage::now() - before).dirtied_bytes;
     answer.insert("kernel_write_amp".into(), json!(per_byte(kernel)));
-    answer.insert("disk_bytes".into(), json!(disk::usage(&task.dir).allocated));
-    answer.insert("files".into(), json!(disk::lengths(&task.dir)));
+    let files = disk::by_endings(&task.dir);
+    let allocated = |wanted: &dyn Fn(&str) -> bool| -> u64 {
+        files.iter().filter(|(end, _)| wanted(end)).map(|(_, (_, allocated))| allocated).sum()
+    };
+    answer.insert("disk_bytes".into(), json!(allocated(&|_| true)));
+    answer.insert("disk_bytes_without_log".into(), json!(allocated(&|end| !LOGS.contains(&end))));
+    answer
+        .insert("files".into(), json!(files.into_iter().map(|(end, (len, _))| (end, len)).collect::<BTreeMap<_, _>>()));
     Ok(answer)
 }
 

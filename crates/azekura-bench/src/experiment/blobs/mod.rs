@@ -3,9 +3,9 @@
 //! Invariants: every page that is read is compared to the last byte; what is said to be written was counted where files
 //! are written.
 //!
-//! Rooms: [`pages`] what is stored; [`generate`] pages where there are none; [`tally`] what is written, by kind of
-//! file; [`load`] the experiment `blob-load`, [`load_answer`] what its rounds say; [`history`] versions that come and
-//! go; [`gc`] the experiment `blob-gc`, [`gc_run`] one of its ways to collect, [`series`] what that shows over time.
+//! Rooms: [`pages`] what is stored; [`generate`] pages where there are none; [`load`] the experiment `blob-load`,
+//! [`load_answer`] what its rounds say; [`history`] versions that come and go; [`gc`] the experiment `blob-gc`,
+//! [`gc_run`] one of its ways to collect, [`series`] what that shows over time.
 
 pub(crate) mod gc;
 pub(crate) mod gc_run;
@@ -15,4 +15,3 @@ pub(crate) mod load;
 pub(crate) mod load_answer;
 pub(crate) mod pages;
 pub(crate) mod series;
-pub(crate) mod tally;

@@ -189,12 +189,12 @@ pub(super) fn charts(courses: &[Course]) -> Vec<(&'static str, String)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::{Course, Figures, Moment, Sample, charts, csv};
     use crate::experiment::blobs::gc_run::Way;
 
     /// Rounds of 100 bytes of values each, of which 200 are live; `disk` and `written` for each.
-    fn samples(rounds: &[(u64, u64)], moment: Moment) -> Vec<Sample> {
+    pub(in crate::experiment::blobs) fn samples(rounds: &[(u64, u64)], moment: Moment) -> Vec<Sample> {
         let mut all = Vec::new();
         for (round, &(disk, written)) in (0u64..).zip(rounds) {
             let sample = Sample {
