@@ -219,6 +219,14 @@ pub(crate) struct Experiment {
     /// One variant, for a parent process.
     #[arg(long, hide = true)]
     pub(crate) variant: Option<String>,
+    /// Directory whose HTML pages, and those below it, are stored by experiments that store pages; the Rust toolchain's
+    /// documentation by default, or generated pages where there is none.
+    #[arg(long)]
+    pub(crate) pages: Option<PathBuf>,
+    /// Directory for what an experiment has to show beside its answer, series and charts, and for the answer itself as
+    /// JSON; series and charts go to target/bench/experiment by default.
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: Common,
 }

@@ -100,6 +100,17 @@ pub(crate) enum Command {
     /// Draw the shape of the trees: tables, bytes, entries and tombstones of each level.
     #[command(after_help = "Example:\n  azekura levels --db my.db")]
     Levels(LookArgs),
+    /// Show the blob files: values, bytes that tables refer to, and how stale each is.
+    ///
+    /// Large values of partitions with key-value separation stand in blob files. A value that was overwritten or
+    /// removed counts as referenced until a compaction has met it; `gc scan` is exact.
+    #[command(after_help = "Examples:\n  azekura blobs --db my.db\n  azekura blobs --db my.db --partition pages")]
+    Blobs(LookArgs),
+    /// Find stale values in blob files, and collect them.
+    #[command(after_help = "Examples:\n  azekura gc scan --db my.db\n  azekura gc run --db my.db --space-amp 1.2\n  \
+                            azekura gc run --db my.db --partition pages --staleness 0.7\n  azekura gc run --db my.db \
+                            --drop-stale")]
+    Gc(GcArgs),
     /// Read and check every byte of every file; exits with 1 and lists what is wrong.
     #[command(after_help = "Example:\n  azekura verify --db my.db")]
     Verify(DbArg),
@@ -269,7 +280,7 @@ pub(crate) struct ExportArgs {
     pub(crate) format: Option<Format>,
 }
 
-/// Arguments of `stats` and `levels`.
+/// Arguments of `stats`, `levels` and `blobs`.
 #[derive(Args, Debug)]
 pub(crate) struct LookArgs {
     #[command(flatten)]
@@ -277,6 +288,67 @@ pub(crate) struct LookArgs {
     /// Only this partition [default: all].
     #[arg(long, value_name = "NAME")]
     pub(crate) partition: Option<String>,
+}
+
+/// Arguments of `gc`.
+#[derive(Args, Debug)]
+pub(crate) struct GcArgs {
+    /// What to do with stale values.
+    #[command(subcommand)]
+    pub(crate) action: GcAction,
+}
+
+/// What can be done with stale values.
+#[derive(Subcommand, Debug)]
+pub(crate) enum GcAction {
+    /// Say exactly how stale the blob files are; keys and pointers are read, no values, and nothing is written.
+    #[command(after_help = "Example:\n  azekura gc scan --db my.db --partition pages")]
+    Scan {
+        #[command(flatten)]
+        which: SeparatedArgs,
+    },
+    /// Copy live values out of stale blob files, as few as it takes, and remove the files.
+    #[command(after_help = "Examples:\n  azekura gc run --db my.db --space-amp 1.2\n  azekura gc run --db my.db \
+                            --staleness 0.7")]
+    Run {
+        #[command(flatten)]
+        which: SeparatedArgs,
+        #[command(flatten)]
+        goal: GoalArgs,
+    },
+}
+
+/// Which partitions with key-value separation.
+#[derive(Args, Debug)]
+pub(crate) struct SeparatedArgs {
+    #[command(flatten)]
+    pub(crate) db: DbArg,
+    /// Only this partition; may be given several times [default: all with key-value separation].
+    #[arg(long = "partition", value_name = "NAME")]
+    pub(crate) partitions: Vec<String>,
+}
+
+/// How far to go; `--space-amp 1.5` if nothing is said.
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+pub(crate) struct GoalArgs {
+    /// Until blob files have at most this many bytes for each live one, at least 1 [default: 1.5].
+    #[arg(long, value_name = "TARGET", value_parser = space_amp)]
+    pub(crate) space_amp: Option<f32>,
+    /// Until no file is left of which this share or more is stale, 0 to 1.
+    #[arg(long, value_name = "SHARE", value_parser = staleness)]
+    pub(crate) staleness: Option<f32>,
+    /// Remove only files that are stale as a whole: nothing is copied.
+    #[arg(long)]
+    pub(crate) drop_stale: bool,
+}
+
+fn space_amp(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|target| *target >= 1.0).ok_or_else(|| "it is a number of at least 1".into())
+}
+
+fn staleness(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "it is a number from 0 to 1".into())
 }
 
 /// Arguments of `compact`.

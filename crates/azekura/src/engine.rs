@@ -94,6 +94,13 @@ pub(crate) struct TaskReport {
     pub(crate) bytes_freed: u64,
 }
 
+impl TaskReport {
+    /// It yielded, or found nothing to do: another was at it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.tables == 0 && self.bytes_read == 0 && self.bytes_written == 0
+    }
+}
+
 /// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
 /// show in it, under sequence numbers above those that were published when it was taken.
 pub(crate) trait View: Send + Sync {
@@ -137,9 +144,9 @@ pub(crate) trait Engine: Send + Sync {
     /// Makes everything applied so far a candidate for [`Task::Flush`].
     fn seal(&self);
 
-    /// The most urgent piece of maintenance, if there is any; `forced` also chooses compactions that only
-    /// `major_compact` wants.
-    fn next_task(&self, forced: bool) -> Option<Task>;
+    /// The most urgent piece of maintenance, if there is any that is not of a kind that is `held` back; `forced` also
+    /// chooses compactions that only `major_compact` wants.
+    fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task>;
 
     /// Runs one task to its end.
     fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport>;

@@ -4,8 +4,8 @@ use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
 use crate::engine::{Compression, Engine, Options, Scan, Sync};
 use crate::failure::Result;
 use ::azekura::{
-    CompactionStrategy, CompressionType, Config, Database, FilterPolicy, LeveledOptions, Partition,
-    PartitionCreateOptions, PersistMode,
+    CompactionStrategy, CompressionType, Config, Database, FilterPolicy, KvSeparationOptions, LeveledOptions,
+    Partition, PartitionCreateOptions, PersistMode,
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -58,12 +58,15 @@ fn partition_options(options: &Options) -> PartitionCreateOptions {
     if let Some(bytes) = options.table_bytes {
         leveled.table_size = bytes;
     }
-    PartitionCreateOptions::default()
+    let own = PartitionCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
         .block_size(BLOCK_BYTES)
         .compression(codec)
         .filter_policy(FilterPolicy::Bloom { bits_per_key: BLOOM_BITS })
-        .compaction_strategy(CompactionStrategy::Leveled(leveled))
+        .compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let Some(bytes) = options.separate_from else { return own };
+    let threshold = u32::try_from(bytes).unwrap_or(u32::MAX);
+    own.with_kv_separation(KvSeparationOptions::default().separation_threshold(threshold).compression(codec))
 }
 
 impl Engine for AzekuraEngine {

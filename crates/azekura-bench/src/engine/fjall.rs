@@ -5,7 +5,7 @@ use crate::engine::{Compression, Engine, Options, Scan, Sync};
 use crate::failure::Result;
 use fjall::compaction::Leveled;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
-use fjall::{CompressionType, Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use fjall::{CompressionType, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -40,6 +40,10 @@ fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
     if let Some(bytes) = options.table_bytes {
         leveled = leveled.with_table_target_size(bytes);
     }
+    let apart = options.separate_from.map(|bytes| {
+        let threshold = u32::try_from(bytes).unwrap_or(u32::MAX);
+        KvSeparationOptions::default().separation_threshold(threshold).compression(codec(options.compression))
+    });
     let bloom = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(BLOOM_BITS));
     KeyspaceCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
@@ -48,6 +52,7 @@ fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
         .index_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
         .filter_policy(FilterPolicy::all(bloom))
         .compaction_strategy(Arc::new(leveled))
+        .with_kv_separation(apart)
 }
 
 impl FjallEngine {

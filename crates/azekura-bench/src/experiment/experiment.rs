@@ -4,7 +4,7 @@ use crate::failure::{Result, Told};
 use crate::machine::disk::Scratch;
 use crate::task::child;
 use serde_json::{Map, Value};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -34,6 +34,10 @@ pub(crate) struct Context<'a> {
     pub(crate) quick: bool,
     /// Where its databases go.
     pub(crate) scratch: &'a Scratch,
+    /// The directory that HTML pages shall be taken from, if one was named.
+    pub(crate) pages: Option<&'a Path>,
+    /// Where files go that are more than an answer: series, charts.
+    pub(crate) out: &'a Path,
 }
 
 impl Context<'_> {
@@ -45,6 +49,15 @@ impl Context<'_> {
     /// A directory that does not exist yet.
     pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
         self.scratch.fresh(name)
+    }
+
+    /// Writes a file that stays.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.out.join(name);
+        std::fs::create_dir_all(self.out).map_err(|error| format!("cannot create {}: {error}", self.out.display()))?;
+        std::fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        eprintln!("wrote {}", path.display());
+        Ok(())
     }
 
     /// Does `task` in a child process and gives its answer.

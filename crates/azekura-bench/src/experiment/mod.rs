@@ -6,12 +6,15 @@
 //!
 //! Rooms: [`experiment`] the trait; [`registry`] the list; [`run`] the command; [`rounds`] interleaving and arithmetic;
 //! [`reads`] point reads of one database, timed; [`lookups`] the same inside of data blocks alone; [`instructions`]
-//! counted by the processor; [`spindle`] a disk with a head, simulated; [`tree`] a database loaded so that its tree has
-//! a known shape. Then the experiments: [`restart_interval`], [`cache_hit`], [`hash_index`], [`partitioned`].
+//! counted by the processor; [`fs`] file systems that are watched; [`tree`] a database loaded so that its tree has a
+//! known shape. Then the experiments: [`restart_interval`], [`cache_hit`], [`hash_index`], [`partitioned`], those of
+//! [`blobs`].
 
+pub(crate) mod blobs;
 pub(crate) mod cache_hit;
 #[allow(clippy::module_inception)]
 pub(crate) mod experiment;
+pub(crate) mod fs;
 pub(crate) mod hash_index;
 pub(crate) mod instructions;
 pub(crate) mod lookups;
@@ -21,5 +24,4 @@ pub(crate) mod registry;
 pub(crate) mod restart_interval;
 pub(crate) mod rounds;
 pub(crate) mod run;
-pub(crate) mod spindle;
 pub(crate) mod tree;

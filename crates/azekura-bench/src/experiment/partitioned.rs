@@ -5,9 +5,9 @@
 //! is 8 % of the data, so that it exceeds a cache of 2 % four times and one of 0.67 % twelve times. The tree has the
 //! shape that trees have: a bottom, a level above it, and two young runs, each of whose filters a read asks. Two
 //! devices:
-//! - `hdd`: a simulated disk on a virtual clock ([`crate::experiment::spindle`]), with a cache of 1/150 of the data.
-//!   Throughput is reads per second of that disk and of CPU together. What the disk does not count comes from the cache
-//!   of the system, so that a round need not last as long as it says.
+//! - `hdd`: a simulated disk on a virtual clock ([`crate::experiment::fs::spindle`]), with a cache of 1/150 of the
+//!   data. Throughput is reads per second of that disk and of CPU together. What the disk does not count comes from the
+//!   cache of the system, so that a round need not last as long as it says.
 //! - `ssd`: the real device, past the cache of the system, with a cache of 1/50 and one of 1/150 of the data: the loss
 //!   is that of throughput from the one to the other.
 //!
@@ -17,9 +17,9 @@
 use crate::engine::azekura::open_on;
 use crate::engine::{Engine, Options, registry};
 use crate::experiment::experiment::{Context, Experiment};
+use crate::experiment::fs::spindle::{SECTOR, Speed, SpindleFs, Traffic};
 use crate::experiment::reads::cached_options;
 use crate::experiment::rounds::{Rounds, Variant, interleave};
-use crate::experiment::spindle::{SECTOR, Speed, SpindleFs, Traffic};
 use crate::experiment::tree;
 use crate::failure::{Failure, Result, wrong};
 use crate::machine::disk;

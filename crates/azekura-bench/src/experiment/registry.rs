@@ -1,5 +1,7 @@
 //! The experiments there are.
 
+use crate::experiment::blobs::gc::BlobGc;
+use crate::experiment::blobs::load::BlobLoad;
 use crate::experiment::cache_hit::CacheHit;
 use crate::experiment::experiment::Experiment;
 use crate::experiment::hash_index::HashIndex;
@@ -8,7 +10,8 @@ use crate::experiment::restart_interval::RestartInterval;
 use crate::failure::Result;
 
 /// All of them.
-pub(crate) const EXPERIMENTS: &[&dyn Experiment] = &[&RestartInterval, &CacheHit, &HashIndex, &Partitioned];
+pub(crate) const EXPERIMENTS: &[&dyn Experiment] =
+    &[&RestartInterval, &CacheHit, &HashIndex, &Partitioned, &BlobLoad, &BlobGc];
 
 /// The experiment of that name.
 pub(crate) fn named(name: &str) -> Result<&'static dyn Experiment> {

@@ -52,6 +52,13 @@ impl Rounds {
         }
     }
 
+    /// Adds all rounds of others.
+    pub(crate) fn extend(&mut self, other: Rounds) {
+        for (variant, rounds) in other.variants {
+            rounds.into_iter().for_each(|round| self.add(&variant, round));
+        }
+    }
+
     fn rounds(&self, variant: &str) -> &[Map<String, Value>] {
         self.variants.iter().find(|(name, _)| name == variant).map_or(&[], |(_, rounds)| rounds)
     }
@@ -138,7 +145,9 @@ mod tests {
 
     #[test]
     fn every_round_is_in_the_answer() {
-        let all = rounds(&[("a", &[json!(1), json!(2)])]);
+        let mut all = rounds(&[("a", &[json!(1), json!(2)])]);
         assert_eq!(all.json(), json!({"a": [{"ns": 1}, {"ns": 2}]}));
+        all.extend(rounds(&[("b", &[json!(3)]), ("a", &[json!(4)])]));
+        assert_eq!(all.json(), json!({"a": [{"ns": 1}, {"ns": 2}, {"ns": 4}], "b": [{"ns": 3}]}));
     }
 }

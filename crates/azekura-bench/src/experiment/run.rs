@@ -10,6 +10,7 @@ use crate::report::{clock, table, versions};
 use crate::task::child::die_with_parent;
 use crate::task::opening::SMALL_RECORDS;
 use serde_json::{Map, Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 /// Lists the experiments, or runs one, or one variant of one.
@@ -30,13 +31,23 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
     let each = Duration::try_from_secs_f64(asked.common.device_seconds)?;
     let mut conditions = Conditions::begin(scratch.path(), &SMALL_RECORDS, each)?;
     let made = clock::now();
-    let own = experiment.run(&Context { name: experiment.name(), quick: asked.quick, scratch: &scratch })?;
+    let context = Context {
+        name: experiment.name(),
+        quick: asked.quick,
+        scratch: &scratch,
+        pages: asked.pages.as_deref(),
+        out: asked.out.as_deref().unwrap_or(Path::new("target/bench/experiment")),
+    };
+    let own = experiment.run(&context)?;
     conditions.finish(scratch.path(), each)?;
     let head = json!({
         "experiment": experiment.name(), "about": experiment.about(), "quick": asked.quick, "made": made,
         "version": versions::ours(),
     });
     let answer = answer(head, own, json!(conditions));
+    if asked.out.is_some() {
+        context.write(&format!("{}.json", context.name), &format!("{}\n", json!(answer)))?;
+    }
     if asked.common.json {
         println!("{}", Value::Object(answer));
     } else {

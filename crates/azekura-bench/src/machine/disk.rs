@@ -1,6 +1,7 @@
 //! Files below a directory: how many bytes they take, copying them, removing them.
 
 use crate::failure::Result;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,27 @@ pub(crate) fn usage(dir: &Path) -> DiskUse {
         }
     }
     total
+}
+
+/// Bytes of the files below `dir` by what their names end with: as long as each says it is, and allocated. Files that
+/// vanish meanwhile are left out.
+pub(crate) fn by_endings(dir: &Path) -> BTreeMap<String, (u64, u64)> {
+    let mut sums = BTreeMap::new();
+    let mut add = |end: String, (length, allocated): (u64, u64)| {
+        let sum: &mut (u64, u64) = sums.entry(end).or_default();
+        *sum = (sum.0 + length, sum.1 + allocated);
+    };
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let Ok(metadata) = entry.metadata() else { continue };
+        let path = entry.path();
+        if metadata.is_dir() {
+            by_endings(&path).into_iter().for_each(|(end, sum)| add(end, sum));
+        } else {
+            let end = path.extension().map_or_else(String::new, |end| end.to_string_lossy().into_owned());
+            add(end, (metadata.len(), metadata.blocks() * 512));
+        }
+    }
+    sums
 }
 
 /// Copies a directory tree and syncs each file, so that nothing is left to write back; `to` must not exist.
@@ -115,7 +137,7 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::{Scratch, copy_tree, usage};
+    use super::{Scratch, by_endings, copy_tree, usage};
     use std::fs;
 
     #[test]
@@ -131,6 +153,20 @@ mod tests {
         assert_eq!(fs::read(to.join("below/b")).unwrap(), b"b");
         assert_eq!(usage(&to).files, 2);
         assert!(usage(&from).allocated >= 8192);
+    }
+
+    #[test]
+    fn files_are_added_up_by_endings() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("below.dir")).unwrap();
+        for (name, bytes) in [("a.sst", 10_000), ("below.dir/b.sst", 20), ("c.blob", 3), ("LOCK", 4)] {
+            fs::write(dir.path().join(name), vec![1; bytes]).unwrap();
+        }
+        let sums = by_endings(dir.path());
+        let lengths = [("", 4), ("blob", 3), ("sst", 10_020)];
+        assert!(sums.iter().map(|(end, (length, _))| (end.as_str(), *length)).eq(lengths), "{sums:?}");
+        assert_eq!(sums.values().map(|(_, allocated)| allocated).sum::<u64>(), usage(dir.path()).allocated);
+        assert!(by_endings(&dir.path().join("none")).is_empty());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! From what was asked to the command that does it.
 
 use crate::args::Command;
-use crate::command::{look, partitions, point, range, transfer, upkeep, verify};
+use crate::command::{blobs, gc, look, partitions, point, range, transfer, upkeep, verify};
 use crate::demo;
 use crate::failure::{Answer, EXIT_CODES, Result};
 use crate::output::Output;
@@ -20,6 +20,8 @@ pub(crate) fn run(command: Command, output: &mut Output) -> Result<Answer> {
         Command::Export(args) => transfer::export(&args, output),
         Command::Stats(args) => look::stats(&args, output),
         Command::Levels(args) => look::levels(&args, output),
+        Command::Blobs(args) => blobs::blobs(&args, output),
+        Command::Gc(args) => gc::run(&args, output),
         Command::Verify(args) => verify::verify(&args.path, output),
         Command::Compact(args) => upkeep::compact(&args, output),
         Command::Checkpoint(args) => upkeep::checkpoint(&args, output),

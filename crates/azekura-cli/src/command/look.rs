@@ -34,24 +34,35 @@ pub(crate) fn stats(args: &LookArgs, output: &mut Output) -> Result<Answer> {
 /// The shape of the trees.
 pub(crate) fn levels(args: &LookArgs, output: &mut Output) -> Result<Answer> {
     let (_db, partitions) = look(args)?;
-    if output.json() {
-        let all: Vec<Value> = partitions.iter().map(partition_json).collect();
-        output.line(json!({ "partitions": all }))?;
-        return Ok(Answer::Yes);
-    }
-    for (i, partition) in partitions.iter().enumerate() {
-        if i > 0 {
-            output.line("")?;
-        }
-        draw_partition(partition, output)?;
-    }
-    if partitions.is_empty() {
+    show(&partitions, output, partition_json, draw_partition)?;
+    if partitions.is_empty() && !output.json() {
         output.line("There are no partitions yet.")?;
     }
     Ok(Answer::Yes)
 }
 
-fn look(args: &LookArgs) -> Result<(Database, Vec<PartitionMetrics>)> {
+/// All of them in one object, or one below the other with an empty line between.
+pub(crate) fn show<T>(
+    partitions: &[T],
+    output: &mut Output,
+    as_json: impl Fn(&T) -> Value,
+    draw: impl Fn(&T, &mut Output) -> Result<()>,
+) -> Result<()> {
+    if output.json() {
+        let all: Vec<Value> = partitions.iter().map(as_json).collect();
+        return output.line(json!({ "partitions": all }));
+    }
+    for (i, partition) in partitions.iter().enumerate() {
+        if i > 0 {
+            output.line("")?;
+        }
+        draw(partition, output)?;
+    }
+    Ok(())
+}
+
+/// The database, opened to read, and what the partitions that were asked for say of themselves.
+pub(crate) fn look(args: &LookArgs) -> Result<(Database, Vec<PartitionMetrics>)> {
     let db = open::to_read(&args.db.path)?;
     let mut names = match &args.partition {
         Some(name) => vec![name.clone()],
@@ -101,6 +112,16 @@ fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(String, String)> {
                 count(m.trivial_moves)
             ),
         ),
+        (
+            "collections of blob files",
+            format!(
+                "{} ({} read, {} written), {} freed",
+                count(m.collections),
+                bytes(m.collection_bytes_read),
+                bytes(m.collection_bytes_written),
+                bytes(m.blob_bytes_freed)
+            ),
+        ),
         ("write amplification", amplification(m.user_bytes, m.write_amplification())),
         ("writers were slowed down", display::duration(Duration::from_nanos(m.stall_ns))),
         ("cache", format!("{} of {}, {} pinned", bytes(cache.used), bytes(cache.capacity), bytes(cache.pinned))),
@@ -144,6 +165,10 @@ fn metrics_json(m: &Metrics) -> Value {
         "trivial_moves": m.trivial_moves,
         "compaction_bytes_read": m.compaction_bytes_read,
         "compaction_bytes_written": m.compaction_bytes_written,
+        "collections": m.collections,
+        "collection_bytes_read": m.collection_bytes_read,
+        "collection_bytes_written": m.collection_bytes_written,
+        "blob_bytes_freed": m.blob_bytes_freed,
         "write_amplification": (m.user_bytes > 0).then(|| m.write_amplification()),
         "manifest_bytes": m.manifest_bytes,
         "memtable_bytes": m.memtable_bytes,
@@ -193,6 +218,8 @@ fn partition_json(partition: &PartitionMetrics) -> Value {
         "memtable_bytes": partition.memtable_bytes,
         "sealed_memtables": partition.sealed_memtables,
         "disk_bytes": partition.disk_bytes,
+        "pinned_bytes": partition.pinned_bytes,
+        "separated": partition.separated,
         "blob_files": partition.blob_files.len(),
         "blob_bytes": partition.blob_bytes(),
         "referenced_blob_bytes": partition.referenced_blob_bytes(),

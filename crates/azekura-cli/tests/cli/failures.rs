@@ -4,12 +4,33 @@ use azekura::Config;
 
 use super::program::Program;
 
+/// Commands that read the database "d" with an entry "k" in it.
+const READING: [&str; 10] = [
+    "get --db d k",
+    "scan --db d",
+    "count --db d",
+    "stats --db d",
+    "levels --db d",
+    "blobs --db d",
+    "gc scan --db d",
+    "partitions --db d list",
+    "verify --db d",
+    "export --db d -",
+];
+
 #[test]
 fn no_database_here() {
     let p = Program::new();
-    for line in
-        ["get --db nowhere k", "scan --db nowhere", "del --db nowhere k", "stats --db nowhere", "verify --db nowhere"]
-    {
+    for line in [
+        "get --db nowhere k",
+        "scan --db nowhere",
+        "del --db nowhere k",
+        "stats --db nowhere",
+        "verify --db nowhere",
+        "blobs --db nowhere",
+        "gc scan --db nowhere",
+        "gc run --db nowhere",
+    ] {
         let ran = p.run(line);
         assert_eq!(ran.code, Some(3), "{line}: {ran:?}");
         assert!(ran.err.contains("no database") && ran.err.contains("nowhere"), "{line}: {ran:?}");
@@ -49,7 +70,16 @@ fn a_database_in_use_is_locked() {
     let p = Program::new();
     p.ok("put --db d k v");
     let writer = Config::new(p.path("d")).open().unwrap();
-    for line in ["get --db d k", "put --db d k v", "stats --db d", "verify --db d", "compact --db d"] {
+    for line in [
+        "get --db d k",
+        "put --db d k v",
+        "stats --db d",
+        "verify --db d",
+        "compact --db d",
+        "blobs --db d",
+        "gc scan --db d",
+        "gc run --db d",
+    ] {
         let ran = p.run(&format!("{line} --json"));
         assert_eq!(ran.code, Some(4), "{line}: {ran:?}");
         assert_eq!(ran.error()["kind"], "locked", "{line}");
@@ -57,12 +87,11 @@ fn a_database_in_use_is_locked() {
     writer.close().unwrap();
 
     let reader = Config::new(p.path("d")).open_read_only().unwrap();
-    for line in
-        ["get --db d k", "scan --db d", "count --db d", "stats --db d", "levels --db d", "partitions --db d list"]
-    {
+    for line in READING {
         assert_eq!(p.run(line).code, Some(0), "{line} beside a reader");
     }
     assert_eq!(p.run("put --db d k v").code, Some(4));
+    assert_eq!(p.run("gc run --db d").code, Some(4));
     reader.close().unwrap();
     assert_eq!(p.ok("get --db d k"), "v");
 }
@@ -77,15 +106,7 @@ fn commands_that_read_change_nothing() {
         files.map(|f| (f.path().to_path_buf(), std::fs::read(f.path()).unwrap())).collect()
     };
     let before = state();
-    for line in [
-        "get --db d k",
-        "scan --db d",
-        "count --db d",
-        "stats --db d",
-        "levels --db d",
-        "verify --db d",
-        "export --db d -",
-    ] {
+    for line in READING {
         assert_eq!(p.run(line).code, Some(0), "{line}");
         assert!(state() == before, "{line} changed the database");
     }
@@ -112,9 +133,10 @@ fn a_wrong_command_line_is_told_in_both_forms() {
 #[test]
 fn help_is_there_for_everything() {
     let p = Program::new();
-    let all = "demo put get del scan count import export stats levels verify compact checkpoint partitions exit-codes";
+    let all = "demo put get del scan count import export stats levels blobs gc verify compact checkpoint \
+               partitions exit-codes";
     let top = p.ok("--help");
-    for command in all.split(' ') {
+    for command in all.split_whitespace() {
         assert!(top.contains(command), "{command}");
         assert!(p.ok(&format!("help {command}")).contains("azekura"), "{command}");
     }

@@ -1,5 +1,6 @@
 //! The built program, run in temporary directories as a user would.
 
+mod collection;
 mod demo;
 mod entries;
 mod failures;

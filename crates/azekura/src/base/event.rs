@@ -48,7 +48,9 @@ pub enum Event {
         /// Bytes of the files that are gone, less those written.
         bytes_freed: u64,
     },
-    /// Background work failed; it is tried again unless the error poisons.
+    /// Background work failed. It is tried again, ever more patiently, unless the error poisons; other work goes on
+    /// meanwhile. Told once for each kind of work of a partition and each kind of error or damaged file, until that
+    /// work succeeds.
     BackgroundError {
         /// What failed.
         error: Error,

@@ -13,6 +13,7 @@ use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::options::PartitionCreateOptions;
+use crate::db::state::setbacks::Setbacks;
 use crate::engine::{Engine, Visible};
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
@@ -56,6 +57,8 @@ const CLOSED: u8 = 2;
 pub(crate) struct PartitionState {
     pub(crate) id: PartitionId,
     pub(crate) name: Arc<str>,
+    /// Background work that failed.
+    pub(crate) setbacks: Setbacks,
     comparator: String,
     tree: OnceLock<Arc<LsmTree>>,
     /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
@@ -225,6 +228,7 @@ impl Catalog {
         let state = Arc::new(PartitionState {
             id: meta.id,
             name: Arc::clone(&name),
+            setbacks: Setbacks::default(),
             comparator: meta.comparator.clone(),
             tree: OnceLock::new(),
             life: AtomicU8::new(OPEN),

@@ -17,7 +17,7 @@ use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
-use crate::db::worker::{self, Duty};
+use crate::db::worker;
 
 /// Partition names are 1..=255 bytes of UTF-8; they never become paths.
 const NAME_LEN_MAX: usize = 255;
@@ -248,13 +248,14 @@ impl Database {
     }
 
     /// Does exactly one piece of background work in the calling thread; false if there was none. With
-    /// [`workers(0)`](Config::workers) this is the only way it gets done.
+    /// [`workers(0)`](Config::workers) this is the only way it gets done. What has failed before is tried again once
+    /// there is nothing else.
     ///
     /// # Errors
     /// Those of the work, which stays to be done.
     pub fn step(&self) -> Result<bool> {
         self.handle.shared.writer()?;
-        worker::step(&self.handle.shared, Duty::All)
+        worker::step(&self.handle.shared)
     }
 
     /// The directory.

@@ -104,6 +104,9 @@ pub struct Metrics {
     pub collection_bytes_read: u64,
     /// Bytes of blob files written by collections.
     pub collection_bytes_written: u64,
+    /// Bytes of blob files that went, those written again taken off: by collections and, where no table pointed to a
+    /// file any more, by compactions; on their own or called for.
+    pub blob_bytes_freed: u64,
     /// Of the manifest now.
     pub manifest_bytes: u64,
     /// Bytes in memtables now, sealed ones included.
@@ -141,6 +144,7 @@ impl Metrics {
             collections: load(&counters.collections),
             collection_bytes_read: load(&counters.collection_bytes_read),
             collection_bytes_written: load(&counters.collection_bytes_written),
+            blob_bytes_freed: load(&counters.blob_bytes_freed),
             stall_ns: load(&counters.stall_ns),
             cache: CacheMetrics::of(&shared.catalog.parts().cache),
             replayed_records: shared.recovered.records,
@@ -192,6 +196,7 @@ impl fmt::Display for Metrics {
         row("collections", self.collections.to_string())?;
         row("collection bytes read", self.collection_bytes_read.to_string())?;
         row("collection bytes written", self.collection_bytes_written.to_string())?;
+        row("blob bytes freed", self.blob_bytes_freed.to_string())?;
         row("write amplification", format!("{:.2}", self.write_amplification()))?;
         row("memtable bytes", self.memtable_bytes.to_string())?;
         row("manifest bytes", self.manifest_bytes.to_string())?;
@@ -250,11 +255,35 @@ pub struct PartitionMetrics {
     pub disk_bytes: u64,
     /// Bytes that open tables and blob files hold in memory beside the cache.
     pub pinned_bytes: u64,
+    /// Whether large values go to blob files, or went when they were flushed.
+    pub separated: bool,
     /// Its blob files, oldest number first.
     pub blob_files: Vec<BlobFileMetrics>,
 }
 
 /// One blob file.
+///
+/// ```
+/// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let apart = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// for round in 0..2u8 {
+///     pages.insert("page", vec![round; 5_000])?;
+///     pages.flush()?;
+/// }
+/// assert_eq!(pages.metrics().stale_blob_bytes(), 0); // no compaction has met the first one
+/// pages.insert("other page", vec![2; 5_000])?;
+/// pages.remove("page")?;
+/// pages.major_compact()?;
+/// for file in &pages.metrics().blob_files {
+///     println!("{:06}.blob: {} of {} bytes stale", file.id, file.stale_bytes(), file.value_bytes);
+/// }
+/// # assert_eq!(pages.metrics().blob_files.len(), 1);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlobFileMetrics {
@@ -288,6 +317,7 @@ impl PartitionMetrics {
         metrics.memtable_bytes = lsm.memory_bytes();
         metrics.sealed_memtables = tree.pressure().sealed;
         metrics.pinned_bytes = lsm.pinned_bytes;
+        metrics.separated = tree.is_separated();
         let levels = (0u8..).zip(&lsm.levels).map(|(level, l)| LevelMetrics {
             level,
             runs: l.runs as usize,

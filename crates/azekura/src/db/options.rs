@@ -168,6 +168,20 @@ impl PartitionCreateOptions {
     /// Large values go to blob files of their own when a memtable is flushed, so that compaction does not carry them
     /// along. Default: no. A partition that was created with it, and is opened without, keeps the blob files it has and
     /// writes no more of them.
+    ///
+    /// ```
+    /// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// let options = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+    /// let pages = db.open_partition("pages", options)?;
+    /// pages.insert("short", "stays in the table")?;
+    /// pages.insert("long", vec![b'x'; 100_000])?;
+    /// pages.flush()?;
+    /// assert_eq!(pages.metrics().blob_files[0].values, 1);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn with_kv_separation(mut self, options: KvSeparationOptions) -> Self {
         self.kv_separation = Some(options);

@@ -14,6 +14,7 @@ use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::read_points::ReadPoints;
+use crate::db::state::setbacks::Setback;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::engine::{Engine, Host, Pressure, Visible};
 use crate::table::graveyard::Graveyard;
@@ -48,6 +49,7 @@ pub(crate) struct Counters {
     pub(crate) collections: AtomicU64,
     pub(crate) collection_bytes_read: AtomicU64,
     pub(crate) collection_bytes_written: AtomicU64,
+    pub(crate) blob_bytes_freed: AtomicU64,
     pub(crate) stall_ns: AtomicU64,
 }
 
@@ -84,6 +86,8 @@ pub(crate) struct Shared {
     must_wait: AtomicBool,
     /// The last failure of a flush, until one succeeds.
     pub(crate) flush_error: Mutex<Option<Error>>,
+    /// Failures of work on log and manifest that no partition has asked for.
+    pub(crate) log_setback: Setback,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
 }
 
@@ -126,6 +130,7 @@ impl Shared {
             delay_owed: DelayOwed::default(),
             must_wait: AtomicBool::new(false),
             flush_error: Mutex::new(None),
+            log_setback: Setback::default(),
             lock: Mutex::new(parts.lock),
         }
     }

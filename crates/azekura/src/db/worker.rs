@@ -2,8 +2,11 @@
 //!
 //! Order of urgency: flushes (the most memory first), then files that nobody needs (removing them gives space back),
 //! then compactions (the most young runs, then the most debt), then collections of blob files, then the log (retire
-//! segments, flush the partition that holds the log back, periodic sync). [`step`] does exactly one piece; a worker is
-//! a thread that calls it for ever, and a test calls it by hand.
+//! segments, flush the partition that holds the log back, periodic sync). [`step`] does exactly one piece by hand; a
+//! worker is a thread that does one after the other for ever.
+//!
+//! Work that fails waits for itself (`setbacks`): until it is tried again, all other work is done as if there was none
+//! of it.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +19,7 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
+use crate::db::state::setbacks::Setback;
 use crate::engine::{Engine, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::vfs::env::Thread;
@@ -48,17 +52,67 @@ pub(crate) enum Duty {
     FlushesOnly,
 }
 
-/// Does one piece of background work; false if there was none.
+/// What to do with work that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// It is left alone until its pause is over.
+    Waits,
+    /// It is tried again.
+    Ended,
+}
+
+/// A kind of work that fails by itself.
+enum Work {
+    Task(Arc<PartitionState>, Task),
+    /// Log and manifest.
+    Log,
+    /// Choosing what to do.
+    Choice,
+}
+
+/// Work that failed, and how.
+struct Failed {
+    work: Work,
+    error: Error,
+}
+
+impl Failed {
+    fn choosing(error: Error) -> Failed {
+        Failed { work: Work::Choice, error }
+    }
+
+    /// Where it is noted.
+    fn setback<'a>(&'a self, shared: &'a Shared) -> Option<&'a Setback> {
+        match &self.work {
+            Work::Task(partition, task) => Some(partition.setbacks.of(*task)),
+            Work::Log => Some(&shared.log_setback),
+            Work::Choice => None,
+        }
+    }
+}
+
+/// Does one piece of background work; false if there was none. What has failed before is left for last.
 ///
 /// # Errors
 /// Those of the work; it stays to be done.
-pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
-    shared.poison.check()?;
+pub(crate) fn step(shared: &Shared) -> Result<bool> {
+    let first = attempt(shared, Duty::All, Patience::Waits);
+    let done = first.and_then(|done| Ok(done || attempt(shared, Duty::All, Patience::Ended)?));
+    done.map_err(|failed| failed.error)
+}
+
+/// Does one piece of background work; false if there was none that may be done now.
+fn attempt(shared: &Shared, duty: Duty, patience: Patience) -> Result<bool, Failed> {
+    shared.poison.check().map_err(Failed::choosing)?;
+    let now = shared.env.monotonic_ns();
     let mut wishes = Vec::new();
     let mut partitions = Vec::new();
     for partition in shared.catalog.all() {
         let Some(tree) = partition.tree_if_built() else { continue };
-        let Some(task) = guarded(shared, || Ok(tree.next_task(false)))? else { continue };
+        let waiting = partition.setbacks.waiting(now).filter(|_| patience == Patience::Waits);
+        let held: Vec<Task> = waiting.map(|(task, _)| task).collect();
+        let task = guarded(shared, || Ok(tree.next_task(false, &held))).map_err(Failed::choosing)?;
+        let Some(task) = task else { continue };
         if task != Task::Flush && duty == Duty::FlushesOnly {
             continue;
         }
@@ -67,14 +121,29 @@ pub(crate) fn step(shared: &Shared, duty: Duty) -> Result<bool> {
     }
     let flushes = wishes.iter().filter(|wish| wish.task == Task::Flush).count();
     shared.flush_waiting.store(flushes > 0, Ordering::Relaxed);
-    if flushes == 0 && duty == Duty::All && remove_tables(shared)? {
+    if flushes == 0 && duty == Duty::All && remove_tables(shared).map_err(Failed::choosing)? {
         return Ok(true);
     }
     if let Some(first) = most_urgent(&wishes) {
-        run_task(shared, &partitions[first], wishes[first].task, false)?;
+        let task = wishes[first].task;
+        carry_out(shared, &partitions[first], task, |tree| tree.run(task, false, shared))?;
         return Ok(true);
     }
-    tend_log(shared)
+    if patience == Patience::Waits && shared.log_setback.wait_ns(now).is_some() {
+        return Ok(false);
+    }
+    let tended = tend_log(shared);
+    note(shared, &shared.log_setback, tended.as_ref().map(|_| true));
+    tended.map_err(|error| Failed { work: Work::Log, error })
+}
+
+/// Notes whether work has failed, was done, or neither.
+fn note(shared: &Shared, setback: &Setback, done: Result<bool, &Error>) {
+    match done {
+        Ok(true) => setback.mended(),
+        Ok(false) => {}
+        Err(error) => setback.failed(error, shared.env.monotonic_ns()),
+    }
 }
 
 /// Runs one task of a tree and accounts for it.
@@ -82,13 +151,22 @@ pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: T
     conduct(shared, partition, task, |tree| tree.run(task, forced, shared)).map(drop)
 }
 
-/// Does `work`, which is a task of that kind, and accounts for it.
+/// Does `work`, which is a task of that kind, accounts for it, and notes whether it failed.
 pub(crate) fn conduct(
     shared: &Shared,
     partition: &Arc<PartitionState>,
     task: Task,
     work: impl FnOnce(&LsmTree) -> Result<TaskReport>,
 ) -> Result<TaskReport> {
+    carry_out(shared, partition, task, work).map_err(|failed| failed.error)
+}
+
+fn carry_out(
+    shared: &Shared,
+    partition: &Arc<PartitionState>,
+    task: Task,
+    work: impl FnOnce(&LsmTree) -> Result<TaskReport>,
+) -> Result<TaskReport, Failed> {
     let Some(tree) = partition.tree_if_built() else { return Ok(TaskReport::default()) };
     let result = shared.begin_work().and_then(|_shift| {
         let result = guarded(shared, || work(tree));
@@ -102,31 +180,42 @@ pub(crate) fn conduct(
         *lock(&shared.flush_error) = result.as_ref().err().cloned();
     }
     shared.refresh_pressure();
+    let ended = matches!(&result, Err(error) if partition.is_deleted() && error.kind() == ErrorKind::Closed);
+    if !ended {
+        // One that yields may fail yet, for the same reason as the last time.
+        let done = result.as_ref().map(|report| task == Task::Flush || !report.is_idle());
+        note(shared, partition.setbacks.of(task), done);
+    }
     shared.done.ring();
     let report = match result {
-        Err(error) if partition.is_deleted() && error.kind() == ErrorKind::Closed => return Ok(TaskReport::default()),
-        other => other?,
+        Err(_) if ended => return Ok(TaskReport::default()),
+        other => other.map_err(|error| Failed { work: Work::Task(Arc::clone(partition), task), error })?,
     };
-    account(shared, partition, task, report)?;
+    account(shared, partition, task, report);
+    if task == Task::Flush {
+        let retired = shared.begin_work().and_then(|_shift| retire_log(shared));
+        note(shared, &shared.log_setback, retired.as_ref().map(|()| false));
+        retired.map_err(|error| Failed { work: Work::Log, error })?;
+    }
     Ok(report)
 }
 
-fn account(shared: &Shared, partition: &PartitionState, task: Task, report: TaskReport) -> Result<()> {
+fn account(shared: &Shared, partition: &PartitionState, task: Task, report: TaskReport) {
     let (name, counters) = (partition.name.to_string(), &shared.counters);
     match task {
         Task::Flush => {
             counters.flushes.fetch_add(1, Ordering::Relaxed);
             counters.flushed_bytes.fetch_add(report.bytes_written, Ordering::Relaxed);
             shared.tell(&Event::Flushed { partition: name, tables: report.tables, bytes: report.bytes_written });
-            let _shift = shared.begin_work()?;
-            retire_log(shared)?;
         }
+        Task::Compact | Task::Collect if report.is_idle() => {}
         Task::Compact => {
             let moved = report.bytes_read == 0 && report.bytes_written == 0;
             let counter = if moved { &counters.trivial_moves } else { &counters.compactions };
             counter.fetch_add(1, Ordering::Relaxed);
             counters.compaction_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
             counters.compaction_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
+            counters.blob_bytes_freed.fetch_add(report.bytes_freed, Ordering::Relaxed);
             shared.tell(&Event::Compacted {
                 partition: name,
                 level: report.level,
@@ -134,11 +223,11 @@ fn account(shared: &Shared, partition: &PartitionState, task: Task, report: Task
                 bytes_written: report.bytes_written,
             });
         }
-        Task::Collect if report == TaskReport::default() => {} // it yielded
         Task::Collect => {
             counters.collections.fetch_add(1, Ordering::Relaxed);
             counters.collection_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
             counters.collection_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
+            counters.blob_bytes_freed.fetch_add(report.bytes_freed, Ordering::Relaxed);
             shared.tell(&Event::Collected {
                 partition: name,
                 files: report.tables,
@@ -147,7 +236,6 @@ fn account(shared: &Shared, partition: &PartitionState, task: Task, report: Task
             });
         }
     }
-    Ok(())
 }
 
 /// Runs what may call a comparator; a panic in it ends all writing.
@@ -198,14 +286,12 @@ pub(crate) fn retire_log(shared: &Shared) -> Result<()> {
     writer.wal.recycle(&epochs)
 }
 
-/// Work on the log and the manifest that nothing else triggers.
+/// Work on the log and the manifest that nothing else triggers; retiring segments too if that has failed. What cannot
+/// fail comes before what can.
 fn tend_log(shared: &Shared) -> Result<bool> {
     let Some(writer) = &shared.writer else { return Ok(false) };
     let _shift = shared.begin_work()?;
     if shared.poison.watch(writer.wal.sync_sealed())? {
-        return Ok(true);
-    }
-    if shared.poison.watch(writer.metadata.rewrite_if_grown())? {
         return Ok(true);
     }
     if writer.wal.live_bytes() > shared.settings.max_log_size {
@@ -218,7 +304,10 @@ fn tend_log(shared: &Shared) -> Result<bool> {
             return Ok(true);
         }
     }
-    Ok(false)
+    if shared.log_setback.is_failing() {
+        retire_log(shared)?;
+    }
+    shared.poison.watch(writer.metadata.rewrite_if_grown())
 }
 
 /// Starts the background threads.
@@ -247,7 +336,6 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<Box<dyn Thread>>> {
 fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
     let interval_ns = shared.settings.sync_interval_ms.filter(|_| keeps_interval).map(|ms| ms * 1_000_000);
     let mut synced_at = shared.env.monotonic_ns();
-    let mut failures = 0u32;
     let mut resting = HashMap::new();
     while !shared.closing.load(Ordering::Acquire) {
         let seen = shared.work.count();
@@ -259,22 +347,40 @@ fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
                 shared.tell(&Event::BackgroundError { error });
             }
         }
-        match catch_unwind(AssertUnwindSafe(|| step(shared, duty))) {
-            Ok(Ok(true)) => failures = 0,
+        match catch_unwind(AssertUnwindSafe(|| attempt(shared, duty, Patience::Waits))) {
+            Ok(Ok(true)) => {}
             Ok(Ok(false)) if keeps_interval && seal_resting(shared, &mut resting) => {}
-            Ok(Ok(false)) => shared.work.wait(seen, interval_ns.map_or(1_000, |ns| (ns / 1_000_000).clamp(1, 1_000))),
-            Ok(Err(error)) => {
-                if error.kind() != ErrorKind::Poisoned {
-                    shared.tell(&Event::BackgroundError { error });
-                }
-                failures += 1;
-                shared.done.ring();
-                // Try again, ever more patiently; space may come back.
-                shared.work.wait(shared.work.count(), 50 << failures.min(6));
+            Ok(Ok(false)) => {
+                let ms = |ns: u64| ns.div_ceil(1_000_000).clamp(1, 1_000);
+                let pause = interval_ns.into_iter().chain(shortest_wait(shared)).map(ms).min();
+                shared.work.wait(seen, pause.unwrap_or(1_000));
             }
+            Ok(Err(failed)) => take_note(shared, &failed, seen),
             Err(_) => drop(shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"))),
         }
     }
+}
+
+/// Tells of work that has failed, unless that is known, and lets others go on; if nothing can be done, it waits for a
+/// ring after `seen`.
+fn take_note(shared: &Shared, failed: &Failed, seen: u64) {
+    shared.done.ring();
+    let setback = failed.setback(shared);
+    let known = matches!(failed.error.kind(), ErrorKind::Poisoned | ErrorKind::Closed);
+    if !known && setback.is_none_or(|setback| setback.is_news(&failed.error)) {
+        shared.tell(&Event::BackgroundError { error: failed.error.clone() });
+    }
+    if setback.is_none() || shared.poison.is_set() {
+        shared.work.wait(seen, 1_000);
+    }
+}
+
+/// How long the first piece of work that failed still has to wait.
+fn shortest_wait(shared: &Shared) -> Option<u64> {
+    let now = shared.env.monotonic_ns();
+    let partitions = shared.catalog.all();
+    let tasks = partitions.iter().flat_map(|partition| partition.setbacks.waiting(now)).map(|(_, ns)| ns);
+    tasks.chain(shared.log_setback.wait_ns(now)).min()
 }
 
 /// Seals memtables that may hide much of what blob files hold and have stood unchanged for a while: without that,
@@ -319,7 +425,7 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
             break;
         }
         shared.poison.check()?;
-        match guarded(shared, || Ok(tree.next_task(false)))? {
+        match guarded(shared, || Ok(tree.next_task(false, &[])))? {
             Some(Task::Flush) => run_task(shared, partition, Task::Flush, false)?,
             _ => shared.done.wait(seen, 20), // a worker is at it
         }
@@ -335,7 +441,7 @@ pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>)
     loop {
         shared.writer()?;
         // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
-        match guarded(shared, || Ok(tree.next_task(true)))? {
+        match guarded(shared, || Ok(tree.next_task(true, &[])))? {
             Some(task) => run_task(shared, partition, task, true)?,
             None => break,
         }

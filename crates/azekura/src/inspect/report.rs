@@ -139,6 +139,24 @@ pub struct BlobReport {
 ///
 /// # Errors
 /// `Io` or `Corruption` from the manifest.
+///
+/// ```
+/// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
+/// # use azekura::fs::{DiskFs, Fs};
+/// # use std::sync::Arc;
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let apart = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// pages.insert("page", vec![1; 5_000])?;
+/// drop(pages);
+/// db.close()?;
+/// let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+/// let files = azekura::inspect::blobs(&fs, &dir.path().join("db"))?;
+/// assert_eq!((files[0].partition.as_str(), files[0].values, files[0].referenced_values), ("pages", 1, 1));
+/// # Ok(()) }
+/// ```
 pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
     let ledger = read_ledger(fs, dir)?.0;
     let mut reports = Vec::new();

@@ -13,6 +13,7 @@ use crate::lsm::handle::TreeContext;
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
+use crate::table::source::Value;
 
 /// The tree at one moment: it keeps the memtables and the tables that were there.
 struct TreeView {
@@ -44,12 +45,12 @@ impl Engine for LsmTree {
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
         let found = self.current.with_pin(|now, pin| {
-            let read = |kind: RecordKind, value: &[u8]| match kind {
+            let read = |kind: RecordKind, value: Value<'_>| match kind {
                 RecordKind::BlobPointer => {
-                    let (pointer, handle) = now.version.blobs().resolve(value)?;
+                    let (pointer, handle) = now.version.blobs().resolve(&value)?;
                     Ok(Found::Elsewhere(pointer, Arc::clone(handle)))
                 }
-                _ => Ok(Found::Here(Slice::from(value))),
+                _ => Ok(Found::Here(value.to_slice())),
             };
             now.find(&self.context, key, at, pin, read)
         })?;
@@ -62,8 +63,8 @@ impl Engine for LsmTree {
     }
 
     fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        let read = |kind: RecordKind, value: &[u8]| match kind {
-            RecordKind::BlobPointer => BlobRef::decode(value).map(|pointer| pointer.len),
+        let read = |kind: RecordKind, value: Value<'_>| match kind {
+            RecordKind::BlobPointer => BlobRef::decode(&value).map(|pointer| pointer.len),
             // Values are at most 4 GiB - 1, so the cast loses nothing.
             _ => Ok(value.len() as u32),
         };
@@ -92,20 +93,21 @@ impl Engine for LsmTree {
     /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits
     /// for it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have
     /// what is in memory compacted too.
-    fn next_task(&self, forced: bool) -> Option<Task> {
+    fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task> {
         if self.is_discarded() {
             return None;
         }
-        if self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
+        let may = |task| !held.contains(&task);
+        if may(Task::Flush) && self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
             return Some(Task::Flush);
         }
         if self.compacting.is_busy() {
-            return forced.then_some(Task::Compact);
+            return (forced && may(Task::Compact)).then_some(Task::Compact);
         }
-        if self.wants_compaction(forced) {
+        if may(Task::Compact) && self.wants_compaction(forced) {
             return Some(Task::Compact);
         }
-        (!forced && self.wants_collection()).then_some(Task::Collect)
+        (!forced && may(Task::Collect) && self.wants_collection()).then_some(Task::Collect)
     }
 
     fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport> {

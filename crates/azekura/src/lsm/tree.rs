@@ -20,6 +20,9 @@ use crate::lsm::written::Written;
 use crate::memtable::Memtable;
 use crate::vfs::files::{DataFiles, DataKind};
 
+/// After every so many entries a memtable is asked whether it hides too much.
+const HIDING_ENTRIES: u64 = 256;
+
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
 /// Thread safe. Readers never wait. The locks, in the order in which they are taken: `writing`, then the turn of
@@ -223,7 +226,10 @@ impl LsmTree {
             active.insert(entry)?;
             sealed = true;
         }
-        if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed) {
+        let asked = active.len().is_multiple_of(HIDING_ENTRIES);
+        if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed)
+            || (asked && self.hides_too_much(active.len()))
+        {
             self.seal_active(&mut active);
             sealed = true;
         }

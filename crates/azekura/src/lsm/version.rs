@@ -94,17 +94,20 @@ pub(crate) struct Level<T> {
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
     pub(crate) tombstones: u64,
+    /// Bytes of blob files that its tables point to.
+    pub(crate) pointed: u64,
 }
 
 impl<T: Described> Level<T> {
     fn new(runs: Vec<Arc<Run<T>>>) -> Level<T> {
-        let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0 };
+        let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0, pointed: 0 };
         for table in level.runs.iter().flat_map(|run| run.tables()) {
             let meta = table.meta();
             level.tables += 1;
             level.bytes += meta.size;
             level.entries += meta.entries;
             level.tombstones += meta.tombstones;
+            level.pointed += meta.blobs.iter().map(|uses| uses.bytes).sum::<u64>();
         }
         level
     }
@@ -222,6 +225,19 @@ impl<T: Described> Version<T> {
         let values: u64 = self.levels.iter().map(|level| level.entries.saturating_sub(level.tombstones)).sum();
         let bytes = u128::from(self.blobs.totals().referenced) * u128::from(entries) / u128::from(values.max(1));
         u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
+    /// The most that each level may hide of what it and deeper ones point to in blob files: each pointer one to about
+    /// as much, and each tombstone what an entry has on average. A level below level 0 hides nothing of its own.
+    pub(crate) fn may_hide(&self) -> [u64; LEVELS] {
+        let mut hides = [0; LEVELS];
+        let mut below = 0u64;
+        for (at, level) in self.levels.iter().enumerate().rev() {
+            let reach = below + if at == 0 { level.pointed } else { 0 };
+            hides[at] = level.pointed.saturating_add(self.referenced_by(level.tombstones)).min(reach);
+            below += level.pointed;
+        }
+        hides
     }
 
     pub(crate) fn level(&self, level: u8) -> &Level<T> {

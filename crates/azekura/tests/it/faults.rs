@@ -4,8 +4,9 @@
 //! - `AZEKURA_FAULT_STRIDE`: try every so many calls only.
 //!
 //! Rooms in reading order: `life` (the phases, and what must hold at their end), `sweep` (every call), `rules` (failed
-//! syncs poison, a full disk does not).
+//! syncs poison, a full disk does not), `setbacks` (what fails for ever keeps nobody else from their work).
 
 mod life;
 mod rules;
+mod setbacks;
 mod sweep;

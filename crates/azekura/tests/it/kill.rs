@@ -1,10 +1,12 @@
 //! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing
 //! that it acknowledged is lost, and every batch is whole.
 //!
-//! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database.
+//! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database. In a
+//! second run one of its partitions has key-value separation, and the writer collects blob files without pause.
 //!
-//! - `AZEKURA_KILLS`: how often.
+//! - `AZEKURA_KILLS`: how often; in the second run half as often.
 
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +15,11 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
+use azekura::{
+    Config, Database, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
+};
+
+use tempfile::TempDir;
 
 use crate::world::{Dice, Map, Replay, number};
 
@@ -23,6 +29,10 @@ const WRITER: &str = "AZEKURA_KILL_WRITER";
 const WRITERS: u64 = 2;
 const KEYS: u64 = 40;
 const PARTS: [&str; 2] = ["left", "right"];
+/// A file that stands where the writer is to collect blob files too.
+const COLLECTS: &str = "collects";
+/// The writer appends a byte for each collection that it has finished.
+const COLLECTED: &str = "collected";
 
 /// What the writer's `n`-th commit (from 1 on) does, in both partitions alike.
 fn commit(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
@@ -55,9 +65,15 @@ fn open(dir: &Path) -> azekura::Result<Database> {
     Config::new(dir.join("db")).workers(2).log_segment_size(128 << 10).cache_size(1 << 20).open()
 }
 
-fn parts(db: &Database) -> azekura::Result<Vec<Partition>> {
-    let options = || PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
-    PARTS.iter().map(|name| db.open_partition(name, options())).collect()
+fn collects(dir: &Path) -> bool {
+    dir.join(COLLECTS).exists()
+}
+
+fn parts(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>> {
+    let options = PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
+    let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(16 << 10);
+    let last = if collects(dir) { options.clone().with_kv_separation(apart) } else { options.clone() };
+    PARTS.iter().zip([options, last]).map(|(name, options)| db.open_partition(name, options)).collect()
 }
 
 fn notes(dir: &Path, writer: u64) -> PathBuf {
@@ -80,14 +96,34 @@ fn writer() {
     };
     say("opening");
     let db = open(&dir).unwrap();
-    let parts = parts(&db).unwrap();
+    let parts = parts(&dir, &db).unwrap();
     say("open");
     thread::scope(|scope| {
         for writer in 0..WRITERS {
             let (dir, db, parts) = (&dir, &db, &parts);
             scope.spawn(move || write_for_ever(dir, db, parts, writer));
         }
+        if collects(&dir) {
+            scope.spawn(|| collect_for_ever(&dir, &parts[1]));
+        }
     });
+}
+
+fn collect_for_ever(dir: &Path, part: &Partition) {
+    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(COLLECTED)).unwrap();
+    for n in 0u64.. {
+        let freed = match n % 4 {
+            0 => part.gc_with_space_amp_target(1.0),
+            1 => part.gc_with_space_amp_target(1.5),
+            2 => part.gc_with_staleness_threshold(0.3),
+            _ => part.gc_drop_stale_segments(),
+        };
+        if let Err(error) = freed {
+            eprintln!("a collection failed: {error}");
+            std::process::exit(1);
+        }
+        notes.write_all(b".").unwrap();
+    }
 }
 
 fn write_for_ever(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
@@ -135,6 +171,9 @@ struct Tally {
     while_writing: u64,
     acknowledged: u64,
     replayed: u64,
+    collections: u64,
+    /// Kills that left blob files without an owner: a flush or a collection was under way.
+    interrupted: u64,
 }
 
 /// Starts the writer and kills it some time after it says `word`.
@@ -161,7 +200,8 @@ fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
     }
     thread::sleep(delay);
     child.kill().unwrap();
-    child.wait().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), None, "the writer ended by itself: {}", String::from_utf8_lossy(&output.stderr));
     let rest = out.lines().map_while(Result::ok);
     said.extend(rest.filter_map(|line| line.trim().strip_prefix("says ").map(str::to_owned)));
     said
@@ -169,12 +209,13 @@ fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
 
 /// Opens what the killed process left and compares it with its notes.
 fn check(dir: &Path, tally: &mut Tally) {
+    tally.interrupted += u64::from(blob_files(dir).is_ok_and(|(owned, there)| owned != there));
     let db = open(dir).unwrap_or_else(|e| panic!("does not open: {e}"));
-    let parts = parts(&db).unwrap();
-    for writer in 0..WRITERS {
+    let parts = parts(dir, &db).unwrap();
+    let states: Vec<Map> = (0..WRITERS).map(|writer| held(&parts, writer).unwrap()).collect();
+    for (writer, held) in (0..WRITERS).zip(&states) {
         let noted = acknowledged(dir, writer);
-        let held = held(&parts, writer).unwrap();
-        let whole = held == state(writer, noted) || held == state(writer, noted + 1);
+        let whole = *held == state(writer, noted) || *held == state(writer, noted + 1);
         assert!(
             whole,
             "writer {writer}: {noted} commits were acknowledged, and this is neither their state nor the next"
@@ -184,24 +225,66 @@ fn check(dir: &Path, tally: &mut Tally) {
     for name in PARTS {
         assert!(db.partition_exists(name));
     }
+    if collects(dir) {
+        // What the killed process left of a collection is in nobody's way.
+        parts[1].gc_with_space_amp_target(1.0).unwrap();
+        let report = parts[1].gc_scan().unwrap();
+        assert_eq!(report.stale_bytes, 0, "{report}");
+        (0..WRITERS).zip(&states).for_each(|(writer, before)| assert_eq!(held(&parts, writer).as_ref(), Ok(before)));
+    }
+    drop(parts);
     db.close().unwrap();
+    let (owned, there) = blob_files(dir).unwrap();
+    assert_eq!(there, owned);
+    assert!(owned.is_empty() || collects(dir));
+}
+
+/// The blob files that have an owner, and those that are there.
+fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>)> {
+    let db = Config::new(dir.join("db")).open_read_only()?;
+    let mut owned = BTreeSet::new();
+    for name in PARTS.iter().filter(|name| db.partition_exists(name)) {
+        owned.extend(db.partition(name)?.metrics().blob_files.iter().map(|file| format!("{:06}.blob", file.id)));
+    }
+    let there = fs::read_dir(dir.join("db")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    Ok((owned, there.filter(|name| name.ends_with(".blob")).collect()))
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill() {
-    let kills = number("AZEKURA_KILLS", 80);
+    let tally = kill_again_and_again("kill::nothing_acknowledged_is_lost_by_kill", number("AZEKURA_KILLS", 80), false);
+    println!("{tally:?}");
+}
+
+#[test]
+fn nothing_is_lost_by_kill_while_blob_files_are_collected() {
+    let test = "kill::nothing_is_lost_by_kill_while_blob_files_are_collected";
+    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), true);
+    println!("{tally:?}");
+    assert!(tally.collections > tally.while_writing / 2 && tally.interrupted > 0, "{tally:?}");
+}
+
+fn fresh_place(collects: bool) -> TempDir {
+    let place = tempfile::tempdir().unwrap();
+    if collects {
+        fs::write(place.path().join(COLLECTS), "").unwrap();
+    }
+    place
+}
+
+fn kill_again_and_again(test: &'static str, kills: u64, collects: bool) -> Tally {
     let seed = number("AZEKURA_SEED", 1);
-    let replay = Replay::new("kill::nothing_acknowledged_is_lost_by_kill", seed);
+    let replay = Replay::new(test, seed);
     let mut dice = Dice::new(seed);
     let mut tally = Tally::default();
-    let mut place = tempfile::tempdir().unwrap();
+    let mut place = fresh_place(collects);
     for kill in 0..kills {
         replay.at(format!("kill {kill}"));
         // A new database every fourth time, killed within a moment of its creation every second time.
         let fresh = kill % 4 == 0;
         if fresh {
             count_acknowledged(place.path(), &mut tally);
-            place = tempfile::tempdir().unwrap();
+            place = fresh_place(collects);
         }
         let word = if kill % 2 == 0 { "opening" } else { "open" };
         // How long opening takes depends on the machine; writing goes on.
@@ -221,9 +304,10 @@ fn nothing_acknowledged_is_lost_by_kill() {
         }
     }
     count_acknowledged(place.path(), &mut tally);
-    println!("{tally:?}");
+    tally
 }
 
 fn count_acknowledged(dir: &Path, tally: &mut Tally) {
     tally.acknowledged += (0..WRITERS).map(|writer| acknowledged(dir, writer)).sum::<u64>();
+    tally.collections += fs::read(dir.join(COLLECTED)).map_or(0, |notes| notes.len() as u64);
 }

@@ -1,6 +1,8 @@
 //! Partitions whose large values stand in blob files, through the public interface.
 
+mod announcement;
 mod collection;
+mod freed;
 
 use std::path::Path;
 use std::sync::Arc;

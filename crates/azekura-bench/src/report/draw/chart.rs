@@ -4,6 +4,8 @@ use crate::report::draw::scale::Scale;
 use crate::report::draw::svg::{Anchor, Svg};
 use crate::report::quantity;
 
+const STYLE: &str = include_str!("../style.css");
+
 const WIDTH: f64 = 420.0;
 const LEFT: f64 = 50.0;
 const RIGHT: f64 = WIDTH - 14.0;
@@ -28,6 +30,9 @@ pub(crate) fn look(engine: &str) -> (String, usize) {
     }
 }
 
+/// From a name to a class and a shape.
+type Look<'a> = dyn Fn(&str) -> (String, usize) + 'a;
+
 /// One engine's course over time.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
@@ -37,6 +42,23 @@ pub(crate) struct Line {
 
 /// Lines over `x_label`, from 0; `None` if nobody has two points.
 pub(crate) fn lines(title: &str, x_label: &str, lines: &[Line]) -> Option<String> {
+    lines_with(title, x_label, lines, &look)
+}
+
+/// The same as a drawing that stands alone, with a style of its own; lines need not be engines, and look by their turn.
+pub(crate) fn alone(title: &str, x_label: &str, lines: &[Line]) -> Option<String> {
+    let place = |name: &str| lines.iter().position(|line| line.engine == name).unwrap_or(lines.len());
+    let in_turn = |name: &str| match place(name) {
+        place if place < PALETTE.len() => (look(PALETTE[place]).0, place),
+        place => (look("").0, place),
+    };
+    let svg = lines_with(title, x_label, lines, &in_turn)?;
+    let (head, rest) = svg.split_once('>')?;
+    Some(format!("{head}><style>{STYLE}svg {{ background: var(--card); }}\n</style>{rest}\n"))
+}
+
+/// Lines, each with the look that its name has.
+fn lines_with(title: &str, x_label: &str, lines: &[Line], look: &Look<'_>) -> Option<String> {
     let drawn: Vec<Line> = lines.iter().map(finite).filter(|line| line.points.len() > 1).collect();
     let points = || drawn.iter().flat_map(|line| &line.points);
     points().next()?;
@@ -64,7 +86,7 @@ pub(crate) fn lines(title: &str, x_label: &str, lines: &[Line]) -> Option<String
         let hint = format!("{}: {} at the end", line.engine, quantity::short(last));
         svg.marker(&format!("mark {class}"), shape, pixels.last().copied().unwrap_or_default(), &hint);
     }
-    legend.draw(&mut svg, bottom + 46.0, &names);
+    legend.draw(&mut svg, bottom + 46.0, &names, look);
     Some(svg.finish())
 }
 
@@ -233,7 +255,7 @@ impl Legend {
         self.rows as f64 * LEGEND_ROW + 4.0
     }
 
-    fn draw(&self, svg: &mut Svg, top: f64, names: &[&str]) {
+    fn draw(&self, svg: &mut Svg, top: f64, names: &[&str], look: &Look<'_>) {
         for (&(x, row), name) in self.places.iter().zip(names) {
             let (class, shape) = look(name);
             let y = top + row as f64 * LEGEND_ROW;
@@ -245,7 +267,7 @@ impl Legend {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bar, Dots, Line, bars, latencies, lines, look};
+    use super::{Bar, Dots, Line, PALETTE, alone, bars, latencies, lines, look};
     use crate::report::quantity::three_digits;
 
     fn texts(svg: &str) -> Vec<String> {
@@ -298,6 +320,22 @@ mod tests {
         }
         assert!(svg.contains("azekura: p50 500 ns"), "{svg}");
         assert!(latencies("nothing", &["p50"], &rows[1..]).is_none());
+    }
+
+    #[test]
+    fn a_chart_that_stands_alone_has_its_style_and_a_look_for_each_line() {
+        let line = |i: usize| Line { engine: format!("way {i} & more"), points: vec![(0.0, 1.0), (1.0, i as f64)] };
+        let all: Vec<Line> = (0..PALETTE.len() + 1).map(line).collect();
+        let svg = alone("space", "seconds", &all).unwrap();
+        let drawing = roxmltree::Document::parse(&svg).unwrap();
+        assert!(drawing.descendants().any(|node| node.has_tag_name("style")));
+        let lines = drawing.descendants().filter(|node| node.has_tag_name("polyline"));
+        let mut looks: Vec<&str> = lines.filter_map(|line| line.attribute("class")).collect();
+        assert_eq!((looks[0], looks.len()), ("line e e-azekura", all.len()));
+        looks.sort_unstable();
+        looks.dedup();
+        assert_eq!(looks.len(), all.len(), "each looks different");
+        assert!(alone("nothing", "seconds", &[]).is_none());
     }
 
     #[test]

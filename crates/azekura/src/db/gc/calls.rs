@@ -13,8 +13,11 @@ use crate::lsm::collect::plan::Goal;
 ///
 /// Every call blocks until it is done, may be made from any thread, by several at the same time, and stops neither
 /// readers nor writers. Values that snapshots and iterators see stay, and are left out when a target is measured. What
-/// others write or remove during a call may be left for the next one, and what background work frees meanwhile is not
-/// counted among the bytes that a call gives.
+/// others write or remove during a call may be left for the next one.
+///
+/// A call gives the bytes of blob files that it made free itself, those that it wrote again taken off. What background
+/// work or another call frees meanwhile is not among them: what all of them have freed adds up to
+/// [`Metrics::blob_bytes_freed`](crate::Metrics::blob_bytes_freed).
 ///
 /// ```
 /// use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
@@ -50,6 +53,22 @@ pub trait GarbageCollection {
     /// # Errors
     /// `Invalid` on a partition without key-value separation; those of [`Partition::flush`]; `Io` and `Corruption` from
     /// tables.
+    ///
+    /// ```
+    /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let apart = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+    /// pages.insert("page", vec![1; 5_000])?;
+    /// pages.flush()?;
+    /// pages.remove("page")?;
+    /// let report = pages.gc_scan()?;
+    /// assert_eq!((report.segment_count, report.stale_segment_count), (1, 1));
+    /// println!("{report}");
+    /// # Ok(()) }
+    /// ```
     fn gc_scan(&self) -> Result<GcReport>;
 
     /// Rewrites as few bytes as it takes to bring [`GcReport::space_amp`] down to a target of at least 1; gives the
@@ -57,7 +76,20 @@ pub trait GarbageCollection {
     ///
     /// # Errors
     /// `Invalid` for a target below 1 and for none; as [`gc_scan`](GarbageCollection::gc_scan); `Io` and `OutOfSpace`
-    /// from writing.
+    /// from writing; `Corruption` naming a blob file, where the others were collected all the same.
+    ///
+    /// ```
+    /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let apart = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+    /// pages.gc_with_space_amp_target(2.0)?; // at most two bytes for each that can be seen
+    /// assert!(pages.gc_scan()?.space_amp() <= 2.0);
+    /// # assert!(pages.gc_with_space_amp_target(0.9).is_err());
+    /// # Ok(()) }
+    /// ```
     fn gc_with_space_amp_target(&self, target: f32) -> Result<u64>;
 
     /// Rewrites every blob file of whose bytes at least this share is stale, 0 to 1; gives the bytes that became free.
@@ -101,6 +133,50 @@ pub trait GarbageCollection {
     /// # Ok(()) }
     /// ```
     fn gc_drop_stale_segments(&self) -> Result<u64>;
+
+    /// Another name of [`gc_scan`](GarbageCollection::gc_scan), to be written `Gc::scan(&partition)`.
+    ///
+    /// # Errors
+    /// The same.
+    ///
+    /// ```
+    /// # use azekura::{Config, Gc, KvSeparationOptions, PartitionCreateOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// # let apart = KvSeparationOptions::default().automatic_gc(None);
+    /// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+    /// let report = Gc::scan(&pages)?;
+    /// # assert_eq!(report.segment_count, 0);
+    /// # Ok(()) }
+    /// ```
+    fn scan(&self) -> Result<GcReport> {
+        self.gc_scan()
+    }
+
+    /// Another name of [`gc_with_space_amp_target`](GarbageCollection::gc_with_space_amp_target).
+    ///
+    /// # Errors
+    /// The same.
+    fn with_space_amp_target(&self, target: f32) -> Result<u64> {
+        self.gc_with_space_amp_target(target)
+    }
+
+    /// Another name of [`gc_with_staleness_threshold`](GarbageCollection::gc_with_staleness_threshold).
+    ///
+    /// # Errors
+    /// The same.
+    fn with_staleness_threshold(&self, threshold: f32) -> Result<u64> {
+        self.gc_with_staleness_threshold(threshold)
+    }
+
+    /// Another name of [`gc_drop_stale_segments`](GarbageCollection::gc_drop_stale_segments).
+    ///
+    /// # Errors
+    /// The same.
+    fn drop_stale_segments(&self) -> Result<u64> {
+        self.gc_drop_stale_segments()
+    }
 }
 
 impl GarbageCollection for Partition {

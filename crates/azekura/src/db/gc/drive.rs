@@ -101,14 +101,23 @@ fn compact(
     Ok(done)
 }
 
+/// Collects all these files; one that is damaged fails it in the end, and the others are collected all the same.
 fn rewrite(shared: &Shared, partition: &Arc<PartitionState>, mut chosen: Vec<FileId>) -> Result<u64> {
-    let mut freed = 0;
+    let (mut freed, mut failed) = (0, Ok(()));
     while !chosen.is_empty() {
         shared.writer()?;
         let tree = partition.tree()?;
-        freed += conduct(shared, partition, Task::Collect, |tree| tree.collect(&chosen, true, shared))?.bytes_freed;
+        match conduct(shared, partition, Task::Collect, |tree| tree.collect(&chosen, true, shared)) {
+            Ok(report) => freed += report.bytes_freed,
+            Err(error) => {
+                let damaged = tree.damaged_blob_file(&error).filter(|file| chosen.contains(file));
+                let Some(damaged) = damaged else { return Err(error) };
+                chosen.retain(|file| *file != damaged);
+                failed = failed.and(Err(error));
+            }
+        }
         let version = tree.version();
         chosen.retain(|file| version.blobs().has(*file));
     }
-    Ok(freed)
+    failed.map(|()| freed)
 }

@@ -9,6 +9,24 @@ use crate::lsm::collect::plan::FileFigures;
 ///
 /// A value is *stale* when nobody can see it any more, and *pinned* when only snapshots and iterators can that were
 /// taken before it was overwritten or removed. Pinned values become stale when those are gone.
+///
+/// ```
+/// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let apart = KvSeparationOptions::default().automatic_gc(None);
+/// # let pages = db.open_partition("pages", PartitionCreateOptions::default().with_kv_separation(apart))?;
+/// pages.insert("page", vec![1; 5_000])?;
+/// let before = db.snapshot();
+/// pages.insert("page", vec![2; 5_000])?;
+/// let report = pages.gc_scan()?;
+/// assert_eq!((report.total_blobs, report.stale_blobs), (2, 0));
+/// assert_eq!(report.pinned_bytes * 2, report.total_bytes);
+/// drop(before);
+/// assert_eq!(pages.gc_scan()?.stale_blobs, 1);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GcReport {
@@ -43,6 +61,10 @@ impl GcReport {
 
     /// Bytes for each byte that a new reader can see, pinned bytes not counted: 1 means that nothing is stale. Infinite
     /// if there are stale values only.
+    ///
+    /// ```
+    /// assert_eq!(azekura::GcReport::default().space_amp(), 1.0, "there is nothing");
+    /// ```
     pub fn space_amp(&self) -> f32 {
         let counted = self.total_bytes.saturating_sub(self.pinned_bytes);
         match counted.saturating_sub(self.stale_bytes) {
@@ -53,6 +75,10 @@ impl GcReport {
     }
 
     /// The share of bytes that is stale, 0 to 1.
+    ///
+    /// ```
+    /// assert_eq!(azekura::GcReport::default().stale_ratio(), 0.0, "there is nothing");
+    /// ```
     pub fn stale_ratio(&self) -> f32 {
         if self.total_bytes == 0 { 0.0 } else { (self.stale_bytes as f64 / self.total_bytes as f64) as f32 }
     }

@@ -26,7 +26,21 @@ pub(crate) struct Totals {
     pub(crate) referenced: u64,
 }
 
+/// Less than this part of what is referenced is not worth a flush or a merge just to know whether it still is.
+const SHOWN_SHARE: u64 = 16;
+
 impl Totals {
+    /// So many bytes that may be hidden are worth a flush or a merge.
+    pub(crate) fn worth_showing(&self) -> u64 {
+        (self.referenced / SHOWN_SHARE).max(1)
+    }
+
+    /// With so many referenced bytes hidden, a target allows half as many stale ones beside the others as without.
+    pub(crate) fn may_hide_within(&self, target: f32) -> u64 {
+        let target = f64::from(target);
+        (self.referenced as f64 * (1.0 - (1.0 + target) / (2.0 * target))) as u64
+    }
+
     /// Whether there are more than `target` bytes for each referenced one if tables refer to `hidden` bytes less.
     pub(crate) fn exceed(&self, target: f32, hidden: u64) -> bool {
         self.bytes as f64 > f64::from(target) * self.referenced.saturating_sub(hidden) as f64

@@ -35,8 +35,14 @@ impl Default for KvSeparationOptions {
 }
 
 impl KvSeparationOptions {
-    /// Values of at least so many bytes go to blob files. Default 1 KiB. Below 512 bytes it is unwise: a pointer, the
-    /// frame around each value and a read of its own then cost more than compaction saves.
+    /// Values of at least so many bytes go to blob files, 1 or more. Default 1 KiB. Below 512 bytes it is unwise: a
+    /// pointer, the frame around each value and a read of its own then cost more than compaction saves.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().separation_threshold(1 << 10), default);
+    /// ```
     #[must_use]
     pub fn separation_threshold(mut self, bytes: u32) -> Self {
         self.threshold = bytes;
@@ -44,19 +50,40 @@ impl KvSeparationOptions {
     }
 
     /// Another name of [`separation_threshold`](KvSeparationOptions::separation_threshold).
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let large = KvSeparationOptions::default().blob_file_separation_threshold(64 << 10);
+    /// assert_eq!(large, KvSeparationOptions::default().separation_threshold(64 << 10));
+    /// ```
     #[must_use]
     pub fn blob_file_separation_threshold(self, bytes: u32) -> Self {
         self.separation_threshold(bytes)
     }
 
-    /// A blob file is ended once it has so many bytes, 1 KiB to 64 GiB. Default 64 MiB.
+    /// A blob file is ended once it has so many bytes, 1 KiB to 64 GiB. Default 64 MiB. With smaller files collection
+    /// copies less for what it frees, and there are more of them to keep.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().blob_file_target_size(64 << 20), default);
+    /// ```
     #[must_use]
     pub fn blob_file_target_size(mut self, bytes: u64) -> Self {
         self.target_size = bytes;
         self
     }
 
-    /// The codec of values in blob files, whatever that of tables is. Default LZ4.
+    /// The codec of values in blob files, whatever that of tables is. Default LZ4. Each value is compressed by itself;
+    /// what is there already stays as it is.
+    ///
+    /// ```
+    /// # use azekura::{CompressionType, KvSeparationOptions};
+    /// let pages = KvSeparationOptions::default().compression(CompressionType::Miniz(6));
+    /// let pictures = KvSeparationOptions::default().compression(CompressionType::None);
+    /// # assert_ne!(pages, pictures);
+    /// ```
     #[must_use]
     pub fn compression(mut self, compression: CompressionType) -> Self {
         self.compression = compression;
@@ -69,6 +96,13 @@ impl KvSeparationOptions {
     /// What no compaction has met counts as referenced, so young tables that may hide much are compacted earlier, and a
     /// memtable that may is flushed once nobody has written for a second or two. So the target holds at rest too, as
     /// long as nothing is pinned by snapshots and iterators, and about while others write; nobody is slowed for it.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().automatic_gc(Some(1.5)), default);
+    /// let left_to_me = default.automatic_gc(None); // see GarbageCollection
+    /// ```
     #[must_use]
     pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
         self.automatic_gc = space_amp;

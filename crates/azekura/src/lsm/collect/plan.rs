@@ -53,6 +53,13 @@ impl FileFigures {
         }
     }
 
+    /// As if all that is in it were of use: there is nothing to be won.
+    pub(crate) fn keep_all(&mut self) {
+        let (values, bytes) = (self.values, self.bytes);
+        *self =
+            FileFigures { referenced_bytes: bytes, kept_values: values, kept_bytes: bytes, live_bytes: bytes, ..*self };
+    }
+
     /// The same if what tables refer to and nobody can see could not be helped.
     pub(crate) fn without_hidden(self) -> FileFigures {
         FileFigures { kept_bytes: self.referenced_bytes, ..self }

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::edit::{Edit, FileId};
-use crate::base::{Result, SeqNo};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::engine::{Host, TaskReport};
-use crate::lsm::blobs::map::BlobMap;
 use crate::lsm::collect::job::Collection;
 use crate::lsm::collect::plan::{FileFigures, Goal, Step, next_step};
 use crate::lsm::collect::scan::{Scan, Scanned, moments};
@@ -84,10 +83,22 @@ impl LsmTree {
         self.complete_collection(job, host)
     }
 
-    /// Collects what the options want collected, as far as it is known to be stale.
+    /// Collects what the options want collected, as far as it is known to be stale. A file that turns out to be damaged
+    /// is left alone from then on, so that the others can be collected.
     pub(crate) fn collect_by_itself(&self, wait: bool, host: &dyn Host) -> Result<TaskReport> {
-        let chosen = self.automatic_choice(self.version().blobs());
-        self.collect(&chosen, wait, host)
+        let chosen = self.automatic_choice();
+        self.collect(&chosen, wait, host).inspect_err(|error| {
+            let damaged = self.damaged_blob_file(error);
+            lock(&self.remembered).damaged.extend(damaged);
+        })
+    }
+
+    /// The blob file that an error says is damaged, if it does.
+    pub(crate) fn damaged_blob_file(&self, error: &Error) -> Option<FileId> {
+        let path = error.file().filter(|_| error.kind() == ErrorKind::Corruption)?;
+        let version = self.version();
+        let mut files = version.blobs().handles().map(|file| file.meta().id);
+        files.find(|&file| self.context.files.blobs().path(file) == path)
     }
 
     /// Whether a collection that nobody asked for would find something to do.
@@ -95,10 +106,7 @@ impl LsmTree {
         if lock(&self.remembered).collecting.is_some() {
             return true;
         }
-        let target = self.automatic_target();
-        let version = self.version();
-        target.is_some_and(|target| version.blobs().totals().exceed(target, 0))
-            && !self.automatic_choice(version.blobs()).is_empty()
+        !self.automatic_choice().is_empty()
     }
 
     fn automatic_target(&self) -> Option<f32> {
@@ -117,11 +125,35 @@ impl LsmTree {
         })
     }
 
-    /// The files that have to go for what is known to be stale.
-    fn automatic_choice(&self, blobs: &BlobMap) -> Vec<FileId> {
+    /// Whether a memtable of so many entries may hide so much that it should not wait until it is full.
+    pub(crate) fn hides_too_much(&self, entries: u64) -> bool {
+        let Some(target) = self.automatic_target() else { return false };
+        self.current.with(|now| {
+            let totals = now.version.blobs().totals();
+            let hidden = now.version.referenced_by(entries);
+            hidden >= totals.worth_showing()
+                && totals.exceed(target, hidden + now.version.may_hide().iter().sum::<u64>())
+        })
+    }
+
+    /// The files that have to go so that what is known to be stale stays within the target, with room for what may be
+    /// hidden, in memory too, as far as that is not more than half of what the target allows.
+    fn automatic_choice(&self) -> Vec<FileId> {
         let Some(target) = self.automatic_target() else { return Vec::new() };
-        let files: Vec<FileFigures> = blobs.uses().iter().map(FileFigures::of_use).collect();
-        match next_step(&files, Goal::SpaceAmp(f64::from(target))) {
+        let now = self.current.get();
+        let totals = now.version.blobs().totals();
+        let in_memory: u64 = now.sealed.iter().chain([&now.active]).map(|memtable| memtable.len()).sum();
+        let hidden = now.version.may_hide().iter().sum::<u64>() + now.version.referenced_by(in_memory);
+        let hidden = hidden.min(totals.may_hide_within(target));
+        if totals.bytes <= totals.referenced || !totals.exceed(target, hidden) {
+            return Vec::new();
+        }
+        let mut files: Vec<FileFigures> = now.version.blobs().uses().iter().map(FileFigures::of_use).collect();
+        let remembered = lock(&self.remembered);
+        files.iter_mut().filter(|file| remembered.damaged.contains(&file.id)).for_each(FileFigures::keep_all);
+        drop(remembered);
+        let allowed = f64::from(target) * (1.0 - hidden as f64 / totals.referenced.max(1) as f64);
+        match next_step(&files, Goal::SpaceAmp(allowed)) {
             Step::Rewrite(chosen) => chosen,
             Step::Done | Step::Reveal => Vec::new(),
         }

@@ -1,6 +1,9 @@
 //! What outlives a task of compaction.
 
+use std::collections::BTreeSet;
+
 use crate::base::SeqNo;
+use crate::base::edit::FileId;
 use crate::lsm::collect::job::Collection;
 use crate::lsm::compaction::job::Job;
 use crate::lsm::compaction::view::Positions;
@@ -14,10 +17,18 @@ pub(crate) struct Remembered {
     pub(crate) paused: Option<Job>,
     /// A collection of blob files that yielded.
     pub(crate) collecting: Option<Collection>,
+    /// Blob files that collection by itself leaves alone until the database is opened again: they could not be read.
+    pub(crate) damaged: BTreeSet<FileId>,
 }
 
 impl Default for Remembered {
     fn default() -> Remembered {
-        Remembered { positions: Positions::default(), oldest_point: SeqNo::MAX, paused: None, collecting: None }
+        Remembered {
+            positions: Positions::default(),
+            oldest_point: SeqNo::MAX,
+            paused: None,
+            collecting: None,
+            damaged: BTreeSet::new(),
+        }
     }
 }

@@ -174,7 +174,7 @@ fn an_edit_that_is_refused_is_committed_later_with_its_blob_files() {
     world.check();
     world.check_files();
     world.host.refuse_edits.store(true, Ordering::SeqCst);
-    while let Some(task) = world.tree.next_task(true) {
+    while let Some(task) = world.tree.next_task(true, &[]) {
         if world.run(task, true).is_err() {
             break;
         }

@@ -348,7 +348,7 @@ impl World {
     /// Runs tasks until there are none.
     pub(crate) fn settle(&self, forced: bool) {
         for _ in 0..10_000 {
-            let Some(task) = self.tree.next_task(forced) else { return };
+            let Some(task) = self.tree.next_task(forced, &[]) else { return };
             self.run(task, forced).unwrap();
         }
         panic!("there is always something left to do");

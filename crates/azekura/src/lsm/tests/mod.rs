@@ -5,5 +5,5 @@
 
 mod blobs;
 mod collect;
-mod harness;
+pub(super) mod harness;
 mod model;

@@ -3,8 +3,8 @@
 //! The clock of the disk is virtual: what the reads would have taken follows from how often the head had to move and
 //! how many bytes went by. One disk serves all threads, so its clock runs for all of them together.
 
-use azekura::Result;
-use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+use crate::experiment::fs::through::{ThroughFs, Watch};
+use azekura::fs::Fs;
 use std::ops::Sub;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ impl Sub for Traffic {
 
 /// The disk. Thread safe: reads of many threads pass one after the other.
 #[derive(Debug, Default)]
-struct Spindle {
+pub(crate) struct Spindle {
     head: Mutex<Head>,
     /// Files opened so far; each opening has a place of its own on the disk.
     files: AtomicU64,
@@ -81,125 +81,33 @@ impl Head {
     }
 }
 
-/// A file system on such a disk. A clone is the same one.
-#[derive(Clone, Debug)]
-pub(crate) struct SpindleFs {
-    inner: Arc<dyn Fs>,
-    spindle: Arc<Spindle>,
-    /// Whether what is asked for past the cache of the system is read so in fact, or only counted so.
-    direct: bool,
+impl Watch for Spindle {
+    type Known = u64;
+
+    fn opened(&self, _: &Path) -> u64 {
+        self.files.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn read(&self, file: u64, offset: u64, bytes: u64) {
+        self.head.lock().unwrap_or_else(PoisonError::into_inner).pass(file, offset, bytes);
+    }
+
+    fn wrote(&self, _: u64, _: u64) {}
 }
 
-impl SpindleFs {
+/// A file system on such a disk; only reads are the disk's. A clone is the same one.
+pub(crate) type SpindleFs = ThroughFs<Spindle>;
+
+impl ThroughFs<Spindle> {
     /// Counts the reads that reach `inner`. Where they shall take the time of a real device, `direct` makes those past
     /// the cache of the system what they say; where they take virtual time, the cache of the system is faster.
     pub(crate) fn new(inner: Arc<dyn Fs>, direct: bool) -> SpindleFs {
-        SpindleFs { inner, spindle: Arc::default(), direct }
+        SpindleFs::on(inner, Spindle::default(), direct)
     }
 
     /// What has reached the disk so far.
     pub(crate) fn traffic(&self) -> Traffic {
-        self.spindle.head.lock().unwrap_or_else(PoisonError::into_inner).traffic
-    }
-
-    fn opened(&self, inner: Result<Arc<dyn File>>) -> Result<Arc<dyn File>> {
-        let number = self.spindle.files.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(SpindleFile { inner: inner?, spindle: Arc::clone(&self.spindle), number }))
-    }
-}
-
-impl Fs for SpindleFs {
-    fn open(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        self.opened(self.inner.open(path, mode))
-    }
-
-    fn open_direct(&self, path: &Path, mode: OpenMode) -> Result<Arc<dyn File>> {
-        self.opened(if self.direct { self.inner.open_direct(path, mode) } else { self.inner.open(path, mode) })
-    }
-
-    fn create_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.create_dir_all(path)
-    }
-
-    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-        self.inner.read_dir(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.rename(from, to)
-    }
-
-    fn remove_file(&self, path: &Path) -> Result<()> {
-        self.inner.remove_file(path)
-    }
-
-    fn remove_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.remove_dir_all(path)
-    }
-
-    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.hard_link(from, to)
-    }
-
-    fn sync_dir(&self, path: &Path) -> Result<()> {
-        self.inner.sync_dir(path)
-    }
-
-    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.inner.lock(path, mode)
-    }
-
-    fn overwrites_in_place(&self, dir: &Path) -> bool {
-        self.inner.overwrites_in_place(dir)
-    }
-}
-
-/// A file on the disk; only its reads are the disk's.
-#[derive(Debug)]
-struct SpindleFile {
-    inner: Arc<dyn File>,
-    spindle: Arc<Spindle>,
-    number: u64,
-}
-
-impl File for SpindleFile {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let got = self.inner.read_at(buf, offset)?;
-        let mut head = self.spindle.head.lock().unwrap_or_else(PoisonError::into_inner);
-        head.pass(self.number, offset, got as u64);
-        Ok(got)
-    }
-
-    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
-        self.inner.write_at(bytes, offset)
-    }
-
-    fn length(&self) -> Result<u64> {
-        self.inner.length()
-    }
-
-    fn set_length(&self, len: u64) -> Result<()> {
-        self.inner.set_length(len)
-    }
-
-    fn allocate(&self, len: u64) -> Result<()> {
-        self.inner.allocate(len)
-    }
-
-    fn sync_data(&self) -> Result<()> {
-        self.inner.sync_data()
-    }
-
-    fn sync_all(&self) -> Result<()> {
-        self.inner.sync_all()
-    }
-
-    fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        self.inner.map(len)
+        self.watch.head.lock().unwrap_or_else(PoisonError::into_inner).traffic
     }
 }
 

@@ -1,0 +1,121 @@
+//! blobs, gc scan, gc run.
+
+use azekura::{CompressionType, Config, KvSeparationOptions, PartitionCreateOptions};
+use serde_json::{Value, json};
+
+use super::program::Program;
+
+/// "pages" with 100 values of 2,000 bytes in several blob files, of which half were overwritten as compaction knows and
+/// ten removed as it does not; "queue" with nothing in it yet; "plain" without separation.
+fn filled() -> Program {
+    let p = Program::new();
+    let db = Config::new(p.path("d")).open().unwrap();
+    let apart = KvSeparationOptions::default().blob_file_target_size(64 << 10).automatic_gc(None);
+    let apart = PartitionCreateOptions::default().with_kv_separation(apart.compression(CompressionType::None));
+    let pages = db.open_partition("pages", apart.clone()).unwrap();
+    let put = |n: u8, round: u8| pages.insert(format!("page {n:02}"), [round; 2_000]).unwrap();
+    (0..100).for_each(|n| put(n, 0));
+    pages.flush().unwrap();
+    (0..50).for_each(|n| put(n, 1));
+    pages.major_compact().unwrap();
+    (90..100).for_each(|n| pages.remove(format!("page {n}")).unwrap());
+    pages.flush().unwrap();
+    db.open_partition("queue", apart).unwrap();
+    db.open_partition("plain", PartitionCreateOptions::default()).unwrap().insert("k", vec![7; 5_000]).unwrap();
+    drop(pages);
+    db.close().unwrap();
+    p
+}
+
+fn pages(of: &Value) -> &Value {
+    of["partitions"].as_array().unwrap().iter().find(|partition| partition["name"] == "pages").unwrap()
+}
+
+#[test]
+fn blobs_shows_each_file_the_stalest_first() {
+    let p = filled();
+    let told = p.json("blobs --db d");
+    let names: Vec<_> = told["partitions"].as_array().unwrap().iter().map(|partition| &partition["name"]).collect();
+    assert_eq!(names, ["pages", "queue"]);
+    let files = pages(&told)["files"].as_array().unwrap();
+    let sum = |name: &str| files.iter().map(|file| file[name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((sum("values"), sum("referenced_values")), (150 - 33, 100), "a file that was stale as a whole is gone");
+    assert_eq!(sum("referenced_bytes") + sum("stale_bytes"), sum("value_bytes"));
+    assert_eq!(pages(&told)["stale_bytes"], sum("stale_bytes"));
+    let shares = files.iter().map(|file| file["stale_bytes"].as_f64().unwrap() / file["value_bytes"].as_f64().unwrap());
+    assert!(shares.rev().is_sorted() && files[0]["stale_bytes"].as_u64() > Some(0), "{told}");
+
+    let drawn = p.ok("blobs --db d --partition pages");
+    let lines: Vec<&str> = drawn.lines().collect();
+    assert!(lines[0].starts_with("pages: ") && lines[0].contains("117 values"), "{drawn}");
+    assert!(lines[1].contains("staleness") && lines[2].contains(files[0]["file"].as_str().unwrap()), "{drawn}");
+    assert!(lines[2].contains('█') && lines[2].contains("%") && drawn.contains("gc scan"), "{drawn}");
+    assert_eq!(lines.len(), 3 + files.len(), "{drawn}");
+    assert!(p.ok("blobs --db d").contains("queue: no blob files"));
+    assert!(p.ok("blobs --db d --partition plain").contains("plain: no blob files, it has no key-value separation"));
+}
+
+#[test]
+fn a_scan_is_exact_and_writes_nothing() {
+    let p = filled();
+    let told = p.json("gc scan --db d");
+    let report = pages(&told);
+    assert_eq!((&report["total_blobs"], &report["stale_blobs"]), (&json!(117), &json!(27)), "17, and 10 removed");
+    assert_eq!(report["pinned_bytes"], 0);
+    let amp = report["space_amp"].as_f64().unwrap();
+    assert!((amp - 117.0 / 90.0).abs() < 0.01, "{report}");
+    let text = p.ok("gc scan --db d --partition pages");
+    assert!(text.starts_with("pages:\n  blob files") && text.contains("27 stale"), "{text}");
+    let both = p.json("gc scan --db d --partition queue --partition pages");
+    assert_eq!(both["partitions"][0]["name"], "queue");
+    assert_eq!(both["partitions"][0]["space_amp"], 1.0);
+    assert_eq!(pages(&both), report);
+}
+
+#[test]
+fn collecting_reaches_what_was_asked_for() {
+    let p = filled();
+    let before = p.run("export --db d --partition pages -").out;
+    let told = p.json("gc run --db d --drop-stale");
+    let dropped = pages(&told);
+    let stale = |when: &str| dropped[when]["stale_segment_count"].as_u64();
+    assert_eq!((stale("before"), stale("after")), (Some(1), Some(0)), "{dropped}");
+    assert!(dropped["freed_bytes"].as_u64() > Some(2_000), "{dropped}");
+    let told = p.json("gc run --db d --partition pages --staleness 0.3");
+    let thrifty = &told["partitions"][0];
+    assert!(thrifty["freed_bytes"].as_u64() > Some(0), "{told}");
+    assert_eq!(
+        thrifty["freed_bytes"].as_u64().unwrap(),
+        thrifty["file_bytes_before"].as_u64().unwrap() - thrifty["file_bytes_after"].as_u64().unwrap()
+    );
+    let text = p.ok("gc run --db d --space-amp 1");
+    assert!(text.contains("pages: ") && text.contains("1.00 now") && text.contains("queue: 0 B freed"), "{text}");
+    let told = p.json("gc scan --db d");
+    assert_eq!((&pages(&told)["total_blobs"], &pages(&told)["stale_bytes"]), (&json!(90), &json!(0)));
+    assert!(p.run("export --db d --partition pages -").out == before, "collecting changed the content");
+    assert_eq!(p.json("verify --db d")["sound"], true);
+    p.ok("gc run --db d");
+}
+
+#[test]
+fn what_cannot_be_collected_is_told_with_what_to_do() {
+    let p = filled();
+    for line in ["gc scan --db d --partition plain", "gc run --db d --partition plain"] {
+        let ran = p.run(line);
+        assert_eq!(ran.code, Some(3), "{line}: {ran:?}");
+        for word in ["plain", "no key-value separation", "compact", "with_kv_separation"] {
+            assert!(ran.err.contains(word), "{line}: {ran:?}");
+        }
+        let missing = p.run(&line.replace("plain", "absent"));
+        assert_eq!(missing.code, Some(3), "{missing:?}");
+        assert!(missing.err.contains("absent") && missing.err.contains("pages"), "{missing:?}");
+    }
+    for bad in ["--space-amp 0.9", "--space-amp NaN", "--staleness 1.1", "--staleness x", "--drop-stale --staleness 0"]
+    {
+        assert_eq!(p.run(&format!("gc run --db d {bad}")).code, Some(2), "{bad}");
+    }
+    p.ok("put --db other k v");
+    for line in ["gc scan --db other", "gc run --db other", "blobs --db other"] {
+        assert!(p.ok(line).contains("No partition has key-value separation"), "{line}");
+    }
+}

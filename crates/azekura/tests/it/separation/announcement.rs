@@ -1,0 +1,95 @@
+//! What the announcement of explicit garbage collection shows, with nothing but the crate's name changed. Its program
+//! with an asynchronous runtime is a binary of `azekura-examples`.
+
+use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions};
+
+/// "Key-value separation is disabled by default, but can be toggled on a per-partition basis".
+#[rustfmt::skip]
+fn toggled(keyspace: &Database) -> azekura::Result<Partition> {
+let opts = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+let blobs = keyspace.open_partition("blobs", opts)?;
+    Ok(blobs)
+}
+
+/// "Scanning can be performed at any time".
+#[rustfmt::skip]
+fn scanned(blobs: &Partition) -> azekura::Result<()> {
+use azekura::GarbageCollection;
+
+// blobs is the partition from earlier
+
+let report = blobs.gc_scan()?;
+
+println!("{report}");
+    Ok(())
+}
+
+/// The two strategies, each by itself.
+#[rustfmt::skip]
+fn collected(blobs: &Partition) -> azekura::Result<()> {
+use azekura::GarbageCollection;
+blobs.gc_with_space_amp_target(2.0)?;
+
+// Defragment segments with 70% or more stale data
+blobs.gc_with_staleness_threshold(0.7)?;
+    Ok(())
+}
+
+/// "The garbage collection strategies can be mixed and matched".
+#[rustfmt::skip]
+fn mixed(blobs: &Partition) -> azekura::Result<()> {
+use azekura::GarbageCollection;
+#[expect(unused_variables, reason = "it is printed that way")]
+// First, run scan
+let report = blobs.gc_scan()?;
+
+// We never want to surpass 3x space amp
+blobs.gc_with_space_amp_target(3.0)?;
+
+// But even if our space amp is low, we may want to
+// get rid of very fragmented segments
+blobs.gc_with_staleness_threshold(0.9)?;
+    Ok(())
+}
+
+/// What the prose calls by other names: `Gc::scan`, `with_space_amp_target` and so on.
+fn by_the_names_of_the_prose(blobs: &Partition) -> azekura::Result<()> {
+    use azekura::Gc;
+    let report = Gc::scan(blobs)?;
+    assert_eq!(report, blobs.gc_scan()?);
+    blobs.with_space_amp_target(1.5)?;
+    blobs.with_staleness_threshold(0.9)?;
+    blobs.drop_stale_segments()?;
+    Ok(())
+}
+
+/// The options under "Configuration".
+fn configured() -> PartitionCreateOptions {
+    let options = KvSeparationOptions::default().blob_file_separation_threshold(2_048);
+    PartitionCreateOptions::default().with_kv_separation(options.blob_file_target_size(256 * 1_024 * 1_024))
+}
+
+/// Half of all values are overwritten or removed, and each call does what the announcement says of it.
+#[test]
+fn what_it_shows_compiles_and_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let keyspace = Config::new(dir.path().join("db")).open().unwrap();
+    let blobs = toggled(&keyspace).unwrap();
+    assert_eq!(format!("{:?}", blobs.name), "\"blobs\"");
+    let steps = [scanned, collected, mixed, by_the_names_of_the_prose];
+    for (round, step) in (0u8..).zip(steps) {
+        (0..200u8).for_each(|n| blobs.insert([n], vec![n ^ round; 5_000]).unwrap());
+        blobs.flush().unwrap();
+        (0..100u8).for_each(|n| blobs.remove([n]).unwrap());
+        step(&blobs).unwrap();
+        assert_eq!(blobs.get([150]).unwrap().unwrap(), vec![150 ^ round; 5_000]);
+        assert_eq!(blobs.len().unwrap(), 100);
+    }
+    let report = azekura::Gc::scan(&blobs).unwrap();
+    assert!(report.space_amp() <= 1.5 && report.stale_segment_count == 0, "{report}");
+    let other = keyspace.open_partition("other", configured()).unwrap();
+    other.insert("small", vec![1; 2_047]).unwrap();
+    other.insert("large", vec![2; 2_048]).unwrap();
+    other.flush().unwrap();
+    assert_eq!(other.metrics().blob_files[0].values, 1);
+}
