@@ -108,7 +108,7 @@ impl Handle {
         writer.wal.seal()?;
         writer.wal.sync(shared.visible.get(), false)?;
         retire_log(shared)?;
-        writer.wal.release_spares();
+        writer.wal.release_space();
         let end = writer.wal.segments().last().map(|segment| segment.epoch);
         if let Some(epoch) = end {
             writer.metadata.commit(&[Edit::LogEnd { epoch, seqno: shared.visible.get() }])?;
