@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
+use crate::db::claims::Claims;
 use crate::db::commit::Commit;
 use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
@@ -58,7 +59,7 @@ impl Partition {
     ///
     /// # Errors
     /// `Invalid` for a key of more than 65,535 bytes, a value of more than 4 GiB − 1, or more than half the memory
-    /// budget; `OutOfSpace`, `Io`, `Poisoned` from the log; `Closed`.
+    /// budget unless it goes to a blob file; `OutOfSpace`, `Io`, `Poisoned` from the log or that file; `Closed`.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -87,6 +88,18 @@ impl Partition {
     fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
         check_limits(key, value)?;
         let shared = &self.handle.shared;
+        let (mut ahead, mut pointer) = (Claims::default(), Vec::new());
+        let (kind, value) = match kind {
+            RecordKind::Put => match shared.put_early(&self.state, value)? {
+                Some(claim) => {
+                    claim.pointer.encode(&mut pointer);
+                    ahead.add(&self.state, claim);
+                    (RecordKind::BlobPointer, pointer.as_slice())
+                }
+                None => (kind, value),
+            },
+            _ => (kind, value),
+        };
         if value.len() as u64 > shared.settings.memory_budget / 2 {
             let limit = shared.settings.memory_budget / 2;
             let message = format!("value has {} bytes, more than half the memory budget ({limit})", value.len());
@@ -98,7 +111,7 @@ impl Partition {
         put_record(&mut payload, &Record { kind, partition: self.state.id, key, value });
         let partitions = std::slice::from_ref(&self.state);
         let commit = Commit { payload: &payload, count: 1, partitions };
-        let result = shared.commit(commit, shared.settings.durability);
+        let result = shared.commit(commit, ahead, shared.settings.durability);
         if payload.capacity() <= KEPT_BUFFER_MAX {
             PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
         }

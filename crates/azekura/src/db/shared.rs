@@ -9,6 +9,7 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
+use crate::db::claims::Claims;
 use crate::db::commit::{Commit, Committed, Committer};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::metadata::Metadata;
@@ -16,6 +17,7 @@ use crate::db::state::poison::Poison;
 use crate::db::state::read_points::ReadPoints;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::engine::{Engine, Host, Pressure, Visible};
+use crate::lsm::blobs::early::Claim;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
@@ -39,6 +41,7 @@ pub(crate) struct Recovered {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) user_bytes: AtomicU64,
+    pub(crate) early_bytes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
     pub(crate) compactions: AtomicU64,
@@ -172,8 +175,27 @@ impl Shared {
         &self.catalog.parts().graveyard
     }
 
-    /// Writes a commit and returns when it is as durable as `mode` asks.
-    pub(crate) fn commit(&self, commit: Commit<'_>, mode: PersistMode) -> Result<()> {
+    /// Writes a large value of a partition with key-value separation to a blob file, ahead of the commit that will hold
+    /// the pointer; `None` for one that the commit holds itself.
+    ///
+    /// # Errors
+    /// As [`commit`](Shared::commit); nothing but stale bytes is left then.
+    pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Option<Claim>> {
+        if partition.tree_if_built().is_none_or(|tree| !tree.takes_early(value.len())) {
+            return Ok(None);
+        }
+        self.writer()?;
+        let tree = partition.tree()?;
+        self.pace(value.len() as u64)?;
+        let _shift = self.begin_work()?;
+        let claim = tree.put_early(value)?;
+        self.counters.early_bytes.fetch_add(claim.pointer.stored, Ordering::Relaxed);
+        Ok(Some(claim))
+    }
+
+    /// Writes a commit and returns when it is as durable as `mode` asks. What it has written `ahead` is given up if it
+    /// fails.
+    pub(crate) fn commit(&self, commit: Commit<'_>, ahead: Claims, mode: PersistMode) -> Result<()> {
         let writer = self.writer()?;
         if commit.payload.len() as u64 > self.settings.memory_budget / 2 {
             let (size, limit) = (commit.payload.len(), self.settings.memory_budget / 2);
@@ -183,8 +205,17 @@ impl Shared {
             partition.tree()?;
         }
         self.pace(commit.payload.len() as u64)?;
-        let Committed { last, sealed } = self.poison.watch(writer.committer.commit(commit))?;
-        self.counters.user_bytes.fetch_add(commit.payload.len() as u64, Ordering::Relaxed);
+        if mode != PersistMode::Buffer {
+            // Here, so that a failure concerns this commit alone. What nobody waits for, the log syncs before itself.
+            self.poison.watch(ahead.sync())?;
+        }
+        let user_bytes = commit.payload.len() as u64 + ahead.bytes();
+        let committed = self.poison.watch(writer.committer.commit(commit));
+        if committed.is_ok() || self.poison.is_set() {
+            ahead.settle();
+        }
+        let Committed { last, sealed } = committed?;
+        self.counters.user_bytes.fetch_add(user_bytes, Ordering::Relaxed);
         if sealed {
             self.refresh_pressure();
             self.work.ring();

@@ -53,6 +53,12 @@ impl FileFigures {
         }
     }
 
+    /// The same if all of it could be seen by everybody: memory points into it, and how much of it nobody knows.
+    pub(crate) fn as_if_live(self) -> FileFigures {
+        let (values, bytes) = (self.values, self.bytes);
+        FileFigures { referenced_bytes: bytes, kept_values: values, kept_bytes: bytes, live_bytes: bytes, ..self }
+    }
+
     /// The same if what tables refer to and nobody can see could not be helped.
     pub(crate) fn without_hidden(self) -> FileFigures {
         FileFigures { kept_bytes: self.referenced_bytes, ..self }

@@ -28,14 +28,16 @@ impl LsmTree {
 
     /// How stale blob files are, if that is known of this moment.
     pub(crate) fn scanned(&self, points: &[SeqNo]) -> Option<Arc<Scanned>> {
+        let counted = self.early.counted();
         let version = self.version();
         let points = moments(points.to_vec(), &version);
-        lock(&self.scanned).as_ref().and_then(|remembered| remembered.of(&version, &points))
+        lock(&self.scanned).as_ref().and_then(|remembered| remembered.of(&version, &points, &counted))
     }
 
     /// A scan of the tables as they are, or of all that is there.
     pub(crate) fn begin_scan(&self, points: Vec<SeqNo>, memory: bool) -> Scan {
-        Scan::new(&self.context, &self.current.get(), points, memory)
+        let counted = self.early.counted();
+        Scan::new(&self.context, &self.current.get(), points, memory, counted)
     }
 
     /// What a scan of the tables has found; it is remembered.
@@ -62,6 +64,7 @@ impl LsmTree {
     pub(crate) fn collect(&self, chosen: &[FileId], wait: bool, host: &dyn Host) -> Result<TaskReport> {
         let Some(_occupied) = self.compacting.occupy(wait) else { return Ok(TaskReport::default()) };
         self.check_open()?;
+        let counted = self.early.counted();
         let now = self.current.get();
         let paused = lock(&self.remembered).collecting.take();
         let job = match paused {
@@ -70,7 +73,12 @@ impl LsmTree {
                 // A later edit has taken its files away: then its own is not in the manifest.
                 other.into_iter().for_each(Collection::give_up);
                 let options = self.options().kv_separation.clone().unwrap_or_default();
-                Collection::new(&self.context, &now.version, chosen, options.target_size, host.now_ms())?
+                let is_free = |file: &FileId| {
+                    let handle = now.version.blobs().handles().find(|handle| handle.meta().id == *file);
+                    handle.is_some_and(|handle| !BlobMap::is_counted(handle, &counted))
+                };
+                let chosen: Vec<FileId> = chosen.iter().copied().filter(is_free).collect();
+                Collection::new(&self.context, &now.version, &chosen, options.target_size, host.now_ms())?
             }
         };
         let Some(mut job) = job else { return Ok(TaskReport::default()) };
@@ -86,7 +94,8 @@ impl LsmTree {
 
     /// Collects what the options want collected, as far as it is known to be stale.
     pub(crate) fn collect_by_itself(&self, wait: bool, host: &dyn Host) -> Result<TaskReport> {
-        let chosen = self.automatic_choice(self.version().blobs());
+        let counted = self.early.counted();
+        let chosen = self.automatic_choice(self.version().blobs(), &counted);
         self.collect(&chosen, wait, host)
     }
 
@@ -96,9 +105,10 @@ impl LsmTree {
             return true;
         }
         let target = self.automatic_target();
+        let counted = self.early.counted();
         let version = self.version();
         target.is_some_and(|target| version.blobs().totals().exceed(target, 0))
-            && !self.automatic_choice(version.blobs()).is_empty()
+            && !self.automatic_choice(version.blobs(), &counted).is_empty()
     }
 
     fn automatic_target(&self) -> Option<f32> {
@@ -118,9 +128,13 @@ impl LsmTree {
     }
 
     /// The files that have to go for what is known to be stale.
-    fn automatic_choice(&self, blobs: &BlobMap) -> Vec<FileId> {
+    fn automatic_choice(&self, blobs: &BlobMap, counted: &BTreeSet<FileId>) -> Vec<FileId> {
         let Some(target) = self.automatic_target() else { return Vec::new() };
-        let files: Vec<FileFigures> = blobs.uses().iter().map(FileFigures::of_use).collect();
+        let figures = blobs.handles().zip(blobs.uses()).map(|(handle, uses)| {
+            let figures = FileFigures::of_use(&uses);
+            if BlobMap::is_counted(handle, counted) { figures.as_if_live() } else { figures }
+        });
+        let files: Vec<FileFigures> = figures.collect();
         match next_step(&files, Goal::SpaceAmp(f64::from(target))) {
             Step::Rewrite(chosen) => chosen,
             Step::Done | Step::Reveal => Vec::new(),

@@ -206,6 +206,7 @@ fn context(
         dir,
         env: Arc::clone(env),
         next_file_id: Arc::clone(next),
+        unsynced: Arc::default(),
         visible: visible.clone(),
         hash_seed: SEED,
         order: order.clone(),
