@@ -9,8 +9,8 @@
 //! - whatever bytes the file has, reading ends, in memory bounded by the file's size.
 //!
 //! Layout: `docs/format/blob.md`. Rooms in reading order: [`format`] (directory, sections, pages), [`writer`],
-//! [`early`] (values that are pointed to before the file is finished), [`reader`], [`verify`], [`liveness`] (which values are referenced),
-//! [`unsealed`] (files that were never finished).
+//! [`early`] (values that are pointed to before the file is finished), [`reader`], [`verify`], [`liveness`] (which
+//! values are referenced), [`unsealed`] (files that were never finished).
 
 pub(crate) mod early;
 pub(crate) mod format;

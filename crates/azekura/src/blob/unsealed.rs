@@ -134,6 +134,7 @@ fn open(files: &DataFiles, cache: &Arc<BlockCache>, id: FileId, partition: Parti
     let (file_id, handle, end) = opened.map_err(|error| match error.os_kind() {
         Some(io::ErrorKind::NotFound) => {
             Error::corruption("blob file that the log points to is missing: restore it from a copy")
+                .at_offset(0)
                 .in_file(files.path(id))
         }
         _ => error.in_file(files.path(id)),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::base::{Error, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::claims::Claims;
 use crate::db::commit::Commit;
 use crate::db::config::PersistMode;
 use crate::db::handle::Handle;
 use crate::db::partition::Partition;
+use crate::db::state::claims::Claims;
 use crate::wal::payload::{Record, check_limits, put_record};
 
 /// Writes, over any partitions of one database, that become visible and durable together or not at all.
@@ -46,8 +46,8 @@ impl Batch {
         Batch { handle, payload: Vec::new(), count: 0, partitions: Vec::new(), ahead, durability, wrong: None }
     }
 
-    /// Sets the value of a key. A value of a MiB and more, of a partition with key-value separation, is written to a blob
-    /// file here and now and takes no memory; a failure of that is told by [`commit`](Batch::commit).
+    /// Sets the value of a key. A value of a MiB and more, of a partition with key-value separation, is written to a
+    /// blob file here and now and takes no memory; a failure of that is told by [`commit`](Batch::commit).
     pub fn insert(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::Put, key.as_ref(), value.as_ref());
     }

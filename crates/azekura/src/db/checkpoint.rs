@@ -3,7 +3,8 @@
 //! The steps:
 //! 1. between two commits: note the ledger, the visible sequence number and how far each log segment is written;
 //! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy what there is of
-//!    blob files that only the log points into, and the used part of the log, write a manifest that says where the log ends, with a new instance id;
+//!    blob files that only the log points into, and the used part of the log, write a manifest that says where the log
+//!    ends, with a new instance id;
 //! 3. sync all of it, rename to `path`, sync the parent.
 //!
 //! Meanwhile segments are not recycled. A file that a compaction removes between 1 and 2 makes the attempt start

@@ -14,7 +14,6 @@
 pub(crate) mod batch;
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
-pub(crate) mod claims;
 pub(crate) mod commit;
 pub(crate) mod config;
 pub(crate) mod database;

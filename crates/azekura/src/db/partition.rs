@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::claims::Claims;
 use crate::db::commit::Commit;
 use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
+use crate::db::state::claims::Claims;
 use crate::db::state::read_points::ReadPin;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadPoint};

@@ -24,7 +24,7 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::catalog::{Catalog, PartitionState, TreeParts};
 use crate::db::commit::Committer;
-use crate::db::config::Config;
+use crate::db::config::{Config, PlantedBug};
 use crate::db::handle::Handle;
 use crate::db::shared::{Parts, Recovered, Shared, Writer};
 use crate::db::state::metadata::Metadata;
@@ -292,12 +292,16 @@ impl Loaded {
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
         let manifest = Manifest::create(Arc::clone(fs), dir, file_id, &self.ledger.edits())?;
+        let unsynced = match config.settings.planted_bug {
+            Some(PlantedBug::LogSyncBeforeValues) => Arc::default(),
+            _ => Arc::clone(&self.parts.unsynced),
+        };
         let metadata = Arc::new(Metadata::new(
             manifest,
             self.ledger.clone(),
             Arc::clone(&self.parts.next_file),
             Arc::clone(&config.env),
-            Arc::clone(&self.parts.unsynced),
+            unsynced,
         ));
         let orphans = self.remove_orphans(&config, &report);
         let options = WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log };

@@ -9,9 +9,9 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::claims::Claims;
 use crate::db::commit::{Commit, Committed, Committer};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
+use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::read_points::ReadPoints;
@@ -205,7 +205,7 @@ impl Shared {
             partition.tree()?;
         }
         self.pace(commit.payload.len() as u64)?;
-        if mode != PersistMode::Buffer {
+        if mode != PersistMode::Buffer && self.settings.planted_bug != Some(PlantedBug::LogSyncBeforeValues) {
             // Here, so that a failure concerns this commit alone. What nobody waits for, the log syncs before itself.
             self.poison.watch(ahead.sync())?;
         }

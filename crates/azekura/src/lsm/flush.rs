@@ -119,7 +119,7 @@ impl LsmTree {
                 active: Arc::clone(&now.active),
                 sealed: now.sealed.iter().filter(stays).map(Arc::clone).collect(),
                 version: Arc::new(now.version.with(change, &self.context.order)),
-                early: now.early_without(&written.ended),
+                early: now.early.without(&written.ended),
                 flushed: now.flushed.max(written.through),
             }
         });

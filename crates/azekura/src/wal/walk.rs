@@ -226,7 +226,12 @@ impl<'a> Walk<'a> {
     /// The log ends in front of a commit that names what is not there. A sync of the log syncs that first, so such a
     /// commit was never synced; if it was, something else has been lost.
     fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind, reason: Error) -> Result<()> {
-        self.judge(path, offset, behind).map_err(|error| match error.kind() {
+        let judged = self.judge(path, offset, behind);
+        // Where the damage is, if that can be said, and not where the log speaks of it.
+        if let (Some(dropped), Some(file), Some(offset)) = (&mut self.dropped, reason.file(), reason.offset()) {
+            (dropped.file, dropped.offset) = (file.to_path_buf(), offset);
+        }
+        judged.map_err(|error| match error.kind() {
             ErrorKind::Corruption => reason,
             _ => error,
         })

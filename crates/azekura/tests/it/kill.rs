@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
+use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode};
 
 use crate::world::{Dice, Map, Replay, number};
 
@@ -56,7 +56,9 @@ fn open(dir: &Path) -> azekura::Result<Database> {
 }
 
 fn parts(db: &Database) -> azekura::Result<Vec<Partition>> {
-    let options = || PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
+    let apart = KvSeparationOptions::default().separation_threshold(150).blob_file_target_size(64 << 10);
+    let options = PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
+    let options = || options.clone().with_kv_separation(apart.clone().early_from(200));
     PARTS.iter().map(|name| db.open_partition(name, options())).collect()
 }
 

@@ -1,6 +1,7 @@
 //! Partitions whose large values stand in blob files, through the public interface.
 
 mod collection;
+mod early;
 
 use std::path::Path;
 use std::sync::Arc;

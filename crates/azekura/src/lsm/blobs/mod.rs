@@ -9,10 +9,11 @@
 //! - a version has every logical file that its tables point to, in exactly one blob file;
 //! - what is referenced of a logical file is, exactly, the sum of what the tables of the version say.
 //!
-//! Rooms in reading order: [`options`], [`handle`], [`map`], [`separator`] (writing), [`early`] (values that are written
-//! ahead of their commit), [`unsynced`] (making those durable), [`resolve`] (reading), [`carry`], [`left`] (what an earlier
-//! life has left).
+//! Rooms in reading order: [`options`], [`handle`], [`map`], [`separator`] (writing), [`early`] (files that no edit
+//! names yet), [`unsynced`] (making them durable), [`ahead`] (values that are written ahead of their commit),
+//! [`carry`], [`left`] (what an earlier life has left), [`resolve`] (reading).
 
+pub(crate) mod ahead;
 pub(crate) mod carry;
 pub(crate) mod early;
 pub(crate) mod handle;

@@ -72,10 +72,6 @@ impl Tail {
         Arc::new(Tail { fs, file, path, written, synced, turn })
     }
 
-    pub(super) fn path(&self) -> &PathBuf {
-        &self.path
-    }
-
     /// The file is written up to `end` now. Among the `unsynced` it is from then on, so before any frame of the log
     /// says where it leads.
     pub(super) fn wrote(self: &Arc<Self>, end: u64, id: FileId, unsynced: &Unsynced) {
@@ -124,8 +120,8 @@ impl Tail {
         Ok(())
     }
 
-    /// The same for one of those who wrote, whose bytes nobody was told of yet; `own` says how many of them lie behind an
-    /// offset. `close` sees to it that nobody writes any more.
+    /// The same for one of those who wrote, whose bytes nobody was told of yet; `own` says how many of them lie behind
+    /// an offset. `close` sees to it that nobody writes any more.
     ///
     /// # Errors
     /// `Poisoned` if others' bytes may be lost with them, because those may be acknowledged; else as it failed, and

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::Result;
 use crate::db::catalog::PartitionState;
-use crate::lsm::blobs::early::{Claim, sync_claims};
+use crate::lsm::blobs::early::Claim;
 
 /// What a commit has written to early files. Dropped before the commit is in memory it gives all of it up, so that the
 /// files know that nobody will ever point there.
@@ -37,7 +37,7 @@ impl Claims {
             }
             done.push(partition);
             let own = self.held.iter().filter(|(other, _)| Arc::ptr_eq(other, partition)).map(|(_, claim)| claim);
-            sync_claims(partition.tree()?, own)?;
+            partition.tree()?.sync_claims(own)?;
         }
         Ok(())
     }
