@@ -2,7 +2,7 @@
 
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::error::{Error, Result};
-use crate::base::seqno::SeqNo;
+use crate::base::key::SeqNo;
 
 /// The number of a file, unique in its database for ever; files are named by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,9 +7,9 @@
 //!   panics;
 //! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
 //!
-//! Rooms in reading order: [`error`], [`seqno`], [`kind`], [`key`], [`comparator`], [`coding`], [`checksum`],
-//! [`compression`], [`file_header`], [`file_footer`], [`blob_ref`] (pointers to values in blob files), [`edit`],
-//! [`ledger`] (what edits add up to), [`event`], [`sync`].
+//! Rooms in reading order: [`error`], [`kind`], [`key`], [`part`] (what is handed on without a copy), [`comparator`],
+//! [`coding`], [`checksum`], [`compression`], [`file_header`], [`file_footer`], [`blob_ref`] (pointers to values in
+//! blob files), [`edit`], [`ledger`] (what edits add up to), [`event`], [`sync`].
 
 pub(crate) mod blob_ref;
 pub(crate) mod checksum;
@@ -24,11 +24,10 @@ pub(crate) mod file_header;
 pub(crate) mod key;
 pub(crate) mod kind;
 pub(crate) mod ledger;
-pub(crate) mod seqno;
+pub(crate) mod part;
 pub(crate) mod sync;
 
 pub(crate) use comparator::KeyOrder;
 pub(crate) use error::{Error, ErrorKind, Result};
-pub(crate) use key::{EntryRef, KeyRef};
+pub(crate) use key::{EntryRef, KeyRef, SeqNo};
 pub(crate) use kind::RecordKind;
-pub(crate) use seqno::SeqNo;

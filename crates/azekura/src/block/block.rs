@@ -1,7 +1,9 @@
 //! A loaded block of entries, of whichever layout.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use crate::base::part::{LARGE, Part, Whole};
 use crate::base::{KeyOrder, KeyRef, Result};
 use crate::block::entry::Located;
 use crate::block::frame::Body;
@@ -25,6 +27,12 @@ pub(crate) enum Block {
 impl std::fmt::Debug for Block {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Block({} entries)", self.count())
+    }
+}
+
+impl Whole for Block {
+    fn bytes(&self) -> &[u8] {
+        self.entries()
     }
 }
 
@@ -69,11 +77,26 @@ impl Block {
     /// Asks for the bytes of the block, for one who will walk over it soon.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        let bytes = match self {
+        let bytes = self.entries();
+        prefetch(&bytes[..bytes.len().min(PREFETCHED_MAX)]);
+    }
+
+    #[inline]
+    fn entries(&self) -> &[u8] {
+        match self {
             Block::Restarts(block) => block.bytes(0..block.end()),
             Block::Slots(block) => block.bytes(0..block.end()),
-        };
-        prefetch(&bytes[..bytes.len().min(PREFETCHED_MAX)]);
+        }
+    }
+
+    /// A value that lies in this block, without a copy: it keeps the block, which is why it must be large and at least
+    /// half of what the block takes. `to_arc` gives this block.
+    pub(crate) fn share(&self, value: &[u8], to_arc: impl FnOnce() -> Arc<Block>) -> Option<Part> {
+        if value.len() < LARGE || 2 * value.len() < self.memory() {
+            return None;
+        }
+        let start = value.as_ptr().addr().checked_sub(self.entries().as_ptr().addr())?;
+        Some(Part::new(to_arc(), start..start + value.len()))
     }
 
     /// The first entry at or behind `target`.
@@ -102,7 +125,6 @@ impl Block {
 #[cfg(test)]
 mod tests {
     use std::cmp::Ordering;
-    use std::sync::Arc;
 
     use super::*;
     use crate::base::checksum::key_hash;

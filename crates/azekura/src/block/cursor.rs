@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::base::part::Part;
 use crate::base::{Error, KeyOrder, KeyRef, Result, SeqNo};
 use crate::block::block::Block;
 use crate::block::restarts::put_key;
@@ -53,6 +54,11 @@ impl BlockCursor {
 
     pub(crate) fn value(&self) -> &[u8] {
         self.block.bytes(self.value.clone())
+    }
+
+    /// The value, if it may keep the block: see [`Block::share`].
+    pub(crate) fn share(&self) -> Option<Part> {
+        self.block.share(self.value(), || Arc::clone(&self.block))
     }
 
     pub(crate) fn seek_to_first(&mut self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The contract of every cursor, from a block to a merged tree.
 
+use crate::base::part::Part;
 use crate::base::{EntryRef, KeyRef, RecordKind, Result};
 
 /// A position among entries in internal order (see [`KeyRef`]); not valid until the first seek.
@@ -40,6 +41,12 @@ pub(crate) trait Cursor: Send {
     /// The entry it stands on, if it stands on one: both questions in one call, for those who ask at every step.
     fn peek(&self) -> Option<EntryRef<'_>> {
         self.valid().then(|| self.entry())
+    }
+
+    /// The value of the entry it stands on, to keep without a copy; none where what it stands in is more than twice as
+    /// large, or does not outlive the cursor. Worth the question from [`LARGE`](crate::base::part::LARGE) on.
+    fn share(&self) -> Option<Part> {
+        None
     }
 }
 
@@ -82,5 +89,9 @@ impl Cursor for Box<dyn Cursor> {
 
     fn peek(&self) -> Option<EntryRef<'_>> {
         (**self).peek()
+    }
+
+    fn share(&self) -> Option<Part> {
+        (**self).share()
     }
 }

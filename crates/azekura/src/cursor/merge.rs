@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 #[cfg(test)]
 use crate::base::SeqNo;
+use crate::base::part::Part;
 use crate::base::{EntryRef, KeyOrder, KeyRef, Result};
 use crate::cursor::cursor::Cursor;
 
@@ -156,6 +157,10 @@ impl Cursor for MergeCursor {
 
     fn peek(&self) -> Option<EntryRef<'_>> {
         self.heap.first().and_then(|&front| self.children[front].peek())
+    }
+
+    fn share(&self) -> Option<Part> {
+        self.heap.first().and_then(|&front| self.children[front].share())
     }
 }
 

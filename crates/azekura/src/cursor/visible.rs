@@ -5,6 +5,7 @@
 
 use std::ops::Bound;
 
+use crate::base::part::{LARGE, Part};
 use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::cursor::Cursor;
 
@@ -93,6 +94,11 @@ impl<C: Cursor> Ascending<C> {
     pub(crate) fn entry(&self) -> EntryRef<'_> {
         self.inner.entry()
     }
+
+    /// The value to keep, if that needs no copy; only while valid.
+    pub(crate) fn share(&self) -> Option<Part> {
+        self.inner.share()
+    }
 }
 
 /// Walks down through the keys that are visible at one sequence number.
@@ -101,15 +107,18 @@ pub(crate) struct Descending<C> {
     order: KeyOrder,
     at: SeqNo,
     key: Vec<u8>,
-    /// Copied, because the inner cursor has to walk over the newer versions to know which is the newest.
+    /// Copied unless it is shared, because the inner cursor has to walk over the newer versions to know which is the
+    /// newest.
     value: Vec<u8>,
+    shared: Option<Part>,
     kind: RecordKind,
     valid: bool,
 }
 
 impl<C: Cursor> Descending<C> {
     pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Descending<C> {
-        Descending { inner, order, at, key: Vec::new(), value: Vec::new(), kind: RecordKind::Delete, valid: false }
+        let (key, value) = (Vec::new(), Vec::new());
+        Descending { inner, order, at, key, value, shared: None, kind: RecordKind::Delete, valid: false }
     }
 
     /// To the last visible key within the bound.
@@ -155,7 +164,10 @@ impl<C: Cursor> Descending<C> {
                     self.key.clear();
                     self.key.extend_from_slice(entry.user);
                     self.value.clear();
-                    self.value.extend_from_slice(entry.value);
+                    self.shared = if entry.value.len() >= LARGE { self.inner.share() } else { None };
+                    if self.shared.is_none() {
+                        self.value.extend_from_slice(entry.value);
+                    }
                 }
                 self.inner.prev()?;
             }
@@ -174,7 +186,12 @@ impl<C: Cursor> Descending<C> {
 
     /// The value, or a pointer to it: its kind says which. Only while valid.
     pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
-        (self.kind, &self.value)
+        (self.kind, self.shared.as_deref().unwrap_or(&self.value))
+    }
+
+    /// The value to keep, if that needs no copy; only while valid.
+    pub(crate) fn share(&self) -> Option<Part> {
+        self.shared.clone()
     }
 }
 

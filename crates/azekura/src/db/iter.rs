@@ -5,6 +5,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use crate::base::blob_ref::BlobRef;
+use crate::base::part::LARGE;
 use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::cursor::Cursor;
 use crate::cursor::visible::{Ascending, Descending};
@@ -187,7 +188,7 @@ impl Walk {
         let (key, kind, bytes) = stored(&self.front, &self.back, end);
         let value = match kind {
             RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes).inspect_err(|_| self.ended = true)?,
-            _ => Slice::from(bytes),
+            _ => keep(&self.front, &self.back, end, bytes),
         };
         Ok((key, value))
     }
@@ -212,7 +213,7 @@ impl Walk {
                 view: Arc::clone(&self.view),
                 handle: Arc::clone(&self.handle),
             })),
-            _ => EntryValue::Here(Slice::from(bytes)),
+            _ => EntryValue::Here(keep(&self.front, &self.back, end, bytes)),
         };
         Ok(Entry { key: Slice::from(key), value })
     }
@@ -231,6 +232,16 @@ fn stored<'a>(front: &'a Front, back: &'a Back, end: End) -> (&'a [u8], RecordKi
     }
     .expect("the step to this entry said true");
     (key, kind, value)
+}
+
+/// The value that an end stands on, to keep.
+fn keep(front: &Front, back: &Back, end: End, bytes: &[u8]) -> Slice {
+    let shared = match end {
+        _ if bytes.len() < LARGE => None,
+        End::Front => front.as_ref().and_then(Ascending::share),
+        End::Back => back.as_ref().and_then(Descending::share),
+    };
+    shared.map_or_else(|| Slice::from(bytes), Slice::from)
 }
 
 fn remember(place: &mut Option<Vec<u8>>, key: &[u8]) {

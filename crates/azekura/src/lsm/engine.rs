@@ -14,6 +14,7 @@ use crate::lsm::handle::TreeContext;
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
+use crate::table::source::Value;
 
 /// The tree at one moment: it keeps the memtables and the tables that were there.
 struct TreeView {
@@ -48,15 +49,15 @@ impl Engine for LsmTree {
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
         loop {
             let found = self.current.with_pin(|now, pin| {
-                let read = |kind: RecordKind, value: &[u8]| match kind {
+                let read = |kind: RecordKind, value: Value<'_>| match kind {
                     RecordKind::BlobPointer => {
-                        let pointer = BlobRef::decode(value)?;
+                        let pointer = BlobRef::decode(&value)?;
                         Ok(match now.blob_file(pointer.logical) {
                             Some(handle) => Found::Elsewhere(pointer, Arc::clone(handle)),
                             None => Found::Nowhere(pointer, Arc::clone(&now.early)),
                         })
                     }
-                    _ => Ok(Found::Here(Slice::from(value))),
+                    _ => Ok(Found::Here(value.to_slice())),
                 };
                 now.find(&self.context, key, at, pin, read)
             })?;
@@ -77,8 +78,8 @@ impl Engine for LsmTree {
     }
 
     fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        let read = |kind: RecordKind, value: &[u8]| match kind {
-            RecordKind::BlobPointer => BlobRef::decode(value).map(|pointer| pointer.len),
+        let read = |kind: RecordKind, value: Value<'_>| match kind {
+            RecordKind::BlobPointer => BlobRef::decode(&value).map(|pointer| pointer.len),
             // Values are at most 4 GiB - 1, so the cast loses nothing.
             _ => Ok(value.len() as u32),
         };

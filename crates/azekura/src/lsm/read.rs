@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::base::part::Part;
 use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
@@ -12,6 +13,7 @@ use crate::lsm::version::{Described, Run, Version};
 use crate::mem::epoch::Pin;
 use crate::table::cursor::TableCursor;
 use crate::table::reader::Lookup;
+use crate::table::source::Value;
 
 impl SuperVersion {
     /// Shows `read` the value of `key` as of `at`, or the pointer to it, where it lies. Memtables are asked first, from
@@ -24,7 +26,7 @@ impl SuperVersion {
         key: &[u8],
         at: ReadPoint,
         pin: &Pin,
-        read: impl FnOnce(RecordKind, &[u8]) -> R,
+        read: impl FnOnce(RecordKind, Value<'_>) -> R,
     ) -> Result<Option<R>> {
         let at = match at {
             ReadPoint::Latest => context.visible.get(),
@@ -33,7 +35,7 @@ impl SuperVersion {
         let lookup = Lookup::new(key, at, &context.order, context.hash_seed);
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
             if let Some(entry) = memtable.get(key, lookup.hash, at) {
-                return Ok(entry.kind.is_value().then(|| read(entry.kind, entry.value)));
+                return Ok(entry.kind.is_value().then(|| read(entry.kind, Value::loose(entry.value))));
             }
         }
         find_in_tables(&self.version, &context.order, &lookup, pin, read)
@@ -63,7 +65,7 @@ fn find_in_tables<R>(
     order: &KeyOrder,
     lookup: &Lookup<'_>,
     pin: &Pin,
-    read: impl FnOnce(RecordKind, &[u8]) -> R,
+    read: impl FnOnce(RecordKind, Value<'_>) -> R,
 ) -> Result<Option<R>> {
     let mut read = Some(read); // it is used once, in whichever table has the key
     for run in version.runs() {
@@ -219,5 +221,9 @@ impl Cursor for RunCursor {
 
     fn peek(&self) -> Option<EntryRef<'_>> {
         self.inner.as_ref().and_then(TableCursor::peek)
+    }
+
+    fn share(&self) -> Option<Part> {
+        self.inner.as_ref().and_then(TableCursor::share)
     }
 }

@@ -6,9 +6,13 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Bound, Deref, RangeBounds};
 use std::sync::Arc;
 
+use crate::base::part::Part;
+
 /// An immutable byte string, cheap to clone: up to 30 bytes stand in the value itself, longer ones are shared.
 ///
-/// The idea is Fjall's. Sub-slicing shares the same bytes.
+/// The idea is Fjall's. Sub-slicing shares the same bytes. A large value that was read from the cache lies where it lay
+/// there: until the last slice of it is dropped it takes memory, at most twice its length, that the cache no longer
+/// counts once it has let go of it.
 ///
 /// ```
 /// use azekura::Slice;
@@ -27,6 +31,7 @@ const INLINE_LEN_MAX: usize = 30;
 enum Repr {
     Inline { len: u8, bytes: [u8; INLINE_LEN_MAX] },
     Shared { bytes: Arc<[u8]>, start: u32, len: u32 },
+    Part(Part),
 }
 
 impl Slice {
@@ -56,6 +61,7 @@ impl Slice {
             Repr::Shared { bytes, start, .. } if part.len() > INLINE_LEN_MAX => {
                 Slice(Repr::Shared { bytes: Arc::clone(bytes), start: start + from as u32, len: part.len() as u32 })
             }
+            Repr::Part(whole) if part.len() > INLINE_LEN_MAX => Slice(Repr::Part(whole.part(from..to))),
             _ => Slice::from(part),
         }
     }
@@ -93,6 +99,7 @@ impl Deref for Slice {
         match &self.0 {
             Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],
             Repr::Shared { bytes, start, len } => &bytes[*start as usize..][..*len as usize],
+            Repr::Part(part) => part,
         }
     }
 }
@@ -103,6 +110,13 @@ impl From<&[u8]> for Slice {
         assert!(u32::try_from(value.len()).is_ok(), "a slice holds less than 4 GiB");
         Slice::inline(value)
             .unwrap_or_else(|| Slice(Repr::Shared { bytes: Arc::from(value), start: 0, len: value.len() as u32 }))
+    }
+}
+
+impl From<Part> for Slice {
+    /// Keeps what the part lies in.
+    fn from(part: Part) -> Slice {
+        Slice(Repr::Part(part))
     }
 }
 
@@ -196,6 +210,7 @@ impl fmt::Debug for Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::part::Whole;
 
     #[test]
     fn a_slice_takes_32_bytes() {
@@ -227,6 +242,23 @@ mod tests {
         assert_eq!(Slice::shared(Arc::clone(&bytes), 80), bytes[80..], "short ones stand in the value");
         assert_eq!(Arc::strong_count(&bytes), 2);
         assert!(Slice::shared(bytes, 100).is_empty());
+    }
+
+    #[test]
+    fn parts_of_what_is_kept_elsewhere_are_shared_unless_they_are_short() {
+        struct Letters(Vec<u8>);
+        impl Whole for Letters {
+            fn bytes(&self) -> &[u8] {
+                &self.0
+            }
+        }
+        let whole = Arc::new(Letters((0..200).collect()));
+        let slice = Slice::from(Part::new(Arc::clone(&whole) as Arc<dyn Whole>, 50..150));
+        let inner = slice.slice(10..=60);
+        assert_eq!((&*slice, &*inner), (&whole.0[50..150], &whole.0[60..111]));
+        assert_eq!((slice.as_ptr(), inner.as_ptr()), (whole.0[50..].as_ptr(), whole.0[60..].as_ptr()));
+        assert_eq!(slice.slice(..9), whole.0[50..59]);
+        assert_eq!(Arc::strong_count(&whole), 3, "short ones stand in the value");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::base::part::Part;
 use crate::base::{EntryRef, KeyRef, RecordKind, Result};
 use crate::block::{Block, BlockCursor, BlockKind};
 use crate::cursor::Cursor;
@@ -206,5 +207,9 @@ impl Cursor for TableCursor {
         let (kind, data) = (self.kind?, self.data.as_ref()?);
         let KeyRef { user, seqno } = data.key();
         Some(EntryRef { user, seqno, kind, value: data.value() })
+    }
+
+    fn share(&self) -> Option<Part> {
+        self.data.as_ref()?.share()
     }
 }

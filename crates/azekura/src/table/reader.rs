@@ -19,7 +19,7 @@ use crate::table::format::Directory;
 use crate::table::index::{Index, continues, only_piece};
 use crate::table::options::ReadOptions;
 use crate::table::properties::Properties;
-use crate::table::source::{Held, Slot, Source};
+use crate::table::source::{Held, Slot, Source, Value};
 use crate::table::writer;
 use crate::vfs::files::DataFiles;
 
@@ -143,7 +143,7 @@ impl Table {
         &self,
         lookup: &Lookup<'_>,
         pin: &Pin,
-        read: impl FnOnce(SeqNo, RecordKind, &[u8]) -> R,
+        read: impl FnOnce(SeqNo, RecordKind, Value<'_>) -> R,
     ) -> Result<Option<R>> {
         let hash = if self.same_seed { lookup.hash } else { self.rehash(lookup.key) };
         if !self.may_contain(lookup.key, hash, pin) {
@@ -162,7 +162,7 @@ impl Table {
             Err(error) => Err(error),
         };
         let found = found.map_err(|error| self.source.locate_entry(error, &piece, at))?;
-        Ok(found.map(|(entry, kind)| read(entry.seqno, kind, entry.value)))
+        Ok(found.map(|(entry, kind)| read(entry.seqno, kind, Value::within(&block, entry.value))))
     }
 
     /// The index leads to the block that the first entry at or behind the target is in. So a lookup by hash that finds

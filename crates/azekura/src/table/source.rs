@@ -10,10 +10,11 @@ use crate::base::{Error, Result};
 use crate::block::cached::{Cacheable, Home};
 use crate::block::frame::{Body, open_frame, room_for};
 use crate::block::restarts::RestartBlock;
-use crate::block::{BlockCache, BlockHandle, BlockKind};
+use crate::block::{Block, BlockCache, BlockHandle, BlockKind};
 use crate::mem::epoch::Pin;
 use crate::mem::link::{Hub, Pinned};
 use crate::mem::pool::Buffer;
+use crate::mem::slice::Slice;
 use crate::vfs::ahead::{ReadAhead, Wanted};
 use crate::vfs::files::DataFiles;
 
@@ -210,6 +211,39 @@ impl<T> Held<'_, T> {
             Held::Pinned(block) => block.to_arc(),
             Held::Counted(block) => Arc::clone(block),
         }
+    }
+}
+
+/// A value where it lies, and the block that it lies in if that may be kept.
+pub(crate) struct Value<'a> {
+    bytes: &'a [u8],
+    block: Option<&'a Held<'a, Block>>,
+}
+
+impl<'a> Value<'a> {
+    /// A value that must be copied.
+    pub(crate) fn loose(bytes: &'a [u8]) -> Value<'a> {
+        Value { bytes, block: None }
+    }
+
+    pub(crate) fn within(block: &'a Held<'a, Block>, bytes: &'a [u8]) -> Value<'a> {
+        Value { bytes, block: Some(block) }
+    }
+
+    /// The value to keep, without a copy if it is large and its block mostly the value.
+    #[inline]
+    pub(crate) fn to_slice(&self) -> Slice {
+        let shared = self.block.and_then(|block| block.share(self.bytes, || block.to_arc()));
+        shared.map_or_else(|| Slice::from(self.bytes), Slice::from)
+    }
+}
+
+impl Deref for Value<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.bytes
     }
 }
 

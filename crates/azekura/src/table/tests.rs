@@ -42,7 +42,7 @@ pub(super) struct Found {
 
 impl Table {
     pub(super) fn get(&self, lookup: &Lookup<'_>) -> Result<Option<Found>> {
-        self.find(lookup, &Pin::new(), |seqno, kind, value| Found { seqno, kind, value: Slice::from(value) })
+        self.find(lookup, &Pin::new(), |seqno, kind, value| Found { seqno, kind, value: value.to_slice() })
     }
 }
 

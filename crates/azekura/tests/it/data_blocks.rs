@@ -72,3 +72,42 @@ fn an_order_that_only_its_owner_knows_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("reversed"), "{error}");
 }
+
+/// A value that has its block for itself is handed out where it lies, and stays there when the cache lets the block
+/// go; one among others is copied, and keeps no block.
+#[test]
+fn a_large_value_is_handed_out_without_a_copy_and_a_small_one_keeps_no_block() {
+    for index in TYPES {
+        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+        let db = Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(3))).cache_size(1 << 20).workers(0).open().unwrap();
+        let options = PartitionCreateOptions::default().data_block_index_type(index).block_size(64 << 10);
+        let part = db.open_partition("p", options).unwrap();
+        let value = |n: usize, len: usize| (0..len).map(|i| (i * 7 + n) as u8).collect::<Vec<u8>>();
+        (0..100).for_each(|n| part.insert(format!("large {n:03}"), value(n, 40_000)).unwrap());
+        (0..100).for_each(|n| part.insert(format!("small {n:03}"), value(n, 5_000)).unwrap());
+        let fresh = part.get("large 000").unwrap().unwrap();
+        assert_ne!(fresh.as_ptr(), part.get("large 000").unwrap().unwrap().as_ptr(), "memtables are let go as a whole");
+        part.major_compact().unwrap();
+
+        let large = part.get("large 001").unwrap().unwrap();
+        let small = part.get("small 001").unwrap().unwrap();
+        assert_eq!(large.as_ptr(), part.get("large 001").unwrap().unwrap().as_ptr(), "{index:?}");
+        assert_ne!(small.as_ptr(), part.get("small 001").unwrap().unwrap().as_ptr(), "{index:?}");
+        let walked = |mut walk: azekura::Iter| walk.next().unwrap().unwrap().1;
+        assert_eq!(walked(part.prefix("large 001")).as_ptr(), large.as_ptr());
+        let back = part.prefix("large 001").next_back().unwrap().unwrap().1;
+        assert_eq!(back.as_ptr(), large.as_ptr());
+        assert_eq!(part.entries().nth(1).unwrap().unwrap().value().unwrap().as_ptr(), large.as_ptr());
+        assert_eq!(part.multi_get(["large 001"]).unwrap()[0].as_ref().unwrap().as_ptr(), large.as_ptr());
+
+        // Four times what the cache holds: every block goes, and what was handed out does not change.
+        let kept: Vec<_> = (0..100).map(|n| part.get(format!("large {n:03}")).unwrap().unwrap()).collect();
+        assert!(db.metrics().cache.data.bytes <= 1 << 20);
+        let middle = large.slice(10_000..30_000);
+        drop((large, part, db));
+        for (n, slice) in kept.iter().enumerate() {
+            assert_eq!(*slice, value(n, 40_000), "{index:?}");
+        }
+        assert_eq!(middle, value(1, 40_000)[10_000..30_000]);
+    }
+}

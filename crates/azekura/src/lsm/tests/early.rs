@@ -233,18 +233,19 @@ fn readers_find_files_that_are_begun_while_they_look() {
                     if let Some(found) = tree.get(b"key", ReadPoint::Latest).unwrap() {
                         assert!(found.starts_with(b"value "));
                     }
+                    std::thread::yield_now();
                 }
             });
         }
         let mut pointer = Vec::new();
-        for n in 1..3_000u64 {
+        for n in 1..600u64 {
             let claim = tree.put_early(value(n as u32 % 9_999).repeat(8).as_bytes()).unwrap();
             pointer.clear();
             claim.pointer.encode(&mut pointer);
             let (kind, seqno) = (crate::base::RecordKind::BlobPointer, crate::base::SeqNo(n));
             tree.apply(crate::base::EntryRef { user: b"key", seqno, kind, value: &pointer }).unwrap();
             world.host.visible.publish(seqno);
-            if n % 100 == 0 {
+            if n.is_multiple_of(100) {
                 tree.seal();
                 tree.run(Task::Flush, false, &world.host).unwrap();
                 tree.context.graveyard.remove_all();
