@@ -67,20 +67,23 @@ impl Batch {
             return;
         }
         let checked = check_limits(key, value).and_then(|()| partition.check_home(&self.handle));
-        let ahead = checked.and_then(|()| match kind {
-            RecordKind::Put => self.handle.shared.put_early(&partition.state, value),
-            _ => Ok(None),
-        });
-        let written = ahead.and_then(|ahead| {
-            let Some(claim) = ahead else { return self.write(partition, kind, key, value) };
-            let mut pointer = Vec::new();
-            claim.pointer.encode(&mut pointer);
-            self.ahead.add(&partition.state, claim);
-            self.write(partition, RecordKind::BlobPointer, key, &pointer)
-        });
+        let written =
+            checked.and_then(|()| match kind == RecordKind::Put && partition.state.takes_early(value.len()) {
+                true => self.write_ahead(partition, key, value),
+                false => self.write(partition, kind, key, value),
+            });
         if let Err(error) = written {
             self.wrong = Some(error);
         }
+    }
+
+    #[cold]
+    fn write_ahead(&mut self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
+        let claim = self.handle.shared.put_early(&partition.state, value)?;
+        let mut pointer = Vec::new();
+        claim.pointer.encode(&mut pointer);
+        self.ahead.add(&partition.state, claim);
+        self.write(partition, RecordKind::BlobPointer, key, &pointer)
     }
 
     fn write(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
@@ -132,7 +135,10 @@ impl Batch {
             return shared.persist(self.durability);
         }
         let commit = Commit { payload: &self.payload, count: self.count, partitions: &self.partitions };
-        shared.commit(commit, self.ahead, self.durability)
+        match self.ahead.is_empty() {
+            true => shared.commit(commit, self.durability),
+            false => shared.commit_ahead(commit, self.ahead, self.durability),
+        }
     }
 }
 

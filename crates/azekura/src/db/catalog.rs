@@ -112,6 +112,12 @@ impl PartitionState {
         self.tree.get()
     }
 
+    /// Whether a value of that length is written ahead of its commit.
+    #[inline]
+    pub(crate) fn takes_early(&self, len: usize) -> bool {
+        self.tree.get().is_some_and(|tree| tree.takes_early(len))
+    }
+
     #[cold]
     fn ended_error(&self) -> Error {
         match self.is_deleted() {

@@ -88,18 +88,9 @@ impl Partition {
     fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
         check_limits(key, value)?;
         let shared = &self.handle.shared;
-        let (mut ahead, mut pointer) = (Claims::default(), Vec::new());
-        let (kind, value) = match kind {
-            RecordKind::Put => match shared.put_early(&self.state, value)? {
-                Some(claim) => {
-                    claim.pointer.encode(&mut pointer);
-                    ahead.add(&self.state, claim);
-                    (RecordKind::BlobPointer, pointer.as_slice())
-                }
-                None => (kind, value),
-            },
-            _ => (kind, value),
-        };
+        if kind == RecordKind::Put && self.state.takes_early(value.len()) {
+            return self.write_ahead(key, value);
+        }
         if value.len() as u64 > shared.settings.memory_budget / 2 {
             let limit = shared.settings.memory_budget / 2;
             let message = format!("value has {} bytes, more than half the memory budget ({limit})", value.len());
@@ -111,11 +102,25 @@ impl Partition {
         put_record(&mut payload, &Record { kind, partition: self.state.id, key, value });
         let partitions = std::slice::from_ref(&self.state);
         let commit = Commit { payload: &payload, count: 1, partitions };
-        let result = shared.commit(commit, ahead, shared.settings.durability);
+        let result = shared.commit(commit, shared.settings.durability);
         if payload.capacity() <= KEPT_BUFFER_MAX {
             PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
         }
         result
+    }
+
+    /// Writes a large value to a blob file, and the record with the pointer behind it.
+    #[cold]
+    fn write_ahead(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let shared = &self.handle.shared;
+        let claim = shared.put_early(&self.state, value)?;
+        let (mut pointer, mut payload, mut ahead) = (Vec::new(), Vec::new(), Claims::default());
+        claim.pointer.encode(&mut pointer);
+        ahead.add(&self.state, claim);
+        let record = Record { kind: RecordKind::BlobPointer, partition: self.state.id, key, value: &pointer };
+        put_record(&mut payload, &record);
+        let commit = Commit { payload: &payload, count: 1, partitions: std::slice::from_ref(&self.state) };
+        shared.commit_ahead(commit, ahead, shared.settings.durability)
     }
 
     /// The value of a key.

@@ -176,26 +176,44 @@ impl Shared {
     }
 
     /// Writes a large value of a partition with key-value separation to a blob file, ahead of the commit that will hold
-    /// the pointer; `None` for one that the commit holds itself.
+    /// the pointer.
     ///
     /// # Errors
     /// As [`commit`](Shared::commit); nothing but stale bytes is left then.
-    pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Option<Claim>> {
-        if partition.tree_if_built().is_none_or(|tree| !tree.takes_early(value.len())) {
-            return Ok(None);
-        }
+    #[cold]
+    pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Claim> {
         self.writer()?;
         let tree = partition.tree()?;
         self.pace(value.len() as u64)?;
         let _shift = self.begin_work()?;
         let claim = tree.put_early(value)?;
         self.counters.early_bytes.fetch_add(claim.pointer.stored, Ordering::Relaxed);
-        Ok(Some(claim))
+        Ok(claim)
     }
 
-    /// Writes a commit and returns when it is as durable as `mode` asks. What it has written `ahead` is given up if it
-    /// fails.
-    pub(crate) fn commit(&self, commit: Commit<'_>, ahead: Claims, mode: PersistMode) -> Result<()> {
+    /// Writes a commit and returns when it is as durable as `mode` asks.
+    pub(crate) fn commit(&self, commit: Commit<'_>, mode: PersistMode) -> Result<()> {
+        let last = self.write(commit, 0)?;
+        self.make_durable(last, mode)
+    }
+
+    /// The same for one that has written values `ahead`, which are given up if it fails.
+    #[cold]
+    pub(crate) fn commit_ahead(&self, commit: Commit<'_>, ahead: Claims, mode: PersistMode) -> Result<()> {
+        self.writer()?;
+        if mode != PersistMode::Buffer && self.settings.planted_bug != Some(PlantedBug::LogSyncBeforeValues) {
+            // Here, so that a failure concerns this commit alone. What nobody waits for, the log syncs before itself.
+            self.poison.watch(ahead.sync())?;
+        }
+        let written = self.write(commit, ahead.bytes());
+        if written.is_ok() || self.poison.is_set() {
+            ahead.settle();
+        }
+        self.make_durable(written?, mode)
+    }
+
+    /// Writes a commit, beside which so many `bytes` were written ahead; gives its last sequence number.
+    fn write(&self, commit: Commit<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
         if commit.payload.len() as u64 > self.settings.memory_budget / 2 {
             let (size, limit) = (commit.payload.len(), self.settings.memory_budget / 2);
@@ -205,23 +223,19 @@ impl Shared {
             partition.tree()?;
         }
         self.pace(commit.payload.len() as u64)?;
-        if mode != PersistMode::Buffer && self.settings.planted_bug != Some(PlantedBug::LogSyncBeforeValues) {
-            // Here, so that a failure concerns this commit alone. What nobody waits for, the log syncs before itself.
-            self.poison.watch(ahead.sync())?;
-        }
-        let user_bytes = commit.payload.len() as u64 + ahead.bytes();
-        let committed = self.poison.watch(writer.committer.commit(commit));
-        if committed.is_ok() || self.poison.is_set() {
-            ahead.settle();
-        }
-        let Committed { last, sealed } = committed?;
-        self.counters.user_bytes.fetch_add(user_bytes, Ordering::Relaxed);
+        let Committed { last, sealed } = self.poison.watch(writer.committer.commit(commit))?;
+        self.counters.user_bytes.fetch_add(commit.payload.len() as u64 + bytes, Ordering::Relaxed);
         if sealed {
             self.refresh_pressure();
             self.work.ring();
         }
+        Ok(last)
+    }
+
+    fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {
         if mode != PersistMode::Buffer {
-            self.poison.watch(writer.wal.sync(last, mode == PersistMode::SyncAll))?;
+            let wal = &self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))?.wal;
+            self.poison.watch(wal.sync(last, mode == PersistMode::SyncAll))?;
         }
         Ok(())
     }

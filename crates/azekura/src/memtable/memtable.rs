@@ -76,10 +76,9 @@ impl Memtable {
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
             self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
-        let pointer = match entry.kind {
-            RecordKind::BlobPointer => Some(BlobRef::decode(entry.value)?),
-            _ => None,
-        };
+        if entry.kind == RecordKind::BlobPointer {
+            check_pointer(entry.value)?;
+        }
         let Writer { arena, hashes, scratch, pointers } = &mut *writer;
         let hash = self.hash_with(entry.user, scratch);
         if let Some(hash) = hash {
@@ -106,9 +105,8 @@ impl Memtable {
             self.hashes.put(hashes, place, at);
         }
         let Written { len, lowest, highest, pointed, .. } = &self.written;
-        if let Some(pointer) = pointer {
-            *pointers.entry(pointer.logical).or_default() += 1;
-            pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.stored), Ordering::Release);
+        if entry.kind == RecordKind::BlobPointer {
+            add_pointer(pointers, pointed, entry.value);
         }
         len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
         lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
@@ -217,6 +215,20 @@ impl Memtable {
     /// The highest sequence number in it; 0 if it is empty.
     pub(crate) fn highest_seqno(&self) -> SeqNo {
         SeqNo(self.written.highest.load(Ordering::Acquire))
+    }
+}
+
+#[cold]
+fn check_pointer(value: &[u8]) -> Result<()> {
+    BlobRef::decode(value).map(drop)
+}
+
+/// Counts a pointer that was checked.
+#[cold]
+fn add_pointer(pointers: &mut BTreeMap<FileId, u64>, pointed: &AtomicU64, value: &[u8]) {
+    if let Ok(pointer) = BlobRef::decode(value) {
+        *pointers.entry(pointer.logical).or_default() += 1;
+        pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.stored), Ordering::Release);
     }
 }
 

@@ -20,6 +20,10 @@ impl Claims {
         self.held.push((Arc::clone(partition), claim));
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
     /// Bytes of the values.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
