@@ -37,8 +37,8 @@ pub(crate) struct BlobFile {
 enum Extent {
     /// All of it, so many bytes, with an index at its end.
     Whole { size: u64, opened: OnceLock<Opened> },
-    /// Values up to `end`, which moves on, and no index.
-    Growing { file: Arc<dyn File>, file_id: [u8; 16], end: AtomicU64 },
+    /// Values up to `end`, which moves on, and no index; `file` is who writes them, if anybody does.
+    Growing { file: Option<Arc<dyn File>>, file_id: [u8; 16], end: AtomicU64 },
 }
 
 /// What one who walks over values of a file has read beyond the last.
@@ -81,13 +81,13 @@ impl BlobFile {
         BlobFile { files, cache, id, extent: Extent::Whole { size, opened: OnceLock::new() } }
     }
 
-    /// The file of that number while it has no index: values of its own number up to `end` are read through `file`,
-    /// where pointers lead. Otherwise as [`new`](BlobFile::new).
+    /// The file of that number while it has no index: values of its own number up to `end` are read where pointers
+    /// lead, through `file` while somebody writes to that. Otherwise as [`new`](BlobFile::new).
     pub(crate) fn growing(
         files: DataFiles,
         cache: Arc<BlockCache>,
         id: FileId,
-        file: Arc<dyn File>,
+        file: Option<Arc<dyn File>>,
         file_id: [u8; 16],
         end: u64,
     ) -> BlobFile {
@@ -111,8 +111,8 @@ impl BlobFile {
 
     fn file(&self) -> Result<Arc<dyn File>> {
         match &self.extent {
-            Extent::Whole { .. } => self.files.file(self.id),
-            Extent::Growing { file, .. } => Ok(Arc::clone(file)),
+            Extent::Growing { file: Some(file), .. } => Ok(Arc::clone(file)),
+            Extent::Whole { .. } | Extent::Growing { .. } => self.files.file(self.id),
         }
     }
 

@@ -13,7 +13,6 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::blob::format::VALUES_MAX;
 use crate::blob::reader::{BlobFile, ValuesAhead};
 use crate::block::{BlockCache, BlockHandle};
-use crate::vfs::File;
 use crate::vfs::files::DataFiles;
 
 /// Looks at every value that a log being read points to and that no flush has seen to. Reads only; memory: one value,
@@ -37,7 +36,6 @@ struct Known {
 pub(crate) struct Found {
     pub(crate) partition: PartitionId,
     pub(crate) file: BlobFile,
-    pub(crate) handle: Arc<dyn File>,
     pub(crate) file_id: [u8; 16],
     pub(crate) frames: BTreeMap<u32, BlockHandle>,
 }
@@ -129,9 +127,9 @@ fn open(files: &DataFiles, cache: &Arc<BlockCache>, id: FileId, partition: Parti
     let opened = files.file(id).and_then(|handle| {
         let (mut header, end) = ([0; FileHeader::LEN], handle.length()?);
         handle.read_exact_at(&mut header, 0)?;
-        Ok((FileHeader::decode(FileKind::Blob, &header)?.file_id, handle, end))
+        Ok((FileHeader::decode(FileKind::Blob, &header)?.file_id, end))
     });
-    let (file_id, handle, end) = opened.map_err(|error| match error.os_kind() {
+    let (file_id, end) = opened.map_err(|error| match error.os_kind() {
         Some(io::ErrorKind::NotFound) => {
             Error::corruption("blob file that the log points to is missing: restore it from a copy")
                 .at_offset(0)
@@ -139,6 +137,6 @@ fn open(files: &DataFiles, cache: &Arc<BlockCache>, id: FileId, partition: Parti
         }
         _ => error.in_file(files.path(id)),
     })?;
-    let file = BlobFile::growing(files.clone(), Arc::clone(cache), id, Arc::clone(&handle), file_id, end);
-    Ok(Found { partition, file, handle, file_id, frames: BTreeMap::new() })
+    let file = BlobFile::growing(files.clone(), Arc::clone(cache), id, None, file_id, end);
+    Ok(Found { partition, file, file_id, frames: BTreeMap::new() })
 }

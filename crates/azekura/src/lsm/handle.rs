@@ -43,11 +43,11 @@ impl TreeContext {
         FileId(self.next_file_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A blob file that is read through `file` up to `end`, which moves on.
+    /// A blob file that is read up to `end`, which moves on, through `file` while somebody writes to that.
     pub(crate) fn growing_handle(
         &self,
         id: FileId,
-        file: Arc<dyn File>,
+        file: Option<Arc<dyn File>>,
         file_id: [u8; 16],
         end: u64,
     ) -> Arc<BlobHandle> {

@@ -87,7 +87,7 @@ impl LsmTree {
             error.in_file(files.path(id))
         })?;
         let tail = Tail::new(Arc::clone(&context.fs), Arc::clone(&file), files.path(id));
-        let early = EarlyFile::begun(context.growing_handle(id, file, file_id, writer.end()), tail, writer);
+        let early = EarlyFile::begun(context.growing_handle(id, Some(file), file_id, writer.end()), tail, writer);
         self.show_early([Arc::clone(&early)]);
         Ok(early)
     }

@@ -56,7 +56,7 @@ impl LeftEarly {
         context: &Arc<TreeContext>,
         created_ms: u64,
     ) -> Result<Vec<(PartitionId, BlobMeta)>> {
-        let mut taken = Vec::new();
+        let (mut taken, mut unneeded) = (Vec::new(), Vec::new());
         let mut torn: BTreeMap<PartitionId, Vec<(FileId, &Found)>> = BTreeMap::new();
         for (id, found) in self.unsealed.found() {
             match whole(context, id, found) {
@@ -64,7 +64,10 @@ impl LeftEarly {
                     context.fs.open(&found.file.path(), OpenMode::Write)?.sync_data()?;
                     taken.push((found.partition, meta));
                 }
-                None => torn.entry(found.partition).or_default().push((id, found)),
+                None => {
+                    unneeded.push(id);
+                    torn.entry(found.partition).or_default().push((id, found));
+                }
             }
         }
         let mut unnamed = Unnamed::new(Arc::clone(context));
@@ -86,6 +89,8 @@ impl LeftEarly {
             context.fs.sync_dir(&context.dir)?;
         }
         unnamed.keep();
+        // They are removed as soon as the manifest is written; one that is open would keep its space.
+        unneeded.into_iter().for_each(|id| context.files.blobs().forget(id));
         Ok(taken)
     }
 
@@ -93,7 +98,7 @@ impl LeftEarly {
     pub(crate) fn show(&self, context: &TreeContext) -> Vec<(PartitionId, Arc<EarlyFile>)> {
         let early = self.unsealed.found().map(|(id, found)| {
             let (values, bytes) = (found.frames.len() as u64, found.bytes());
-            let handle = context.growing_handle(id, Arc::clone(&found.handle), found.file_id, found.file.size());
+            let handle = context.growing_handle(id, None, found.file_id, found.file.size());
             (found.partition, EarlyFile::of_earlier_life(handle, values, bytes))
         });
         early.collect()
