@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::base::edit::{BlobMeta, FileId, TableMeta};
 use crate::base::{Result, SeqNo};
+use crate::lsm::blobs::early::EarlyFile;
 use crate::lsm::handle::TreeContext;
 use crate::memtable::Memtable;
 use crate::vfs::File;
@@ -36,6 +37,14 @@ impl Unnamed {
         let mut file_id = [0; 16];
         self.context.env.random(&mut file_id);
         Ok(NewFile { id, file_id, file, path })
+    }
+
+    /// Makes the names of all files durable.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn sync_names(&self) -> Result<()> {
+        self.context.fs.sync_dir(&self.context.dir)
     }
 
     /// An edit may name them from now on, so they must stay, whatever becomes of it.
@@ -77,7 +86,11 @@ pub(crate) struct Written {
     /// The last record of the memtables.
     pub(crate) through: SeqNo,
     pub(crate) tables: Vec<TableMeta>,
+    /// Blob files, and of their bytes those that the flush has written.
     pub(crate) blobs: Vec<BlobMeta>,
+    pub(crate) blob_bytes: u64,
+    /// Early files that are among them, or whose values are.
+    pub(crate) ended: Vec<Arc<EarlyFile>>,
     /// Until an edit may name the files.
     pub(crate) unnamed: Option<Unnamed>,
 }

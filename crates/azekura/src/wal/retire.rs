@@ -62,8 +62,8 @@ impl Wal {
 }
 
 impl Wal {
-    /// Gives back the space that is kept for what comes, for a database that is about to close: the spare files, and the
-    /// rest of the active segment. What cannot be given back is found by the next open.
+    /// Gives back the space that is kept for what comes, for a database that is about to close: the spare files, and
+    /// the rest of the active segment. What cannot be given back is found by the next open.
     pub(crate) fn release_space(&self) {
         let mut log = self.log();
         let spares = std::mem::take(&mut log.spares);
