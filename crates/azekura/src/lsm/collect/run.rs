@@ -20,6 +20,10 @@ use crate::lsm::version::Change;
 /// A collection looks up after this many bytes whether it should yield; tests have less to copy.
 const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
 
+/// A collection that nobody asked for goes on to this part of the target, so that the next bit of staleness does not
+/// exceed it again.
+const BELOW_TARGET: f64 = 0.93;
+
 impl LsmTree {
     /// Whether values stand apart, or stood when they were flushed.
     pub(crate) fn is_separated(&self) -> bool {
@@ -168,6 +172,7 @@ impl LsmTree {
         });
         let files: Vec<FileFigures> = figures.collect();
         let allowed = f64::from(target) * (1.0 - hidden as f64 / totals.referenced.max(1) as f64);
+        let allowed = (allowed * BELOW_TARGET).max(1.0);
         match next_step(&files, Goal::SpaceAmp(allowed)) {
             Step::Rewrite(chosen) => chosen,
             Step::Done | Step::Reveal => Vec::new(),
