@@ -101,8 +101,8 @@ impl KvSeparationOptions {
     /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
     ///
     /// What no compaction has met counts as referenced. So room is left for it, tables that may hide much are compacted
-    /// earlier, and a memtable that may is flushed before it is full, or once nobody has written for a second or two. The
-    /// target holds at rest, as long as nothing is pinned by snapshots and iterators, and about while others write:
+    /// earlier, and a memtable that may is flushed before it is full, or once nobody has written for a second or two.
+    /// The target holds at rest, as long as nothing is pinned by snapshots and iterators, and about while others write:
     /// nobody is slowed for it, so it can be exceeded for a moment by who writes faster than values can be copied.
     ///
     /// ```
