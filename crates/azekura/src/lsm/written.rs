@@ -71,12 +71,14 @@ pub(crate) struct NewFile {
 }
 
 impl NewFile {
-    /// Makes its bytes durable, not its name.
+    /// Has it ended by `finish`, which is given its number, and makes its bytes durable, not its name.
     ///
     /// # Errors
-    /// `Io`, naming the file.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(|error| error.in_file(&self.path))
+    /// Those of `finish`; `Io`, naming the file.
+    pub(crate) fn end<M>(self, finish: impl FnOnce(FileId) -> Result<M>) -> Result<M> {
+        let meta = finish(self.id)?;
+        self.file.sync_data().map_err(|error| error.in_file(&self.path))?;
+        Ok(meta)
     }
 }
 

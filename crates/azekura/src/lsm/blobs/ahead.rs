@@ -222,5 +222,7 @@ fn carry_over(
     let durable = tail.synced();
     let mut frames = state.writer.frames()?;
     frames.retain(|(_, frame)| frame.end().is_ok_and(|end| end <= durable));
-    carry(unnamed, &[Carried { logical: file.id, file: file.handle.file(), frames }], created_ms)
+    let meta = carry(unnamed, &[Carried { logical: file.id, file: file.handle.file(), frames }], created_ms)?;
+    unnamed.sync_names()?;
+    Ok(meta)
 }

@@ -18,7 +18,7 @@ pub(crate) struct Carried<'a> {
     pub(crate) frames: Vec<(u32, BlockHandle)>,
 }
 
-/// Copies values to a new file with a section for each logical file, durably.
+/// Copies values to a new file with a section for each logical file, durably but for its name.
 ///
 /// # Errors
 /// Those of reading and writing.
@@ -32,8 +32,5 @@ pub(crate) fn carry(unnamed: &mut Unnamed, from: &[Carried<'_>], created_ms: u64
             file.with_frame(frame, &mut ahead, |frame| writer.copy(ordinal, frame))?;
         }
     }
-    let meta = writer.finish(new.id)?;
-    new.sync()?;
-    unnamed.sync_names()?;
-    Ok(meta)
+    new.end(|id| writer.finish(id))
 }

@@ -86,7 +86,7 @@ impl LeftEarly {
             taken.push((partition, carry(&mut unnamed, &group, created_ms)?));
         }
         if !taken.is_empty() {
-            context.fs.sync_dir(&context.dir)?;
+            unnamed.sync_names()?;
         }
         unnamed.keep();
         // They are removed as soon as the manifest is written; one that is open would keep its space.
