@@ -143,7 +143,7 @@ impl Engine for AzekuraEngine {
             .collect();
         let value = json!({
             "commits": metrics.commits, "log_syncs": metrics.log_syncs, "log_bytes": metrics.log_bytes,
-            "log_live_bytes": metrics.log_live_bytes,
+            "log_live_bytes": metrics.log_live_bytes, "early_bytes": metrics.early_bytes,
             "flushes": metrics.flushes, "flushed_bytes": metrics.flushed_bytes,
             "compactions": metrics.compactions, "trivial_moves": metrics.trivial_moves,
             "compaction_bytes_read": metrics.compaction_bytes_read,

@@ -83,8 +83,8 @@ fn told(it: &Collected) -> String {
 }
 
 fn collect_one(partition: &Partition, goal: &GoalArgs) -> Result<Collected> {
-    let before = partition.gc_scan()?;
     let file_bytes_before = partition.metrics().blob_bytes();
+    let before = partition.gc_scan()?;
     let start = Instant::now();
     let freed = match (goal.space_amp, goal.staleness, goal.drop_stale) {
         (_, _, true) => partition.gc_drop_stale_segments()?,

@@ -78,9 +78,14 @@ fn collecting_reaches_what_was_asked_for() {
     let before = p.run("export --db d --partition pages -").out;
     let told = p.json("gc run --db d --drop-stale");
     let dropped = pages(&told);
-    let stale = |when: &str| dropped[when]["stale_segment_count"].as_u64();
-    assert_eq!((stale("before"), stale("after")), (Some(1), Some(0)), "{dropped}");
-    assert!(dropped["freed_bytes"].as_u64() > Some(2_000), "{dropped}");
+    // A worker merges what was removed as soon as the database is open. If it comes first, the file that is stale as a
+    // whole goes with its edit and is none of the bytes that this call freed.
+    let stale = |when: &str| dropped[when]["stale_segment_count"].as_u64().unwrap();
+    assert!(stale("before") <= 1 && stale("after") == 0, "{dropped}");
+    let file_bytes = |when: &str| dropped[format!("file_bytes_{when}")].as_u64().unwrap();
+    let gone = file_bytes("before") - file_bytes("after");
+    assert!(stale("before") == 0 || gone > 2_000, "{dropped}");
+    assert!([0, gone].contains(&dropped["freed_bytes"].as_u64().unwrap()), "{dropped}");
     let told = p.json("gc run --db d --partition pages --staleness 0.3");
     let thrifty = &told["partitions"][0];
     assert!(thrifty["freed_bytes"].as_u64() > Some(0), "{told}");

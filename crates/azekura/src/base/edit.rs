@@ -37,6 +37,13 @@ pub(crate) struct TableMeta {
     pub(crate) blobs: Vec<BlobUse>,
 }
 
+impl TableMeta {
+    /// Bytes of blob files that its entries point to.
+    pub(crate) fn pointed_bytes(&self) -> u64 {
+        self.blobs.iter().map(|uses| uses.bytes).sum()
+    }
+}
+
 /// What the manifest knows of a blob file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlobMeta {

@@ -68,7 +68,7 @@ pub enum Event {
 /// never synced, and are not applied, because what was between is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DroppedAfterDamage {
-    /// The segment that holds the damage.
+    /// The segment that holds the damage, or the blob file, where a commit's values do not verify.
     pub file: PathBuf,
     /// Where the damage starts, in bytes.
     pub offset: u64,

@@ -19,7 +19,7 @@ pub(crate) enum RecordKind {
     /// Undoes the one older `Put` of the key; only for keys that are never overwritten.
     SingleDelete = 3,
     /// The key has the value in a blob file that the entry's value, a [`BlobRef`](crate::base::blob_ref::BlobRef),
-    /// points to. In tables alone.
+    /// points to.
     BlobPointer = 6,
 }
 

@@ -1,6 +1,7 @@
 //! An open blob file: values.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::base::blob_ref::BlobRef;
@@ -14,6 +15,7 @@ use crate::block::cached::{BlobPage, BlobValue, Cacheable};
 use crate::block::frame::{FRAME_HEADER_LEN, Frame, open_frame};
 use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::slice::Slice;
+use crate::vfs::File;
 use crate::vfs::ahead::{ReadAhead, Wanted};
 use crate::vfs::files::DataFiles;
 
@@ -28,8 +30,15 @@ pub(crate) struct BlobFile {
     files: DataFiles,
     cache: Arc<BlockCache>,
     id: FileId,
-    size: u64,
-    opened: OnceLock<Opened>,
+    extent: Extent,
+}
+
+/// How much of a file there is to read.
+enum Extent {
+    /// All of it, so many bytes, with an index at its end.
+    Whole { size: u64, opened: OnceLock<Opened> },
+    /// Values up to `end`, which moves on, and no index; `file` is who writes them, if anybody does.
+    Growing { file: Option<Arc<dyn File>>, file_id: [u8; 16], end: AtomicU64 },
 }
 
 /// What one who walks over values of a file has read beyond the last.
@@ -69,7 +78,49 @@ pub(crate) struct Opened {
 impl BlobFile {
     /// The file of that number, which has `size` bytes. `files` are blob files.
     pub(crate) fn new(files: DataFiles, cache: Arc<BlockCache>, id: FileId, size: u64) -> BlobFile {
-        BlobFile { files, cache, id, size, opened: OnceLock::new() }
+        BlobFile { files, cache, id, extent: Extent::Whole { size, opened: OnceLock::new() } }
+    }
+
+    /// The file of that number while it has no index: values of its own number up to `end` are read where pointers
+    /// lead, through `file` while somebody writes to that. Otherwise as [`new`](BlobFile::new).
+    pub(crate) fn growing(
+        files: DataFiles,
+        cache: Arc<BlockCache>,
+        id: FileId,
+        file: Option<Arc<dyn File>>,
+        file_id: [u8; 16],
+        end: u64,
+    ) -> BlobFile {
+        BlobFile { files, cache, id, extent: Extent::Growing { file, file_id, end: AtomicU64::new(end) } }
+    }
+
+    /// A growing file has values up to `end` now.
+    pub(crate) fn grow_to(&self, end: u64) {
+        if let Extent::Growing { end: known, .. } = &self.extent {
+            known.store(end, Ordering::Release);
+        }
+    }
+
+    /// What there is to read, in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        match &self.extent {
+            Extent::Whole { size, .. } => *size,
+            Extent::Growing { end, .. } => end.load(Ordering::Acquire),
+        }
+    }
+
+    fn file(&self) -> Result<Arc<dyn File>> {
+        match &self.extent {
+            Extent::Growing { file: Some(file), .. } => Ok(Arc::clone(file)),
+            Extent::Whole { .. } | Extent::Growing { .. } => self.files.file(self.id),
+        }
+    }
+
+    fn file_id(&self) -> Result<&[u8; 16]> {
+        match &self.extent {
+            Extent::Whole { .. } => Ok(&self.opened()?.file_id),
+            Extent::Growing { file_id, .. } => Ok(file_id),
+        }
     }
 
     /// What the manifest would say of a blob file that only its file is known of.
@@ -89,7 +140,10 @@ impl BlobFile {
 
     /// What is held outside of the cache now, in bytes.
     pub(crate) fn held_bytes(&self) -> u64 {
-        let directory = self.opened.get().map_or(0, |opened| opened.directory.memory());
+        let directory = match &self.extent {
+            Extent::Whole { opened, .. } => opened.get().map_or(0, |opened| opened.directory.memory()),
+            Extent::Growing { .. } => 0,
+        };
         (size_of::<BlobFile>() + directory) as u64
     }
 
@@ -104,11 +158,14 @@ impl BlobFile {
     /// # Errors
     /// `Corruption` if it is no blob file of that length, `Unsupported` if a newer version wrote it.
     pub(crate) fn opened(&self) -> Result<&Opened> {
-        if let Some(opened) = self.opened.get() {
+        let Extent::Whole { opened: kept, .. } = &self.extent else {
+            return Err(Error::corruption("blob file has no index yet").in_file(self.path()));
+        };
+        if let Some(opened) = kept.get() {
             return Ok(opened);
         }
         let opened = self.open().map_err(|error| error.in_file(self.path()))?;
-        Ok(self.opened.get_or_init(|| opened))
+        Ok(kept.get_or_init(|| opened))
     }
 
     /// Reads header and end of the file.
@@ -116,19 +173,19 @@ impl BlobFile {
     /// # Errors
     /// As for [`opened`](BlobFile::opened).
     pub(crate) fn open(&self) -> Result<Opened> {
-        let file = self.files.file(self.id)?;
+        let (file, size) = (self.file()?, self.size());
         let found = file.length()?;
-        if found != self.size || found < (FileHeader::LEN + FileFooter::LEN) as u64 {
-            return Err(Error::corruption(format!("blob file has {found} bytes, {} are expected", self.size)));
+        if found != size || found < (FileHeader::LEN + FileFooter::LEN) as u64 {
+            return Err(Error::corruption(format!("blob file has {found} bytes, {size} are expected")));
         }
         let mut header = [0; FileHeader::LEN];
         file.read_exact_at(&mut header, 0)?;
         let file_id = FileHeader::decode(FileKind::Blob, &header)?.file_id;
-        let start = self.size.saturating_sub(TAIL_LEN);
-        let tail = self.read_bytes(start, self.size - start)?;
+        let start = size.saturating_sub(TAIL_LEN);
+        let tail = self.read_bytes(start, size - start)?;
         let footer = tail.last_chunk().expect("the file is longer than a footer");
-        let at = self.size - FileFooter::LEN as u64;
-        let footer = FileFooter::decode(FileKind::Blob, footer, &file_id, self.size).map_err(|e| e.at_offset(at))?;
+        let at = size - FileFooter::LEN as u64;
+        let footer = FileFooter::decode(FileKind::Blob, footer, &file_id, size).map_err(|e| e.at_offset(at))?;
         let frame = match footer.offset.checked_sub(start) {
             Some(from) => tail[from as usize..(at - start) as usize].to_vec(),
             None => self.read_bytes(footer.offset, footer.len)?,
@@ -141,14 +198,14 @@ impl BlobFile {
 
     /// Bytes of the file, none of them past its end.
     fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
-        if offset.checked_add(len).is_none_or(|end| end > self.size) {
+        if offset.checked_add(len).is_none_or(|end| end > self.size()) {
             return Err(Error::corruption("frame reaches past the end of the file"));
         }
         let len = usize::try_from(len).map_err(|_| Error::unsupported("frame is larger than this machine's memory"))?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| Error::corruption("no memory for a frame of its declared length"))?;
         bytes.resize(len, 0);
-        self.files.file(self.id)?.read_exact_at(&mut bytes, offset)?;
+        self.file()?.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
     }
 
@@ -177,15 +234,14 @@ impl BlobFile {
         fill_cache: bool,
         mut ahead: Option<&mut ValuesAhead>,
     ) -> Result<Arc<BlobValue>> {
-        let opened = self.opened()?;
-        let handle = self.find(opened, pointer).map_err(|error| self.locate(error, pointer.offset))?;
+        let handle = self.find(pointer).map_err(|error| self.locate(error, pointer.offset))?;
         if let Some(ahead) = &mut ahead {
             ahead.come(handle);
         }
         let value = match self.cache.get::<BlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
             Some(value) => value,
             None => {
-                let value = self.load(opened, handle, ahead).map_err(|error| self.locate(error, handle.offset))?;
+                let value = self.load(handle, ahead).map_err(|error| self.locate(error, handle.offset))?;
                 let value = Arc::new(value);
                 if fill_cache {
                     self.cache.insert(self.id, handle.offset, BlockKind::Blob, &value, None, false);
@@ -201,15 +257,20 @@ impl BlobFile {
     }
 
     /// The frame of the value that `pointer` leads to.
-    fn find(&self, opened: &Opened, pointer: &BlobRef) -> Result<BlockHandle> {
+    fn find(&self, pointer: &BlobRef) -> Result<BlockHandle> {
+        let pointed = BlockHandle { offset: pointer.offset, len: pointer.stored };
+        if let Extent::Growing { .. } = &self.extent {
+            let is_here = pointer.logical == self.id && pointer.offset >= FileHeader::LEN as u64;
+            return if is_here { Ok(pointed) } else { Err(no_such_value()) };
+        }
+        let opened = self.opened()?;
         let section = opened.directory.section(pointer.logical);
         let section = section.ok_or_else(|| Error::corruption("blob file has no values of the file pointed to"))?;
-        let pointed = BlockHandle { offset: pointer.offset, len: pointer.stored };
         let found = match section.rewritten {
             false => section.vouch(pointer.ordinal, pointed),
             true => self.find_rewritten(opened, section, pointer.ordinal)?.filter(|frame| frame.len == pointed.len),
         };
-        found.ok_or_else(|| Error::corruption("blob file has no such value as is pointed to"))
+        found.ok_or_else(no_such_value)
     }
 
     /// The frame of an ordinal in a section whose offsets are not those of pointers: its index tells.
@@ -243,13 +304,13 @@ impl BlobFile {
     }
 
     /// Reads a value, into the bytes that are handed out of it.
-    fn load(&self, opened: &Opened, handle: BlockHandle, ahead: Option<&mut ValuesAhead>) -> Result<BlobValue> {
+    fn load(&self, handle: BlockHandle, ahead: Option<&mut ValuesAhead>) -> Result<BlobValue> {
         let bytes = match ahead {
             Some(ahead) => self.read_window(handle, ahead)?,
             None => None,
         };
         let bytes = bytes.map_or_else(|| self.read_shared(handle), Ok)?;
-        let frame = Frame::check(&bytes, &opened.file_id, handle.offset, BlockKind::Blob)?;
+        let frame = Frame::check(&bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
         if frame.codec == Codec::None {
             return Ok(BlobValue::new(bytes, FRAME_HEADER_LEN));
         }
@@ -260,22 +321,23 @@ impl BlobFile {
 
     /// The frame's bytes out of what was read ahead, which may read more ahead; none where it does not.
     fn read_window(&self, handle: BlockHandle, ahead: &mut ValuesAhead) -> Result<Option<Arc<[u8]>>> {
+        let size = self.size();
         if let Wanted::Window(len) = ahead.ahead.wanted(handle.offset, handle.len)
-            && handle.end()? <= self.size
+            && handle.end()? <= size
         {
-            let bytes = self.read_bytes(handle.offset, len.min(self.size - handle.offset))?;
+            let bytes = self.read_bytes(handle.offset, len.min(size - handle.offset))?;
             ahead.ahead.fill(handle.offset, bytes);
         }
         Ok(ahead.ahead.piece(handle.offset, handle.len).map(Arc::from))
     }
 
     fn read_shared(&self, handle: BlockHandle) -> Result<Arc<[u8]>> {
-        if handle.end()? > self.size {
+        if handle.end()? > self.size() {
             return Err(Error::corruption("value reaches past the end of the file"));
         }
         let len = usize::try_from(handle.len);
         let mut bytes = zeroed(len.map_err(|_| Error::unsupported("value is larger than this machine's memory"))?)?;
-        self.files.file(self.id)?.read_exact_at(sole(&mut bytes), handle.offset)?;
+        self.file()?.read_exact_at(sole(&mut bytes), handle.offset)?;
         Ok(bytes)
     }
 
@@ -289,7 +351,7 @@ impl BlobFile {
         ahead: &mut ValuesAhead,
         read: impl FnOnce(&Frame<'_>) -> Result<R>,
     ) -> Result<R> {
-        let file_id = &self.opened()?.file_id;
+        let file_id = self.file_id()?;
         let check = |bytes: &[u8]| read(&Frame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
         let in_place = || {
             ahead.come(handle);
@@ -361,6 +423,10 @@ impl SectionWalk<'_> {
         }
         Ok(entries)
     }
+}
+
+fn no_such_value() -> Error {
+    Error::corruption("blob file has no such value as is pointed to")
 }
 
 /// Bytes that nobody else has.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::base::blob_ref::BlobRef;
 use crate::base::compression::CompressionType;
-use crate::base::edit::{BlobMeta, FileId};
+use crate::base::edit::{BlobMeta, BlobSection, FileId};
 use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, Result};
-use crate::blob::format::{Directory, PAGE_LEN, Page, Section, VALUES_MAX, put_page_entry};
+use crate::blob::format::{Directory, PAGE_LEN, Page, PageWalk, Section, VALUES_MAX, put_page_entry};
 use crate::block::frame::{Frame, put_frame};
 use crate::block::{BlockHandle, BlockKind};
 use crate::vfs::File;
@@ -55,7 +55,7 @@ impl BlobWriter {
 
     /// Values so far.
     pub(crate) fn values(&self) -> u64 {
-        self.out.open_section().values
+        self.out.index.open_section().values
     }
 
     /// The file's length if it ended here, about.
@@ -116,6 +116,34 @@ impl RewriteWriter {
 struct Output {
     end: Appender,
     file_id: [u8; 16],
+    index: Index,
+}
+
+impl Output {
+    fn new(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> Output {
+        let header = FileHeader { kind: FileKind::Blob, file_id }.encode();
+        Output { end: Appender::new(file, &header), file_id, index: Index::new(created_ms) }
+    }
+
+    fn begin(&mut self, logical: FileId, rewritten: bool) {
+        self.index.begin(logical, rewritten, self.end.offset());
+    }
+
+    fn put(&mut self, ordinal: u32, frame: impl FnOnce(&mut Vec<u8>, u64) -> BlockHandle) -> Result<BlockHandle> {
+        let written = self.end.put(frame)?;
+        self.index.add(ordinal, written);
+        Ok(written)
+    }
+
+    fn finish(mut self, id: FileId) -> Result<BlobMeta> {
+        let (tail, sections) = self.index.tail(&self.file_id, self.end.offset());
+        self.end.put(|out, _| out.extend_from_slice(&tail))?;
+        Ok(BlobMeta { id, size: self.end.end()?, created_ms: self.index.directory.created_ms, sections })
+    }
+}
+
+/// What stands behind the values of a file, while they are written.
+pub(super) struct Index {
     directory: Directory,
     /// Pages of all sections, in order: they are written at the end, and take some bytes for each value until then.
     pages: Vec<Vec<u8>>,
@@ -123,27 +151,29 @@ struct Output {
     last: u32,
 }
 
-impl Output {
-    fn new(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> Output {
-        let header = FileHeader { kind: FileKind::Blob, file_id }.encode();
-        let directory = Directory { created_ms, sections: Vec::new() };
-        Output { end: Appender::new(file, &header), file_id, directory, pages: Vec::new(), last: 0 }
+impl Index {
+    pub(super) fn new(created_ms: u64) -> Index {
+        Index { directory: Directory { created_ms, sections: Vec::new() }, pages: Vec::new(), last: 0 }
     }
 
-    fn begin(&mut self, logical: FileId, rewritten: bool) {
+    pub(super) fn created_ms(&self) -> u64 {
+        self.directory.created_ms
+    }
+
+    /// The values of that logical file begin at `start`; a section without values goes again.
+    pub(super) fn begin(&mut self, logical: FileId, rewritten: bool, start: u64) {
         let sections = &mut self.directory.sections;
         sections.retain(|section| section.values > 0);
         assert!(sections.iter().all(|section| section.logical != logical), "a logical file has one section");
-        let start = self.end.offset();
         sections.push(Section { logical, rewritten, values: 0, bytes: 0, start, pages: Vec::new() });
     }
 
-    fn open_section(&self) -> &Section {
+    pub(super) fn open_section(&self) -> &Section {
         self.directory.sections.last().expect("a section was begun")
     }
 
-    fn put(&mut self, ordinal: u32, frame: impl FnOnce(&mut Vec<u8>, u64) -> BlockHandle) -> Result<BlockHandle> {
-        let written = self.end.put(frame)?;
+    /// Takes in the frame that stands behind those before it.
+    pub(super) fn add(&mut self, ordinal: u32, written: BlockHandle) {
         let section = self.directory.sections.last_mut().expect("a section was begun");
         assert!(section.values == 0 || ordinal > self.last, "ordinals rise within a section");
         let full = self.pages.last().is_none_or(|page| page.len() >= PAGE_LEN);
@@ -158,25 +188,41 @@ impl Output {
         section.values += 1;
         section.bytes += written.len;
         self.last = ordinal;
-        Ok(written)
     }
 
-    fn finish(mut self, id: FileId) -> Result<BlobMeta> {
-        self.directory.sections.retain(|section| section.values > 0);
-        assert!(!self.directory.sections.is_empty(), "an empty blob file is never written");
-        let pages = self.directory.sections.iter_mut().flat_map(|section| &mut section.pages);
+    /// All that follows on the last value, which ends at `offset`: pages, directory and footer. Also the sections, as
+    /// the manifest names them.
+    pub(super) fn tail(&self, file_id: &[u8; 16], offset: u64) -> (Vec<u8>, Vec<BlobSection>) {
+        let mut directory = self.directory.clone();
+        directory.sections.retain(|section| section.values > 0);
+        assert!(!directory.sections.is_empty(), "an empty blob file is never written");
+        let (mut out, codec) = (Vec::new(), CompressionType::None);
+        let pages = directory.sections.iter_mut().flat_map(|section| &mut section.pages);
         for (page, raw) in pages.zip(&self.pages) {
-            let (file_id, codec) = (&self.file_id, CompressionType::None);
-            page.handle =
-                self.end.put(|out, offset| put_frame(out, file_id, offset, BlockKind::BlobIndex, codec, raw))?;
+            let at = offset + out.len() as u64;
+            page.handle = put_frame(&mut out, file_id, at, BlockKind::BlobIndex, codec, raw);
         }
-        let (raw, file_id) = (self.directory.encode(), self.file_id);
-        let BlockHandle { offset, len } = self
-            .end
-            .put(|out, offset| put_frame(out, &file_id, offset, BlockKind::Directory, CompressionType::None, &raw))?;
-        let footer = FileFooter { kind: FileKind::Blob, offset, len };
-        self.end.put(|out, offset| out.extend_from_slice(&footer.encode(&file_id, offset)))?;
-        let (created_ms, sections) = (self.directory.created_ms, self.directory.summary());
-        Ok(BlobMeta { id, size: self.end.end()?, created_ms, sections })
+        let at = offset + out.len() as u64;
+        let BlockHandle { offset: at, len } =
+            put_frame(&mut out, file_id, at, BlockKind::Directory, codec, &directory.encode());
+        let footer = FileFooter { kind: FileKind::Blob, offset: at, len };
+        let end = offset + out.len() as u64;
+        out.extend_from_slice(&footer.encode(file_id, end));
+        (out, directory.summary())
+    }
+
+    /// Where each value of the open section lies.
+    ///
+    /// # Errors
+    /// None, if what was taken in is what is in memory.
+    pub(super) fn frames(&self) -> Result<Vec<(u32, BlockHandle)>> {
+        let (section, mut frames) = (self.open_section(), Vec::new());
+        for ((at, page), bytes) in section.pages.iter().enumerate().zip(&self.pages) {
+            let mut walk = PageWalk::new(bytes, page, section.end_of_page(at));
+            while let Some(frame) = walk.next()? {
+                frames.push(frame);
+            }
+        }
+        Ok(frames)
     }
 }

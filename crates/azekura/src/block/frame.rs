@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use crate::base::checksum::{place_seed, xxh3};
+use crate::base::checksum::{place_seed, xxh3, xxh3_two};
 use crate::base::compression::{Codec, CompressionType, decompress};
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{Error, Result};
@@ -70,35 +70,30 @@ pub(crate) fn put_frame(
     compression: CompressionType,
     raw: &[u8],
 ) -> BlockHandle {
-    assert!(raw.len() as u64 <= RAW_LEN_MAX, "a block holds at most one huge value");
-    let compressed = if raw.len() <= COMPRESS_LEN_MAX { compression.compress(raw) } else { None };
-    let (codec, stored) = compressed.as_ref().map_or((Codec::None, raw), |(codec, bytes)| (*codec, bytes.as_slice()));
-    put_stored(out, Place { file_id, offset }, kind, codec, raw.len(), stored)
+    Packed::new(kind, compression, raw).frame().put_again(out, file_id, offset)
 }
 
-/// What the checksum of a frame is bound to.
-struct Place<'a> {
-    file_id: &'a [u8; 16],
-    offset: u64,
-}
-
-fn put_stored(
-    out: &mut Vec<u8>,
-    place: Place<'_>,
+/// A block behind its codec, whose place is not known yet.
+pub(crate) struct Packed<'a> {
     kind: BlockKind,
-    codec: Codec,
-    raw_len: usize,
-    stored: &[u8],
-) -> BlockHandle {
-    let start = out.len();
-    out.reserve(FRAME_HEADER_LEN + stored.len());
-    out.extend_from_slice(&[0; 8]);
-    out.extend_from_slice(&[codec as u8, 0, kind as u8]);
-    out.extend_from_slice(&(raw_len as u64).to_le_bytes()[..5]);
-    out.extend_from_slice(stored);
-    let sum = xxh3(place_seed(place.file_id, place.offset), &out[start + 8..]);
-    out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
-    BlockHandle { offset: place.offset, len: (out.len() - start) as u64 }
+    raw: &'a [u8],
+    compressed: Option<(Codec, Vec<u8>)>,
+}
+
+impl<'a> Packed<'a> {
+    pub(crate) fn new(kind: BlockKind, compression: CompressionType, raw: &'a [u8]) -> Packed<'a> {
+        assert!(raw.len() as u64 <= RAW_LEN_MAX, "a block holds at most one huge value");
+        let compressed = if raw.len() <= COMPRESS_LEN_MAX { compression.compress(raw) } else { None };
+        Packed { kind, raw, compressed }
+    }
+
+    pub(crate) fn frame(&self) -> Frame<'_> {
+        let (codec, stored) = match &self.compressed {
+            Some((codec, bytes)) => (*codec, bytes.as_slice()),
+            None => (Codec::None, self.raw),
+        };
+        Frame { kind: self.kind, codec, raw_len: self.raw.len(), stored }
+    }
 }
 
 /// Checks and opens the frame that lay at `offset`, and that should hold a block of `kind`; a data block may be of any
@@ -168,10 +163,35 @@ impl<'a> Frame<'a> {
         Ok(Frame { kind: found, codec, raw_len, stored })
     }
 
+    /// The length of the frame with its header.
+    pub(crate) fn len(&self) -> u64 {
+        (FRAME_HEADER_LEN + self.stored.len()) as u64
+    }
+
     /// Appends a frame of the same stored bytes that will lie at `offset` of another file.
     pub(crate) fn put_again(&self, out: &mut Vec<u8>, file_id: &[u8; 16], offset: u64) -> BlockHandle {
-        let (codec, kind) = (self.codec, self.kind);
-        put_stored(out, Place { file_id, offset }, kind, codec, self.raw_len, self.stored)
+        let start = out.len();
+        out.reserve(FRAME_HEADER_LEN + self.stored.len());
+        out.extend_from_slice(&self.unsummed_header());
+        out.extend_from_slice(self.stored);
+        let sum = xxh3(place_seed(file_id, offset), &out[start + 8..]);
+        out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+        BlockHandle { offset, len: self.len() }
+    }
+
+    /// The header of such a frame, for one who writes the stored bytes behind it without copying them.
+    pub(crate) fn header(&self, file_id: &[u8; 16], offset: u64) -> [u8; FRAME_HEADER_LEN] {
+        let mut header = self.unsummed_header();
+        let sum = xxh3_two(place_seed(file_id, offset), &header[8..], self.stored);
+        header[..8].copy_from_slice(&sum.to_le_bytes());
+        header
+    }
+
+    fn unsummed_header(&self) -> [u8; FRAME_HEADER_LEN] {
+        let mut header = [0; FRAME_HEADER_LEN];
+        (header[8], header[10]) = (self.codec as u8, self.kind as u8);
+        header[11..].copy_from_slice(&(self.raw_len as u64).to_le_bytes()[..5]);
+        header
     }
 }
 
@@ -197,6 +217,20 @@ mod tests {
                 let frame = framed(compression, &raw);
                 assert_eq!(&*open_frame(frame.into(), &ID, 99, BlockKind::Data).unwrap(), &raw);
             }
+        }
+    }
+
+    #[test]
+    fn a_header_apart_is_that_of_the_whole_frame() {
+        for (compression, len) in
+            [(CompressionType::None, 0), (CompressionType::Lz4, 9_000), (CompressionType::None, 77)]
+        {
+            let raw = vec![7; len];
+            let packed = Packed::new(BlockKind::Blob, compression, &raw);
+            let (frame, mut whole) = (packed.frame(), Vec::new());
+            let handle = frame.put_again(&mut whole, &ID, 4_711);
+            assert_eq!(whole, [&frame.header(&ID, 4_711)[..], frame.stored].concat());
+            assert_eq!((handle.len, frame.len()), (whole.len() as u64, whole.len() as u64));
         }
     }
 

@@ -8,11 +8,12 @@ use crate::db::commit::Commit;
 use crate::db::config::PersistMode;
 use crate::db::handle::Handle;
 use crate::db::partition::Partition;
+use crate::db::state::claims::Claims;
 use crate::wal::payload::{Record, check_limits, put_record};
 
 /// Writes, over any partitions of one database, that become visible and durable together or not at all.
 ///
-/// Later writes of the same key win. Dropping a batch without [`commit`](Batch::commit) does nothing.
+/// Later writes of the same key win. Dropping a batch without [`commit`](Batch::commit) changes nothing.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -32,6 +33,7 @@ pub struct Batch {
     payload: Vec<u8>,
     count: u32,
     partitions: Vec<Arc<PartitionState>>,
+    ahead: Claims,
     durability: PersistMode,
     /// The first wrong call; `commit` reports it, and nothing is written.
     wrong: Option<Error>,
@@ -40,10 +42,12 @@ pub struct Batch {
 impl Batch {
     pub(crate) fn new(handle: Arc<Handle>) -> Batch {
         let durability = handle.shared.settings.durability;
-        Batch { handle, payload: Vec::new(), count: 0, partitions: Vec::new(), durability, wrong: None }
+        let ahead = Claims::default();
+        Batch { handle, payload: Vec::new(), count: 0, partitions: Vec::new(), ahead, durability, wrong: None }
     }
 
-    /// Sets the value of a key.
+    /// Sets the value of a key. A value of a MiB and more, of a partition with key-value separation, is written to a
+    /// blob file here and now and takes no memory; a failure of that is told by [`commit`](Batch::commit).
     pub fn insert(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::Put, key.as_ref(), value.as_ref());
     }
@@ -62,17 +66,31 @@ impl Batch {
         if self.wrong.is_some() {
             return;
         }
-        let limit = self.handle.shared.settings.memory_budget / 2;
-        let checked = check_limits(key, value).and_then(|()| partition.check_home(&self.handle)).and_then(|()| {
-            let size = self.payload.len() as u64 + key.len() as u64 + value.len() as u64;
-            match size > limit || self.count == u32::MAX {
-                true => Err(Error::invalid(format!("batch is larger than half the memory budget ({limit} bytes)"))),
-                false => Ok(()),
-            }
-        });
-        if let Err(error) = checked {
+        let checked = check_limits(key, value).and_then(|()| partition.check_home(&self.handle));
+        let written =
+            checked.and_then(|()| match kind == RecordKind::Put && partition.state.takes_early(value.len()) {
+                true => self.write_ahead(partition, key, value),
+                false => self.write(partition, kind, key, value),
+            });
+        if let Err(error) = written {
             self.wrong = Some(error);
-            return;
+        }
+    }
+
+    #[cold]
+    fn write_ahead(&mut self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
+        let claim = self.handle.shared.put_early(&partition.state, value)?;
+        let mut pointer = Vec::new();
+        claim.pointer.encode(&mut pointer);
+        self.ahead.add(&partition.state, claim);
+        self.write(partition, RecordKind::BlobPointer, key, &pointer)
+    }
+
+    fn write(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
+        let limit = self.handle.shared.settings.memory_budget / 2;
+        let size = self.payload.len() as u64 + key.len() as u64 + value.len() as u64;
+        if size > limit || self.count == u32::MAX {
+            return Err(Error::invalid(format!("batch is larger than half the memory budget ({limit} bytes)")));
         }
         if self.partitions.last().is_none_or(|last| last.id != partition.state.id)
             && !self.partitions.iter().any(|known| known.id == partition.state.id)
@@ -81,6 +99,7 @@ impl Batch {
         }
         put_record(&mut self.payload, &Record { kind, partition: partition.state.id, key, value });
         self.count += 1;
+        Ok(())
     }
 
     /// How far [`commit`](Batch::commit) gets before it returns. Default: the database's.
@@ -116,7 +135,10 @@ impl Batch {
             return shared.persist(self.durability);
         }
         let commit = Commit { payload: &self.payload, count: self.count, partitions: &self.partitions };
-        shared.commit(commit, self.durability)
+        match self.ahead.is_empty() {
+            true => shared.commit(commit, self.durability),
+            false => shared.commit_ahead(commit, self.ahead, self.durability),
+        }
     }
 }
 

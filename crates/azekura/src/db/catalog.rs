@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
-use crate::base::edit::{FileId, PartitionId, PartitionMeta};
+use crate::base::edit::{BlobMeta, FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::PartitionLedger;
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
@@ -15,6 +15,8 @@ use crate::block::cache::BlockCache;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::state::setbacks::Setbacks;
 use crate::engine::{Engine, Visible};
+use crate::lsm::blobs::early::EarlyFile;
+use crate::lsm::blobs::unsynced::Unsynced;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
 use crate::table::graveyard::Graveyard;
@@ -36,6 +38,28 @@ pub(crate) struct TreeParts {
     pub(crate) next_file: Arc<AtomicU64>,
     pub(crate) visible: Visible,
     pub(crate) codec: CompressionType,
+    pub(crate) unsynced: Arc<Unsynced>,
+}
+
+impl TreeParts {
+    /// What a tree of that partition shares with the rest.
+    pub(crate) fn context(&self, order: KeyOrder, partition: PartitionId, name: &str) -> TreeContext {
+        TreeContext {
+            fs: Arc::clone(&self.fs),
+            env: Arc::clone(&self.env),
+            dir: self.dir.clone(),
+            files: Arc::clone(&self.files),
+            cache: Arc::clone(&self.cache),
+            graveyard: Arc::clone(&self.graveyard),
+            hash_seed: self.hash_seed,
+            order,
+            partition,
+            name: name.to_owned(),
+            next_file_id: Arc::clone(&self.next_file),
+            unsynced: Arc::clone(&self.unsynced),
+            visible: self.visible.clone(),
+        }
+    }
 }
 
 /// A record that waits for its partition to be opened with the comparator only the user has.
@@ -67,6 +91,8 @@ pub(crate) struct PartitionState {
     settings: Mutex<Vec<u8>>,
     /// Records of the log for a partition whose comparator is not here yet; bounded by the log.
     pending: Mutex<Vec<Pending>>,
+    /// Files that those may point into, where nothing can be written.
+    early: Mutex<Vec<Arc<EarlyFile>>>,
     /// What the manifest said when the database was opened; taken when the tree is built.
     stored: Mutex<Option<PartitionLedger>>,
 }
@@ -87,6 +113,12 @@ impl PartitionState {
     /// The tree, if it has been built, also of a deleted partition.
     pub(crate) fn tree_if_built(&self) -> Option<&Arc<LsmTree>> {
         self.tree.get()
+    }
+
+    /// Whether a value of that length is written ahead of its commit.
+    #[inline]
+    pub(crate) fn takes_early(&self, len: usize) -> bool {
+        self.tree.get().is_some_and(|tree| tree.takes_early(len))
     }
 
     #[cold]
@@ -136,13 +168,30 @@ impl PartitionState {
         }
     }
 
+    /// Takes in a blob file of the manifest that only records of the log point into.
+    pub(crate) fn take_blob_file(&self, file: BlobMeta) {
+        match (self.tree.get(), &mut *lock(&self.stored)) {
+            (Some(tree), _) => tree.take_blobs(vec![file]),
+            (None, Some(stored)) => drop(stored.blobs.insert(file.id, file)),
+            (None, None) => {}
+        }
+    }
+
+    /// Lets records of the log point into a file that nobody can finish.
+    pub(crate) fn show_early(&self, file: Arc<EarlyFile>) {
+        match self.tree.get() {
+            Some(tree) => tree.show_early([file]),
+            None => lock(&self.early).push(file),
+        }
+    }
+
     /// Takes a record of the log again; what the tables have already is skipped.
     pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<bool> {
         if let Some(tree) = self.tree.get() {
             if entry.seqno <= tree.flushed_through() {
                 return Ok(false);
             }
-            tree.apply(entry)?;
+            tree.replay(entry)?;
             return Ok(true);
         }
         if lock(&self.stored).as_ref().is_some_and(|stored| entry.seqno <= stored.flushed) {
@@ -234,6 +283,7 @@ impl Catalog {
             life: AtomicU8::new(OPEN),
             settings: Mutex::new(meta.settings.clone()),
             pending: Mutex::default(),
+            early: Mutex::default(),
             stored: Mutex::new(stored),
         });
         write(&self.by_name).insert(name, Arc::clone(&state));
@@ -274,20 +324,7 @@ impl Catalog {
             return Ok(()); // another caller was faster
         }
         let parts = &self.parts;
-        let context = TreeContext {
-            fs: Arc::clone(&parts.fs),
-            env: Arc::clone(&parts.env),
-            dir: parts.dir.clone(),
-            files: Arc::clone(&parts.files),
-            cache: Arc::clone(&parts.cache),
-            graveyard: Arc::clone(&parts.graveyard),
-            hash_seed: parts.hash_seed,
-            order,
-            partition: state.id,
-            name: state.name.to_string(),
-            next_file_id: Arc::clone(&parts.next_file),
-            visible: parts.visible.clone(),
-        };
+        let context = parts.context(order, state.id, &state.name);
         let (tables, blobs, flushed) = match stored.take() {
             Some(ledger) => {
                 (ledger.tables.into_values().collect(), ledger.blobs.into_values().collect(), ledger.flushed)
@@ -295,8 +332,9 @@ impl Catalog {
             None => (Vec::new(), Vec::new(), SeqNo::ZERO),
         };
         let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, blobs, flushed)?;
+        tree.show_early(lock(&state.early).drain(..));
         for record in lock(&state.pending).drain(..) {
-            tree.apply(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
+            tree.replay(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
         }
         let built = state.tree.set(Arc::new(tree));
         debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");

@@ -2,8 +2,9 @@
 //!
 //! The steps:
 //! 1. between two commits: note the ledger, the visible sequence number and how far each log segment is written;
-//! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy the used part of the
-//!    log, write a manifest that says where the log ends, with a new instance id;
+//! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy what there is of
+//!    blob files that only the log points into, and the used part of the log, write a manifest that says where the log
+//!    ends, with a new instance id;
 //! 3. sync all of it, rename to `path`, sync the parent.
 //!
 //! Meanwhile segments are not recycled. A file that a compaction removes between 1 and 2 makes the attempt start
@@ -12,6 +13,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::base::edit::FileId;
 use crate::base::ledger::Ledger;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
@@ -31,6 +33,8 @@ const COPY_CHUNK: usize = 1 << 20;
 /// The moment that is copied.
 struct Moment {
     ledger: Ledger,
+    /// Early files with their lengths, some of which the ledger may have meanwhile.
+    early: Vec<(FileId, PathBuf, u64)>,
     visible: SeqNo,
     segments: Vec<SegmentInfo>,
 }
@@ -64,6 +68,7 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
             shared.fs.remove_dir_all(&tmp)?; // left over from an attempt that was cut short
         }
         let moment = writer.committer.alone(|| Moment {
+            early: early_files(shared), // first: a flush may give them to the ledger
             ledger: writer.metadata.ledger(),
             visible: shared.visible.get(),
             segments: writer.wal.segments(),
@@ -91,6 +96,13 @@ fn temporary(path: &Path) -> Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
+/// The blob files that the log points into and no edit names.
+fn early_files(shared: &Shared) -> Vec<(FileId, PathBuf, u64)> {
+    let partitions = shared.catalog.all();
+    let trees = partitions.iter().filter_map(|partition| partition.tree_if_built());
+    trees.flat_map(|tree| tree.early_extents()).collect()
+}
+
 fn build(shared: &Shared, moment: &Moment, tmp: &Path) -> Result<()> {
     let fs = &*shared.fs;
     fs.create_dir_all(tmp)?;
@@ -104,6 +116,15 @@ fn build(shared: &Shared, moment: &Moment, tmp: &Path) -> Result<()> {
         }
     }
     let mut ledger = moment.ledger.clone();
+    let has = |logical: FileId| {
+        let files = ledger.partitions.values().flat_map(|partition| partition.blobs.values());
+        files.flat_map(|file| &file.sections).any(|section| section.logical == logical)
+    };
+    // Copied, because they go on growing here.
+    for (_, from, len) in moment.early.iter().filter(|(id, ..)| !has(*id)) {
+        let name = from.file_name().ok_or_else(|| Error::invalid("a file of data has no name"))?;
+        copy(fs, from, &tmp.join(name), *len)?;
+    }
     ledger.segments.clear();
     for segment in &moment.segments {
         copy(fs, &segment_path(&shared.dir, segment.file), &segment_path(tmp, segment.file), segment.end)?;

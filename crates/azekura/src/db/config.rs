@@ -33,6 +33,8 @@ pub enum PersistMode {
 pub enum PlantedBug {
     /// Tables become permanent although the log behind them is not durable.
     FlushBeforeLogSync,
+    /// The log becomes durable although values that it points to are not.
+    LogSyncBeforeValues,
 }
 
 /// The settings of a database, as plain data.

@@ -10,6 +10,7 @@ use crate::base::{Error, ErrorKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
 use crate::db::worker::{flush_and_wait, retire_log};
+use crate::engine::Engine;
 use crate::vfs::env::Thread;
 
 /// Threads that flush while a database with many partitions closes.
@@ -53,7 +54,12 @@ impl Handle {
         }
         if shared.writer.is_some() {
             // Nobody works any more. Who lets go of a table from now on leaves its file to the next open.
-            shared.catalog.all().iter().filter_map(|p| p.tree_if_built()).for_each(|tree| tree.give_up_paused());
+            for tree in shared.catalog.all().iter().filter_map(|p| p.tree_if_built()) {
+                tree.give_up_paused();
+                if tree.first_unflushed().is_none() {
+                    tree.give_up_early();
+                }
+            }
             shared.graveyard().close();
         }
         let finished = flushed.and_then(|()| self.finish_log());
@@ -108,7 +114,7 @@ impl Handle {
         writer.wal.seal()?;
         writer.wal.sync(shared.visible.get(), false)?;
         retire_log(shared)?;
-        writer.wal.release_spares();
+        writer.wal.release_space();
         let end = writer.wal.segments().last().map(|segment| segment.epoch);
         if let Some(epoch) = end {
             writer.metadata.commit(&[Edit::LogEnd { epoch, seqno: shared.visible.get() }])?;

@@ -80,6 +80,8 @@ pub struct Metrics {
     pub user_bytes: u64,
     /// Bytes written to the log.
     pub log_bytes: u64,
+    /// Bytes of large values that were written to blob files ahead of their commits: the log has none of them.
+    pub early_bytes: u64,
     /// Times the log was synced.
     pub log_syncs: u64,
     /// Bytes of log that are held now.
@@ -88,7 +90,7 @@ pub struct Metrics {
     pub log_segments: usize,
     /// Flushes.
     pub flushes: u64,
-    /// Bytes of tables and blob files written by flushes.
+    /// Bytes of tables and blob files written by flushes; what stood in a blob file before is not counted again.
     pub flushed_bytes: u64,
     /// Compactions that rewrote tables.
     pub compactions: u64,
@@ -135,6 +137,7 @@ impl Metrics {
         let mut metrics = Metrics {
             partitions: partitions.len(),
             user_bytes: load(&counters.user_bytes),
+            early_bytes: load(&counters.early_bytes),
             flushes: load(&counters.flushes),
             flushed_bytes: load(&counters.flushed_bytes),
             compactions: load(&counters.compactions),
@@ -168,11 +171,11 @@ impl Metrics {
         metrics
     }
 
-    /// Bytes written to the device for each byte that callers wrote: log, flushes, compactions and collections; 0
-    /// before the first.
+    /// Bytes written to the device for each byte that callers wrote: log, large values, flushes, compactions and
+    /// collections; 0 before the first.
     pub fn write_amplification(&self) -> f64 {
         let background = self.compaction_bytes_written + self.collection_bytes_written;
-        let written = self.log_bytes + self.flushed_bytes + background;
+        let written = self.log_bytes + self.early_bytes + self.flushed_bytes + background;
         if self.user_bytes == 0 { 0.0 } else { written as f64 / self.user_bytes as f64 }
     }
 }
@@ -185,6 +188,7 @@ impl fmt::Display for Metrics {
         row("records", self.records.to_string())?;
         row("user bytes", self.user_bytes.to_string())?;
         row("log bytes", self.log_bytes.to_string())?;
+        row("large values' bytes", self.early_bytes.to_string())?;
         row("log syncs", self.log_syncs.to_string())?;
         row("log held", format!("{} in {}", self.log_live_bytes, self.log_segments))?;
         row("flushes", self.flushes.to_string())?;
@@ -257,7 +261,7 @@ pub struct PartitionMetrics {
     pub pinned_bytes: u64,
     /// Whether large values go to blob files, or went when they were flushed.
     pub separated: bool,
-    /// Its blob files, oldest number first.
+    /// Its blob files, oldest number first. Of those that large values are being written to, all counts as referenced.
     pub blob_files: Vec<BlobFileMetrics>,
 }
 
@@ -331,7 +335,7 @@ impl PartitionMetrics {
         while metrics.levels.last().is_some_and(|level| level.tables == 0) {
             metrics.levels.pop();
         }
-        let files = lsm.blob_files.iter().map(|file| BlobFileMetrics {
+        let files = lsm.blob_files.iter().chain(&lsm.early_files).map(|file| BlobFileMetrics {
             id: file.id.0,
             bytes: file.size,
             values: file.values,
@@ -340,6 +344,7 @@ impl PartitionMetrics {
             referenced_bytes: file.referenced_bytes,
         });
         metrics.blob_files = files.collect();
+        metrics.blob_files.sort_by_key(|file| file.id);
         metrics.disk_bytes = metrics.levels.iter().map(|level| level.bytes).sum::<u64>() + metrics.blob_bytes();
         metrics
     }

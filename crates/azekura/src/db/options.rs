@@ -343,7 +343,7 @@ fn separation(bytes: &[u8]) -> Result<KvSeparationOptions> {
     let compression = codecs(d.take(2)?)?[0];
     let target = d.varint_u32()?; // 0 is none: space amplification is at least 1
     let automatic_gc = (target != 0).then(|| f32::from_bits(target));
-    Ok(KvSeparationOptions { threshold, target_size, compression, automatic_gc })
+    Ok(KvSeparationOptions { threshold, target_size, compression, automatic_gc, ..KvSeparationOptions::default() })
 }
 
 fn codec_bytes(codec: CompressionType) -> [u8; 2] {

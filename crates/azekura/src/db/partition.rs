@@ -11,6 +11,7 @@ use crate::db::commit::Commit;
 use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
+use crate::db::state::claims::Claims;
 use crate::db::state::read_points::ReadPin;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadPoint};
@@ -58,7 +59,7 @@ impl Partition {
     ///
     /// # Errors
     /// `Invalid` for a key of more than 65,535 bytes, a value of more than 4 GiB − 1, or more than half the memory
-    /// budget; `OutOfSpace`, `Io`, `Poisoned` from the log; `Closed`.
+    /// budget unless it goes to a blob file; `OutOfSpace`, `Io`, `Poisoned` from the log or that file; `Closed`.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -87,6 +88,9 @@ impl Partition {
     fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
         check_limits(key, value)?;
         let shared = &self.handle.shared;
+        if kind == RecordKind::Put && self.state.takes_early(value.len()) {
+            return self.write_ahead(key, value);
+        }
         if value.len() as u64 > shared.settings.memory_budget / 2 {
             let limit = shared.settings.memory_budget / 2;
             let message = format!("value has {} bytes, more than half the memory budget ({limit})", value.len());
@@ -103,6 +107,20 @@ impl Partition {
             PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
         }
         result
+    }
+
+    /// Writes a large value to a blob file, and the record with the pointer behind it.
+    #[cold]
+    fn write_ahead(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let shared = &self.handle.shared;
+        let claim = shared.put_early(&self.state, value)?;
+        let (mut pointer, mut payload, mut ahead) = (Vec::new(), Vec::new(), Claims::default());
+        claim.pointer.encode(&mut pointer);
+        ahead.add(&self.state, claim);
+        let record = Record { kind: RecordKind::BlobPointer, partition: self.state.id, key, value: &pointer };
+        put_record(&mut payload, &record);
+        let commit = Commit { payload: &payload, count: 1, partitions: std::slice::from_ref(&self.state) };
+        shared.commit_ahead(commit, ahead, shared.settings.durability)
     }
 
     /// The value of a key.

@@ -6,37 +6,40 @@
 //! 3. read the manifest into a ledger, check that every table it names is there and whole;
 //! 4. read the log: every commit that is not in tables goes into memtables; the whole log is validated before anything
 //!    is written, so that a failed open changes nothing;
-//! 5. sync what was replayed (it may be in the page cache only), write the manifest anew with the end of the log,
-//!    begin a fresh segment, remove files that nothing names, start the workers.
+//! 5. sync what was replayed (it may be in the page cache only), make blob files of what it points to in files that
+//!    were never finished, write the manifest anew with the end of the log, begin a fresh segment, remove files that
+//!    nothing names, start the workers.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
 use crate::base::event::Event;
 use crate::base::ledger::Ledger;
 use crate::base::sync::Bell;
-use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::cache::BlockCache;
-use crate::db::catalog::{Catalog, TreeParts};
+use crate::db::catalog::{Catalog, PartitionState, TreeParts};
 use crate::db::commit::Committer;
-use crate::db::config::Config;
+use crate::db::config::{Config, PlantedBug};
 use crate::db::handle::Handle;
 use crate::db::shared::{Parts, Recovered, Shared, Writer};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::worker;
 use crate::engine::Visible;
+use crate::lsm::blobs::left::LeftEarly;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
-use crate::wal::payload::{Records, check_payload};
-use crate::wal::{self, LogCommit, ReplayOptions, ReplayReport, Wal, WalOptions};
+use crate::wal::payload::{Records, check_payload, pointers};
+use crate::wal::{self, LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalOptions};
 
 /// What a look at the directory shows.
 struct Listing {
@@ -141,7 +144,11 @@ struct Loaded {
     listing: Listing,
     catalog: Catalog,
     parts: TreeParts,
-    by_id: HashMap<PartitionId, Arc<crate::db::catalog::PartitionState>>,
+    by_id: HashMap<PartitionId, Arc<PartitionState>>,
+    /// Blob files without an owner that the log points into.
+    left: LeftEarly,
+    /// Whether damage is skipped.
+    salvages: bool,
     records: u64,
 }
 
@@ -167,16 +174,19 @@ impl Loaded {
             cache,
             work,
             hash_seed: ledger.hash_seed,
-            next_file: Arc::new(std::sync::atomic::AtomicU64::new(next_file)),
+            next_file: Arc::new(AtomicU64::new(next_file)),
             visible: Visible::default(),
             codec: config.settings.compression,
+            unsynced: Arc::default(),
         };
         let catalog = Catalog::new(parts.clone());
         let mut by_id = HashMap::new();
         for (id, stored) in &ledger.partitions {
             by_id.insert(*id, catalog.restore(stored.clone(), &listing.data)?);
         }
-        Ok(Loaded { ledger, listing, catalog, parts, by_id, records: 0 })
+        let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
+        let left = LeftEarly::new(&ledger, &parts.files, &parts.cache);
+        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, records: 0 })
     }
 
     /// Reads the log into the trees. Writes nothing to disk.
@@ -188,16 +198,39 @@ impl Loaded {
             log_end: self.ledger.log_end,
             from: flushed.unwrap_or(SeqNo::ZERO),
         };
-        let (by_id, next_partition) = (&self.by_id, self.ledger.next_partition);
-        let mut records = 0;
-        let report =
-            wal::replay(Arc::clone(&config.fs), &config.path, self.ledger.id, options, &mut |commit: LogCommit<
-                '_,
-            >| {
-                replay_commit(by_id, next_partition, &commit, &mut records)
-            })?;
-        self.records = records;
+        let manifest = config.path.join(NAME);
+        let (fs, id) = (Arc::clone(&config.fs), self.ledger.id);
+        let report = wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
+        self.parts.next_file.fetch_max(self.left.next_file(), Ordering::Relaxed);
         Ok(report)
+    }
+
+    /// Puts one commit of the log back into the trees. It is checked whole before any of it is applied.
+    ///
+    /// Gives a reason where the log must end: a commit names a partition whose creation did not survive, or points to a
+    /// value that did not, so neither was ever synced. Salvage goes on behind a commit without its values.
+    fn replay_commit(&mut self, commit: &LogCommit<'_>, manifest: &Path) -> Result<Option<Error>> {
+        check_payload(commit.payload, commit.count)?;
+        for record in Records::new(commit.payload) {
+            if record?.partition.0 >= self.ledger.next_partition {
+                let message =
+                    "a synced commit names a partition that the manifest does not know: the manifest has lost its end";
+                return Ok(Some(Error::corruption(message).in_file(manifest)));
+            }
+        }
+        if let Some(reason) = self.left.check(&pointers(commit)?)? {
+            return Ok(if self.salvages { None } else { Some(reason) });
+        }
+        let mut seqno = commit.first;
+        for record in Records::new(commit.payload) {
+            let record = record?;
+            if let Some(partition) = self.by_id.get(&record.partition) {
+                let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
+                self.records += u64::from(partition.replay(entry)?);
+            }
+            seqno = seqno.plus(1);
+        }
+        Ok(None)
     }
 
     /// Highest sequence number over the log and the tables.
@@ -209,6 +242,18 @@ impl Loaded {
         report.last.max(highest).max(flushed).max(ended)
     }
 
+    /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
+    fn take_over_blobs(&mut self, now_ms: u64) -> Result<()> {
+        let context = Arc::new(self.parts.context(KeyOrder::bytewise(), PartitionId(0), ""));
+        for (id, file) in self.left.take_over(&context, now_ms)? {
+            if let (Some(ledger), Some(partition)) = (self.ledger.partitions.get_mut(&id), self.by_id.get(&id)) {
+                ledger.blobs.insert(file.id, file.clone());
+                partition.take_blob_file(file);
+            }
+        }
+        Ok(())
+    }
+
     fn finish_read_only(
         self,
         config: Config,
@@ -217,6 +262,12 @@ impl Loaded {
         start: u64,
     ) -> Result<Arc<Handle>> {
         self.parts.visible.publish(self.last_seqno(report));
+        let context = self.parts.context(KeyOrder::bytewise(), PartitionId(0), "");
+        for (id, file) in self.left.show(&context) {
+            if let Some(partition) = self.by_id.get(&id) {
+                partition.show_early(file);
+            }
+        }
         let shared = self.into_shared(config, None, report, lock, start, None);
         Ok(Handle::new(Arc::new(shared), Vec::new()))
     }
@@ -233,18 +284,24 @@ impl Loaded {
         for segment in &report.segments {
             fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
-        self.ledger.next_file = self.parts.next_file.load(std::sync::atomic::Ordering::Relaxed);
+        self.take_over_blobs(config.env.now_ms())?;
+        self.ledger.next_file = self.parts.next_file.load(Ordering::Relaxed);
         self.ledger.next_epoch = self.ledger.next_epoch.max(report.last_epoch.0 + 1);
         self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
         self.ledger.log_end = Some((report.last_epoch, last));
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
         let manifest = Manifest::create(Arc::clone(fs), dir, file_id, &self.ledger.edits())?;
+        let unsynced = match config.settings.planted_bug {
+            Some(PlantedBug::LogSyncBeforeValues) => Arc::default(),
+            _ => Arc::clone(&self.parts.unsynced),
+        };
         let metadata = Arc::new(Metadata::new(
             manifest,
             self.ledger.clone(),
             Arc::clone(&self.parts.next_file),
             Arc::clone(&config.env),
+            unsynced,
         ));
         let orphans = self.remove_orphans(&config, &report);
         let options = WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log };
@@ -317,34 +374,6 @@ impl Loaded {
             lock: Some(lock),
         })
     }
-}
-
-/// Puts one commit of the log back into the trees. The payload is checked whole before any of it is applied.
-///
-/// Returns false where the log must end: a commit names a partition whose creation did not survive, so neither was
-/// ever synced.
-fn replay_commit(
-    by_id: &HashMap<PartitionId, Arc<crate::db::catalog::PartitionState>>,
-    next_partition: u64,
-    commit: &LogCommit<'_>,
-    applied: &mut u64,
-) -> Result<bool> {
-    check_payload(commit.payload, commit.count)?;
-    for record in Records::new(commit.payload) {
-        if record?.partition.0 >= next_partition {
-            return Ok(false);
-        }
-    }
-    let mut seqno = commit.first;
-    for record in Records::new(commit.payload) {
-        let record = record?;
-        if let Some(partition) = by_id.get(&record.partition) {
-            let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
-            *applied += u64::from(partition.replay(entry)?);
-        }
-        seqno = seqno.plus(1);
-    }
-    Ok(true)
 }
 
 /// Whether an error says that a file is not there.

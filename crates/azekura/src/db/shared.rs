@@ -11,12 +11,14 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
 use crate::db::commit::{Commit, Committed, Committer};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
+use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::read_points::ReadPoints;
 use crate::db::state::setbacks::Setback;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::engine::{Engine, Host, Pressure, Visible};
+use crate::lsm::blobs::early::Claim;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
@@ -40,6 +42,7 @@ pub(crate) struct Recovered {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) user_bytes: AtomicU64,
+    pub(crate) early_bytes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
     pub(crate) compactions: AtomicU64,
@@ -177,8 +180,45 @@ impl Shared {
         &self.catalog.parts().graveyard
     }
 
+    /// Writes a large value of a partition with key-value separation to a blob file, ahead of the commit that will hold
+    /// the pointer.
+    ///
+    /// # Errors
+    /// As [`commit`](Shared::commit); nothing but stale bytes is left then.
+    #[cold]
+    pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Claim> {
+        self.writer()?;
+        let tree = partition.tree()?;
+        self.pace(value.len() as u64)?;
+        let _shift = self.begin_work()?;
+        let claim = tree.put_early(value)?;
+        self.counters.early_bytes.fetch_add(claim.pointer.stored, Ordering::Relaxed);
+        Ok(claim)
+    }
+
     /// Writes a commit and returns when it is as durable as `mode` asks.
     pub(crate) fn commit(&self, commit: Commit<'_>, mode: PersistMode) -> Result<()> {
+        let last = self.write(commit, 0)?;
+        self.make_durable(last, mode)
+    }
+
+    /// The same for one that has written values `ahead`, which are given up if it fails.
+    #[cold]
+    pub(crate) fn commit_ahead(&self, commit: Commit<'_>, ahead: Claims, mode: PersistMode) -> Result<()> {
+        self.writer()?;
+        if mode != PersistMode::Buffer && self.settings.planted_bug != Some(PlantedBug::LogSyncBeforeValues) {
+            // Here, so that a failure concerns this commit alone. What nobody waits for, the log syncs before itself.
+            self.poison.watch(ahead.sync())?;
+        }
+        let written = self.write(commit, ahead.bytes());
+        if written.is_ok() || self.poison.is_set() {
+            ahead.settle();
+        }
+        self.make_durable(written?, mode)
+    }
+
+    /// Writes a commit, beside which so many `bytes` were written ahead; gives its last sequence number.
+    fn write(&self, commit: Commit<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
         if commit.payload.len() as u64 > self.settings.memory_budget / 2 {
             let (size, limit) = (commit.payload.len(), self.settings.memory_budget / 2);
@@ -189,13 +229,18 @@ impl Shared {
         }
         self.pace(commit.payload.len() as u64)?;
         let Committed { last, sealed } = self.poison.watch(writer.committer.commit(commit))?;
-        self.counters.user_bytes.fetch_add(commit.payload.len() as u64, Ordering::Relaxed);
+        self.counters.user_bytes.fetch_add(commit.payload.len() as u64 + bytes, Ordering::Relaxed);
         if sealed {
             self.refresh_pressure();
             self.work.ring();
         }
+        Ok(last)
+    }
+
+    fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {
         if mode != PersistMode::Buffer {
-            self.poison.watch(writer.wal.sync(last, mode == PersistMode::SyncAll))?;
+            let wal = &self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))?.wal;
+            self.poison.watch(wal.sync(last, mode == PersistMode::SyncAll))?;
         }
         Ok(())
     }

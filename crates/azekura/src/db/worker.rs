@@ -169,7 +169,7 @@ fn carry_out(
 ) -> Result<TaskReport, Failed> {
     let Some(tree) = partition.tree_if_built() else { return Ok(TaskReport::default()) };
     let result = shared.begin_work().and_then(|_shift| {
-        let result = guarded(shared, || work(tree));
+        let result = shared.poison.watch(guarded(shared, || work(tree)));
         // What it put an end to. After a failure too: perhaps it was space that was missing.
         if task != Task::Flush || result.is_err() {
             shared.graveyard().remove_some();

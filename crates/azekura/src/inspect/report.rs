@@ -12,6 +12,7 @@ use crate::base::ledger::{Ledger, PartitionLedger};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::blob::liveness::Liveness;
 use crate::blob::reader::BlobFile;
+use crate::blob::unsealed::Unsealed;
 use crate::block::cache::BlockCache;
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
@@ -20,7 +21,7 @@ use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::LOCK;
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
-use crate::wal::payload::check_payload;
+use crate::wal::payload::{check_payload, pointers};
 use crate::wal::{self, RecoveryMode, ReplayOptions};
 
 /// What was found out about one file.
@@ -343,8 +344,17 @@ fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Verify
     for file in ledger.segments.values() {
         report.note(&segment_path(dir, *file), "log", 0, Ok(()));
     }
-    let mut check = |commit: wal::LogCommit<'_>| check_payload(commit.payload, commit.count).map(|()| true);
-    match wal::replay(Arc::clone(fs), dir, ledger.id, options, &mut check) {
+    let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectPolicy::never()).blobs();
+    let mut unsealed = Unsealed::new(ledger, files.clone(), Arc::new(BlockCache::new(0)));
+    let mut check = |commit: wal::LogCommit<'_>| {
+        check_payload(commit.payload, commit.count)?;
+        unsealed.check(&pointers(&commit)?)
+    };
+    let replayed = wal::replay(Arc::clone(fs), dir, ledger.id, options, &mut check);
+    for (id, found) in unsealed.found() {
+        report.note(&files.path(id), "blob", found.frames.len() as u64, Ok(()));
+    }
+    match replayed {
         Ok(replayed) => {
             for segment in &replayed.segments {
                 report.note(&segment_path(dir, segment.file), "log", 0, Ok(()));

@@ -6,8 +6,9 @@ use crate::base::blob_ref::BlobRef;
 use crate::base::{EntryRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, Values, View};
+use crate::lsm::blobs::early::EarlyMap;
 use crate::lsm::blobs::handle::BlobHandle;
-use crate::lsm::blobs::resolve::BlobValues;
+use crate::lsm::blobs::resolve::{BlobValues, no_such_file};
 use crate::lsm::compaction::leveled;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::super_version::SuperVersion;
@@ -27,7 +28,7 @@ impl View for TreeView {
     }
 
     fn values(&self) -> Box<dyn Values> {
-        Box::new(BlobValues::new(Arc::clone(self.now.version.blobs())))
+        Box::new(BlobValues::new(&self.now))
     }
 }
 
@@ -36,6 +37,8 @@ enum Found {
     Here(Slice),
     /// In that file, which is held.
     Elsewhere(BlobRef, Arc<BlobHandle>),
+    /// In a file that was not there yet when the super version was taken.
+    Nowhere(BlobRef, Arc<EarlyMap>),
 }
 
 impl Engine for LsmTree {
@@ -44,21 +47,33 @@ impl Engine for LsmTree {
     }
 
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        let found = self.current.with_pin(|now, pin| {
-            let read = |kind: RecordKind, value: Value<'_>| match kind {
-                RecordKind::BlobPointer => {
-                    let (pointer, handle) = now.version.blobs().resolve(&value)?;
-                    Ok(Found::Elsewhere(pointer, Arc::clone(handle)))
+        loop {
+            let found = self.current.with_pin(|now, pin| {
+                let read = |kind: RecordKind, value: Value<'_>| match kind {
+                    RecordKind::BlobPointer => {
+                        let pointer = BlobRef::decode(&value)?;
+                        Ok(match now.blob_file(pointer.logical) {
+                            Some(handle) => Found::Elsewhere(pointer, Arc::clone(handle)),
+                            None => Found::Nowhere(pointer, Arc::clone(&now.early)),
+                        })
+                    }
+                    _ => Ok(Found::Here(value.to_slice())),
+                };
+                now.find(&self.context, key, at, pin, read)
+            })?;
+            match found.transpose()? {
+                None => return Ok(None),
+                Some(Found::Here(value)) => return Ok(Some(value)),
+                // Without the pin: reading a file would hold up all that waits to be freed.
+                Some(Found::Elsewhere(pointer, handle)) => return handle.file().read(&pointer, true).map(Some),
+                // A file was begun, and the record published, after the super version was taken and before the moment
+                // was: the next one has it.
+                Some(Found::Nowhere(pointer, early)) => {
+                    if self.current.with(|now| Arc::ptr_eq(&now.early, &early)) {
+                        return Err(no_such_file(&pointer));
+                    }
                 }
-                _ => Ok(Found::Here(value.to_slice())),
-            };
-            now.find(&self.context, key, at, pin, read)
-        })?;
-        match found.transpose()? {
-            None => Ok(None),
-            Some(Found::Here(value)) => Ok(Some(value)),
-            // Without the pin: reading a file would hold up all that waits to be freed.
-            Some(Found::Elsewhere(pointer, handle)) => handle.file().read(&pointer, true).map(Some),
+            }
         }
     }
 

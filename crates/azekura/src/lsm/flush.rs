@@ -4,13 +4,16 @@
 //! edit is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later
 //! ones.)
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::Result;
-use crate::base::edit::Edit;
+use crate::base::edit::{Edit, FileId};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
 use crate::engine::{Host, TaskReport};
+use crate::lsm::blobs::early::EarlyFile;
+use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::handle::TableHandle;
 use crate::lsm::metrics::Counters;
 use crate::lsm::older::Older;
@@ -52,8 +55,7 @@ impl LsmTree {
             *lock(&self.uncommitted_flush) = Some(written);
             return Err(error);
         }
-        let blob_bytes: u64 = written.blobs.iter().map(|file| file.size).sum();
-        let bytes_written = blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
+        let bytes_written = written.blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
         let report =
             TaskReport { level: 0, tables: written.tables.len() as u64, bytes_written, ..TaskReport::default() };
         self.publish_flush(written);
@@ -69,8 +71,20 @@ impl LsmTree {
         };
         let mut rewrite = self.rewrite_of(&before, &self.options(), host);
         while !rewrite.step(u64::MAX)? {}
-        let Finished { tables, blobs, unnamed } = rewrite.finish()?;
-        Ok(Some(Written { sealed: before.sealed, through, tables, blobs, unnamed: Some(unnamed) }))
+        let Finished { tables, mut blobs, mut unnamed } = rewrite.finish()?;
+        let blob_bytes = blobs.iter().map(|file| file.size).sum();
+        // Early files that only memory points into, or nothing any more, are left as they are. The others end: what of
+        // them is acknowledged is made durable with the log first, where a failure says so to everybody.
+        let uses: BTreeSet<FileId> = tables.iter().flat_map(|table| &table.blobs).map(|uses| uses.logical).collect();
+        let ended = self.current.with(|now| now.early.among(&uses));
+        if !ended.is_empty() {
+            host.make_log_durable(through)?;
+            for file in &ended {
+                blobs.push(self.end_early(file, &mut unnamed, host.now_ms())?);
+            }
+        }
+        let (sealed, unnamed) = (before.sealed, Some(unnamed));
+        Ok(Some(Written { sealed, through, tables, blobs, blob_bytes, ended, unnamed }))
     }
 
     fn rewrite_of(&self, before: &SuperVersion, options: &LsmOptions, host: &dyn Host) -> Rewrite {
@@ -93,7 +107,11 @@ impl LsmTree {
         let read = self.options().read_options(0);
         let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
         let flushed = written.tables.into_iter().map(handle).collect();
-        let added = written.blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        let added: Vec<Arc<BlobHandle>> =
+            written.blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        // One whose values were carried over to another file is of no use any more.
+        let is_named = |early: &EarlyFile| added.iter().any(|file| file.meta().id == early.id);
+        written.ended.iter().filter(|early| !is_named(early)).for_each(|early| early.doom());
         self.current.replace(|now| {
             let change = Change { flushed, blobs_added: added, ..Change::default() };
             let stays = |memtable: &&Arc<Memtable>| !written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
@@ -101,8 +119,11 @@ impl LsmTree {
                 active: Arc::clone(&now.active),
                 sealed: now.sealed.iter().filter(stays).map(Arc::clone).collect(),
                 version: Arc::new(now.version.with(change, &self.context.order)),
+                early: now.early.without(&written.ended),
                 flushed: now.flushed.max(written.through),
             }
         });
+        // Only now: who finds a file not counted finds its references in the version.
+        self.flushed_pointers(&written.sealed);
     }
 }

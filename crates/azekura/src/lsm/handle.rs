@@ -6,15 +6,17 @@ use std::sync::{Arc, OnceLock};
 
 use crate::base::edit::{BlobMeta, FileId, PartitionId, TableMeta};
 use crate::base::{KeyOrder, Result, SeqNo};
+use crate::blob::reader::BlobFile;
 use crate::block::BlockCache;
 use crate::engine::Visible;
 use crate::lsm::blobs::handle::BlobHandle;
+use crate::lsm::blobs::unsynced::Unsynced;
 use crate::lsm::version::Described;
 use crate::table::graveyard::Graveyard;
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
 use crate::vfs::files::{DataFiles, DataKind};
-use crate::vfs::{Env, Fs};
+use crate::vfs::{Env, File, Fs};
 
 /// What a tree shares with the rest of the database.
 #[derive(Clone)]
@@ -27,6 +29,8 @@ pub(crate) struct TreeContext {
     pub(crate) env: Arc<dyn Env>,
     /// The next free file number of the database.
     pub(crate) next_file_id: Arc<AtomicU64>,
+    /// Early files of the database that the next sync of the log syncs first.
+    pub(crate) unsynced: Arc<Unsynced>,
     pub(crate) visible: Visible,
     pub(crate) hash_seed: u64,
     pub(crate) order: KeyOrder,
@@ -37,6 +41,20 @@ pub(crate) struct TreeContext {
 impl TreeContext {
     pub(crate) fn new_file_id(&self) -> FileId {
         FileId(self.next_file_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A blob file that is read up to `end`, which moves on, through `file` while somebody writes to that.
+    pub(crate) fn growing_handle(
+        &self,
+        id: FileId,
+        file: Option<Arc<dyn File>>,
+        file_id: [u8; 16],
+        end: u64,
+    ) -> Arc<BlobHandle> {
+        let files = self.files.blobs();
+        let meta = BlobMeta { id, size: 0, created_ms: 0, sections: Vec::new() };
+        let file = BlobFile::growing(files.clone(), Arc::clone(&self.cache), id, file, file_id, end);
+        BlobHandle::of(meta, file, files, Arc::clone(&self.graveyard))
     }
 
     pub(crate) fn blob_handle(&self, meta: BlobMeta) -> Arc<BlobHandle> {

@@ -28,6 +28,8 @@ pub(crate) struct LsmMetrics {
     /// Bytes that open tables and blob files hold outside of the cache.
     pub(crate) pinned_bytes: u64,
     pub(crate) blob_files: Vec<BlobFileUse>,
+    /// Early files that no edit names yet, as if all in them were referenced.
+    pub(crate) early_files: Vec<BlobFileUse>,
     pub(crate) flushes: u64,
     pub(crate) flushed_bytes: u64,
     /// Merges; moves are not counted.

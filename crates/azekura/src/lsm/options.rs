@@ -43,6 +43,12 @@ impl LsmOptions {
         TableOptions { compression: self.compression_at(level), ..self.table.clone() }
     }
 
+    /// Values of so many bytes are written to a blob file ahead of their commit.
+    pub(crate) fn early_from(&self) -> u64 {
+        let apart = self.kv_separation.as_ref();
+        apart.map_or(u64::MAX, |apart| u64::from(apart.threshold.max(apart.early_from)))
+    }
+
     /// How tables are opened that are on `level` then.
     pub(crate) fn read_options(&self, level: u8) -> ReadOptions {
         ReadOptions::at(&self.table, level)

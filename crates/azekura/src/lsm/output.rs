@@ -80,9 +80,7 @@ impl Output {
     /// Ends the table being written, if there is one, and makes its bytes durable.
     fn cut(&mut self) -> Result<()> {
         if let Some((new, writer)) = self.writer.take() {
-            let meta = writer.finish(new.id)?;
-            new.sync()?;
-            self.done.push(meta);
+            self.done.push(new.end(|id| writer.finish(id))?);
         }
         Ok(())
     }
@@ -92,7 +90,7 @@ impl Output {
         self.cut()?;
         let blobs = self.separator.take().map_or_else(|| Ok(Vec::new()), Separator::finish)?;
         if !self.done.is_empty() {
-            self.context.fs.sync_dir(&self.context.dir)?;
+            self.unnamed.sync_names()?;
         }
         Ok(Finished { tables: self.done, blobs, unnamed: self.unnamed })
     }

@@ -3,6 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use crate::base::SeqNo;
+use crate::base::edit::FileId;
+use crate::lsm::blobs::early::EarlyMap;
+use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::handle::TableHandle;
 use crate::lsm::slot::lock;
 use crate::lsm::version::Version;
@@ -17,8 +20,17 @@ pub(crate) struct SuperVersion {
     /// Newest first; none of them is empty.
     pub(crate) sealed: Arc<[Arc<Memtable>]>,
     pub(crate) version: Arc<Version<TableHandle>>,
+    /// Blob files that memtables may point into and `version` does not have.
+    pub(crate) early: Arc<EarlyMap>,
     /// Every record up to here is in the tables of `version`.
     pub(crate) flushed: SeqNo,
+}
+
+impl SuperVersion {
+    /// The blob file that has the values of a logical file.
+    pub(crate) fn blob_file(&self, logical: FileId) -> Option<&Arc<BlobHandle>> {
+        self.version.blobs().file(logical).or_else(|| self.early.file(logical))
+    }
 }
 
 /// The super version that readers take. Thread safe: readers never wait, those who replace it take turns.

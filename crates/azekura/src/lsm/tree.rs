@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::base::blob_ref::BlobRef;
 use crate::base::edit::{BlobMeta, FileId, TableMeta};
-use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::lsm::blobs::early::Early;
 use crate::lsm::collect::job::Collection;
 use crate::lsm::collect::scan;
 use crate::lsm::compaction::job::Job;
@@ -15,7 +17,7 @@ use crate::lsm::metrics::{Counters, LevelMetrics, LsmMetrics};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::slot::{Slot, lock};
 use crate::lsm::super_version::{Current, SuperVersion};
-use crate::lsm::version::{Described, Version};
+use crate::lsm::version::{Change, Described, Version};
 use crate::lsm::written::Written;
 use crate::memtable::Memtable;
 use crate::vfs::files::{DataFiles, DataKind};
@@ -39,6 +41,7 @@ pub(crate) struct LsmTree {
     pub(crate) remembered: Mutex<Remembered>,
     /// A flush that has written its tables and could not commit them.
     pub(crate) uncommitted_flush: Mutex<Option<Written>>,
+    pub(crate) early: Early,
     pub(crate) counters: Counters,
     pub(crate) scanned: Mutex<Option<scan::Remembered>>,
     discarded: AtomicBool,
@@ -93,9 +96,10 @@ impl LsmTree {
         let (sealed, version) = (Arc::default(), Arc::new(version));
         Ok(LsmTree {
             max_memtable_size: AtomicU64::new(options.max_memtable_size),
+            early: Early::new(options.early_from()),
             options: Mutex::new(Arc::new(options)),
             writing: Mutex::new(Arc::clone(&active)),
-            current: Current::new(SuperVersion { active, sealed, version, flushed }),
+            current: Current::new(SuperVersion { active, sealed, version, early: Arc::default(), flushed }),
             flushing: Slot::default(),
             compacting: Slot::default(),
             remembered: Mutex::default(),
@@ -115,6 +119,7 @@ impl LsmTree {
     /// is under way may add tables that are held as before.
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
+        self.early.set_from(options.early_from());
         let options = Arc::new(options);
         *lock(&self.options) = Arc::clone(&options);
         self.version().tables().for_each(|(level, table)| table.set_options(options.read_options(level)));
@@ -166,6 +171,7 @@ impl LsmTree {
         let version = self.version();
         version.tables().for_each(|(_, table)| table.doom());
         version.blobs().handles().for_each(|file| file.doom());
+        self.give_up_early();
         *lock(&self.scanned) = None;
         self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });
     }
@@ -203,10 +209,31 @@ impl LsmTree {
             pinned_bytes: tables_bytes
                 + now.version.blobs().handles().map(|file| file.file().held_bytes()).sum::<u64>(),
             blob_files: now.version.blobs().uses(),
+            early_files: now.early.files().map(|file| file.uses()).collect(),
             ..LsmMetrics::default()
         };
         self.counters.fill(&mut metrics);
         metrics
+    }
+
+    /// Adds a record of the log again.
+    ///
+    /// # Errors
+    /// As [`insert`](LsmTree::insert).
+    pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
+        if entry.kind == RecordKind::BlobPointer {
+            self.early.count(BlobRef::decode(entry.value)?.logical);
+        }
+        self.insert(entry).map(drop)
+    }
+
+    /// Takes in blob files that the manifest names now, and that only memory points into.
+    pub(crate) fn take_blobs(&self, files: Vec<BlobMeta>) {
+        let blobs_added: Vec<_> = files.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        self.current.replace(|now| {
+            let change = Change { blobs_added: blobs_added.clone(), ..Change::default() };
+            SuperVersion { version: Arc::new(now.version.with(change, &self.context.order)), ..now.clone() }
+        });
     }
 
     /// Adds a record to the memtable; true if that sealed one.
@@ -226,10 +253,11 @@ impl LsmTree {
             active.insert(entry)?;
             sealed = true;
         }
+        // What it points to in blob files counts too: else one key, written over and over with large values, would fill
+        // the disk behind a tiny memtable.
+        let bytes = active.bytes().saturating_add(active.pointed_bytes());
         let asked = active.len().is_multiple_of(HIDING_ENTRIES);
-        if active.bytes() >= self.max_memtable_size.load(Ordering::Relaxed)
-            || (asked && self.hides_too_much(active.len()))
-        {
+        if bytes >= self.max_memtable_size.load(Ordering::Relaxed) || (asked && self.hides_too_much(active.len())) {
             self.seal_active(&mut active);
             sealed = true;
         }
@@ -249,7 +277,7 @@ impl LsmTree {
         let next = Arc::new(Memtable::new(self.context.order.clone(), self.context.hash_seed));
         self.current.replace(|now| {
             let sealed = std::iter::once(&*active).chain(now.sealed.iter()).map(Arc::clone).collect();
-            SuperVersion { active: Arc::clone(&next), sealed, version: Arc::clone(&now.version), flushed: now.flushed }
+            SuperVersion { active: Arc::clone(&next), sealed, ..now.clone() }
         });
         *active = next;
     }

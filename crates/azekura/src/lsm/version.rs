@@ -107,7 +107,7 @@ impl<T: Described> Level<T> {
             level.bytes += meta.size;
             level.entries += meta.entries;
             level.tombstones += meta.tombstones;
-            level.pointed += meta.blobs.iter().map(|uses| uses.bytes).sum::<u64>();
+            level.pointed += meta.pointed_bytes();
         }
         level
     }
@@ -227,14 +227,20 @@ impl<T: Described> Version<T> {
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// The most that each level may hide of what it and deeper ones point to in blob files: each pointer one to about
-    /// as much, and each tombstone what an entry has on average. A level below level 0 hides nothing of its own.
+    /// The most that entries may hide in blob files: each pointer one to about as much, and each tombstone what an
+    /// entry has on average.
+    pub(crate) fn hides(&self, pointed: u64, tombstones: u64) -> u64 {
+        pointed.saturating_add(self.referenced_by(tombstones))
+    }
+
+    /// The most that each level may hide of what it and deeper ones point to in blob files. A level below level 0 hides
+    /// nothing of its own.
     pub(crate) fn may_hide(&self) -> [u64; LEVELS] {
         let mut hides = [0; LEVELS];
         let mut below = 0u64;
         for (at, level) in self.levels.iter().enumerate().rev() {
             let reach = below + if at == 0 { level.pointed } else { 0 };
-            hides[at] = level.pointed.saturating_add(self.referenced_by(level.tombstones)).min(reach);
+            hides[at] = self.hides(level.pointed, level.tombstones).min(reach);
             below += level.pointed;
         }
         hides

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::base::edit::{BlobMeta, FileId, TableMeta};
 use crate::base::{Result, SeqNo};
+use crate::lsm::blobs::early::EarlyFile;
 use crate::lsm::handle::TreeContext;
 use crate::memtable::Memtable;
 use crate::vfs::File;
@@ -38,6 +39,14 @@ impl Unnamed {
         Ok(NewFile { id, file_id, file, path })
     }
 
+    /// Makes the names of all files durable.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn sync_names(&self) -> Result<()> {
+        self.context.fs.sync_dir(&self.context.dir)
+    }
+
     /// An edit may name them from now on, so they must stay, whatever becomes of it.
     pub(crate) fn keep(mut self) {
         self.files.clear();
@@ -62,12 +71,14 @@ pub(crate) struct NewFile {
 }
 
 impl NewFile {
-    /// Makes its bytes durable, not its name.
+    /// Has it ended by `finish`, which is given its number, and makes its bytes durable, not its name.
     ///
     /// # Errors
-    /// `Io`, naming the file.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(|error| error.in_file(&self.path))
+    /// Those of `finish`; `Io`, naming the file.
+    pub(crate) fn end<M>(self, finish: impl FnOnce(FileId) -> Result<M>) -> Result<M> {
+        let meta = finish(self.id)?;
+        self.file.sync_data().map_err(|error| error.in_file(&self.path))?;
+        Ok(meta)
     }
 }
 
@@ -77,7 +88,11 @@ pub(crate) struct Written {
     /// The last record of the memtables.
     pub(crate) through: SeqNo,
     pub(crate) tables: Vec<TableMeta>,
+    /// Blob files, and of their bytes those that the flush has written.
     pub(crate) blobs: Vec<BlobMeta>,
+    pub(crate) blob_bytes: u64,
+    /// Early files that are among them, or whose values are.
+    pub(crate) ended: Vec<Arc<EarlyFile>>,
     /// Until an edit may name the files.
     pub(crate) unnamed: Option<Unnamed>,
 }

@@ -1,7 +1,11 @@
 //! The memtable.
 
+use std::collections::BTreeMap;
+
+use crate::base::blob_ref::BlobRef;
 use crate::base::checksum::key_hash;
-use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, Result, SeqNo};
+use crate::base::edit::FileId;
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering};
 use crate::memtable::hash_index::{Found, HashIndex, HashWriter};
@@ -29,19 +33,24 @@ struct Written {
     len: AtomicU64,
     lowest: AtomicU64,
     highest: AtomicU64,
+    /// Bytes of blob files that records point to.
+    pointed: AtomicU64,
 }
 
 struct Writer {
     arena: ArenaWriter,
     hashes: HashWriter,
     scratch: Vec<u8>,
+    /// How many records point into each logical file.
+    pointers: BTreeMap<FileId, u64>,
 }
 
 impl Memtable {
     /// An empty memtable; it owns about 2 KiB until the first insertion.
     pub(crate) fn new(order: KeyOrder, hash_seed: u64) -> Memtable {
         let (arena, writer) = Arena::new();
-        let writer = Writer { arena: writer, hashes: HashWriter::default(), scratch: Vec::new() };
+        let (hashes, scratch, pointers) = (HashWriter::default(), Vec::new(), BTreeMap::new());
+        let writer = Writer { arena: writer, hashes, scratch, pointers };
         Memtable {
             bytes_are_keys: order.bytes_identify_keys(),
             records: Records::new(arena, order),
@@ -53,6 +62,7 @@ impl Memtable {
                 len: AtomicU64::new(0),
                 lowest: AtomicU64::new(u64::MAX),
                 highest: AtomicU64::new(0),
+                pointed: AtomicU64::new(0),
             },
         }
     }
@@ -61,12 +71,15 @@ impl Memtable {
     ///
     /// # Errors
     /// `Invalid` if key or value is too long, the sequence number does not rise (noticed only where keys are hashed),
-    /// or the memtable is full; `OutOfSpace` if there is no memory; `Poisoned` if a comparator panicked in an earlier
-    /// call. In every case the record is not in.
+    /// or the memtable is full; `Corruption` for a pointer that is none; `OutOfSpace` if there is no memory; `Poisoned`
+    /// if a comparator panicked in an earlier call. In every case the record is not in.
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
             self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
-        let Writer { arena, hashes, scratch } = &mut *writer;
+        if entry.kind == RecordKind::BlobPointer {
+            check_pointer(entry.value)?;
+        }
+        let Writer { arena, hashes, scratch, pointers } = &mut *writer;
         let hash = self.hash_with(entry.user, scratch);
         if let Some(hash) = hash {
             self.hashes.prefetch(hash); // arrives while the ordered index is searched
@@ -91,7 +104,10 @@ impl Memtable {
         if let Some(place) = place {
             self.hashes.put(hashes, place, at);
         }
-        let Written { len, lowest, highest, .. } = &self.written;
+        let Written { len, lowest, highest, pointed, .. } = &self.written;
+        if entry.kind == RecordKind::BlobPointer {
+            add_pointer(pointers, pointed, entry.value);
+        }
         len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
         lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
         highest.store(highest.load(Ordering::Relaxed).max(entry.seqno.0), Ordering::Release);
@@ -168,6 +184,19 @@ impl Memtable {
         self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes()
     }
 
+    /// The bytes of blob files that its records point to.
+    #[inline]
+    pub(crate) fn pointed_bytes(&self) -> u64 {
+        self.written.pointed.load(Ordering::Acquire)
+    }
+
+    /// How many of its records point into each logical file, those that newer ones hide too.
+    pub(crate) fn pointers(&self) -> Vec<(FileId, u64)> {
+        let writer = self.written.writer.lock();
+        let writer = writer.unwrap_or_else(std::sync::PoisonError::into_inner);
+        writer.pointers.iter().map(|(&logical, &count)| (logical, count)).collect()
+    }
+
     /// The number of records.
     pub(crate) fn len(&self) -> u64 {
         self.written.len.load(Ordering::Acquire)
@@ -186,6 +215,20 @@ impl Memtable {
     /// The highest sequence number in it; 0 if it is empty.
     pub(crate) fn highest_seqno(&self) -> SeqNo {
         SeqNo(self.written.highest.load(Ordering::Acquire))
+    }
+}
+
+#[cold]
+fn check_pointer(value: &[u8]) -> Result<()> {
+    BlobRef::decode(value).map(drop)
+}
+
+/// Counts a pointer that was checked.
+#[cold]
+fn add_pointer(pointers: &mut BTreeMap<FileId, u64>, pointed: &AtomicU64, value: &[u8]) {
+    if let Ok(pointer) = BlobRef::decode(value) {
+        *pointers.entry(pointer.logical).or_default() += 1;
+        pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.stored), Ordering::Release);
     }
 }
 

@@ -168,6 +168,14 @@ impl DataFiles {
         self.open(id, OpenMode::Create)
     }
 
+    /// The same for a file that others read while it is written: never past the cache of the system.
+    ///
+    /// # Errors
+    /// As for [`create`](DataFiles::create).
+    pub(crate) fn create_shared(&self, id: FileId) -> Result<Arc<dyn File>> {
+        self.pool.fs.open(&self.path(id), OpenMode::Create)
+    }
+
     fn open(&self, id: FileId, mode: OpenMode) -> Result<Arc<dyn File>> {
         let (fs, path) = (&self.pool.fs, self.path(id));
         if self.goes_direct() { fs.open_direct(&path, mode) } else { fs.open(&path, mode) }

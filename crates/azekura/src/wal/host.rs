@@ -12,6 +12,7 @@ pub(crate) trait WalHost: Send + Sync {
     /// Notes in the manifest, without syncing it, that a segment begins. On an error nothing is noted.
     fn segment_added(&self, epoch: Epoch, file: FileId) -> Result<()>;
 
-    /// Syncs what of the manifest is not synced yet.
+    /// Syncs what the commits so far need beside the log, and is not synced yet: the manifest, and blob files that they
+    /// point into.
     fn before_sync(&self) -> Result<()>;
 }

@@ -1,9 +1,11 @@
 #![doc = include_str!("../../docs/format/commit.md")]
 
+use crate::base::blob_ref::BlobRef;
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::edit::PartitionId;
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
-use crate::base::{Error, RecordKind, Result};
+use crate::base::{Error, RecordKind, Result, SeqNo};
+use crate::wal::options::LogCommit;
 
 /// One record of a commit, borrowed from the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +13,7 @@ pub(crate) struct Record<'a> {
     pub(crate) kind: RecordKind,
     pub(crate) partition: PartitionId,
     pub(crate) key: &'a [u8],
+    /// The value, or the pointer to it.
     pub(crate) value: &'a [u8],
 }
 
@@ -30,7 +33,7 @@ pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record<'_>) {
     out.push(record.kind.to_byte());
     put_varint(out, record.partition.0);
     put_bytes(out, record.key);
-    if record.kind == RecordKind::Put {
+    if record.kind.is_value() {
         put_bytes(out, record.value);
     }
 }
@@ -47,12 +50,12 @@ impl<'a> Records<'a> {
 
     fn read(&mut self) -> Result<Record<'a>> {
         let kind = RecordKind::from_byte(self.rest.u8()?)?;
-        if kind == RecordKind::BlobPointer {
-            return Err(Error::unsupported("pointers to blob files in the log need a newer version"));
-        }
         let partition = PartitionId(self.rest.varint()?);
         let key = self.rest.bytes()?;
-        let value = if kind == RecordKind::Put { self.rest.bytes()? } else { &[] };
+        let value = if kind.is_value() { self.rest.bytes()? } else { &[] };
+        if kind == RecordKind::BlobPointer {
+            BlobRef::decode(value)?;
+        }
         if key.len() > KEY_LEN_MAX {
             return Err(Error::corruption("key in the log is longer than any key may be"));
         }
@@ -75,6 +78,21 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
+/// The pointers of a commit, with their partitions and sequence numbers.
+///
+/// # Errors
+/// `Corruption` for a payload that is none.
+pub(crate) fn pointers(commit: &LogCommit<'_>) -> Result<Vec<(PartitionId, SeqNo, BlobRef)>> {
+    let mut pointers = Vec::new();
+    for (at, record) in (0..).zip(Records::new(commit.payload)) {
+        let record = record?;
+        if record.kind == RecordKind::BlobPointer {
+            pointers.push((record.partition, commit.first.plus(at), BlobRef::decode(record.value)?));
+        }
+    }
+    Ok(pointers)
+}
+
 /// Checks that a payload holds exactly `count` well-formed records.
 pub(crate) fn check_payload(payload: &[u8], count: u32) -> Result<()> {
     let mut found = 0u64;
@@ -91,14 +109,19 @@ pub(crate) fn check_payload(payload: &[u8], count: u32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::ErrorKind;
+    use crate::base::edit::FileId;
 
     #[test]
     fn records_round_trip_and_cuts_are_found() {
+        let mut pointer = Vec::new();
+        BlobRef { logical: FileId(300), ordinal: 7, offset: 64, stored: 1 << 20, len: 1 << 21 }.encode(&mut pointer);
         let records = [
             Record { kind: RecordKind::Put, partition: PartitionId(0), key: b"", value: b"" },
             Record { kind: RecordKind::Delete, partition: PartitionId(300), key: b"k", value: b"" },
             Record { kind: RecordKind::Put, partition: PartitionId(1), key: &[7; 300], value: &[8; 1000] },
             Record { kind: RecordKind::SingleDelete, partition: PartitionId(1), key: b"x", value: b"" },
+            Record { kind: RecordKind::BlobPointer, partition: PartitionId(9), key: b"p", value: &pointer },
         ];
         let mut payload = Vec::new();
         let mut ends = vec![0];
@@ -108,10 +131,22 @@ mod tests {
         }
         let back: Vec<_> = Records::new(&payload).collect::<Result<_>>().unwrap();
         assert_eq!(back, records);
-        check_payload(&payload, 4).unwrap();
-        assert!(check_payload(&payload, 3).is_err());
+        check_payload(&payload, 5).unwrap();
+        assert!(check_payload(&payload, 4).is_err());
         for cut in (0..payload.len()).filter(|cut| !ends.contains(cut)) {
             assert!(Records::new(&payload[..cut]).any(|r| r.is_err()));
+        }
+    }
+
+    #[test]
+    fn a_pointer_that_is_none_is_corruption() {
+        for value in [&b""[..], &[1, 2, 3], &[1, 2, 3, 4, 5, 6], &[0xff; 50]] {
+            let mut payload = Vec::new();
+            put_record(
+                &mut payload,
+                &Record { kind: RecordKind::BlobPointer, partition: PartitionId(1), key: b"k", value },
+            );
+            assert_eq!(check_payload(&payload, 1).unwrap_err().kind(), ErrorKind::Corruption);
         }
     }
 

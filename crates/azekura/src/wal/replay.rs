@@ -303,7 +303,7 @@ mod tests {
 
         let live = known(&fs).unwrap().live.into_iter().collect();
         let options = ReplayOptions { live, ..ReplayOptions::default() };
-        let error = replay(Arc::clone(&fs), dir(), [1; 16], options, &mut |_| Ok(true)).unwrap_err();
+        let error = replay(Arc::clone(&fs), dir(), [1; 16], options, &mut |_| Ok(None)).unwrap_err();
         assert!(error.message().contains("another database") && error.file().is_some());
 
         let mut head = file_bytes(&fs, &mini.path(0))[..64].to_vec();

@@ -62,9 +62,13 @@ impl Wal {
 }
 
 impl Wal {
-    /// Removes the spare files, for a database that is about to close. What cannot be removed is found again.
-    pub(crate) fn release_spares(&self) {
-        let spares = std::mem::take(&mut self.log().spares);
+    /// Gives back the space that is kept for what comes, for a database that is about to close: the spare files, and
+    /// the rest of the active segment. What cannot be given back is found by the next open.
+    pub(crate) fn release_space(&self) {
+        let mut log = self.log();
+        let spares = std::mem::take(&mut log.spares);
+        let _kept = log.active.as_mut().map(|active| active.trim());
+        drop(log);
         for file in spares {
             let _found_by_the_next_open = self.fs.remove_file(&segment_path(&self.dir, file));
         }
@@ -137,6 +141,40 @@ mod tests {
         assert_eq!((commits.len(), report.last), (0, SeqNo(3)));
         let again = Mini::open(Arc::clone(&mini.fs), options(4096, false), 2).unwrap();
         assert_eq!(again.append(1, b"y").unwrap().0, 4);
+    }
+
+    /// A small database that is closed shall not take the space of a whole segment.
+    #[test]
+    fn what_is_kept_for_more_is_given_back_and_the_log_goes_on() {
+        for mapped in [false, true] {
+            let mini = Mini::open(Arc::new(MemFs::new()), options(1 << 20, mapped), 1).unwrap();
+            let length = |mini: &Mini| {
+                let files =
+                    mini.fs.read_dir(dir()).unwrap().into_iter().filter(|entry| parse_name(&entry.name).is_some());
+                files.map(|entry| entry.len).sum::<u64>()
+            };
+            for _ in 0..30 {
+                mini.append(1, &[1; 100_000]).unwrap();
+            }
+            mini.sync();
+            mini.retire(SeqNo(99)).unwrap();
+            assert_eq!(files(&mini), 3);
+            let before = length(&mini);
+            mini.wal.release_space();
+            assert!(files(&mini) == 1 && length(&mini) < before / 2, "{before} {}", length(&mini));
+            // Appending goes on where it was, as does a log that is opened again.
+            for _ in 0..30 {
+                mini.append(1, &[2; 100_000]).unwrap();
+            }
+            mini.sync();
+            mini.wal.seal().unwrap();
+            mini.retire(SeqNo(99)).unwrap();
+            mini.wal.release_space();
+            assert_eq!((files(&mini), length(&mini)), (1, 4096), "one page for the header");
+            let again = Mini::open(Arc::clone(&mini.fs), options(1 << 20, mapped), 2).unwrap();
+            assert_eq!(again.append(1, b"y").unwrap().0, 61);
+            assert_eq!(read(&again.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn read(walk: &mut Walk<'_>, segment: &Segment, bound: SeqNo) -> Result<bool> {
             Item::Watermark(_) => {}
             Item::Record(record) => {
                 let counts = record.first > walk.last && record.last() <= bound;
-                if counts && !walk.apply(record.first, record.count, &mut reader)? {
+                if counts && walk.apply(record.first, record.count, &mut reader)?.is_some() {
                     return Ok(false);
                 }
             }

@@ -197,6 +197,21 @@ impl ActiveSegment {
         }
     }
 
+    /// Gives back the space behind what was written; it is allocated again when more is written.
+    ///
+    /// # Errors
+    /// `Io`, with nothing changed that matters.
+    pub(crate) fn trim(&mut self) -> Result<()> {
+        // A mapping must not be stored into behind the end of its file.
+        (self.mapping, self.populated) = (None, 0);
+        let len = self.end.next_multiple_of(PAGE);
+        if len < self.allocated {
+            self.handle.set_length(len)?;
+            self.allocated = len;
+        }
+        Ok(())
+    }
+
     /// Writes bytes that were reserved.
     #[inline]
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::base::edit::{Epoch, FileId};
-use crate::base::{Result, SeqNo};
+use crate::base::{Error, Result, SeqNo};
 use crate::vfs::dice::Dice;
 use crate::vfs::env::{SystemEnv, TestEnv};
 use crate::vfs::{Env, Fs, OpenMode};
@@ -108,10 +108,10 @@ pub(crate) fn read_from(
     let mut commits = Vec::new();
     let report = replay(Arc::clone(fs), dir(), DATABASE, options, &mut |commit| {
         if commit.first.0 >= refuse_at {
-            return Ok(false);
+            return Ok(Some(Error::corruption("refused").in_file(dir().join("MANIFEST"))));
         }
         commits.push((commit.first.0, commit.count, commit.payload.to_vec()));
-        Ok(true)
+        Ok(None)
     })?;
     assert_eq!(report.commits, commits.len() as u64);
     Ok((commits, report))

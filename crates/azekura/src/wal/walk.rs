@@ -12,8 +12,8 @@ use crate::wal::format::{HEADER_LEN, segment_path};
 use crate::wal::options::{LogCommit, RecoveryMode, ReplayOptions, ReplayReport, SegmentInfo};
 use crate::wal::survey::{Segment, Survey};
 
-/// Takes one commit; false says that the log ends in front of it.
-pub(crate) type Apply<'a> = dyn FnMut(LogCommit<'_>) -> Result<bool> + 'a;
+/// Takes one commit, or gives the reason why the log ends in front of it: what is wrong if it was durable.
+pub(crate) type Apply<'a> = dyn FnMut(LogCommit<'_>) -> Result<Option<Error>> + 'a;
 
 /// A reading of the log under way.
 pub(crate) struct Walk<'a> {
@@ -34,7 +34,7 @@ enum Ending {
     /// At the sequence number where the next segment, or an earlier recovery, says it does.
     Agreed,
     /// `apply` does not take the commit at `offset`.
-    Refused { offset: u64, behind: Behind },
+    Refused { offset: u64, behind: Behind, reason: Error },
     /// Where no further commit could be read.
     Stopped { offset: u64, behind: Behind },
 }
@@ -84,8 +84,8 @@ impl<'a> Walk<'a> {
             let bound = self.bound(segment)?;
             next = match self.read(segment, bound).map_err(|e| e.in_file(&segment.path))? {
                 Ending::Agreed => self.linked(),
-                Ending::Refused { offset, behind } => {
-                    self.judge_refused(&segment.path, offset, behind)?;
+                Ending::Refused { offset, behind, reason } => {
+                    self.judge_refused(&segment.path, offset, behind, reason)?;
                     None
                 }
                 Ending::Stopped { offset, behind } => {
@@ -161,8 +161,8 @@ impl<'a> Walk<'a> {
             match reader.next()? {
                 Item::Watermark(_) => {}
                 Item::Record(record) if bound.is_none_or(|bound| record.last() <= bound) => {
-                    if !self.apply(record.first, record.count, &mut reader)? {
-                        break Ending::Refused { offset: at, behind: self.search(&mut reader)? };
+                    if let Some(reason) = self.apply(record.first, record.count, &mut reader)? {
+                        break Ending::Refused { offset: at, behind: self.search(&mut reader)?, reason };
                     }
                 }
                 Item::Record(_) => break Ending::Stopped { offset: at, behind: self.search(&mut reader)? },
@@ -177,15 +177,15 @@ impl<'a> Walk<'a> {
         Ok(ending)
     }
 
-    /// Applies the record that the reader stands behind.
-    pub(crate) fn apply(&mut self, first: SeqNo, count: u32, reader: &mut RecordReader<'_>) -> Result<bool> {
+    /// Applies the record that the reader stands behind, unless there is a reason not to.
+    pub(crate) fn apply(&mut self, first: SeqNo, count: u32, reader: &mut RecordReader<'_>) -> Result<Option<Error>> {
         let payload = reader.payload()?;
-        if !(self.apply)(LogCommit { first, count, payload })? {
-            return Ok(false);
+        let refused = (self.apply)(LogCommit { first, count, payload })?;
+        if refused.is_none() {
+            self.commits += 1;
+            self.last = reader.last();
         }
-        self.commits += 1;
-        self.last = reader.last();
-        Ok(true)
+        Ok(refused)
     }
 
     /// Notes how far a segment was read.
@@ -223,15 +223,16 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The log ends in front of a commit that names what the manifest does not know. A sync of the log syncs the
-    /// manifest first, so such a commit was never synced; if it was, it is the manifest that has lost something.
-    fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind) -> Result<()> {
-        self.judge(path, offset, behind).map_err(|error| match error.kind() {
-            ErrorKind::Corruption => {
-                let message =
-                    "a synced commit names a partition that the manifest does not know: the manifest has lost its end";
-                Error::corruption(message).in_file(self.dir.join("MANIFEST"))
-            }
+    /// The log ends in front of a commit that names what is not there. A sync of the log syncs that first, so such a
+    /// commit was never synced; if it was, something else has been lost.
+    fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind, reason: Error) -> Result<()> {
+        let judged = self.judge(path, offset, behind);
+        // Where the damage is, if that can be said, and not where the log speaks of it.
+        if let (Some(dropped), Some(file), Some(offset)) = (&mut self.dropped, reason.file(), reason.offset()) {
+            (dropped.file, dropped.offset) = (file.to_path_buf(), offset);
+        }
+        judged.map_err(|error| match error.kind() {
+            ErrorKind::Corruption => reason,
             _ => error,
         })
     }

@@ -15,7 +15,7 @@ use azekura::{
 };
 
 /// The generation that this build writes.
-const NEWEST: u32 = 3;
+const NEWEST: u32 = 4;
 
 fn golden(generation: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(generation.to_string())
@@ -38,7 +38,7 @@ fn options(codec: CompressionType) -> PartitionCreateOptions {
 }
 
 /// What the golden databases of a generation hold; from the second on, in data blocks of every layout, from the third
-/// on also in blob files.
+/// on also in blob files, from the fourth on also in one that the log alone points into.
 fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     let number = |n: u32| format!("key {n:04}").into_bytes();
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again").into_bytes();
@@ -57,6 +57,9 @@ fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>
         apart.extend((0..60).step_by(4).map(|n| (number(n), large(n, 1))));
         apart.insert(number(60), b"small".to_vec());
         apart.insert(number(61), large(61, 2));
+        if generation > 3 {
+            apart.extend((62..66).map(|n| (number(n), large(n, 3))));
+        }
         contents.insert("apart", apart);
     }
     contents
@@ -143,7 +146,9 @@ fn write_the_newest_generation() {
     zlib.flush().unwrap();
     let separation = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(4 << 10);
     let separation = separation.compression(CompressionType::Miniz(6));
-    let apart = db.open_partition("apart", options(CompressionType::Lz4).with_kv_separation(separation)).unwrap();
+    let open_apart =
+        |apart| db.open_partition("apart", options(CompressionType::Lz4).with_kv_separation(apart)).unwrap();
+    let apart = open_apart(separation.clone());
     (0..60).for_each(|n| apart.insert(number(n), large(n, 0)).unwrap());
     apart.major_compact().unwrap();
     (0..60).step_by(4).for_each(|n| apart.insert(number(n), large(n, 1)).unwrap());
@@ -161,6 +166,9 @@ fn write_the_newest_generation() {
     batch.insert(&zlib, number(9), value(9, 3));
     batch.insert(&apart, number(61), large(61, 2));
     batch.commit().unwrap();
+    let apart = open_apart(separation.early_from(1));
+    (62..66).for_each(|n| apart.insert(number(n), large(n, 3)).unwrap());
+    db.persist(PersistMode::SyncData).unwrap();
     check(&db, NEWEST);
     let newest = golden(NEWEST);
     let _none_yet = std::fs::remove_dir_all(&newest);

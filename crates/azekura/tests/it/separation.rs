@@ -2,6 +2,7 @@
 
 mod announcement;
 mod collection;
+mod early;
 mod freed;
 
 use std::path::Path;

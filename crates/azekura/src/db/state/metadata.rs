@@ -8,6 +8,7 @@ use crate::base::edit::{Edit, Epoch, FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::Ledger;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result};
+use crate::lsm::blobs::unsynced::Unsynced;
 use crate::manifest::Manifest;
 use crate::vfs::Env;
 use crate::wal::WalHost;
@@ -26,12 +27,21 @@ pub(crate) struct Metadata {
     next_epoch: AtomicU32,
     rewritten_bytes: AtomicU64,
     env: Arc<dyn Env>,
+    unsynced: Arc<Unsynced>,
 }
 
 impl Metadata {
-    /// Starts from a manifest that holds exactly `ledger`; the trees take fresh file numbers from `next_file` too.
-    pub(crate) fn new(manifest: Manifest, ledger: Ledger, next_file: Arc<AtomicU64>, env: Arc<dyn Env>) -> Metadata {
+    /// Starts from a manifest that holds exactly `ledger`; the trees take fresh file numbers from `next_file` too, and
+    /// leave early files among the `unsynced`.
+    pub(crate) fn new(
+        manifest: Manifest,
+        ledger: Ledger,
+        next_file: Arc<AtomicU64>,
+        env: Arc<dyn Env>,
+        unsynced: Arc<Unsynced>,
+    ) -> Metadata {
         Metadata {
+            unsynced,
             rewritten_bytes: AtomicU64::new(manifest.size()),
             next_file,
             next_partition: AtomicU64::new(ledger.next_partition),
@@ -133,7 +143,8 @@ impl WalHost for Metadata {
     }
 
     fn before_sync(&self) -> Result<()> {
-        self.sync()
+        self.sync()?;
+        self.unsynced.sync_all()
     }
 }
 

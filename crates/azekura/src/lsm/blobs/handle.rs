@@ -27,8 +27,13 @@ impl BlobHandle {
         cache: Arc<BlockCache>,
         graveyard: Arc<Graveyard>,
     ) -> Arc<BlobHandle> {
-        files.hold(meta.size);
         let file = BlobFile::new(files.clone(), cache, meta.id, meta.size);
+        BlobHandle::of(meta, file, files, graveyard)
+    }
+
+    /// A file that is there already in another way.
+    pub(crate) fn of(meta: BlobMeta, file: BlobFile, files: DataFiles, graveyard: Arc<Graveyard>) -> Arc<BlobHandle> {
+        files.hold(meta.size);
         Arc::new(BlobHandle { meta, file, files, graveyard, doomed: AtomicBool::new(false) })
     }
 

@@ -1,7 +1,7 @@
 //! Which blob files a version has, where logical files lie, and how much of them is referenced.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::base::edit::{BlobUse, FileId};
@@ -194,10 +194,16 @@ impl BlobMap {
         self.files.values()
     }
 
+    /// Whether memory may point into a file, by the logical files that it is known to point into.
+    pub(crate) fn is_counted(handle: &BlobHandle, counted: &BTreeSet<FileId>) -> bool {
+        !counted.is_empty() && handle.meta().sections.iter().any(|section| counted.contains(&section.logical))
+    }
+
     /// Files of which nothing is referenced once `gained` and `lost` are counted too, none of which adds or removes a
-    /// file.
+    /// file; `counted` are logical files that memory points into.
     pub(crate) fn unreferenced<'a>(
         &self,
+        counted: &BTreeSet<FileId>,
         gained: impl IntoIterator<Item = &'a BlobUse>,
         lost: impl IntoIterator<Item = &'a BlobUse>,
     ) -> Vec<Arc<BlobHandle>> {
@@ -208,7 +214,8 @@ impl BlobMap {
         let is_used = |handle: &Arc<BlobHandle>| {
             handle.meta().sections.iter().any(|section| after.places.get(&section.logical).is_some_and(|p| p.count > 0))
         };
-        self.files.values().filter(|handle| !is_used(handle)).map(Arc::clone).collect()
+        let is_free = |handle: &&Arc<BlobHandle>| !is_used(handle) && !BlobMap::is_counted(handle, counted);
+        self.files.values().filter(is_free).map(Arc::clone).collect()
     }
 
     /// How full each file is, by their numbers.

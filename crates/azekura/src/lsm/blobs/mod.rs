@@ -1,7 +1,7 @@
 //! Key-value separation: large values stand in blob files, and tables have pointers to them.
 //!
-//! Values leave the tree when a memtable is flushed; compactions carry pointers over. A blob file goes with the edit
-//! that takes its last reference away.
+//! Values leave the tree when a memtable is flushed, very large ones before their commit; compactions carry pointers
+//! over. A blob file goes with the edit that takes its last reference away.
 //!
 //! Invariants:
 //! - a blob file is durable before an edit names it, and an edit names it no later than the first table that points
@@ -9,10 +9,17 @@
 //! - a version has every logical file that its tables point to, in exactly one blob file;
 //! - what is referenced of a logical file is, exactly, the sum of what the tables of the version say.
 //!
-//! Rooms in reading order: [`options`], [`handle`], [`map`], [`separator`] (writing), [`resolve`] (reading).
+//! Rooms in reading order: [`options`], [`handle`], [`map`], [`separator`] (writing), [`early`] (files that no edit
+//! names yet), [`unsynced`] (making them durable), [`ahead`] (values that are written ahead of their commit),
+//! [`carry`], [`left`] (what an earlier life has left), [`resolve`] (reading).
 
+pub(crate) mod ahead;
+pub(crate) mod carry;
+pub(crate) mod early;
 pub(crate) mod handle;
+pub(crate) mod left;
 pub(crate) mod map;
 pub(crate) mod options;
 pub(crate) mod resolve;
 pub(crate) mod separator;
+pub(crate) mod unsynced;

@@ -8,7 +8,8 @@ use crate::base::{Error, Result};
 const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
 
 /// Key-value separation: large values go to blob files when a memtable is flushed, so that compaction does not carry
-/// them along. Changed options apply to data flushed from then on.
+/// them along; values of a MiB and more go there at once, ahead of their commit, so that they are written once and take
+/// no memory. Changed options apply to data flushed, or so written, from then on.
 ///
 /// ```
 /// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
@@ -21,7 +22,12 @@ pub struct KvSeparationOptions {
     pub(crate) target_size: u64,
     pub(crate) compression: CompressionType,
     pub(crate) automatic_gc: Option<f32>,
+    /// Not stored with the partition.
+    pub(crate) early_from: u32,
 }
+
+/// Values from here on go to blob files ahead of their commit: the log and the memtable then have the pointer only.
+pub(crate) const EARLY_FROM: u32 = 1 << 20;
 
 impl Default for KvSeparationOptions {
     fn default() -> KvSeparationOptions {
@@ -30,6 +36,7 @@ impl Default for KvSeparationOptions {
             target_size: 64 << 20,
             compression: CompressionType::default(),
             automatic_gc: Some(1.5),
+            early_from: EARLY_FROM,
         }
     }
 }
@@ -93,9 +100,10 @@ impl KvSeparationOptions {
     /// The space amplification that automatic collection works towards, at least 1: bytes of blob files for each byte
     /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
     ///
-    /// What no compaction has met counts as referenced, so young tables that may hide much are compacted earlier, and a
-    /// memtable that may is flushed once nobody has written for a second or two. So the target holds at rest too, as
-    /// long as nothing is pinned by snapshots and iterators, and about while others write; nobody is slowed for it.
+    /// What no compaction has met counts as referenced. So room is left for it, tables that may hide much are compacted
+    /// earlier, and a memtable that may is flushed before it is full, or once nobody has written for a second or two.
+    /// The target holds at rest, as long as nothing is pinned by snapshots and iterators, and about while others write:
+    /// nobody is slowed for it, so it can be exceeded for a moment by who writes faster than values can be copied.
     ///
     /// ```
     /// # use azekura::KvSeparationOptions;
@@ -106,6 +114,15 @@ impl KvSeparationOptions {
     #[must_use]
     pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
         self.automatic_gc = space_amp;
+        self
+    }
+
+    /// For tests: so many bytes stand for the MiB from which on values go to a blob file ahead of their commit. Holds
+    /// until the partition is opened without it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn early_from(mut self, bytes: u32) -> Self {
+        self.early_from = bytes;
         self
     }
 

@@ -52,9 +52,7 @@ impl Separator {
     /// Ends the file being written, if there is one, and makes its bytes durable.
     fn cut(&mut self) -> Result<()> {
         if let Some((new, writer)) = self.writer.take() {
-            let meta = writer.finish()?;
-            new.sync()?;
-            self.done.push(meta);
+            self.done.push(new.end(|_| writer.finish())?);
         }
         Ok(())
     }

@@ -179,9 +179,7 @@ impl Collection {
     /// Ends the file being written, if there is one, and makes its bytes durable.
     fn cut(&mut self) -> Result<()> {
         if let Some((new, writer)) = self.writer.take() {
-            let meta = writer.finish(new.id)?;
-            new.sync()?;
-            self.done.push(meta);
+            self.done.push(new.end(|id| writer.finish(id))?);
         }
         Ok(())
     }

@@ -53,11 +53,10 @@ impl FileFigures {
         }
     }
 
-    /// As if all that is in it were of use: there is nothing to be won.
-    pub(crate) fn keep_all(&mut self) {
+    /// The same if all of it could be seen by everybody: what nobody knows better has nothing to be won.
+    pub(crate) fn as_if_live(self) -> FileFigures {
         let (values, bytes) = (self.values, self.bytes);
-        *self =
-            FileFigures { referenced_bytes: bytes, kept_values: values, kept_bytes: bytes, live_bytes: bytes, ..*self };
+        FileFigures { referenced_bytes: bytes, kept_values: values, kept_bytes: bytes, live_bytes: bytes, ..self }
     }
 
     /// The same if what tables refer to and nobody can see could not be helped.

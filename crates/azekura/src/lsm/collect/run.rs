@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::base::edit::{Edit, FileId};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::engine::{Host, TaskReport};
+use crate::lsm::blobs::map::BlobMap;
 use crate::lsm::collect::job::Collection;
 use crate::lsm::collect::plan::{FileFigures, Goal, Step, next_step};
 use crate::lsm::collect::scan::{Scan, Scanned, moments};
@@ -19,6 +20,10 @@ use crate::lsm::version::Change;
 /// A collection looks up after this many bytes whether it should yield; tests have less to copy.
 const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
 
+/// A collection that nobody asked for goes on to this part of the target, so that the next bit of staleness does not
+/// exceed it again.
+const BELOW_TARGET: f64 = 0.93;
+
 impl LsmTree {
     /// Whether values stand apart, or stood when they were flushed.
     pub(crate) fn is_separated(&self) -> bool {
@@ -27,14 +32,16 @@ impl LsmTree {
 
     /// How stale blob files are, if that is known of this moment.
     pub(crate) fn scanned(&self, points: &[SeqNo]) -> Option<Arc<Scanned>> {
+        let counted = self.early.counted();
         let version = self.version();
         let points = moments(points.to_vec(), &version);
-        lock(&self.scanned).as_ref().and_then(|remembered| remembered.of(&version, &points))
+        lock(&self.scanned).as_ref().and_then(|remembered| remembered.of(&version, &points, &counted))
     }
 
     /// A scan of the tables as they are, or of all that is there.
     pub(crate) fn begin_scan(&self, points: Vec<SeqNo>, memory: bool) -> Scan {
-        Scan::new(&self.context, &self.current.get(), points, memory)
+        let counted = self.early.counted();
+        Scan::new(&self.context, &self.current.get(), points, memory, counted)
     }
 
     /// What a scan of the tables has found; it is remembered.
@@ -61,6 +68,7 @@ impl LsmTree {
     pub(crate) fn collect(&self, chosen: &[FileId], wait: bool, host: &dyn Host) -> Result<TaskReport> {
         let Some(_occupied) = self.compacting.occupy(wait) else { return Ok(TaskReport::default()) };
         self.check_open()?;
+        let counted = self.early.counted();
         let now = self.current.get();
         let paused = lock(&self.remembered).collecting.take();
         let job = match paused {
@@ -69,7 +77,12 @@ impl LsmTree {
                 // A later edit has taken its files away: then its own is not in the manifest.
                 other.into_iter().for_each(Collection::give_up);
                 let options = self.options().kv_separation.clone().unwrap_or_default();
-                Collection::new(&self.context, &now.version, chosen, options.target_size, host.now_ms())?
+                let is_free = |file: &FileId| {
+                    let handle = now.version.blobs().handles().find(|handle| handle.meta().id == *file);
+                    handle.is_some_and(|handle| !BlobMap::is_counted(handle, &counted))
+                };
+                let chosen: Vec<FileId> = chosen.iter().copied().filter(is_free).collect();
+                Collection::new(&self.context, &now.version, &chosen, options.target_size, host.now_ms())?
             }
         };
         let Some(mut job) = job else { return Ok(TaskReport::default()) };
@@ -137,22 +150,29 @@ impl LsmTree {
     }
 
     /// The files that have to go so that what is known to be stale stays within the target, with room for what may be
-    /// hidden, in memory too, as far as that is not more than half of what the target allows.
+    /// hidden, in memory too, as far as that is not more than half of what the target allows. Files that memory points
+    /// into, and damaged ones, stay.
     fn automatic_choice(&self) -> Vec<FileId> {
         let Some(target) = self.automatic_target() else { return Vec::new() };
+        // Before the version: a file that is not counted any more is in its tables.
+        let counted = self.early.counted();
         let now = self.current.get();
-        let totals = now.version.blobs().totals();
+        let (blobs, totals) = (now.version.blobs(), now.version.blobs().totals());
         let in_memory: u64 = now.sealed.iter().chain([&now.active]).map(|memtable| memtable.len()).sum();
         let hidden = now.version.may_hide().iter().sum::<u64>() + now.version.referenced_by(in_memory);
         let hidden = hidden.min(totals.may_hide_within(target));
         if totals.bytes <= totals.referenced || !totals.exceed(target, hidden) {
             return Vec::new();
         }
-        let mut files: Vec<FileFigures> = now.version.blobs().uses().iter().map(FileFigures::of_use).collect();
-        let remembered = lock(&self.remembered);
-        files.iter_mut().filter(|file| remembered.damaged.contains(&file.id)).for_each(FileFigures::keep_all);
-        drop(remembered);
+        let damaged = lock(&self.remembered).damaged.clone();
+        let figures = blobs.handles().zip(blobs.uses()).map(|(handle, uses)| {
+            let figures = FileFigures::of_use(&uses);
+            let stays = BlobMap::is_counted(handle, &counted) || damaged.contains(&figures.id);
+            if stays { figures.as_if_live() } else { figures }
+        });
+        let files: Vec<FileFigures> = figures.collect();
         let allowed = f64::from(target) * (1.0 - hidden as f64 / totals.referenced.max(1) as f64);
+        let allowed = (allowed * BELOW_TARGET).max(1.0);
         match next_step(&files, Goal::SpaceAmp(allowed)) {
             Step::Rewrite(chosen) => chosen,
             Step::Done | Step::Reveal => Vec::new(),

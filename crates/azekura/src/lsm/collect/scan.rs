@@ -11,6 +11,8 @@ use crate::base::edit::FileId;
 use crate::base::{KeyOrder, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
+use crate::lsm::blobs::early::EarlyFile;
+use crate::lsm::blobs::map::{BlobFileUse, BlobMap};
 use crate::lsm::collect::plan::FileFigures;
 use crate::lsm::handle::{TableHandle, TreeContext};
 use crate::lsm::read::RunCursor;
@@ -32,15 +34,21 @@ pub(crate) struct Scanned {
 pub(crate) struct Remembered {
     version: Weak<Version<TableHandle>>,
     points: Vec<SeqNo>,
+    counted: BTreeSet<FileId>,
     scanned: Arc<Scanned>,
 }
 
 impl Remembered {
     /// What was found, if it was found in this version, for these readers.
-    pub(crate) fn of(&self, version: &Arc<Version<TableHandle>>, points: &[SeqNo]) -> Option<Arc<Scanned>> {
+    pub(crate) fn of(
+        &self,
+        version: &Arc<Version<TableHandle>>,
+        points: &[SeqNo],
+        counted: &BTreeSet<FileId>,
+    ) -> Option<Arc<Scanned>> {
         // The weak count keeps the place in memory, so no other version can be there.
         let same = std::ptr::eq(self.version.as_ptr(), Arc::as_ptr(version)) && self.points == points;
-        same.then(|| Arc::clone(&self.scanned))
+        (same && self.counted == *counted).then(|| Arc::clone(&self.scanned))
     }
 }
 
@@ -73,12 +81,22 @@ pub(crate) struct Scan {
     key: Option<Vec<u8>>,
     seen: BTreeMap<FileId, Seen>,
     hiding: BTreeSet<FileId>,
+    /// Early files that memory points into, if that is scanned.
+    early: Vec<Arc<EarlyFile>>,
+    /// Logical files that memory points into, if that is not.
+    counted: BTreeSet<FileId>,
 }
 
 impl Scan {
     /// Of the tables of `now`, and of its memtables if `memory` says so. `points` are those that readers have, at least
-    /// one.
-    pub(crate) fn new(context: &TreeContext, now: &SuperVersion, points: Vec<SeqNo>, memory: bool) -> Scan {
+    /// one; `counted` was taken before `now`.
+    pub(crate) fn new(
+        context: &TreeContext,
+        now: &SuperVersion,
+        points: Vec<SeqNo>,
+        memory: bool,
+        counted: BTreeSet<FileId>,
+    ) -> Scan {
         let version = Arc::clone(&now.version);
         let points = if memory { points } else { moments(points, &version) };
         let mut children: Vec<Box<dyn Cursor>> = Vec::new();
@@ -98,6 +116,8 @@ impl Scan {
             key: None,
             seen: BTreeMap::new(),
             hiding: BTreeSet::new(),
+            early: now.early.files().filter(|_| memory).map(Arc::clone).collect(),
+            counted: if memory { BTreeSet::new() } else { counted },
         }
     }
 
@@ -158,20 +178,23 @@ impl Scan {
     /// What it has found, once [`step`](Scan::step) has said true; also to be remembered.
     pub(crate) fn finish(self) -> (Arc<Scanned>, Remembered) {
         let blobs = self.version.blobs();
-        let files = blobs.handles().zip(blobs.uses()).map(|(handle, uses)| {
-            let (id, values, bytes) = (uses.id, uses.values, uses.bytes);
-            let (mut kept_values, mut kept_bytes, mut live_bytes) = (0, 0, 0);
-            for section in &handle.meta().sections {
-                let seen = self.seen.get(&section.logical).copied().unwrap_or_default();
-                kept_values += seen.kept;
-                kept_bytes += seen.kept_bytes;
-                live_bytes += seen.live_bytes;
+        let figures = |uses: &BlobFileUse, logical: &mut dyn Iterator<Item = FileId>| {
+            let mut figures = FileFigures { kept_values: 0, kept_bytes: 0, live_bytes: 0, ..FileFigures::of_use(uses) };
+            for seen in logical.filter_map(|logical| self.seen.get(&logical)) {
+                figures.kept_values += seen.kept;
+                figures.kept_bytes += seen.kept_bytes;
+                figures.live_bytes += seen.live_bytes;
             }
-            let referenced_bytes = uses.referenced_bytes;
-            FileFigures { id, values, bytes, referenced_bytes, kept_values, kept_bytes, live_bytes }
+            figures
+        };
+        let files = blobs.handles().zip(blobs.uses()).map(|(handle, uses)| {
+            let figures = figures(&uses, &mut handle.meta().sections.iter().map(|section| section.logical));
+            if BlobMap::is_counted(handle, &self.counted) { figures.as_if_live() } else { figures }
         });
-        let scanned = Arc::new(Scanned { files: files.collect(), hiding: self.hiding });
-        let (version, points) = (Arc::downgrade(&self.version), self.points);
-        (Arc::clone(&scanned), Remembered { version, points, scanned })
+        let early = self.early.iter().map(|file| figures(&file.uses(), &mut std::iter::once(file.id)));
+        let files = files.chain(early).collect();
+        let scanned = Arc::new(Scanned { files, hiding: self.hiding });
+        let (version, points, counted) = (Arc::downgrade(&self.version), self.points, self.counted);
+        (Arc::clone(&scanned), Remembered { version, points, counted, scanned })
     }
 }

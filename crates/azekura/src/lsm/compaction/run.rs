@@ -124,12 +124,13 @@ impl LsmTree {
         let (partition, level) = (self.context.partition, plan.to);
         let inputs: Vec<FileId> = plan.upper.iter().chain(&plan.lower).copied().collect();
         let tables = job.name_output().to_vec();
+        let counted = self.early.counted(); // before the version: what memory points into then, tables do now
         let now = self.current.get();
         let upper = handles(&now, plan.from, &plan.upper);
         let obsolete = [&upper[..], &handles(&now, plan.to, &plan.lower)].concat();
-        // No flush refers to a file that is there already: what is without references now stays so.
+        // No flush refers to a file that is there already and not counted: what is without references now stays so.
         let lost = obsolete.iter().flat_map(|table| &table.meta().blobs);
-        let dead = now.version.blobs().unreferenced(tables.iter().flat_map(|table| &table.blobs), lost);
+        let dead = now.version.blobs().unreferenced(&counted, tables.iter().flat_map(|table| &table.blobs), lost);
         let removed = inputs.iter().map(|&table| Edit::TableRemoved { partition, table });
         let added = tables.iter().map(|table| Edit::TableAdded { partition, level, table: table.clone() });
         let dropped = dead.iter().map(|file| Edit::BlobFileRemoved { partition, file: file.meta().id });

@@ -70,11 +70,8 @@ fn hiding<T: Described>(view: &View<'_, T>) -> Option<Plan> {
             Some(view.young(Reason::Collection, view.below_young(base), true))
         }
         (from, _) => {
-            let to = (from + 1..=BOTTOM).find(|&level| !view.level(level).is_empty()).unwrap_or(BOTTOM);
-            let hides = |table: &Arc<T>| {
-                let pointed: u64 = table.meta().blobs.iter().map(|uses| uses.bytes).sum();
-                pointed.saturating_add(view.version.referenced_by(table.meta().tombstones))
-            };
+            let to = view.next_with_data(from);
+            let hides = |table: &Arc<T>| view.version.hides(table.meta().pointed_bytes(), table.meta().tombstones);
             let tables = view.version.run(from)?.tables();
             let first = (0..tables.len()).max_by_key(|&at| (hides(&tables[at]), Reverse(at)))?;
             Some(view.push_down(Reason::Collection, from, to, first, u64::MAX, true))
@@ -91,7 +88,7 @@ fn rewrite<T: Described>(reason: Reason, level: u8, tables: Vec<&Arc<T>>) -> Pla
 pub(crate) fn push_to_bottom<T: Described>(view: &View<'_, T>, through: SeqNo) -> Option<Plan> {
     let old = |table: &Arc<T>| table.meta().lowest <= through;
     let (from, level) = view.version.levels().take(usize::from(BOTTOM)).find(|(_, level)| level.iter().any(old))?;
-    let to = (from + 1..=BOTTOM).find(|&level| !view.level(level).is_empty()).unwrap_or(BOTTOM);
+    let to = view.next_with_data(from);
     if from == 0 {
         return Some(view.young(Reason::Collection, to, true));
     }
@@ -114,7 +111,7 @@ pub(crate) fn rewrite_at_bottom<T: Described>(view: &View<'_, T>, wanted: &BTree
 /// bottom tables that hold tombstones.
 fn force<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     let (shallowest, _) = view.version.levels().find(|(_, level)| !level.is_empty())?;
-    let to = (shallowest + 1..=BOTTOM).find(|&level| !view.level(level).is_empty()).unwrap_or(BOTTOM);
+    let to = view.next_with_data(shallowest);
     if shallowest == 0 {
         return Some(view.young(Reason::Forced, to, to < BOTTOM));
     }

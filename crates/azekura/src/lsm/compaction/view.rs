@@ -7,7 +7,7 @@ use crate::base::edit::FileId;
 use crate::base::{KeyOrder, SeqNo};
 use crate::lsm::compaction::plan::{Plan, Reason};
 use crate::lsm::options::LsmOptions;
-use crate::lsm::version::{Described, LEVELS, Level, Run, Version};
+use crate::lsm::version::{BOTTOM, Described, LEVELS, Level, Run, Version};
 
 /// A merge below level 0 takes at most this many tables' worth of bytes, unless one table alone overlaps more.
 const MERGE_TABLES_MAX: u64 = 25;
@@ -57,6 +57,11 @@ impl<T: Described> View<'_, T> {
     /// The level that level 0 goes to: `base`, or a shallower one that still holds data.
     pub(crate) fn below_young(&self, base: u8) -> u8 {
         (1..base).find(|&level| !self.level(level).is_empty()).unwrap_or(base)
+    }
+
+    /// The first level below that holds data, or else the bottom.
+    pub(crate) fn next_with_data(&self, above: u8) -> u8 {
+        (above + 1..=BOTTOM).find(|&level| !self.level(level).is_empty()).unwrap_or(BOTTOM)
     }
 
     pub(crate) fn merge_bytes_max(&self) -> u64 {

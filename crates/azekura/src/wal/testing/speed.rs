@@ -85,7 +85,7 @@ fn append_sync_and_replay() {
         drop(wal);
         let began = env.monotonic_ns();
         let options = ReplayOptions { live, ..ReplayOptions::default() };
-        let replayed = replay(Arc::clone(&fs), &dir, DATABASE, options, &mut |_| Ok(true)).unwrap();
+        let replayed = replay(Arc::clone(&fs), &dir, DATABASE, options, &mut |_| Ok(None)).unwrap();
         let ns = (env.monotonic_ns() - began) as f64;
         let commits = replayed.commits;
         eprintln!("mapped {mapped}: replay of {commits} commits at {:.2} GB/s", bytes as f64 / ns);

@@ -34,6 +34,12 @@ fn a_flush_before_the_logs_sync_is_found() {
 }
 
 #[test]
+fn a_log_that_is_durable_before_its_values_is_found() {
+    let planted = Planted::Engine(|config| config.plant_bug(azekura::PlantedBug::LogSyncBeforeValues));
+    assert!(red("values left out", &planted), "a pointer without its value was not noticed");
+}
+
+#[test]
 fn a_lying_sync_of_the_log_is_found() {
     assert!(red("log", &Planted::Fault(lying(OpKind::Sync).in_path(".wal"))));
 }
@@ -41,6 +47,11 @@ fn a_lying_sync_of_the_log_is_found() {
 #[test]
 fn a_lying_sync_of_tables_is_found() {
     assert!(red("tables", &Planted::Fault(lying(OpKind::Sync).in_path(".sst"))));
+}
+
+#[test]
+fn a_lying_sync_of_blob_files_is_found() {
+    assert!(red("blob files", &Planted::Fault(lying(OpKind::Sync).in_path(".blob"))));
 }
 
 #[test]

@@ -29,6 +29,11 @@ pub(super) fn config(fs: Arc<dyn Fs>, salt: u64) -> Config {
     Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).log_segment_size(64 << 10).cache_size(1 << 20)
 }
 
+/// Some values go to blob files when they are flushed, longer ones ahead of their commit.
+fn apart() -> KvSeparationOptions {
+    KvSeparationOptions::default().separation_threshold(20).blob_file_target_size(1 << 10).early_from(30)
+}
+
 /// The options of a partition, by its name.
 pub(super) fn options(name: &str) -> PartitionCreateOptions {
     let leveled = LeveledOptions { l0_trigger: 2, table_size: 4 << 10, level_ratio: 2, ..LeveledOptions::default() };
@@ -45,7 +50,7 @@ pub(super) fn options(name: &str) -> PartitionCreateOptions {
             .data_block_index_type(DataBlockIndexType::BinaryAndHash)
             .compression(CompressionType::Lz4)
             .restart_interval(4)
-            .with_kv_separation(KvSeparationOptions::default().separation_threshold(20).blob_file_target_size(1 << 10)),
+            .with_kv_separation(apart()),
         _ => options
             .data_block_index_type(DataBlockIndexType::BinarySearch)
             .compression(CompressionType::Miniz(6))

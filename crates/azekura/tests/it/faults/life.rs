@@ -73,7 +73,7 @@ fn config(fs: Arc<dyn Fs>, style: Style, salt: u64) -> Config {
 }
 
 fn options() -> PartitionCreateOptions {
-    let apart = KvSeparationOptions::default().separation_threshold(60).blob_file_target_size(8 << 10);
+    let apart = KvSeparationOptions::default().separation_threshold(60).blob_file_target_size(8 << 10).early_from(120);
     PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10).with_kv_separation(apart)
 }
 

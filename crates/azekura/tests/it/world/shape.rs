@@ -83,7 +83,8 @@ impl Shape {
                 .separation_threshold(dice.pick(&[16, 30, 100, 1000]))
                 .blob_file_target_size(dice.pick(&[1 << 10, 8 << 10, 1 << 20]))
                 .compression(dice.pick(&CODECS))
-                .automatic_gc(None);
+                .automatic_gc(None)
+                .early_from(dice.pick(&[16, 60, 1 << 20]));
             options = options.with_kv_separation(apart);
         }
         match dice.below(4) {

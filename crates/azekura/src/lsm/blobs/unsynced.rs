@@ -1,0 +1,139 @@
+//! Making durable what early files hold, before a sync of the log makes durable what points to it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::edit::FileId;
+use crate::base::{Error, ErrorKind, Result};
+use crate::lsm::slot::lock;
+use crate::vfs::{File, Fs};
+
+/// Early files of all trees with bytes that may not be durable yet. Thread safe; no lock that an appender takes is held
+/// during a sync.
+#[derive(Default)]
+pub(crate) struct Unsynced {
+    files: Mutex<BTreeMap<FileId, Arc<Tail>>>,
+}
+
+impl Unsynced {
+    fn add(&self, id: FileId, tail: &Arc<Tail>) {
+        lock(&self.files).entry(id).or_insert_with(|| Arc::clone(tail));
+    }
+
+    /// The file needs no sync any more: nothing will ever point to what it has beyond what is synced.
+    pub(super) fn forget(&self, id: FileId) {
+        lock(&self.files).remove(&id);
+    }
+
+    /// Makes everything durable that was noted before, whoever wrote it.
+    ///
+    /// # Errors
+    /// `Io` if a sync fails, or failed before: whether the bytes are on the device will never be known.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        let files: Vec<(FileId, Arc<Tail>)> = {
+            let files = lock(&self.files);
+            files.iter().map(|(id, tail)| (*id, Arc::clone(tail))).collect()
+        };
+        for (id, tail) in files {
+            tail.sync()?;
+            let mut files = lock(&self.files);
+            if tail.is_synced() {
+                files.remove(&id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The end of an early file, as far as it is written and as far as it is durable. Thread safe.
+pub(super) struct Tail {
+    fs: Arc<dyn Fs>,
+    file: Arc<dyn File>,
+    path: PathBuf,
+    written: AtomicU64,
+    synced: AtomicU64,
+    /// Held while the file is synced: of two syncs at the same time one would wrongly succeed.
+    turn: Mutex<Turn>,
+}
+
+#[derive(Default)]
+struct Turn {
+    /// Whether the file's name is durable.
+    named: bool,
+    /// The first failure; no sync proves anything after it.
+    failed: Option<Error>,
+}
+
+impl Tail {
+    pub(super) fn new(fs: Arc<dyn Fs>, file: Arc<dyn File>, path: PathBuf) -> Arc<Tail> {
+        let (written, synced, turn) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
+        Arc::new(Tail { fs, file, path, written, synced, turn })
+    }
+
+    /// The file is written up to `end` now. Among the `unsynced` it is from then on, so before any frame of the log
+    /// says where it leads.
+    pub(super) fn wrote(self: &Arc<Self>, end: u64, id: FileId, unsynced: &Unsynced) {
+        self.written.store(end, Ordering::SeqCst);
+        unsynced.add(id, self);
+    }
+
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::SeqCst)
+    }
+
+    /// Up to here the file is durable.
+    pub(super) fn synced(&self) -> u64 {
+        self.synced.load(Ordering::SeqCst)
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced() >= self.written()
+    }
+
+    /// Whether a sync failed.
+    pub(super) fn has_failed(&self) -> bool {
+        lock(&self.turn).failed.is_some()
+    }
+
+    /// Makes what is written durable, and the name.
+    fn sync(&self) -> Result<()> {
+        let mut turn = lock(&self.turn);
+        let written = self.written();
+        if self.synced() >= written {
+            return Ok(());
+        }
+        if let Some(error) = &turn.failed {
+            return Err(error.clone());
+        }
+        let synced = self.file.sync_data().map_err(|error| error.in_file(&self.path)).and_then(|()| match turn.named {
+            true => Ok(()),
+            false => self.fs.sync_dir(self.path.parent().unwrap_or(&self.path)),
+        });
+        if let Err(error) = synced {
+            turn.failed = Some(error.clone());
+            return Err(error);
+        }
+        turn.named = true;
+        self.synced.store(written, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The same for one of those who wrote, whose bytes nobody was told of yet; `own` says how many of them lie behind
+    /// an offset. `close` sees to it that nobody writes any more.
+    ///
+    /// # Errors
+    /// `Poisoned` if others' bytes may be lost with them, because those may be acknowledged; else as it failed, and
+    /// the file is of no use beyond what was durable before.
+    pub(super) fn sync_own(&self, own: impl Fn(u64) -> u64, close: impl FnOnce()) -> Result<()> {
+        self.sync().map_err(|error| {
+            close();
+            let synced = self.synced();
+            match self.written() - synced == own(synced) {
+                true => error,
+                false => error.with_kind(ErrorKind::Poisoned),
+            }
+        })
+    }
+}
