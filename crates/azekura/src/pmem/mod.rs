@@ -28,6 +28,7 @@ pub(crate) mod reshape;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod space;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
