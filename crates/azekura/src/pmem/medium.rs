@@ -2,11 +2,12 @@
 //!
 //! Reading goes to the [`Region`] itself, whatever the medium: only what changes something passes through here.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Error, ErrorKind, Result};
-use crate::mem::persist;
+use crate::mem::persist::{self, LINE};
 use crate::mem::region::{PAGE, Region};
 use crate::vfs::File;
 
@@ -283,6 +284,92 @@ impl Medium for Shared {
         // Places for all of it first: a store into a hole of a full file system ends the process.
         self.file.allocate(len)?;
         self.region.grow(len)
+    }
+}
+
+/// What something did to its medium. What is flushed and fenced counts on media that make nothing of it, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) stored_bytes: u64,
+    pub(crate) flushed_lines: u64,
+    pub(crate) fences: u64,
+}
+
+/// What all splits since the tree was opened did, and how many there were.
+#[derive(Default)]
+pub(crate) struct Splits {
+    count: AtomicU64,
+    stored_bytes: AtomicU64,
+    flushed_lines: AtomicU64,
+    fences: AtomicU64,
+}
+
+impl Splits {
+    pub(crate) fn add(&self, moved: Moved) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.stored_bytes.fetch_add(moved.stored_bytes, Ordering::Relaxed);
+        self.flushed_lines.fetch_add(moved.flushed_lines, Ordering::Relaxed);
+        self.fences.fetch_add(moved.fences, Ordering::Relaxed);
+    }
+
+    pub(crate) fn so_far(&self) -> (u64, Moved) {
+        let moved = Moved {
+            stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
+            flushed_lines: self.flushed_lines.load(Ordering::Relaxed),
+            fences: self.fences.load(Ordering::Relaxed),
+        };
+        (self.count.load(Ordering::Relaxed), moved)
+    }
+}
+
+/// Counts what one thread does to a medium.
+pub(crate) struct Counting<'a, M> {
+    medium: &'a M,
+    moved: Cell<Moved>,
+}
+
+impl<'a, M: Medium> Counting<'a, M> {
+    pub(crate) fn new(medium: &'a M) -> Counting<'a, M> {
+        Counting { medium, moved: Cell::default() }
+    }
+
+    fn count(&self, stored_bytes: u64, flushed_lines: u64, fences: u64) {
+        let moved = self.moved.get();
+        self.moved.set(Moved {
+            stored_bytes: moved.stored_bytes + stored_bytes,
+            flushed_lines: moved.flushed_lines + flushed_lines,
+            fences: moved.fences + fences,
+        });
+    }
+
+    pub(crate) fn store(&self, at: u64, word: u64) {
+        self.count(8, 0, 0);
+        self.medium.store(at, word);
+    }
+
+    pub(crate) fn publish(&self, at: u64, word: u64) {
+        self.count(8, 0, 0);
+        self.medium.publish(at, word);
+    }
+
+    pub(crate) fn publish_both(&self, first: (u64, u64), second: (u64, u64), site: Site) {
+        let between = u64::from(self.medium.granularity() == Granularity::Word);
+        self.count(16, between, between);
+        self.medium.publish_both(first, second, site);
+    }
+
+    pub(crate) fn flush(&self, at: u64, len: u64, site: Site) {
+        self.count(0, (at + len).div_ceil(LINE as u64) - at / LINE as u64, 0);
+        self.medium.flush(at, len, site);
+    }
+
+    pub(crate) fn fence(&self, site: Site) {
+        self.count(0, 0, 1);
+        self.medium.fence(site);
+    }
+
+    pub(crate) fn so_far(&self) -> Moved {
+        self.moved.get()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::mem::region::Region;
 use crate::mem::slice::Slice;
 use crate::pmem::inner::{Goal, Inner};
 use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
-use crate::pmem::medium::{Level, Medium};
+use crate::pmem::medium::{Level, Medium, Splits};
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::space::{Space, Usage};
 use crate::pmem::versions::{Readers, Versions, poisoned};
@@ -73,6 +73,7 @@ pub(crate) struct Tree<M> {
     pub(crate) versions: Versions,
     pub(crate) len: AtomicU64,
     pub(crate) leaves: AtomicU64,
+    pub(crate) splits: Splits,
 }
 
 /// A record in a leaf, and its slot there.
@@ -114,6 +115,7 @@ impl<M: Medium> Tree<M> {
             space: Mutex::new(space),
             len: AtomicU64::new(len),
             leaves: AtomicU64::new(leaves),
+            splits: Splits::default(),
         }
     }
 

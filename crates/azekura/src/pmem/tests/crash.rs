@@ -327,6 +327,15 @@ fn fences_are_within_their_budget() {
             splits += split;
         }
         assert!(splits > 8);
+        let (counted, moved) = world.tree.splits.so_far();
+        assert_eq!(
+            (counted, moved.fences),
+            (splits, extra * splits),
+            "what a split counts is what the medium was told"
+        );
+        // Half of the slots, all fingerprints, two words of a header, the link and the commit; never a key or a value.
+        let most = SLOTS as u64 / 2 * 8 + SLOTS as u64 + 16 + 16;
+        assert!(moved.stored_bytes <= splits * most && moved.flushed_lines >= splits * 2, "{moved:?}");
         let ascending = (0..100).map(|n| fences(&mut world, Op::Put(vec![0xFF, n], vec![1; 50])).0);
         assert_eq!(ascending.max(), Some(4), "at the end one word links the new leaf");
         assert_eq!(fences(&mut world, put(3)).0, 2, "replaced");
