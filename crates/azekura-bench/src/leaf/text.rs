@@ -1,5 +1,5 @@
-//! Strings as they were stored: up to 15 characters in place, longer ones in a buffer of their own. They end with a zero
-//! byte, and their length is not stored.
+//! Strings as they were stored: up to 15 characters in place, longer ones in a buffer of their own. They end with a
+//! zero byte, and their length is not stored.
 
 use crate::failure::Result;
 use crate::leaf::pool::Pool;

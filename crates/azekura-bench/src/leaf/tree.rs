@@ -159,8 +159,8 @@ impl LeafTree {
         Ok(())
     }
 
-    /// Splits the leaf of that lowest key and gives that of the half in which `key` belongs. The split key is the one in
-    /// the middle of those there are and the new one; what is above it moves to the same slots of the new leaf.
+    /// Splits the leaf of that lowest key and gives that of the half in which `key` belongs. The split key is the one
+    /// in the middle of those there are and the new one; what is above it moves to the same slots of the new leaf.
     fn split(&mut self, low: &[u8], key: &[u8]) -> Result<Vec<u8>> {
         let new = self.pool.allocate(self.leaves.len())?;
         let twin = self.twins.get_mut(low).expect("it was just found");
@@ -272,7 +272,8 @@ mod tests {
         }
     }
 
-    /// The table of the reference, section 1.6: fences of a split of 24 slots of 20 + 800 bytes in the middle of a leaf.
+    /// The table of the reference, section 1.6: fences of a split of 24 slots of 20 + 800 bytes in the middle of a
+    /// leaf.
     #[test]
     fn a_split_costs_what_the_reference_counts() {
         for (leaves, fences) in [(Leaves::NaiveCopy, 54), (Leaves::CopyOrSwap, 54), (Leaves::Slots, 24)] {
