@@ -227,6 +227,9 @@ pub(crate) struct Experiment {
     /// JSON; series and charts go to target/bench/experiment by default.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
+    /// Directory in memory, for experiments that need one.
+    #[arg(long, default_value = "/dev/shm")]
+    pub(crate) memory_dir: PathBuf,
     #[command(flatten)]
     pub(crate) common: Common,
 }
