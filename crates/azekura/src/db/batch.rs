@@ -134,7 +134,8 @@ impl Batch {
             shared.writer()?;
             return shared.persist(self.durability);
         }
-        let commit = Commit { payload: &self.payload, count: self.count, partitions: &self.partitions };
+        let (payload, partitions) = (&self.payload[..], &self.partitions[..]);
+        let commit = Commit { payload, count: self.count, partitions, rooms: &[] };
         match self.ahead.is_empty() {
             true => shared.commit(commit, self.durability),
             false => shared.commit_ahead(commit, self.ahead, self.durability),

@@ -99,7 +99,7 @@ fn temporary(path: &Path) -> Result<PathBuf> {
 /// The blob files that the log points into and no edit names.
 fn early_files(shared: &Shared) -> Vec<(FileId, PathBuf, u64)> {
     let partitions = shared.catalog.all();
-    let trees = partitions.iter().filter_map(|partition| partition.tree_if_built());
+    let trees = partitions.iter().filter_map(|partition| partition.lsm_if_built());
     trees.flat_map(|tree| tree.early_extents()).collect()
 }
 

@@ -20,7 +20,7 @@ use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::state::poison::Poison;
-use crate::engine::{Engine, Visible};
+use crate::engine::{Engine, Room, Visible};
 use crate::wal::payload::Records;
 use crate::wal::{LogCommit, Wal};
 
@@ -32,6 +32,8 @@ pub(crate) struct Commit<'a> {
     pub(crate) count: u32,
     /// Every partition that the payload names.
     pub(crate) partitions: &'a [Arc<PartitionState>],
+    /// What pools have set aside for the values they get, in the order of the payload.
+    pub(crate) rooms: &'a [Room],
 }
 
 /// What became of a commit, or of the group it was written with.
@@ -57,6 +59,7 @@ struct Waiter {
     payload: Vec<u8>,
     count: u32,
     partitions: Vec<Arc<PartitionState>>,
+    rooms: Vec<Room>,
     state: Mutex<Turn>,
     woken: Condvar,
 }
@@ -109,6 +112,7 @@ impl Committer {
             payload: commit.payload.to_vec(),
             count: commit.count,
             partitions: commit.partitions.to_vec(),
+            rooms: commit.rooms.to_vec(),
             state: Mutex::new(Turn::Waiting),
             woken: Condvar::new(),
         });
@@ -128,6 +132,7 @@ impl Committer {
                 payload: Vec::new(),
                 count: 0,
                 partitions: Vec::new(),
+                rooms: Vec::new(),
                 state: Mutex::new(Turn::Waiting),
                 woken: Condvar::new(),
             });
@@ -202,6 +207,7 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
     let mut sealed = false;
     for commit in commits {
         let mut at = 0;
+        let mut rooms = commit.rooms.iter();
         for record in Records::new(commit.payload) {
             let record = record?;
             if commit.partitions[at].id != record.partition {
@@ -213,7 +219,8 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
             }
             let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
             if let Some(tree) = commit.partitions[at].tree_if_built() {
-                sealed |= tree.apply(entry)?;
+                let room = if tree.takes_room(record.kind) { rooms.next().copied() } else { None };
+                sealed |= tree.apply(entry, room)?;
             }
             seqno = seqno.plus(1);
         }
@@ -242,7 +249,7 @@ impl Drop for Lead<'_> {
 
 impl Waiter {
     fn commit(&self) -> Commit<'_> {
-        Commit { payload: &self.payload, count: self.count, partitions: &self.partitions }
+        Commit { payload: &self.payload, count: self.count, partitions: &self.partitions, rooms: &self.rooms }
     }
 
     fn wait(&self) -> Turn {

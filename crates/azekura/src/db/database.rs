@@ -132,7 +132,7 @@ impl Database {
         options.check_order(&order)?;
         let meta = PartitionMeta {
             id: PartitionId(0), // until it is created
-            engine: 0,
+            engine: options.engine.kind() as u8,
             name: name.to_owned(),
             comparator: order.name().to_owned(),
             settings: options.encode(),

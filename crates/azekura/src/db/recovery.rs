@@ -30,7 +30,7 @@ use crate::db::shared::{Parts, Recovered, Shared, Writer};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::worker;
-use crate::engine::Visible;
+use crate::engine::{ReadPoints, Visible};
 use crate::lsm::blobs::left::LeftEarly;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
 use crate::table::graveyard::Graveyard;
@@ -101,7 +101,7 @@ pub(crate) fn open(config: Config) -> Result<Arc<Handle>> {
     if !listing.has_manifest {
         create(&*config.env, &fs, &dir)?;
     }
-    let mut state = Loaded::read(&config, listing)?;
+    let mut state = Loaded::read(&config, listing, false)?;
     let report = state.replay(&config)?;
     state.finish(config, report, lock, start)
 }
@@ -117,7 +117,7 @@ pub(crate) fn open_read_only(config: Config) -> Result<Arc<Handle>> {
         return Err(Error::invalid("there is no database here").in_file(dir));
     }
     let lock = fs.lock(&dir.join(LOCK), LockMode::Shared)?;
-    let mut state = Loaded::read(&config, list(&*fs, &dir)?)?;
+    let mut state = Loaded::read(&config, list(&*fs, &dir)?, true)?;
     let report = state.replay(&config)?;
     state.finish_read_only(config, &report, lock, start)
 }
@@ -153,7 +153,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn read(config: &Config, listing: Listing) -> Result<Loaded> {
+    fn read(config: &Config, listing: Listing, read_only: bool) -> Result<Loaded> {
         let (fs, dir) = (&config.fs, &config.path);
         let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
         let ledger = Ledger::replay(&edits).map_err(|e| e.in_file(dir.join(NAME)))?;
@@ -165,7 +165,11 @@ impl Loaded {
         let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, config.settings.max_open_files, direct));
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(Bell::default());
+        let visible = Visible::default();
         let parts = TreeParts {
+            points: ReadPoints::new(visible.clone()),
+            visible,
+            read_only,
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
@@ -175,7 +179,6 @@ impl Loaded {
             work,
             hash_seed: ledger.hash_seed,
             next_file: Arc::new(AtomicU64::new(next_file)),
-            visible: Visible::default(),
             codec: config.settings.compression,
             unsynced: Arc::default(),
         };
@@ -201,6 +204,7 @@ impl Loaded {
         let manifest = config.path.join(NAME);
         let (fs, id) = (Arc::clone(&config.fs), self.ledger.id);
         let report = wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
+        self.by_id.values().try_for_each(|partition| partition.end_replay())?;
         self.parts.next_file.fetch_max(self.left.next_file(), Ordering::Relaxed);
         Ok(report)
     }
@@ -230,6 +234,8 @@ impl Loaded {
             }
             seqno = seqno.plus(1);
         }
+        // Nobody reads yet; what this replaces need not be kept for readers from before it.
+        self.parts.visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
     }
 
@@ -239,7 +245,8 @@ impl Loaded {
         let highest = tables.map(|(_, table)| table.highest).max().unwrap_or_default();
         let flushed = self.ledger.partitions.values().map(|p| p.flushed).max().unwrap_or_default();
         let ended = self.ledger.log_end.map_or(SeqNo::ZERO, |(_, seqno)| seqno);
-        report.last.max(highest).max(flushed).max(ended)
+        let pools = self.by_id.values().map(|partition| partition.highest_in_pool()).max().unwrap_or_default();
+        report.last.max(highest).max(flushed).max(ended).max(pools)
     }
 
     /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.

@@ -14,10 +14,10 @@ use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
-use crate::db::state::read_points::ReadPoints;
+use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
-use crate::engine::{Engine, Host, Pressure, Visible};
+use crate::engine::{Engine, Host, Pressure, ReadPoints, Visible};
 use crate::lsm::blobs::early::Claim;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::{Env, FileLock, Fs};
@@ -111,7 +111,7 @@ pub(crate) struct Parts {
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Shared {
         Shared {
-            read_points: ReadPoints::new(parts.visible.clone()),
+            read_points: Arc::clone(&parts.catalog.parts().points),
             fs: parts.fs,
             env: parts.env,
             dir: parts.dir,
@@ -188,7 +188,7 @@ impl Shared {
     #[cold]
     pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Claim> {
         self.writer()?;
-        let tree = partition.tree()?;
+        let tree = partition.lsm()?;
         self.pace(value.len() as u64)?;
         let _shift = self.begin_work()?;
         let claim = tree.put_early(value)?;
@@ -224,17 +224,31 @@ impl Shared {
             let (size, limit) = (commit.payload.len(), self.settings.memory_budget / 2);
             return Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")));
         }
+        let mut in_pools = false;
         for partition in commit.partitions {
-            partition.tree()?;
+            in_pools |= partition.tree()?.pmem().is_some();
         }
         self.pace(commit.payload.len() as u64)?;
-        let Committed { last, sealed } = self.poison.watch(writer.committer.commit(commit))?;
+        let Committed { last, sealed } = match in_pools {
+            true => self.commit_to_pools(writer, commit)?,
+            false => self.poison.watch(writer.committer.commit(commit))?,
+        };
         self.counters.user_bytes.fetch_add(commit.payload.len() as u64 + bytes, Ordering::Relaxed);
         if sealed {
             self.refresh_pressure();
             self.work.ring();
         }
         Ok(last)
+    }
+
+    /// Sets aside what the pools of a commit will need before the log has it: nothing can fail in between.
+    fn commit_to_pools(&self, writer: &Writer, commit: Commit<'_>) -> Result<Committed> {
+        let rooms = Rooms::reserve(&commit)?;
+        let committed = self.poison.watch(writer.committer.commit(Commit { rooms: rooms.all(), ..commit }));
+        if committed.is_ok() || self.poison.is_set() {
+            rooms.settle();
+        }
+        committed
     }
 
     fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {

@@ -20,15 +20,26 @@ pub(crate) enum Granularity {
     Word,
 }
 
-/// What a change has survived when the call that made it returns.
+/// What a change to a pool has survived when the call that made it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
+#[non_exhaustive]
+pub enum PersistenceLevel {
     /// Nothing by itself: the log makes it durable.
     Logged,
     /// The end of the process.
     Process,
     /// Power loss.
     Power,
+}
+
+impl std::fmt::Display for PersistenceLevel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PersistenceLevel::Logged => "nothing, the log does",
+            PersistenceLevel::Process => "the end of the process",
+            PersistenceLevel::Power => "power loss",
+        })
+    }
 }
 
 /// A place in the code that flushes, fences or orders two stores, so that a test can leave out each.
@@ -84,7 +95,7 @@ pub(crate) trait Medium: Send + Sync + 'static {
 
     fn granularity(&self) -> Granularity;
 
-    fn level(&self) -> Level;
+    fn level(&self) -> PersistenceLevel;
 
     /// Makes the pool at least `len` bytes long, a multiple of [`PAGE`]; what is new holds zeros.
     ///
@@ -200,8 +211,8 @@ impl Medium for Image {
         Granularity::Line
     }
 
-    fn level(&self) -> Level {
-        Level::Logged
+    fn level(&self) -> PersistenceLevel {
+        PersistenceLevel::Logged
     }
 
     fn grow(&self, len: u64) -> Result<()> {
@@ -213,12 +224,12 @@ impl Medium for Image {
 pub(crate) struct Shared {
     region: Region,
     file: Arc<dyn File>,
-    level: Level,
+    level: PersistenceLevel,
 }
 
 impl Shared {
     /// The whole pages of `file` as they are, and room to grow to `len_max`, if they are not more already. On a medium
-    /// of [`Level::Process`] whose pages the system writes to a device when it likes, power loss leaves anything.
+    /// of [`PersistenceLevel::Process`] whose pages the system writes to a device when it likes, power loss leaves anything.
     ///
     /// # Errors
     /// `Unsupported` where files cannot be used as memory, and those of the system.
@@ -232,7 +243,7 @@ impl Shared {
         let region = Region::shared(words)?;
         file.allocate(len)?;
         region.grow(len)?;
-        let level = if region.survives_power_loss() { Level::Power } else { Level::Process };
+        let level = if region.survives_power_loss() { PersistenceLevel::Power } else { PersistenceLevel::Process };
         Ok(Shared { region, file, level })
     }
 }
@@ -260,14 +271,14 @@ impl Medium for Shared {
 
     #[inline]
     fn flush(&self, at: u64, len: u64, _site: Site) {
-        if self.level == Level::Power {
+        if self.level == PersistenceLevel::Power {
             self.region.flush(at, len);
         }
     }
 
     #[inline]
     fn fence(&self, _site: Site) {
-        if self.level == Level::Power {
+        if self.level == PersistenceLevel::Power {
             persist::drain();
         }
     }
@@ -276,7 +287,7 @@ impl Medium for Shared {
         granularity()
     }
 
-    fn level(&self) -> Level {
+    fn level(&self) -> PersistenceLevel {
         self.level
     }
 
@@ -390,7 +401,7 @@ mod tests {
         image.write(200 * PAGE - 8, &[b"12345678", b"9"]);
         assert_eq!(image.take_dirty(), [0, 70, 199, 200]);
         assert!(image.take_dirty().is_empty());
-        assert_eq!(image.level(), Level::Logged);
+        assert_eq!(image.level(), PersistenceLevel::Logged);
         assert_eq!(image.grow(301 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
     }
 
@@ -401,7 +412,7 @@ mod tests {
         let fs = DiskFs::new();
         let open = |mode| fs.open(&path, mode).unwrap();
         let shared = Shared::new(open(OpenMode::Create), 16 * PAGE).unwrap();
-        assert!(shared.region().len() == 0 && shared.level() >= Level::Process);
+        assert!(shared.region().len() == 0 && shared.level() >= PersistenceLevel::Process);
         shared.grow(2 * PAGE).unwrap();
         shared.write(PAGE, &[b"hello, pool"]);
         shared.publish(0, 7);

@@ -19,15 +19,18 @@
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;
+pub(crate) mod engine;
 pub(crate) mod inner;
 pub(crate) mod leaf;
 pub(crate) mod medium;
+pub(crate) mod options;
 pub(crate) mod record;
 pub(crate) mod recover;
 pub(crate) mod reshape;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod space;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;

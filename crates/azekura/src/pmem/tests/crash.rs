@@ -10,6 +10,7 @@ use super::model::options;
 use super::world::{FILE_ID, Model, Op, World};
 use crate::base::checksum::xxh3;
 use crate::base::{ErrorKind, KeyOrder};
+use crate::engine::ReadPoints;
 use crate::engine::Visible;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
@@ -18,7 +19,6 @@ use crate::pmem::medium::{Granularity, Site};
 use crate::pmem::recover::create;
 use crate::pmem::sim::{Planted, Point, Sim};
 use crate::pmem::tree::PoolOptions;
-use crate::pmem::versions::Readers;
 use crate::vfs::dice::Dice;
 
 /// Images of one point are all shown up to this number.
@@ -352,7 +352,7 @@ fn a_pool_that_is_not_made_yet_is_refused_or_empty() {
         let options = options(LEN_MAX, 4);
         let sim = Sim::new(&[], LEN_MAX, granularity, None);
         sim.record();
-        let readers = || Readers::new(Visible::default());
+        let readers = || ReadPoints::new(Visible::default());
         let tree = create(sim, FILE_ID, KeyOrder::bytewise(), &options, readers()).unwrap();
         let (mut refused, mut opened) = (0, 0);
         for point in tree.medium.take_points() {
