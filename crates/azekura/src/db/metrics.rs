@@ -282,7 +282,7 @@ pub struct PartitionMetrics {
 /// let counters = db.open_partition("counters", pool)?;
 /// counters.insert("visits", "1")?;
 /// let pool = counters.metrics().pool.expect("it is one");
-/// assert_eq!((pool.records, pool.leaves), (1, 1));
+/// assert_eq!((pool.records, pool.leaves, pool.splits), (1, 1, 0));
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -300,12 +300,22 @@ pub struct PoolMetrics {
     pub bytes: u64,
     /// Bytes that are free, without leaves.
     pub free_bytes: u64,
+    /// Bytes of memory that lead to the leaves.
+    pub index_bytes: u64,
     /// Bytes of memory that say what was replaced, for snapshots and iterators; what they may read stays in the pool.
     pub kept_bytes: u64,
     /// Checkpoints since it was opened.
     pub checkpoints: u64,
     /// Bytes that they have written.
     pub checkpoint_bytes: u64,
+    /// Leaves that were split since it was opened.
+    pub splits: u64,
+    /// Bytes stored by those splits: slots that moved and what says so, never keys or values.
+    pub split_stored_bytes: u64,
+    /// Lines of 64 bytes that those splits asked to be flushed, where memory has to be and where not.
+    pub split_flushed_lines: u64,
+    /// Fences that those splits asked for.
+    pub split_fences: u64,
 }
 
 impl PoolMetrics {
@@ -317,9 +327,14 @@ impl PoolMetrics {
             leaves_free: figures.leaves_free,
             bytes: figures.len,
             free_bytes: figures.free,
+            index_bytes: figures.index,
             kept_bytes: figures.kept,
             checkpoints: figures.checkpoints,
             checkpoint_bytes: figures.written,
+            splits: figures.splits,
+            split_stored_bytes: figures.in_splits.stored_bytes,
+            split_flushed_lines: figures.in_splits.flushed_lines,
+            split_fences: figures.in_splits.fences,
         }
     }
 }

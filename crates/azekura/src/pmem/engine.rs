@@ -17,7 +17,7 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqN
 use crate::cursor::Cursor;
 use crate::engine::{Engine, Host, Pressure, ReadPoint, ReadPoints, Room, Task, TaskReport, Values, View, Visible};
 use crate::mem::slice::Slice;
-use crate::pmem::medium::{Image, Medium, PersistenceLevel};
+use crate::pmem::medium::{Image, Medium, Moved, PersistenceLevel};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::recover;
 use crate::pmem::store::{ImageStore, Loaded};
@@ -75,6 +75,8 @@ pub(crate) struct PoolFigures {
     /// The length of the pool, and what of it is free, without leaves.
     pub(crate) len: u64,
     pub(crate) free: u64,
+    /// Memory that leads to the leaves.
+    pub(crate) index: u64,
     /// Memory that says what was replaced, for readers.
     pub(crate) kept: u64,
     /// Of its files.
@@ -82,6 +84,9 @@ pub(crate) struct PoolFigures {
     /// Checkpoints since it was opened, and what they have written.
     pub(crate) checkpoints: u64,
     pub(crate) written: u64,
+    /// Leaves that were split since it was opened, and what that did.
+    pub(crate) splits: u64,
+    pub(crate) in_splits: Moved,
 }
 
 /// Where a pool belongs.
@@ -338,6 +343,7 @@ impl PmemTree for LoggedPool {
 
     fn figures(&self) -> PoolFigures {
         let (usage, leaves) = self.tree.usage().unwrap_or_default();
+        let (splits, in_splits) = self.tree.splits.so_far();
         PoolFigures {
             level: self.tree.level(),
             records: self.tree.len(),
@@ -345,10 +351,13 @@ impl PmemTree for LoggedPool {
             leaves_free: usage.leaves_free as u64,
             len: usage.len,
             free: usage.free,
+            index: self.tree.inner.bytes(),
             kept: self.tree.versions.memory_bytes(),
             disk: self.store.disk_bytes(),
             checkpoints: self.checkpoints.load(Ordering::Relaxed),
             written: self.written.load(Ordering::Relaxed),
+            splits,
+            in_splits,
         }
     }
 
