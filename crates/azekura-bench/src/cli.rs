@@ -255,6 +255,7 @@ impl Engines {
             compression: self.compression,
             workers: self.workers.unwrap_or(processors).max(1),
             separate_from: self.separate_from.map(|bytes| bytes.0),
+            data_bytes: 0,
         }
     }
 
