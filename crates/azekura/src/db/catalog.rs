@@ -1,7 +1,7 @@
 //! Names and the trees behind them: the one place that builds trees.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
@@ -210,6 +210,11 @@ impl PartitionState {
     pub(crate) fn end_replay(&self) -> Result<()> {
         let Some(pool) = self.tree.get().and_then(Tree::pmem) else { return Ok(()) };
         pool.end_replay()
+    }
+
+    /// Copies the files of a pool whose order of keys is not known, in which nothing changes.
+    pub(crate) fn copy_unbuilt_pool(&self, dir: &Path) -> Result<()> {
+        lock(&self.pool).as_ref().map_or(Ok(()), |pool| pool.copy_to(dir))
     }
 
     /// The highest sequence number that a pool may hold.

@@ -111,6 +111,7 @@ impl Handle {
         let shared = &self.shared;
         let Some(writer) = &shared.writer else { return Ok(()) };
         // What is in tables leaves the log, the newest segment too: a database at rest is its tables and a short log.
+        writer.committer.close_gap()?;
         writer.wal.seal()?;
         writer.wal.sync(shared.visible.get(), false)?;
         retire_log(shared)?;

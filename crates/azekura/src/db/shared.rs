@@ -9,7 +9,7 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{Commit, Committed, Committer};
+use crate::db::commit::{Commit, Committed, Committer, Path};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
@@ -217,7 +217,8 @@ impl Shared {
         self.make_durable(written?, mode)
     }
 
-    /// Writes a commit, beside which so many `bytes` were written ahead; gives its last sequence number.
+    /// Writes a commit, beside which so many `bytes` were written ahead; gives the sequence number through which the log
+    /// has to be synced for it.
     fn write(&self, commit: Commit<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
         if commit.payload.len() as u64 > self.settings.memory_budget / 2 {
@@ -244,15 +245,17 @@ impl Shared {
     /// Sets aside what the pools of a commit will need before the log has it: nothing can fail in between.
     fn commit_to_pools(&self, writer: &Writer, commit: Commit<'_>) -> Result<Committed> {
         let rooms = Rooms::reserve(&commit)?;
-        let committed = self.poison.watch(writer.committer.commit(Commit { rooms: rooms.all(), ..commit }));
+        let path = rooms.path(&commit);
+        let committed = self.poison.watch(writer.committer.commit(Commit { rooms: rooms.all(), path, ..commit }));
         if committed.is_ok() || self.poison.is_set() {
             rooms.settle();
         }
-        committed
+        // The log has nothing of one that is alone.
+        committed.map(|done| if path == Path::Alone { Committed { last: SeqNo::ZERO, ..done } } else { done })
     }
 
     fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {
-        if mode != PersistMode::Buffer {
+        if mode != PersistMode::Buffer && last > SeqNo::ZERO {
             let wal = &self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))?.wal;
             self.poison.watch(wal.sync(last, mode == PersistMode::SyncAll))?;
         }

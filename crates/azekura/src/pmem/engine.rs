@@ -8,8 +8,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::base::edit::{Edit, PartitionId};
 use crate::base::sync::lock;
@@ -31,17 +31,23 @@ pub(crate) trait PmemTree: Engine {
     /// Records in the tree.
     fn approximate_len(&self) -> u64;
 
-    /// Sets space aside for records that will be put, each with the lengths of its key and its value: their rooms, and
-    /// how many leaves, which [`end_promise`](PmemTree::end_promise) wants to know when all of them are put or not.
+    /// Sets space aside for records that will be put, each with the lengths of its key and its value: fills as many
+    /// rooms, and says how many leaves there are, which [`end_promise`](PmemTree::end_promise) wants to know when all of them are put or not.
     ///
     /// # Errors
     /// `OutOfSpace`; then nothing was set aside.
-    fn reserve(&self, records: &[(usize, usize)], rooms: &mut Vec<Room>) -> Result<usize>;
+    fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Room]) -> Result<usize>;
 
     /// Gives back a room that was not used.
     fn give_back(&self, room: Room);
 
     fn end_promise(&self, leaves: usize);
+
+    fn level(&self) -> PersistenceLevel;
+
+    /// Puts one record into memory, as [`apply`](Engine::apply), that is not in the log: a pool that is durable by itself
+    /// makes it so.
+    fn apply_alone(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<()>;
 
     /// Adds a record of the log again. What is there already may be more than the pool may hold for a while.
     fn replay(&self, entry: EntryRef<'_>) -> Result<()>;
@@ -59,7 +65,13 @@ pub(crate) trait PmemTree: Engine {
 
     fn figures(&self) -> PoolFigures;
 
-    /// Copies the files as the last checkpoint left them.
+    /// Removes the files of a tree that was discarded, as far as that can be done.
+    fn remove_files(&self);
+
+    /// Lets no checkpoint begin, for as long as what it returns is held; waits for the one under way.
+    fn hold(&self) -> MutexGuard<'_, ()>;
+
+    /// Copies the files as the last checkpoint left them, for who [holds](PmemTree::hold) them.
     fn copy_to(&self, dir: &Path) -> Result<()>;
 }
 
@@ -124,6 +136,11 @@ impl StoredPool {
     /// The highest sequence number that may be in it.
     pub(crate) fn highest(&self) -> SeqNo {
         self.loaded.as_ref().map_or(SeqNo::ZERO, |loaded| loaded.highest)
+    }
+
+    /// Copies the files.
+    pub(crate) fn copy_to(&self, dir: &Path) -> Result<()> {
+        self.store.copy_to(dir)
     }
 
     /// The tree.
@@ -306,7 +323,7 @@ impl PmemTree for LoggedPool {
         self.tree.len()
     }
 
-    fn reserve(&self, records: &[(usize, usize)], rooms: &mut Vec<Room>) -> Result<usize> {
+    fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Room]) -> Result<usize> {
         self.tree.reserve(records, rooms)
     }
 
@@ -316,6 +333,14 @@ impl PmemTree for LoggedPool {
 
     fn end_promise(&self, leaves: usize) {
         self.tree.end_promise(leaves);
+    }
+
+    fn level(&self) -> PersistenceLevel {
+        PersistenceLevel::Logged
+    }
+
+    fn apply_alone(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<()> {
+        self.apply(entry, room).map(drop)
     }
 
     fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
@@ -361,8 +386,15 @@ impl PmemTree for LoggedPool {
         }
     }
 
+    fn remove_files(&self) {
+        self.store.remove();
+    }
+
+    fn hold(&self) -> MutexGuard<'_, ()> {
+        lock(&self.turn)
+    }
+
     fn copy_to(&self, dir: &Path) -> Result<()> {
-        let _turn = lock(&self.turn);
         self.store.copy_to(dir)
     }
 }

@@ -71,13 +71,12 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Sets space aside for records that will be put, each with the lengths of its key and its value, and for the
-    /// leaves that they may need: the number of these. What it adds to `rooms` is to be used with
+    /// leaves that they may need: the number of these. What it fills `rooms` with is to be used with
     /// [`put_into`](Tree::put_into) or [`give_back`](Tree::give_back), and then, in any case, [`end_promise`](Tree::end_promise).
     ///
     /// # Errors
     /// `OutOfSpace` if the pool is full, or keeps too much for readers; then nothing was set aside.
-    pub(crate) fn reserve(&self, records: &[(usize, usize)], rooms: &mut Vec<Range>) -> Result<usize> {
-        let before = rooms.len();
+    pub(crate) fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Range]) -> Result<usize> {
         let end = SeqNo((self.versions.points().visible().0 + SEQNO_LEAD).min(SeqNo::MAX.0));
         // Each leaf that is full by now may be split for the first record that it gets. What a split has left takes
         // half as many as a leaf before it is full again.
@@ -85,12 +84,12 @@ impl<M: Medium> Tree<M> {
         let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
         self.versions.check_room()?;
         self.promise(leaves)?;
-        for (key_len, value_len) in records {
+        for (n, (key_len, value_len)) in records.iter().enumerate() {
             let len = buffer_len_for(*key_len, *value_len, end);
             match self.take(len) {
-                Ok(at) => rooms.push((at, len)),
+                Ok(at) => rooms[n] = (at, len),
                 Err(error) => {
-                    rooms.drain(before..).for_each(|room| self.give_back(room));
+                    rooms[..n].iter().for_each(|room| self.give_back(*room));
                     self.end_promise(leaves);
                     return Err(error);
                 }

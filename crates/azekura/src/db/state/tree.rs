@@ -45,7 +45,7 @@ impl Tree {
     /// Whether space is set aside for a record of that kind before it is written to the log.
     #[inline]
     pub(crate) fn takes_room(&self, kind: RecordKind) -> bool {
-        matches!(self, Tree::Pmem(_)) && kind == RecordKind::Put
+        matches!(self, Tree::Pmem(_)) && kind.is_value()
     }
 
     pub(crate) fn order(&self) -> &KeyOrder {
