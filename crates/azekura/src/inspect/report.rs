@@ -17,14 +17,14 @@ use crate::block::cache::BlockCache;
 use crate::db::options::{EngineKind, PartitionCreateOptions};
 use crate::engine::{ReadPoints, Visible};
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
+use crate::pmem::recover;
+use crate::pmem::store::{self, ImageStore, PoolFile};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::LOCK;
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
-use crate::pmem::recover;
-use crate::pmem::store::{self, ImageStore, PoolFile};
 use crate::wal::payload::{check_payload, pointers};
 use crate::wal::{self, RecoveryMode, ReplayOptions};
 
