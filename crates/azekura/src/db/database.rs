@@ -132,7 +132,7 @@ impl Database {
         options.check_order(&order)?;
         let meta = PartitionMeta {
             id: PartitionId(0), // until it is created
-            engine: 0,
+            engine: options.engine.kind() as u8,
             name: name.to_owned(),
             comparator: order.name().to_owned(),
             settings: options.encode(),
@@ -183,6 +183,9 @@ impl Database {
         shared.poison.watch(written)?;
         shared.poison.watch(writer.metadata.sync())?;
         tree.discard();
+        if let Some(pool) = tree.pmem() {
+            pool.remove_files(); // what is left is found by the next open
+        }
         drop(one_at_a_time); // others may create and delete while files are removed
         shared.graveyard().remove_all();
         shared.work.ring();

@@ -16,7 +16,6 @@ use crate::pmem::leaf::{LEAF_LEN, bits};
 use crate::pmem::medium::Medium;
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::tree::Tree;
-use crate::pmem::versions::Held;
 
 /// Of each record of a leaf so many bytes are fetched into the cache together; of larger ones more, when the cursor is
 /// so many entries before it.
@@ -30,7 +29,8 @@ const COMMON_MIN: usize = 6;
 /// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
 pub(crate) struct TreeCursor<M: Medium> {
     tree: Arc<Tree<M>>,
-    held: Arc<Held>,
+    /// Registered by whoever has the cursor, for as long.
+    point: SeqNo,
     slots: Vec<Slot>,
     records: Vec<Record>,
     /// Records in their order, by number.
@@ -46,10 +46,10 @@ pub(crate) struct TreeCursor<M: Medium> {
 
 impl<M: Medium> Tree<M> {
     /// A cursor at a registered point.
-    pub(crate) fn cursor(self: &Arc<Self>, held: Arc<Held>) -> TreeCursor<M> {
+    pub(crate) fn cursor(self: &Arc<Self>, point: SeqNo) -> TreeCursor<M> {
         TreeCursor {
             tree: Arc::clone(self),
-            held,
+            point,
             slots: Vec::new(),
             records: Vec::new(),
             sorted: Vec::new(),
@@ -99,7 +99,7 @@ impl<M: Medium> TreeCursor<M> {
         self.records.clear();
         for slot in &self.slots {
             let record = Record::read(tree.region(), *slot)?;
-            if record.seqno <= self.held.at {
+            if record.seqno <= self.point {
                 self.records.push(record);
             }
         }
@@ -113,7 +113,7 @@ impl<M: Medium> TreeCursor<M> {
     fn add_versions(&mut self) -> Result<Vec<(Vec<u8>, SeqNo)>> {
         let mut tombstones = Vec::new();
         let TreeCursor { tree, records, .. } = self;
-        tree.versions.within(self.low.as_deref(), self.high.as_deref(), self.held.at, |entry, slot| {
+        tree.versions.within(self.low.as_deref(), self.high.as_deref(), self.point, |entry, slot| {
             match slot {
                 Some(slot) if entry.kind == RecordKind::Put => records.push(Record::read(tree.region(), slot)?),
                 _ => tombstones.push((entry.user.to_vec(), entry.seqno)),

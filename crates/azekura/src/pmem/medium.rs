@@ -2,10 +2,12 @@
 //!
 //! Reading goes to the [`Region`] itself, whatever the medium: only what changes something passes through here.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::{Error, Result};
-use crate::mem::persist;
+use crate::mem::persist::{self, LINE};
 use crate::mem::region::{PAGE, Region};
 use crate::pmem::store::pages::{Cut, Pages};
 use crate::vfs::File;
@@ -19,15 +21,26 @@ pub(crate) enum Granularity {
     Word,
 }
 
-/// What a change has survived when the call that made it returns.
+/// What a change to a pool has survived when the call that made it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
+#[non_exhaustive]
+pub enum PersistenceLevel {
     /// Nothing by itself: the log makes it durable.
     Logged,
     /// The end of the process.
     Process,
     /// Power loss.
     Power,
+}
+
+impl std::fmt::Display for PersistenceLevel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PersistenceLevel::Logged => "nothing, the log does",
+            PersistenceLevel::Process => "the end of the process",
+            PersistenceLevel::Power => "power loss",
+        })
+    }
 }
 
 /// A place in the code that flushes, fences or orders two stores, so that a test can leave out each.
@@ -83,7 +96,7 @@ pub(crate) trait Medium: Send + Sync + 'static {
 
     fn granularity(&self) -> Granularity;
 
-    fn level(&self) -> Level;
+    fn level(&self) -> PersistenceLevel;
 
     /// Makes the pool at least `len` bytes long, a multiple of [`PAGE`]; what is new holds zeros.
     ///
@@ -200,8 +213,8 @@ impl Medium for Image {
         Granularity::Line
     }
 
-    fn level(&self) -> Level {
-        Level::Logged
+    fn level(&self) -> PersistenceLevel {
+        PersistenceLevel::Logged
     }
 
     fn grow(&self, len: u64) -> Result<()> {
@@ -214,12 +227,12 @@ impl Medium for Image {
 pub(crate) struct Shared {
     region: Region,
     file: Arc<dyn File>,
-    level: Level,
+    level: PersistenceLevel,
 }
 
 impl Shared {
     /// The whole pages of `file` as they are, and room to grow to `len_max`, if they are not more already. On a medium
-    /// of [`Level::Process`] whose pages the system writes to a device when it likes, power loss leaves anything.
+    /// of [`PersistenceLevel::Process`] whose pages the system writes to a device when it likes, power loss leaves anything.
     ///
     /// # Errors
     /// `Unsupported` where files cannot be used as memory, and those of the system.
@@ -233,7 +246,7 @@ impl Shared {
         let region = Region::shared(words)?;
         file.allocate(len)?;
         region.grow(len)?;
-        let level = if region.survives_power_loss() { Level::Power } else { Level::Process };
+        let level = if region.survives_power_loss() { PersistenceLevel::Power } else { PersistenceLevel::Process };
         Ok(Shared { region, file, level })
     }
 }
@@ -261,14 +274,14 @@ impl Medium for Shared {
 
     #[inline]
     fn flush(&self, at: u64, len: u64, _site: Site) {
-        if self.level == Level::Power {
+        if self.level == PersistenceLevel::Power {
             self.region.flush(at, len);
         }
     }
 
     #[inline]
     fn fence(&self, _site: Site) {
-        if self.level == Level::Power {
+        if self.level == PersistenceLevel::Power {
             persist::drain();
         }
     }
@@ -277,7 +290,7 @@ impl Medium for Shared {
         granularity()
     }
 
-    fn level(&self) -> Level {
+    fn level(&self) -> PersistenceLevel {
         self.level
     }
 
@@ -285,6 +298,92 @@ impl Medium for Shared {
         // Places for all of it first: a store into a hole of a full file system ends the process.
         self.file.allocate(len)?;
         self.region.grow(len)
+    }
+}
+
+/// What something did to its medium. What is flushed and fenced counts on media that make nothing of it, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) stored_bytes: u64,
+    pub(crate) flushed_lines: u64,
+    pub(crate) fences: u64,
+}
+
+/// What all splits since the tree was opened did, and how many there were.
+#[derive(Default)]
+pub(crate) struct Splits {
+    count: AtomicU64,
+    stored_bytes: AtomicU64,
+    flushed_lines: AtomicU64,
+    fences: AtomicU64,
+}
+
+impl Splits {
+    pub(crate) fn add(&self, moved: Moved) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.stored_bytes.fetch_add(moved.stored_bytes, Ordering::Relaxed);
+        self.flushed_lines.fetch_add(moved.flushed_lines, Ordering::Relaxed);
+        self.fences.fetch_add(moved.fences, Ordering::Relaxed);
+    }
+
+    pub(crate) fn so_far(&self) -> (u64, Moved) {
+        let moved = Moved {
+            stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
+            flushed_lines: self.flushed_lines.load(Ordering::Relaxed),
+            fences: self.fences.load(Ordering::Relaxed),
+        };
+        (self.count.load(Ordering::Relaxed), moved)
+    }
+}
+
+/// Counts what one thread does to a medium.
+pub(crate) struct Counting<'a, M> {
+    medium: &'a M,
+    moved: Cell<Moved>,
+}
+
+impl<'a, M: Medium> Counting<'a, M> {
+    pub(crate) fn new(medium: &'a M) -> Counting<'a, M> {
+        Counting { medium, moved: Cell::default() }
+    }
+
+    fn count(&self, stored_bytes: u64, flushed_lines: u64, fences: u64) {
+        let moved = self.moved.get();
+        self.moved.set(Moved {
+            stored_bytes: moved.stored_bytes + stored_bytes,
+            flushed_lines: moved.flushed_lines + flushed_lines,
+            fences: moved.fences + fences,
+        });
+    }
+
+    pub(crate) fn store(&self, at: u64, word: u64) {
+        self.count(8, 0, 0);
+        self.medium.store(at, word);
+    }
+
+    pub(crate) fn publish(&self, at: u64, word: u64) {
+        self.count(8, 0, 0);
+        self.medium.publish(at, word);
+    }
+
+    pub(crate) fn publish_both(&self, first: (u64, u64), second: (u64, u64), site: Site) {
+        let between = u64::from(self.medium.granularity() == Granularity::Word);
+        self.count(16, between, between);
+        self.medium.publish_both(first, second, site);
+    }
+
+    pub(crate) fn flush(&self, at: u64, len: u64, site: Site) {
+        self.count(0, (at + len).div_ceil(LINE as u64) - at / LINE as u64, 0);
+        self.medium.flush(at, len, site);
+    }
+
+    pub(crate) fn fence(&self, site: Site) {
+        self.count(0, 0, 1);
+        self.medium.fence(site);
+    }
+
+    pub(crate) fn so_far(&self) -> Moved {
+        self.moved.get()
     }
 }
 
@@ -319,7 +418,7 @@ mod tests {
         image.store(PAGE, 1);
         image.forget_changes();
         assert!(changed(&image).is_empty());
-        assert_eq!(image.level(), Level::Logged);
+        assert_eq!(image.level(), PersistenceLevel::Logged);
         assert_eq!(image.grow(301 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
     }
 
@@ -330,7 +429,7 @@ mod tests {
         let fs = DiskFs::new();
         let open = |mode| fs.open(&path, mode).unwrap();
         let shared = Shared::new(open(OpenMode::Create), 16 * PAGE).unwrap();
-        assert!(shared.region().len() == 0 && shared.level() >= Level::Process);
+        assert!(shared.region().len() == 0 && shared.level() >= PersistenceLevel::Process);
         shared.grow(2 * PAGE).unwrap();
         shared.write(PAGE, &[b"hello, pool"]);
         shared.publish(0, 7);

@@ -19,9 +19,11 @@
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;
+pub(crate) mod engine;
 pub(crate) mod inner;
 pub(crate) mod leaf;
 pub(crate) mod medium;
+pub(crate) mod options;
 pub(crate) mod record;
 pub(crate) mod recover;
 pub(crate) mod reshape;

@@ -100,7 +100,7 @@ struct Files {
 
 impl ImageStore {
     /// Opens the files of a partition's pool, and reads the image. With `never_written` there was no checkpoint yet,
-    /// and whatever is there is removed.
+    /// and whatever is there goes with the first one: opening changes nothing.
     ///
     /// # Errors
     /// `Corruption` if there is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there
@@ -123,11 +123,6 @@ impl ImageStore {
             bytes: AtomicU64::new(0),
         };
         if never_written {
-            for path in [&store.path, &store.shadow_path()] {
-                if !read_only && fs.exists(path)? {
-                    fs.remove_file(path)?;
-                }
-            }
             return Ok((store, None));
         }
         let loaded = store.load(&mut lock(&store.files), len_max)?;
@@ -137,6 +132,15 @@ impl ImageStore {
     /// Of the pool's file, for messages.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes the files, as far as that can be done: no checkpoint comes any more.
+    pub(crate) fn remove(&self) {
+        let mut files = lock(&self.files);
+        drop((files.pool.take(), files.shadow.take()));
+        for path in [self.path.clone(), self.shadow_path()] {
+            let _found_by_the_next_open = self.fs.remove_file(&path);
+        }
     }
 
     fn shadow_path(&self) -> PathBuf {
@@ -284,7 +288,8 @@ impl ImageStore {
 
     /// The file of the pool and that of the shadow, made if need be.
     fn files_to_write(&self, files: &mut Files) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
-        let open = |path: &Path| match self.fs.exists(path)? {
+        let first = files.last.is_none();
+        let open = |path: &Path| match !first && self.fs.exists(path)? {
             true => self.fs.open(path, OpenMode::Write),
             false => self.fs.open(path, OpenMode::Create),
         };

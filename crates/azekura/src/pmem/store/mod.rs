@@ -13,3 +13,5 @@ pub(crate) mod pages;
 pub(crate) mod shadow;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use files::{ImageStore, Loaded, PoolFile, parse_name};

@@ -10,6 +10,7 @@ use super::model::options;
 use super::world::{FILE_ID, Model, Op, World};
 use crate::base::checksum::xxh3;
 use crate::base::{ErrorKind, KeyOrder};
+use crate::engine::ReadPoints;
 use crate::engine::Visible;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
@@ -18,7 +19,6 @@ use crate::pmem::medium::{Granularity, Site};
 use crate::pmem::recover::create;
 use crate::pmem::sim::{Planted, Point, Sim};
 use crate::pmem::tree::PoolOptions;
-use crate::pmem::versions::Readers;
 use crate::vfs::dice::Dice;
 
 /// Images of one point are all shown up to this number.
@@ -327,6 +327,15 @@ fn fences_are_within_their_budget() {
             splits += split;
         }
         assert!(splits > 8);
+        let (counted, moved) = world.tree.splits.so_far();
+        assert_eq!(
+            (counted, moved.fences),
+            (splits, extra * splits),
+            "what a split counts is what the medium was told"
+        );
+        // Half of the slots, all fingerprints, two words of a header, the link and the commit; never a key or a value.
+        let most = SLOTS as u64 / 2 * 8 + SLOTS as u64 + 16 + 16;
+        assert!(moved.stored_bytes <= splits * most && moved.flushed_lines >= splits * 2, "{moved:?}");
         let ascending = (0..100).map(|n| fences(&mut world, Op::Put(vec![0xFF, n], vec![1; 50])).0);
         assert_eq!(ascending.max(), Some(4), "at the end one word links the new leaf");
         assert_eq!(fences(&mut world, put(3)).0, 2, "replaced");
@@ -343,7 +352,7 @@ fn a_pool_that_is_not_made_yet_is_refused_or_empty() {
         let options = options(LEN_MAX, 4);
         let sim = Sim::new(&[], LEN_MAX, granularity, None);
         sim.record();
-        let readers = || Readers::new(Visible::default());
+        let readers = || ReadPoints::new(Visible::default());
         let tree = create(sim, FILE_ID, KeyOrder::bytewise(), &options, readers()).unwrap();
         let (mut refused, mut opened) = (0, 0);
         for point in tree.medium.take_points() {

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::sync::Arc;
 
 use super::model::{options, world};
 use super::world::{Op, World};
@@ -117,7 +116,8 @@ fn measure(count: u64) {
             black_box(world.tree.get(key).unwrap().is_none());
         }
     }));
-    let mut cursor = world.tree.cursor(Arc::new(world.readers.hold()));
+    let pin = world.points.register();
+    let mut cursor = world.tree.cursor(pin.at());
     ours.push(time("scan forward, per entry", count, || {
         let mut met = 0;
         cursor.seek_to_first().unwrap();
@@ -212,7 +212,8 @@ fn counted_gets_and_scans() {
     for n in 0..100_000u64 {
         black_box(world.tree.get(&random_key(mixed(n) % 100_000)).unwrap().unwrap());
     }
-    let mut cursor = world.tree.cursor(Arc::new(world.readers.hold()));
+    let pin = world.points.register();
+    let mut cursor = world.tree.cursor(pin.at());
     cursor.seek_to_first().unwrap();
     while cursor.valid() {
         black_box(cursor.entry().value[0]);
