@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::base::edit::PartitionId;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
-use crate::engine::Visible;
+use crate::engine::{ReadPoints, Visible};
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::medium::{Image, Medium};
@@ -15,7 +15,6 @@ use crate::pmem::recover;
 use crate::pmem::store::files::{ImageStore, Loaded, PoolFile, parse_name};
 use crate::pmem::store::format::GROUP;
 use crate::pmem::tree::{PoolOptions, Tree};
-use crate::pmem::versions::Readers;
 use crate::vfs::dice::Dice;
 use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
 use crate::vfs::mem::{MemFs, Survival};
@@ -482,7 +481,7 @@ fn is_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at_end: &[u64])
     fork.crash(Survival::Nothing, 0);
     let loaded = open(&(Arc::new(fork) as Arc<dyn Fs>), false, false).unwrap().1.unwrap();
     let visible = Visible::default();
-    let readers = Readers::new(visible.clone());
+    let readers = ReadPoints::new(visible.clone());
     let (tree, report) = recover::open(loaded.image, KeyOrder::bytewise(), options, readers).unwrap();
     assert!(report.highest <= loaded.highest);
     visible.publish(SeqNo::MAX);
@@ -512,7 +511,7 @@ fn a_tree_that_never_stands_still_is_found_as_it_was() {
         // Small, so that leaves and buffers are reused soon.
         let options = PoolOptions { len_max: 512 * PAGE, grow_by: 4 * PAGE, slots };
         let visible = Visible::default();
-        let readers = Readers::new(visible.clone());
+        let readers = ReadPoints::new(visible.clone());
         let image = Image::new(options.len_max).unwrap();
         let tree = recover::create(image, [5; 16], KeyOrder::bytewise(), &options, readers).unwrap();
         let numbers_of_keys = || (0..KEYS).map(|_| AtomicU64::new(0)).collect();
@@ -550,4 +549,50 @@ fn a_tree_that_never_stands_still_is_found_as_it_was() {
         is_between(&mem, &options, &ended, &ended);
         assert!(pages > 200, "{pages}");
     }
+}
+
+/// A pool that was used as memory, copied to where files are none: it stays as it is until an image of it is permanent.
+#[test]
+fn a_pool_that_was_memory_becomes_an_image() {
+    let mem = MemFs::new();
+    directory(&mem);
+    let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+    let mut life = Life::begin(&fs, 6).unwrap();
+    life.change(30);
+    let bytes = bytes_of(&life.image);
+    let file = fs.open(Path::new("/db/p000003.pool"), OpenMode::Create).unwrap();
+    file.write_at(&bytes, 0).unwrap();
+    file.sync_data().unwrap();
+    fs.sync_dir(Path::new(DIR)).unwrap();
+    let found = |fs: &MemFs, read_only| {
+        let loaded = open(&(Arc::new(fs.clone()) as Arc<dyn Fs>), false, read_only).unwrap().1.unwrap();
+        assert_eq!(bytes_of(&loaded.image), bytes);
+        loaded.replay_from.0
+    };
+    assert_eq!((found(&mem, true), found(&mem, false)), (0, 0));
+    let mut after = 0;
+    loop {
+        let fork = mem.fork();
+        fork.freeze_after(Some(after));
+        let frozen: Arc<dyn Fs> = Arc::new(fork.clone());
+        let written = open(&frozen, false, false)
+            .and_then(|(store, loaded)| store.checkpoint(&loaded.unwrap().image, &mut || SeqNo(7), &mut Ok));
+        for seed in 0..6 {
+            let left = fork.fork();
+            left.crash(Survival::Random, seed);
+            let from = [found(&left, true), found(&left, false), found(&left, false)];
+            assert!(from == [7; 3] || written.is_err() && from == [0; 3], "after {after}: {from:?}");
+        }
+        if written.is_ok() {
+            break;
+        }
+        after += 1;
+    }
+    assert!(after > 5, "{after}");
+    let (store, loaded) = open(&fs, false, false).unwrap();
+    fs.create_dir_all(Path::new("/copy")).unwrap();
+    store.copy_to(Path::new("/copy")).unwrap();
+    assert_eq!(fs.open(Path::new("/copy/p000003.pool"), OpenMode::Read).unwrap().length().unwrap(), bytes.len() as u64);
+    let written = store.checkpoint(&loaded.unwrap().image, &mut || SeqNo(8), &mut Ok).unwrap();
+    assert_eq!((written.pages, found(&mem, false)), (bytes.len() as u64 / PAGE, 8));
 }
