@@ -299,9 +299,13 @@ impl ImageStore {
     /// The file of the pool and that of the shadow, made if need be.
     fn files_to_write(&self, files: &mut Files) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
         let first = files.last.is_none();
-        let open = |path: &Path| match !first && self.fs.exists(path)? {
-            true => self.fs.open(path, OpenMode::Write),
-            false => self.fs.open(path, OpenMode::Create),
+        let open = |path: &Path| {
+            let exists = self.fs.exists(path)?;
+            if exists && first {
+                // Left by somebody who never finished a checkpoint.
+                self.fs.remove_file(path)?;
+            }
+            self.fs.open(path, if exists && !first { OpenMode::Write } else { OpenMode::Create })
         };
         let pool = match &files.pool {
             Some(pool) => Arc::clone(pool),
