@@ -15,7 +15,8 @@
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
 //! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`cursor`], [`versions`] (what was
-//! replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a partition calls).
+//! replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a partition
+//! calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;

@@ -199,9 +199,8 @@ impl ImageStore {
             files.shadow = Some(shadow);
         }
         files.pool = Some(Arc::clone(&pool));
-        if !self.read_only {
-            self.settle(files)?;
-        } else if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
+        // Opening changes nothing: the pages are put where they belong before the next checkpoint.
+        if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
             owed.each(&**shadow, |place, page| drop(overlay.insert(place, page.to_vec())))?;
         }
         files.named = !self.read_only;
@@ -307,8 +306,7 @@ impl ImageStore {
 
     /// The file of the pool and that of the shadow, made if need be.
     fn files_to_write(&self, files: &mut Files) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
-        let first = files.last.is_none();
-        let open = |path: &Path| match !first && self.fs.exists(path)? {
+        let open = |path: &Path| match self.fs.exists(path)? {
             true => self.fs.open(path, OpenMode::Write),
             false => self.fs.open(path, OpenMode::Create),
         };
@@ -320,6 +318,10 @@ impl ImageStore {
             Some(shadow) => Arc::clone(shadow),
             None => {
                 files.named = false;
+                // Before the first checkpoint it means nothing, whoever left it there.
+                if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
+                    self.fs.remove_file(&self.shadow_path())?;
+                }
                 Arc::clone(files.shadow.insert(open(&self.shadow_path())?))
             }
         };
