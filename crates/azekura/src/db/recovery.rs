@@ -33,7 +33,7 @@ use crate::db::worker;
 use crate::engine::{ReadPoints, Visible};
 use crate::lsm::blobs::left::LeftEarly;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
-use crate::pmem::store::partition_of_name;
+use crate::pmem::store;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::{LOCK, sync_names_above};
@@ -64,7 +64,7 @@ fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
             listing.data.insert((kind, id), entry.len);
         } else if let Some(id) = parse_segment_name(&entry.name) {
             listing.segments.insert(id, entry.len);
-        } else if let Some(partition) = partition_of_name(&entry.name) {
+        } else if let Some((partition, _)) = store::parse_name(&entry.name) {
             listing.pools.push((partition, dir.join(&entry.name)));
         } else if entry.name == NAME {
             listing.has_manifest = true;

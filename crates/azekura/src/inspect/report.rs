@@ -14,7 +14,11 @@ use crate::blob::liveness::Liveness;
 use crate::blob::reader::BlobFile;
 use crate::blob::unsealed::Unsealed;
 use crate::block::cache::BlockCache;
+use crate::db::options::{EngineKind, PartitionCreateOptions};
+use crate::engine::{ReadPoints, Visible};
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
+use crate::pmem::recover;
+use crate::pmem::store::{self, ImageStore, PoolFile};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
@@ -30,7 +34,7 @@ use crate::wal::{self, RecoveryMode, ReplayOptions};
 pub struct FileReport {
     /// Where it is.
     pub path: PathBuf,
-    /// `manifest`, `table`, `blob`, `log`, `lock`, `left over` (a data file or segment that nothing names) or
+    /// `manifest`, `table`, `blob`, `pool`, `log`, `lock`, `left over` (a data file or segment that nothing names) or
     /// `unknown`.
     pub kind: String,
     /// Its length.
@@ -203,6 +207,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
             LOCK => "lock",
             TEMPORARY => "left over",
             name if parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
+            name if store::parse_name(name).is_some() => "pool",
             _ => "unknown",
         };
         report.files.push(FileReport::new(dir.join(&entry.name), kind, entry.len));
@@ -217,6 +222,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
                 done += bytes;
                 progress(done, total);
             });
+            verify_pools(fs, dir, &ledger, &mut report);
             verify_log(fs, dir, &ledger, &mut report);
         }
     }
@@ -290,6 +296,25 @@ fn verify_tables(
             progress(meta.size);
         }
     }
+}
+
+/// Checks every page of the pools, and where the order of their keys is known, all that stands in them.
+fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut VerifyReport) {
+    let pools = ledger.partitions.values().filter(|partition| partition.meta.engine == EngineKind::Pmem as u8);
+    for partition in pools.filter(|partition| partition.flushed > SeqNo::ZERO) {
+        let path = dir.join(PoolFile::Pool.name(partition.meta.id));
+        let records = verify_pool(fs, dir, partition);
+        let count = records.as_ref().map_or(0, |records| *records);
+        report.note(&path, "pool", count, records.map(drop).map_err(|error| error.in_file(&path)));
+    }
+}
+
+fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionLedger) -> Result<u64> {
+    let options = PartitionCreateOptions::decode(&partition.meta.settings)?.pmem().pool();
+    let (_, loaded) = ImageStore::open(fs, dir, partition.meta.id, options.len_max, false, true)?;
+    let Some(loaded) = loaded.filter(|_| partition.meta.comparator == BYTEWISE_NAME) else { return Ok(0) };
+    let points = ReadPoints::new(Visible::default());
+    Ok(recover::open(loaded.image, KeyOrder::bytewise(), &options, points)?.1.records)
 }
 
 fn has_logical(partition: &PartitionLedger, logical: FileId) -> bool {

@@ -6,9 +6,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, Result};
 use crate::mem::persist::{self, LINE};
 use crate::mem::region::{PAGE, Region};
+use crate::pmem::store::pages::{Cut, Pages};
 use crate::vfs::File;
 
 /// What survives power loss as a whole, and in which order.
@@ -131,8 +132,7 @@ fn granularity() -> Granularity {
 /// it durable; flushing and fencing do nothing.
 pub(crate) struct Image {
     region: Region,
-    /// One bit for each page, set after the change that it stands for.
-    dirty: Box<[AtomicU64]>,
+    pages: Pages,
 }
 
 impl Image {
@@ -141,39 +141,37 @@ impl Image {
     /// # Errors
     /// `OutOfSpace` if there are not so many addresses.
     pub(crate) fn new(len_max: u64) -> Result<Image> {
-        let region = Region::private(len_max)?;
-        let words = len_max.div_ceil(PAGE).div_ceil(64);
-        let mut dirty = Vec::new();
-        let reserved =
-            usize::try_from(words).ok().and_then(|words| dirty.try_reserve_exact(words).ok().map(|()| words));
-        let words =
-            reserved.ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "no memory for the map of changed pages"))?;
-        dirty.resize_with(words, || AtomicU64::new(0));
-        Ok(Image { region, dirty: dirty.into_boxed_slice() })
+        Ok(Image { region: Region::private(len_max)?, pages: Pages::new(len_max)? })
     }
 
-    #[inline]
-    fn mark(&self, at: u64, len: u64) {
-        for page in at / PAGE..(at + len).div_ceil(PAGE) {
-            let (word, bit) = (&self.dirty[(page / 64) as usize], 1 << (page % 64));
-            if word.load(Ordering::Relaxed) & bit == 0 {
-                // Release: who takes the mark sees the change.
-                word.fetch_or(bit, Ordering::Release);
-            }
-        }
+    /// Puts bytes where a file has them, while nobody else has the image. Leaves no mark.
+    pub(crate) fn load(&self, at: u64, bytes: &[u8]) {
+        self.region.write(at, &[bytes], |_, _| ());
     }
 
-    /// Takes the marks away, and returns the pages that had one, by number. What is changed meanwhile may be found
-    /// changed now, and is marked again.
-    pub(crate) fn take_dirty(&self) -> Vec<u64> {
-        let mut pages = Vec::new();
-        for (n, word) in self.dirty.iter().enumerate() {
-            if word.load(Ordering::Relaxed) != 0 {
-                let marks = word.swap(0, Ordering::AcqRel);
-                pages.extend((0..64).filter(|bit| marks >> bit & 1 == 1).map(|bit| 64 * n as u64 + bit));
-            }
-        }
-        pages
+    /// All that was changed is in the file, or is to be looked at as if it were.
+    #[cfg(test)]
+    pub(crate) fn forget_changes(&self) {
+        self.pages.forget(self.region.len());
+    }
+
+    /// Copies that writers have put aside, or are about to.
+    #[cfg(test)]
+    pub(crate) fn pages_aside(&self) -> usize {
+        self.pages.aside()
+    }
+
+    /// Pages that were changed since they were brought to a file, more or less, while others write.
+    pub(crate) fn changed_pages(&self) -> u64 {
+        self.pages.marked(self.region.len())
+    }
+
+    /// Cuts through the image, to bring what was changed to its file.
+    ///
+    /// # Errors
+    /// `Invalid` while that is being done.
+    pub(crate) fn cut(&self) -> Result<Cut<'_>> {
+        Cut::new(&self.pages, &self.region)
     }
 }
 
@@ -185,20 +183,24 @@ impl Medium for Image {
 
     #[inline]
     fn store(&self, at: u64, word: u64) {
+        self.pages.before(&self.region, at, 8);
         self.region.store(at, word);
-        self.mark(at, 8);
+        self.pages.after(at, 8);
     }
 
     #[inline]
     fn publish(&self, at: u64, word: u64) {
+        self.pages.before_publishing(&self.region, at);
         self.region.publish(at, word);
-        self.mark(at, 8);
+        self.pages.after_publishing(at);
     }
 
     #[inline]
     fn write(&self, at: u64, parts: &[&[u8]]) {
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        self.pages.before(&self.region, at, len);
         self.region.write(at, parts, |_, _| ());
-        self.mark(at, parts.iter().map(|part| part.len() as u64).sum());
+        self.pages.after(at, len);
     }
 
     #[inline]
@@ -216,6 +218,7 @@ impl Medium for Image {
     }
 
     fn grow(&self, len: u64) -> Result<()> {
+        self.pages.grow(len)?;
         self.region.grow(len)
     }
 }
@@ -387,20 +390,34 @@ impl<'a, M: Medium> Counting<'a, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::ErrorKind;
     use crate::vfs::disk::DiskFs;
     use crate::vfs::disk::tests::scratch;
     use crate::vfs::{Fs, OpenMode};
+
+    /// The pages that a cut finds, by number.
+    fn changed(image: &Image) -> Vec<u64> {
+        let (mut cut, mut out) = (image.cut().unwrap(), [0; PAGE as usize]);
+        let mut pages: Vec<u64> = std::iter::from_fn(|| cut.next(&mut out)).collect();
+        cut.keep();
+        pages.sort_unstable();
+        pages
+    }
 
     #[test]
     fn an_image_remembers_what_was_changed() {
         let image = Image::new(300 * PAGE).unwrap();
         image.grow(300 * PAGE).unwrap();
-        assert!(image.take_dirty().is_empty());
+        assert!(changed(&image).is_empty());
         image.store(8, 1);
         image.publish(70 * PAGE, 2);
         image.write(200 * PAGE - 8, &[b"12345678", b"9"]);
-        assert_eq!(image.take_dirty(), [0, 70, 199, 200]);
-        assert!(image.take_dirty().is_empty());
+        assert_eq!(image.changed_pages(), 4);
+        assert_eq!(changed(&image), [0, 70, 199, 200]);
+        assert!(changed(&image).is_empty());
+        image.store(PAGE, 1);
+        image.forget_changes();
+        assert!(changed(&image).is_empty());
         assert_eq!(image.level(), PersistenceLevel::Logged);
         assert_eq!(image.grow(301 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
     }

@@ -90,7 +90,7 @@ fn flip(name: &str, sample: &Sample, stride: usize) {
                 let outcome = toll.note(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
                 // A torn tail is nothing wrong.
                 let harmless = [Some(Outcome::Same), Some(Outcome::Shorter)].contains(&outcome);
-                if !seen && (name.ends_with(".sst") || name.ends_with(".blob") || !harmless) {
+                if !seen && ([".sst", ".blob", ".pool"].iter().any(|suffix| name.ends_with(suffix)) || !harmless) {
                     unseen.push(format!("{name} byte {at} ^ {pattern:#x} ({outcome:?})"));
                 }
             }
