@@ -144,7 +144,7 @@ impl Experiment for MemorySpeed {
                 let found = engine.get(&key_of(task.n / 2), &mut |value| drop(black_box(value[0])))?;
                 let first_get_ms = millis(start);
                 if !found {
-                    return Err(wrong("a record is missing behind opening".into()));
+                    return Err(wrong("a record is missing behind opening"));
                 }
                 engine.close()?;
                 Ok(object(json!({"ms": open_ms, "first_get_ms": first_get_ms})))
