@@ -21,7 +21,7 @@ use crate::db::catalog::PartitionState;
 use crate::db::recovery::is_missing;
 use crate::db::shared::Shared;
 use crate::manifest::Manifest;
-use crate::vfs::fs::sync_names_above;
+use crate::vfs::fs::{PersistenceLevel, sync_names_above};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::segment_path;
 use crate::wal::options::SegmentInfo;
@@ -72,14 +72,21 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
         let partitions = shared.catalog.all();
         let pools = || partitions.iter().filter_map(|partition| partition.tree_if_built()?.pmem());
         let _held: Vec<_> = pools().map(|pool| pool.hold()).collect();
-        let moment = writer.committer.alone(|| Moment {
-            early: early_files(shared), // first: a flush may give them to the ledger
-            ledger: writer.metadata.ledger(),
-            visible: shared.visible.get(),
-            segments: writer.wal.segments(),
+        shared.fs.create_dir_all(&tmp)?;
+        let moment = writer.committer.alone(|| {
+            // What is memory has no other moment to be copied at: writers wait for it.
+            pools().filter(|pool| pool.level() > PersistenceLevel::Logged).try_for_each(|pool| pool.copy_to(&tmp))?;
+            Ok::<_, Error>(Moment {
+                early: early_files(shared), // first: a flush may give them to the ledger
+                ledger: writer.metadata.ledger(),
+                visible: shared.visible.get(),
+                segments: writer.wal.segments(),
+            })
         });
+        let moment = moment.inspect_err(|_| drop(shared.fs.remove_dir_all(&tmp)))?;
         let is_known = |id| partitions.iter().any(|partition| partition.id == id);
         if !moment.ledger.partitions.keys().all(|id| is_known(*id)) {
+            drop(shared.fs.remove_dir_all(&tmp));
             continue; // created a moment ago, so that nobody held its pool
         }
         match build(shared, &moment, &partitions, &tmp) {
@@ -114,11 +121,11 @@ fn early_files(shared: &Shared) -> Vec<(FileId, PathBuf, u64)> {
 
 fn build(shared: &Shared, moment: &Moment, partitions: &[Arc<PartitionState>], tmp: &Path) -> Result<()> {
     let fs = &*shared.fs;
-    fs.create_dir_all(tmp)?;
     // One that was created behind the moment has nothing on disk, and is not in the ledger.
     for partition in partitions.iter().filter(|partition| moment.ledger.partitions.contains_key(&partition.id)) {
         match partition.tree_if_built().map(|tree| tree.pmem()) {
-            Some(Some(pool)) => pool.copy_to(tmp)?,
+            Some(Some(pool)) if pool.level() == PersistenceLevel::Logged => pool.copy_to(tmp)?,
+            Some(Some(_)) => {}
             Some(None) => {}
             None => partition.copy_unbuilt_pool(tmp)?,
         }

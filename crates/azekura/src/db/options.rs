@@ -35,9 +35,11 @@ pub enum EngineType {
 }
 
 impl EngineType {
-    pub(crate) fn kind(&self) -> EngineKind {
+    /// What it is in a directory whose files are used as memory, or not.
+    pub(crate) fn kind_in(&self, memory: bool) -> EngineKind {
         match self {
             EngineType::Lsm => EngineKind::Lsm,
+            EngineType::Pmem(_) if memory => EngineKind::PmemMemory,
             EngineType::Pmem(_) => EngineKind::Pmem,
         }
     }
@@ -48,12 +50,15 @@ impl EngineType {
 #[repr(u8)]
 pub(crate) enum EngineKind {
     Lsm = 0,
+    /// A pool whose image goes to a file.
     Pmem = 1,
+    /// A pool whose file is used as memory.
+    PmemMemory = 2,
 }
 
 impl EngineKind {
     pub(crate) fn from_number(number: u8) -> Option<EngineKind> {
-        [EngineKind::Lsm, EngineKind::Pmem].into_iter().find(|kind| *kind as u8 == number)
+        [EngineKind::Lsm, EngineKind::Pmem, EngineKind::PmemMemory].into_iter().find(|kind| *kind as u8 == number)
     }
 }
 

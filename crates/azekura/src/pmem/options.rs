@@ -60,8 +60,8 @@ impl PmemOptions {
         range("growth_step", self.growth_step, &STEPS)
     }
 
-    /// What a tree is opened with: it may get twice as large while the log is added again, because a checkpoint can hold
-    /// what came after records that are gone by now.
+    /// What a tree is opened with: it may get twice as large while the log is added again, because a checkpoint can
+    /// hold what came after records that are gone by now.
     pub(crate) fn pool(&self) -> PoolOptions {
         PoolOptions { len_max: 2 * self.max_size, grow_by: self.growth_step, ..PoolOptions::default() }
     }

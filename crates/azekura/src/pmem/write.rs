@@ -72,7 +72,8 @@ impl<M: Medium> Tree<M> {
 
     /// Sets space aside for records that will be put, each with the lengths of its key and its value, and for the
     /// leaves that they may need: the number of these. What it fills `rooms` with is to be used with
-    /// [`put_into`](Tree::put_into) or [`give_back`](Tree::give_back), and then, in any case, [`end_promise`](Tree::end_promise).
+    /// [`put_into`](Tree::put_into) or [`give_back`](Tree::give_back), and then, in any case,
+    /// [`end_promise`](Tree::end_promise).
     ///
     /// # Errors
     /// `OutOfSpace` if the pool is full, or keeps too much for readers; then nothing was set aside.

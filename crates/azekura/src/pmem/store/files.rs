@@ -129,6 +129,25 @@ impl ImageStore {
         Ok((store, Some(loaded)))
     }
 
+    /// Whether there is an image or a shadow that is whole. Another file of that name may be a pool that is used as
+    /// memory.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn is_there(fs: &dyn Fs, dir: &Path, partition: PartitionId) -> Result<bool> {
+        let shadow = dir.join(PoolFile::Shadow.name(partition));
+        if fs.exists(&shadow)? && Shadow::read(&*fs.open(&shadow, OpenMode::Read)?)?.is_some() {
+            return Ok(true);
+        }
+        let path = dir.join(PoolFile::Pool.name(partition));
+        if !fs.exists(&path)? {
+            return Ok(false);
+        }
+        let mut header = [0; FileHeader::LEN];
+        let got = fs.open(&path, OpenMode::Read)?.read_at(&mut header, 0)?;
+        Ok(got == header.len() && FileHeader::decode(FileKind::PoolImage, &header).is_ok())
+    }
+
     /// Of the pool's file, for messages.
     pub(crate) fn path(&self) -> &Path {
         &self.path
