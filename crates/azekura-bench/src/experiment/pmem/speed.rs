@@ -61,6 +61,11 @@ impl Who {
             Who::Peer(place) => PEERS[place],
         }
     }
+
+    /// Whether one round has to do, so that the whole does not take most of its time.
+    fn is_slow(self) -> bool {
+        self == Who::Peer(1)
+    }
 }
 
 /// Ours first.
@@ -107,12 +112,16 @@ impl Experiment for MemorySpeed {
             Who::Logged => context.fresh(name),
             _ => memory.fresh(name),
         };
-        let mut variants = Vec::new();
+        let (mut variants, mut again) = (Vec::new(), Vec::new());
         for who in all() {
             let task = Task { who, dir: fresh(who, who.name())?, n, step: Step::Live { seconds } };
             variants.push(Variant { name: who.name().into(), task: json!(task) });
+            if !who.is_slow() {
+                again.extend(variants.last().cloned());
+            }
         }
-        let mut rounds_of = interleave(context, &variants, rounds)?;
+        let mut rounds_of = interleave(context, &variants, 1)?;
+        rounds_of.extend(interleave(context, &again, rounds - 1)?);
         rounds_of.extend(openings(context, &fresh, opened, context.size(5, 9))?);
         let mut answer = Map::new();
         answer.insert("records".into(), json!(n));
@@ -141,7 +150,7 @@ impl Experiment for MemorySpeed {
                 let engine = open(&task)?;
                 let open_ms = millis(start);
                 let start = Instant::now();
-                let found = engine.get(&key_of(task.n / 2), &mut |value| drop(black_box(value[0])))?;
+                let found = engine.get(&key_of(task.n / 2), &mut |value| _ = black_box(value[0]))?;
                 let first_get_ms = millis(start);
                 if !found {
                     return Err(wrong("a record is missing behind opening"));
@@ -252,7 +261,9 @@ fn live(task: &Task, seconds: f64) -> Result<Map<String, Value>> {
     answer.insert("checkpoint_bytes".into(), json!(checkpoint_bytes(&task.dir)));
     let user = SMALL_RECORDS.record_bytes(0) as f64;
     for (field, bytes) in overheads(&answer) {
-        answer.insert(field.into(), json!(bytes.map(|bytes| bytes / task.n as f64 - user)));
+        // Files of others are not memory of the process, however much it has mapped.
+        let each = bytes.map(|bytes| bytes / task.n as f64 - user).filter(|each| *each > 0.0);
+        answer.insert(field.into(), json!(each));
     }
     disk::remove(&task.dir)?;
     Ok(answer)

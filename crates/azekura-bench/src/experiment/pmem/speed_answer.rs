@@ -31,8 +31,12 @@ const OPEN_VS_READ: f64 = 1.2;
 /// Figures named after the goals, then how everybody else stands to us, then all figures of everybody.
 pub(super) fn put(answer: &mut Map<String, Value>, all: &Rounds, everybody: &[Who]) {
     let mut targets = Map::new();
+    let level = all.json()["pool"][0]["stats"]["pool"]["level"].clone();
+    // Where files are no memory there is a log, and what was asked was not measured.
+    let in_memory = level != "Logged";
+    answer.insert("pool_level".into(), level);
     for (field, who, of, factor, most) in GOALS {
-        let is = all.median(who, of).map(|figure| figure * factor);
+        let is = all.median(who, of).map(|figure| figure * factor).filter(|_| in_memory || who == "logged");
         answer.insert(field.into(), json!(is));
         targets.insert(field.into(), target("at_most", most, is));
     }
@@ -134,9 +138,17 @@ mod tests {
     #[test]
     fn what_was_not_measured_is_null() {
         let who = [Who::Pool];
+        let mut all = rounds(&who);
         let mut answer = Map::new();
-        put(&mut answer, &rounds(&who), &who);
+        put(&mut answer, &all, &who);
+        assert_eq!((&answer["get_us"], &answer["targets"]["get_us"]["met"]), (&json!(0.5), &json!(true)));
         assert_eq!(answer["targets"]["gets_vs_heed"], json!({"at_least": 2.0, "is": null, "met": null}));
         assert_eq!((&answer["buffer_puts_per_s"], &answer["baseline_vs_peer"]), (&Value::Null, &Value::Null));
+        let mut logged = Rounds::default();
+        let round = json!({"get_ns": 500.0, "stats": {"pool": {"level": "Logged"}}});
+        logged.add("pool", round.as_object().unwrap().clone());
+        all = logged;
+        put(&mut answer, &all, &who);
+        assert_eq!(answer["targets"]["get_us"]["is"], Value::Null, "it had a log");
     }
 }
