@@ -152,6 +152,7 @@ impl ImageStore {
     }
 
     /// Of the pool's file, for messages.
+    #[cfg(test)]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

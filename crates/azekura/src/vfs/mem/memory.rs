@@ -68,7 +68,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::vfs::fs::{File, Fs, OpenMode, PersistenceLevel};
+    use crate::vfs::fs::{Fs, OpenMode, PersistenceLevel};
     use crate::vfs::mem::{MemFs, Survival};
 
     #[test]
