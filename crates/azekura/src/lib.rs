@@ -64,10 +64,10 @@ pub use db::snapshot::Snapshot;
 pub use lsm::blobs::options::KvSeparationOptions;
 pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
-pub use pmem::medium::PersistenceLevel;
 pub use pmem::options::PmemOptions;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
 pub use vfs::files::DirectIo;
+pub use vfs::fs::PersistenceLevel;
 pub use wal::RecoveryMode;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.

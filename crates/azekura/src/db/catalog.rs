@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
-use crate::base::edit::{BlobMeta, FileId, PartitionId, PartitionMeta};
+use crate::base::edit::{BlobMeta, EngineKind, FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::PartitionLedger;
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
-use crate::db::options::{EngineKind, EngineType, PartitionCreateOptions};
+use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::state::setbacks::Setbacks;
 use crate::db::state::tree::Tree;
 use crate::engine::{Engine, ReadPoints, Visible};
@@ -291,7 +291,10 @@ impl Catalog {
         let options = PartitionCreateOptions::decode(&meta.settings)?;
         let pool = match engine {
             EngineKind::Lsm => None,
-            EngineKind::Pmem => Some(StoredPool::read(self.pool_home(&meta), stored.flushed, &options.pmem())?),
+            EngineKind::Pmem | EngineKind::PmemMemory => {
+                let made_as_memory = engine == EngineKind::PmemMemory;
+                Some(StoredPool::read(self.pool_home(&meta), made_as_memory, stored.flushed, &options.pmem())?)
+            }
         };
         check_files(stored.tables.values().map(|(_, table)| table), stored.blobs.values(), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
@@ -312,15 +315,18 @@ impl Catalog {
         let (engine, pool) = match &options.engine {
             EngineType::Lsm => (EngineKind::Lsm, None),
             EngineType::Pmem(pmem) => {
-                (EngineKind::Pmem, Some(StoredPool::read(self.pool_home(meta), SeqNo::ZERO, pmem)?))
+                let is_memory = meta.engine == EngineKind::PmemMemory as u8;
+                let kind = if is_memory { EngineKind::PmemMemory } else { EngineKind::Pmem };
+                (kind, Some(StoredPool::read(self.pool_home(meta), is_memory, SeqNo::ZERO, pmem)?))
             }
         };
         let state = self.insert(meta, engine, None, pool);
         self.build_tree(&state, order, options)?;
+        state.end_replay()?;
         Ok(state)
     }
 
-    fn pool_home(&self, meta: &PartitionMeta) -> PoolHome {
+    pub(crate) fn pool_home(&self, meta: &PartitionMeta) -> PoolHome {
         let parts = &self.parts;
         PoolHome {
             fs: Arc::clone(&parts.fs),
@@ -380,8 +386,8 @@ impl Catalog {
                 order.name()
             )));
         }
-        let wanted = options.engine.kind();
-        if wanted != state.engine {
+        if (options.engine == EngineType::Lsm) != (state.engine == EngineKind::Lsm) {
+            let wanted = options.engine.kind_in(false);
             return Err(Error::invalid(format!(
                 "partition {:?} was created with the engine {:?} and cannot be opened with {wanted:?}",
                 state.name, state.engine

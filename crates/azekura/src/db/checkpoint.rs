@@ -1,7 +1,8 @@
 //! A copy of the database at one commit, made of hard links.
 //!
 //! The steps:
-//! 1. between two commits: note the ledger, the visible sequence number and how far each log segment is written;
+//! 1. between two commits: copy the pools that are memory, note the ledger, the end of the log and how far each of its
+//!    segments is written;
 //! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy what there is of
 //!    blob files that only the log points into, of the pools (which begin no checkpoint meanwhile) and the used part of
 //!    the log, write a manifest that says where the log ends, with a new instance id;
@@ -21,7 +22,7 @@ use crate::db::catalog::PartitionState;
 use crate::db::recovery::is_missing;
 use crate::db::shared::Shared;
 use crate::manifest::Manifest;
-use crate::vfs::fs::sync_names_above;
+use crate::vfs::fs::{PersistenceLevel, sync_names_above};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::segment_path;
 use crate::wal::options::SegmentInfo;
@@ -36,7 +37,8 @@ struct Moment {
     ledger: Ledger,
     /// Early files with their lengths, some of which the ledger may have meanwhile.
     early: Vec<(FileId, PathBuf, u64)>,
-    visible: SeqNo,
+    /// Of the log.
+    end: SeqNo,
     segments: Vec<SegmentInfo>,
 }
 
@@ -72,14 +74,21 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
         let partitions = shared.catalog.all();
         let pools = || partitions.iter().filter_map(|partition| partition.tree_if_built()?.pmem());
         let _held: Vec<_> = pools().map(|pool| pool.hold()).collect();
-        let moment = writer.committer.alone(|| Moment {
-            early: early_files(shared), // first: a flush may give them to the ledger
-            ledger: writer.metadata.ledger(),
-            visible: shared.visible.get(),
-            segments: writer.wal.segments(),
+        shared.fs.create_dir_all(&tmp)?;
+        let moment = writer.committer.alone(|| {
+            // What is memory has no other moment to be copied at: writers wait for it.
+            pools().filter(|pool| pool.level() > PersistenceLevel::Logged).try_for_each(|pool| pool.copy_to(&tmp))?;
+            Ok::<_, Error>(Moment {
+                early: early_files(shared), // first: a flush may give them to the ledger
+                ledger: writer.metadata.ledger(),
+                end: writer.wal.appended(),
+                segments: writer.wal.segments(),
+            })
         });
+        let moment = moment.inspect_err(|_| drop(shared.fs.remove_dir_all(&tmp)))?;
         let is_known = |id| partitions.iter().any(|partition| partition.id == id);
         if !moment.ledger.partitions.keys().all(|id| is_known(*id)) {
+            drop(shared.fs.remove_dir_all(&tmp));
             continue; // created a moment ago, so that nobody held its pool
         }
         match build(shared, &moment, &partitions, &tmp) {
@@ -114,11 +123,11 @@ fn early_files(shared: &Shared) -> Vec<(FileId, PathBuf, u64)> {
 
 fn build(shared: &Shared, moment: &Moment, partitions: &[Arc<PartitionState>], tmp: &Path) -> Result<()> {
     let fs = &*shared.fs;
-    fs.create_dir_all(tmp)?;
     // One that was created behind the moment has nothing on disk, and is not in the ledger.
     for partition in partitions.iter().filter(|partition| moment.ledger.partitions.contains_key(&partition.id)) {
         match partition.tree_if_built().map(|tree| tree.pmem()) {
-            Some(Some(pool)) => pool.copy_to(tmp)?,
+            Some(Some(pool)) if pool.level() == PersistenceLevel::Logged => pool.copy_to(tmp)?,
+            Some(Some(_)) => {}
             Some(None) => {}
             None => partition.copy_unbuilt_pool(tmp)?,
         }
@@ -148,7 +157,7 @@ fn build(shared: &Shared, moment: &Moment, partitions: &[Arc<PartitionState>], t
         ledger.segments.insert(segment.epoch, segment.file);
     }
     if let Some(last) = moment.segments.last() {
-        ledger.log_end = Some((last.epoch, moment.visible));
+        ledger.log_end = Some((last.epoch, moment.end));
     }
     let mut file_id = [0; 16];
     shared.env.random(&mut ledger.instance);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::comparator::Comparator;
-use crate::base::edit::{Edit, PartitionId, PartitionMeta};
+use crate::base::edit::{Edit, EngineKind, PartitionId, PartitionMeta};
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, KeyOrder, Result};
 use crate::db::batch::Batch;
@@ -18,6 +18,7 @@ use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::worker;
+use crate::pmem::engine::is_memory;
 
 /// Partition names are 1..=255 bytes of UTF-8; they never become paths.
 const NAME_LEN_MAX: usize = 255;
@@ -130,15 +131,23 @@ impl Database {
         })?;
         let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
         options.check_order(&order)?;
+        let engine = options.engine.kind_in(is_memory(&*shared.fs, &shared.dir));
         let meta = PartitionMeta {
             id: PartitionId(0), // until it is created
-            engine: options.engine.kind() as u8,
+            engine: engine as u8,
             name: name.to_owned(),
             comparator: order.name().to_owned(),
             settings: options.encode(),
         };
-        let meta = shared.poison.watch(writer.metadata.create_partition(meta))?;
-        if shared.settings.durability != PersistMode::Buffer {
+        // What a pool that is memory gets is durable by itself: there must be no moment at which the manifest has the
+        // partition and not its file, or a commit and not the partition.
+        let is_memory = engine == EngineKind::PmemMemory;
+        let make_files = |meta: &PartitionMeta| match is_memory {
+            true => shared.catalog.pool_home(meta).make_file(&options.pmem()),
+            false => Ok(()),
+        };
+        let meta = shared.poison.watch(writer.metadata.create_partition(meta, make_files))?;
+        if shared.settings.durability != PersistMode::Buffer || is_memory {
             shared.poison.watch(writer.metadata.sync())?;
         }
         let state = shared.catalog.create(&meta, order, options)?;

@@ -53,6 +53,7 @@ impl Handle {
             }
         }
         if shared.writer.is_some() {
+            shared.catalog.all().iter().filter_map(|p| p.tree_if_built()?.pmem()).for_each(|pool| pool.close());
             // Nobody works any more. Who lets go of a table from now on leaves its file to the next open.
             for tree in shared.catalog.all().iter().filter_map(|p| p.lsm_if_built()) {
                 tree.give_up_paused();

@@ -12,7 +12,7 @@ use crate::db::shared::Shared;
 use crate::db::state::tree::Tree;
 use crate::engine::Engine;
 use crate::pmem::engine::PoolFigures;
-use crate::pmem::medium::PersistenceLevel;
+use crate::vfs::fs::PersistenceLevel;
 
 /// Counters of one kind of block in the cache. Every read that asks for a block counts once, in a counter of its
 /// thread: the sums are exact once the reads are over, and miss at most those that are going on.

@@ -2,10 +2,11 @@
 
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
+use crate::base::edit::EngineKind;
 use crate::base::{Error, KeyOrder, Result};
 use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::options::{LeveledOptions, LsmOptions};
-use crate::pmem::options::PmemOptions;
+use crate::pmem::options::{PmemOptions, SETTING};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIOS};
 
 /// How tables are merged in the background.
@@ -35,25 +36,13 @@ pub enum EngineType {
 }
 
 impl EngineType {
-    pub(crate) fn kind(&self) -> EngineKind {
+    /// What it is in a directory whose files are used as memory, or not.
+    pub(crate) fn kind_in(&self, memory: bool) -> EngineKind {
         match self {
             EngineType::Lsm => EngineKind::Lsm,
+            EngineType::Pmem(_) if memory => EngineKind::PmemMemory,
             EngineType::Pmem(_) => EngineKind::Pmem,
         }
-    }
-}
-
-/// The number of an engine in the manifest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum EngineKind {
-    Lsm = 0,
-    Pmem = 1,
-}
-
-impl EngineKind {
-    pub(crate) fn from_number(number: u8) -> Option<EngineKind> {
-        [EngineKind::Lsm, EngineKind::Pmem].into_iter().find(|kind| *kind as u8 == number)
     }
 }
 
@@ -364,7 +353,7 @@ impl PartitionCreateOptions {
             put_bytes(&mut out, &value);
         }
         if let EngineType::Pmem(pmem) = &self.engine {
-            put_varint(&mut out, 16);
+            put_varint(&mut out, SETTING);
             put_bytes(&mut out, &pmem.encode());
         }
         out
@@ -406,7 +395,7 @@ impl PartitionCreateOptions {
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
                 15 => options.kv_separation = Some(separation(value)?),
-                16 => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
+                SETTING => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
                 _ => {}
             }
         }

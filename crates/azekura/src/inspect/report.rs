@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::blob_ref::References;
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
-use crate::base::edit::{BlobMeta, BlobUse, FileId, TableMeta};
+use crate::base::edit::{BlobMeta, BlobUse, EngineKind, FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
 use crate::base::ledger::{Ledger, PartitionLedger};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
@@ -14,13 +14,14 @@ use crate::blob::liveness::Liveness;
 use crate::blob::reader::BlobFile;
 use crate::blob::unsealed::Unsealed;
 use crate::block::cache::BlockCache;
-use crate::db::options::{EngineKind, PartitionCreateOptions};
 use crate::engine::{ReadPoints, Visible};
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
-use crate::pmem::recover;
-use crate::pmem::store::{self, ImageStore, PoolFile};
+use crate::pmem::engine::{PoolHome, StoredPool};
+use crate::pmem::options::PmemOptions;
+use crate::pmem::store::{self, PoolFile};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
+use crate::vfs::env::TestEnv;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::LOCK;
 use crate::vfs::{File, Fs, OpenMode};
@@ -300,8 +301,11 @@ fn verify_tables(
 
 /// Checks every page of the pools, and where the order of their keys is known, all that stands in them.
 fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut VerifyReport) {
-    let pools = ledger.partitions.values().filter(|partition| partition.meta.engine == EngineKind::Pmem as u8);
-    for partition in pools.filter(|partition| partition.flushed > SeqNo::ZERO) {
+    let memory = EngineKind::PmemMemory as u8;
+    let is_there = |p: &&PartitionLedger| {
+        p.meta.engine == memory || p.meta.engine == EngineKind::Pmem as u8 && p.flushed > SeqNo::ZERO
+    };
+    for partition in ledger.partitions.values().filter(is_there) {
         let path = dir.join(PoolFile::Pool.name(partition.meta.id));
         let records = verify_pool(fs, dir, partition);
         let count = records.as_ref().map_or(0, |records| *records);
@@ -310,11 +314,24 @@ fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Veri
 }
 
 fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionLedger) -> Result<u64> {
-    let options = PartitionCreateOptions::decode(&partition.meta.settings)?.pmem().pool();
-    let (_, loaded) = ImageStore::open(fs, dir, partition.meta.id, options.len_max, false, true)?;
-    let Some(loaded) = loaded.filter(|_| partition.meta.comparator == BYTEWISE_NAME) else { return Ok(0) };
-    let points = ReadPoints::new(Visible::default());
-    Ok(recover::open(loaded.image, KeyOrder::bytewise(), &options, points)?.1.records)
+    let options = PmemOptions::of_settings(&partition.meta.settings)?;
+    let visible = Visible::default();
+    let home = PoolHome {
+        fs: Arc::clone(fs),
+        env: Arc::new(TestEnv::new(0)),
+        dir: dir.to_path_buf(),
+        partition: partition.meta.id,
+        name: partition.meta.name.clone(),
+        points: ReadPoints::new(visible.clone()),
+        visible,
+        read_only: true,
+    };
+    let made_as_memory = partition.meta.engine == EngineKind::PmemMemory as u8;
+    let stored = StoredPool::read(home, made_as_memory, partition.flushed, &options)?;
+    if partition.meta.comparator != BYTEWISE_NAME {
+        return Ok(0);
+    }
+    Ok(stored.open(KeyOrder::bytewise(), &options)?.approximate_len())
 }
 
 fn has_logical(partition: &PartitionLedger, logical: FileId) -> bool {

@@ -11,6 +11,7 @@ use crate::mem::persist::{self, LINE};
 use crate::mem::region::{PAGE, Region};
 use crate::pmem::store::pages::{Cut, Pages};
 use crate::vfs::File;
+use crate::vfs::fs::PersistenceLevel;
 
 /// What survives power loss as a whole, and in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,28 +20,6 @@ pub(crate) enum Granularity {
     Line,
     /// Stores to different words become durable in any order.
     Word,
-}
-
-/// What a change to a pool has survived when the call that made it returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum PersistenceLevel {
-    /// Nothing by itself: the log makes it durable.
-    Logged,
-    /// The end of the process.
-    Process,
-    /// Power loss.
-    Power,
-}
-
-impl std::fmt::Display for PersistenceLevel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            PersistenceLevel::Logged => "nothing, the log does",
-            PersistenceLevel::Process => "the end of the process",
-            PersistenceLevel::Power => "power loss",
-        })
-    }
 }
 
 /// A place in the code that flushes, fences or orders two stores, so that a test can leave out each.
@@ -72,6 +51,8 @@ pub(crate) enum Site {
     UnlinkDone,
     RepairCommit,
     RepairDone,
+    NoteWord,
+    NoteDone,
 }
 
 /// A persistence back end. Thread safe; who changes which bytes is the tree's business.
@@ -162,6 +143,7 @@ impl Image {
     }
 
     /// Pages that were changed since they were brought to a file, more or less, while others write.
+    #[cfg(test)]
     pub(crate) fn changed_pages(&self) -> u64 {
         self.pages.marked(self.region.len())
     }
@@ -232,7 +214,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// The whole pages of `file` as they are, and room to grow to `len_max`, if they are not more already. On a medium
-    /// of [`PersistenceLevel::Process`] whose pages the system writes to a device when it likes, power loss leaves anything.
+    /// of [`PersistenceLevel::Process`] whose pages the system writes to a device when it likes, power loss leaves
+    /// anything.
     ///
     /// # Errors
     /// `Unsupported` where files cannot be used as memory, and those of the system.

@@ -15,7 +15,8 @@
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
 //! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`cursor`], [`versions`] (what was
-//! replaced), [`recover`].
+//! replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a partition
+//! calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;
@@ -23,6 +24,7 @@ pub(crate) mod engine;
 pub(crate) mod inner;
 pub(crate) mod leaf;
 pub(crate) mod medium;
+pub(crate) mod notes;
 pub(crate) mod options;
 pub(crate) mod record;
 pub(crate) mod recover;

@@ -74,6 +74,7 @@ pub(crate) fn create<M: Medium>(
 ///
 /// # Errors
 /// As for [`open_with`].
+#[cfg(test)]
 pub(crate) fn open<M: Medium>(
     medium: M,
     order: KeyOrder,
@@ -278,8 +279,8 @@ impl<M: Medium> Walk<M> {
             threads.extend(spawned.and_then(Result::ok));
         }
         walk.work();
-        let ended = threads.into_iter().fold(true, |ended, thread| thread.join() && ended);
-        let walk = Arc::into_inner(walk).filter(|_| ended);
+        let panics = threads.into_iter().filter_map(|thread| (!thread.join()).then_some(())).count();
+        let walk = Arc::into_inner(walk).filter(|_| panics == 0);
         let panicked = || Error::new(ErrorKind::Poisoned, "a thread panicked while it read a pool");
         let Walk { tree, used, chain, parts, .. } = walk.ok_or_else(panicked)?;
         let mut all = Found::default();

@@ -12,8 +12,9 @@ use crate::base::Result;
 use crate::base::checksum::xxh3;
 use crate::mem::persist::LINE;
 use crate::mem::region::Region;
-use crate::pmem::medium::{Granularity, Medium, PersistenceLevel, Site};
+use crate::pmem::medium::{Granularity, Medium, Site};
 use crate::vfs::dice::Dice;
+use crate::vfs::fs::PersistenceLevel;
 
 /// A fault that is planted, to see whether anybody notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,10 +12,11 @@ use crate::mem::region::Region;
 use crate::mem::slice::Slice;
 use crate::pmem::inner::{Goal, Inner};
 use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
-use crate::pmem::medium::{Medium, PersistenceLevel, Splits};
+use crate::pmem::medium::{Medium, Splits};
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::space::{Space, Usage};
 use crate::pmem::versions::{Versions, poisoned};
+use crate::vfs::fs::PersistenceLevel;
 
 /// Where the first leaf stands.
 pub(crate) const HEAD: u64 = 4096;

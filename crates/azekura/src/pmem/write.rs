@@ -72,7 +72,8 @@ impl<M: Medium> Tree<M> {
 
     /// Sets space aside for records that will be put, each with the lengths of its key and its value, and for the
     /// leaves that they may need: the number of these. What it fills `rooms` with is to be used with
-    /// [`put_into`](Tree::put_into) or [`give_back`](Tree::give_back), and then, in any case, [`end_promise`](Tree::end_promise).
+    /// [`put_into`](Tree::put_into) or [`give_back`](Tree::give_back), and then, in any case,
+    /// [`end_promise`](Tree::end_promise).
     ///
     /// # Errors
     /// `OutOfSpace` if the pool is full, or keeps too much for readers; then nothing was set aside.
@@ -82,7 +83,11 @@ impl<M: Medium> Tree<M> {
         // half as many as a leaf before it is full again.
         let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
-        self.versions.check_room()?;
+        if self.versions.check_room().is_err() {
+            let freed = self.versions.forget_now()?;
+            self.retire_all(freed)?;
+            self.versions.check_room()?;
+        }
         self.promise(leaves)?;
         for (n, (key_len, value_len)) in records.iter().enumerate() {
             let len = buffer_len_for(*key_len, *value_len, end);

@@ -79,6 +79,8 @@ fn flip(name: &str, sample: &Sample, stride: usize) {
     let mut unseen = Vec::new();
     for (name, bytes) in &sample.files {
         let damage = in_place(sample, name);
+        // Whole pages under one checksum each, most of them empty.
+        let stride = if name.ends_with(".pool") || name.ends_with(".shadow") { 5 * stride } else { stride };
         for at in (0..bytes.len()).step_by(stride) {
             for (pattern, how) in [(0x01, How::Writing), (0xff, How::ReadOnly)] {
                 let flipped = machine.fork();
@@ -90,7 +92,7 @@ fn flip(name: &str, sample: &Sample, stride: usize) {
                 let outcome = toll.note(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
                 // A torn tail is nothing wrong.
                 let harmless = [Some(Outcome::Same), Some(Outcome::Shorter)].contains(&outcome);
-                if !seen && ([".sst", ".blob", ".pool"].iter().any(|suffix| name.ends_with(suffix)) || !harmless) {
+                if !seen && (name.ends_with(".sst") || name.ends_with(".blob") || !harmless) {
                     unseen.push(format!("{name} byte {at} ^ {pattern:#x} ({outcome:?})"));
                 }
             }

@@ -7,7 +7,7 @@ use crate::db::catalog::PartitionState;
 use crate::db::commit::{Commit, Path};
 use crate::engine::Room;
 use crate::pmem::engine::PmemTree;
-use crate::pmem::medium::PersistenceLevel;
+use crate::vfs::fs::PersistenceLevel;
 use crate::wal::payload::Records;
 
 /// What a commit has set aside in pools. Dropped before the commit is in memory it gives all of it back.

@@ -132,7 +132,27 @@ impl ImageStore {
         Ok((store, Some(loaded)))
     }
 
+    /// Whether there is an image or a shadow that is whole. Another file of that name may be a pool that is used as
+    /// memory.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn is_there(fs: &dyn Fs, dir: &Path, partition: PartitionId) -> Result<bool> {
+        let shadow = dir.join(PoolFile::Shadow.name(partition));
+        if fs.exists(&shadow)? && Shadow::read(&*fs.open(&shadow, OpenMode::Read)?)?.is_some() {
+            return Ok(true);
+        }
+        let path = dir.join(PoolFile::Pool.name(partition));
+        if !fs.exists(&path)? {
+            return Ok(false);
+        }
+        let mut header = [0; FileHeader::LEN];
+        let got = fs.open(&path, OpenMode::Read)?.read_at(&mut header, 0)?;
+        Ok(got == header.len() && FileHeader::decode(FileKind::PoolImage, &header).is_ok())
+    }
+
     /// Of the pool's file, for messages.
+    #[cfg(test)]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -184,9 +204,8 @@ impl ImageStore {
             files.shadow = Some(shadow);
         }
         files.pool = Some(Arc::clone(&pool));
-        if !self.read_only {
-            self.settle(files)?;
-        } else if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
+        // Opening changes nothing: the pages are put where they belong before the next checkpoint.
+        if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
             owed.each(&**shadow, |place, page| drop(overlay.insert(place, page.to_vec())))?;
         }
         files.named = !self.read_only;
@@ -298,14 +317,9 @@ impl ImageStore {
 
     /// The file of the pool and that of the shadow, made if need be.
     fn files_to_write(&self, files: &mut Files) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
-        let first = files.last.is_none();
-        let open = |path: &Path| {
-            let exists = self.fs.exists(path)?;
-            if exists && first {
-                // Left by somebody who never finished a checkpoint.
-                self.fs.remove_file(path)?;
-            }
-            self.fs.open(path, if exists && !first { OpenMode::Write } else { OpenMode::Create })
+        let open = |path: &Path| match self.fs.exists(path)? {
+            true => self.fs.open(path, OpenMode::Write),
+            false => self.fs.open(path, OpenMode::Create),
         };
         let pool = match &files.pool {
             Some(pool) => Arc::clone(pool),
@@ -315,6 +329,10 @@ impl ImageStore {
             Some(shadow) => Arc::clone(shadow),
             None => {
                 files.named = false;
+                // Before the first checkpoint it means nothing, whoever left it there.
+                if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
+                    self.fs.remove_file(&self.shadow_path())?;
+                }
                 Arc::clone(files.shadow.insert(open(&self.shadow_path())?))
             }
         };

@@ -157,11 +157,13 @@ impl Pages {
     }
 
     /// Pages that are marked; for tests and figures, while others may change that.
+    #[cfg(test)]
     pub(crate) fn marked(&self, len: u64) -> u64 {
         (0..len / PAGE).filter(|page| self.page(*page).mark.load(Ordering::Relaxed) == 1).count() as u64
     }
 
     /// Takes all marks away: the image is what its file is.
+    #[cfg(test)]
     pub(crate) fn forget(&self, len: u64) {
         (0..len / PAGE).for_each(|page| self.page(page).mark.store(0, Ordering::Release));
     }

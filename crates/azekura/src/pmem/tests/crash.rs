@@ -9,13 +9,14 @@ use std::collections::{HashMap, HashSet};
 use super::model::options;
 use super::world::{FILE_ID, Model, Op, World};
 use crate::base::checksum::xxh3;
-use crate::base::{ErrorKind, KeyOrder};
+use crate::base::{ErrorKind, KeyOrder, SeqNo};
 use crate::engine::ReadPoints;
 use crate::engine::Visible;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::medium::{Granularity, Site};
+use crate::pmem::notes::{Note, noted};
 use crate::pmem::recover::create;
 use crate::pmem::sim::{Planted, Point, Sim};
 use crate::pmem::tree::PoolOptions;
@@ -145,6 +146,22 @@ impl Judge {
         verdict
     }
 
+    /// Every image of `point` has the note that was made last.
+    fn noted(&mut self, point: &Point, wanted: SeqNo) -> Verdict {
+        let mut verdict = Ok(());
+        self.seen.states += point.images(BOUND, &mut self.dice.clone(), |image| {
+            let sim = Sim::new(image, LEN_MAX, self.granularity, None);
+            match World::open(sim, &self.options) {
+                Ok((world, _))
+                    if noted(world.tree.region(), &world.tree.file_id, Note::Applied)
+                        .is_ok_and(|noted| noted == wanted) => {}
+                Ok(_) => verdict = Err("a note is not there".into()),
+                Err(error) => verdict = Err(format!("it was refused after a note: {error}")),
+            }
+        });
+        verdict
+    }
+
     /// Twenty changes more, and the pool is opened once again.
     fn goes_on(&mut self, world: &mut World<Sim>, model: &mut Model) -> Verdict {
         for _ in 0..20 {
@@ -222,6 +239,13 @@ fn explore(granularity: Granularity, planted: Option<Planted>, seed: u64, ops: u
             judge.point(point, &[&before, &model])?;
         }
         judge.point(&last, &[&model])?;
+        if round % 10 == 9 {
+            let now = SeqNo(round as u64);
+            world.tree.medium.record();
+            world.tree.note(Note::Applied, now);
+            let noted = world.tree.medium.take_points().pop().expect("now is a point");
+            judge.noted(&noted, now)?;
+        }
     }
     judge.seen.sites.extend(world.tree.medium.met());
     if world.contents() != model {
@@ -255,7 +279,7 @@ fn every_flush_fence_and_order_is_needed() {
     }
     planted.sort();
     planted.dedup();
-    assert_eq!(planted.len(), Site::RepairDone as usize + 1, "all sites were met: {planted:?}");
+    assert_eq!(planted.len(), Site::NoteDone as usize + 1, "all sites were met: {planted:?}");
     let faults = planted.iter().flat_map(|site| {
         [Planted::NoFlush(*site), Planted::NoFence(*site), Planted::Swapped(*site)]
             .into_iter()
@@ -294,6 +318,7 @@ fn does_something(planted: Planted) -> bool {
                 | MergeDone
                 | UnlinkDone
                 | RepairDone
+                | NoteDone
         ),
         Planted::NoFlush(site) => !does_something(Planted::NoFence(site)) || matches!(site, SplitLink | MergeJoin),
         Planted::Swapped(site) => matches!(site, SplitLink | MergeJoin),

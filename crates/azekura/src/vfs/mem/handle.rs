@@ -3,12 +3,15 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::base::sync::Words;
 use crate::base::{Error, Result};
-use crate::vfs::fs::{File, FileLock, Mapping, all_or_corruption};
+use crate::vfs::fs::{File, FileLock, Mapping, PersistenceLevel, all_or_corruption};
 use crate::vfs::mem::content::{MAX_LEN, PAGE};
 use crate::vfs::mem::inode::Ino;
+use crate::vfs::mem::memory::Shared;
 use crate::vfs::mem::tree::Tree;
 
 /// The tree, shared by all handles.
@@ -159,6 +162,52 @@ impl File for MemFile {
         }
         let resident = Mutex::new(Vec::new());
         Ok(Some(Box::new(MemMapping { handle: Arc::clone(&self.handle), len, resident })))
+    }
+
+    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+        if !(8..=MAX_LEN).contains(&len) || !len.is_multiple_of(8) {
+            return Err(Error::invalid("mapped words are one or more, and fit into memory").in_file(&self.handle.path));
+        }
+        let words =
+            self.handle.enter().and_then(|mut tree| Ok((tree.memory_level, tree.begin_memory(self.handle.ino, len)?)));
+        let (level, words) = words.map_err(|e| self.handle.failed("map", e))?;
+        let survives = level == PersistenceLevel::Power;
+        Ok(words.map(|words| {
+            Box::new(MemWords { handle: Arc::clone(&self.handle), words, survives_power_loss: survives })
+                as Box<dyn Words>
+        }))
+    }
+}
+
+/// The words of an open file, for as long as somebody has them.
+struct MemWords {
+    handle: Arc<Handle>,
+    words: Shared,
+    survives_power_loss: bool,
+}
+
+impl Words for MemWords {
+    fn words(&self) -> &[AtomicU64] {
+        self.words.words()
+    }
+
+    fn survives_power_loss(&self) -> bool {
+        self.survives_power_loss
+    }
+}
+
+impl Drop for MemWords {
+    fn drop(&mut self) {
+        let mut tree = enter(&self.handle.tree);
+        if tree.life() == self.handle.life {
+            tree.end_memory(self.handle.ino);
+        }
+    }
+}
+
+impl fmt::Debug for MemWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemWords").field("words", &self.words.words().len()).finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,137 @@
+//! Opening a pool: what its files are, and what keeps it from then on.
+//!
+//! A pool is made a file that is used as memory where the directory's file system is memory, else an image. The
+//! manifest says which; a database that was copied to another file system has its pools as images from then on, and
+//! the first checkpoint writes the image in the place of the file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::{Error, KeyOrder, Result, SeqNo};
+use crate::mem::region::{PAGE, Region};
+use crate::pmem::engine::checkpoints::Checkpoints;
+use crate::pmem::engine::contract::PmemTree;
+use crate::pmem::engine::home::{PoolHome, copy_region, is_memory};
+use crate::pmem::engine::memory::Memory;
+use crate::pmem::engine::pool::Pool;
+use crate::pmem::medium::{Image, Medium, Shared};
+use crate::pmem::notes::{Note, noted};
+use crate::pmem::options::PmemOptions;
+use crate::pmem::recover;
+use crate::pmem::store::{ImageStore, Loaded, PoolFile};
+use crate::vfs::OpenMode;
+
+/// A pool as its files have it, before the order of its keys is known.
+pub(crate) struct StoredPool {
+    home: PoolHome,
+    form: Form,
+    /// All through the first is in it; perhaps more, through the second.
+    at_open: (SeqNo, SeqNo),
+}
+
+enum Form {
+    /// An image in a file of its own, none if there is nothing yet.
+    Image(Box<ImageStore>, Option<Image>),
+    Memory(Shared),
+}
+
+impl StoredPool {
+    /// Reads the files of a pool that was made as memory, or not. Of an image the manifest says what was `flushed`;
+    /// there are no files if that is nothing.
+    ///
+    /// # Errors
+    /// `Corruption` if they are not what was written, `OutOfSpace` if there is not so much memory.
+    pub(crate) fn read(
+        home: PoolHome,
+        made_as_memory: bool,
+        flushed: SeqNo,
+        options: &PmemOptions,
+    ) -> Result<StoredPool> {
+        let len_max = options.pool().len_max;
+        let is_image = !made_as_memory || ImageStore::is_there(&*home.fs, &home.dir, home.partition)?;
+        let open = |never_written| {
+            ImageStore::open(&home.fs, &home.dir, home.partition, len_max, never_written, home.read_only)
+        };
+        if is_image {
+            let (store, loaded) = open(!made_as_memory && flushed == SeqNo::ZERO)?;
+            let at_open = loaded.as_ref().map_or_else(Default::default, |l: &Loaded| (l.replay_from, l.highest));
+            return Ok(StoredPool {
+                home,
+                form: Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)),
+                at_open,
+            });
+        }
+        let path = home.path();
+        let read = |home: &PoolHome| {
+            if !home.read_only && is_memory(&*home.fs, &home.dir) {
+                let medium = Shared::new(home.fs.open(&path, OpenMode::Write)?, len_max)?;
+                let at_open = notes_of(medium.region())?;
+                return Ok((Form::Memory(medium), at_open));
+            }
+            // Read as it is, and kept as it is until an image of it is permanent.
+            let (store, loaded) = open(false)?;
+            let at_open = loaded.as_ref().map_or(Ok(Default::default()), |loaded| notes_of(loaded.image.region()))?;
+            Ok((Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)), at_open))
+        };
+        let (form, at_open) = read(&home).map_err(|error: Error| error.in_file(&path))?;
+        Ok(StoredPool { home, form, at_open })
+    }
+
+    /// The highest sequence number that may be in it.
+    pub(crate) fn highest(&self) -> SeqNo {
+        self.at_open.1
+    }
+
+    /// Copies the files, in which nothing changes.
+    pub(crate) fn copy_to(&self, dir: &Path) -> Result<()> {
+        match &self.form {
+            Form::Image(store, _) => store.copy_to(dir),
+            Form::Memory(medium) => copy_region(&*self.home.fs, medium.region(), &dir.join(self.file_name())),
+        }
+    }
+
+    fn file_name(&self) -> String {
+        PoolFile::Pool.name(self.home.partition)
+    }
+
+    /// The tree.
+    ///
+    /// # Errors
+    /// `Corruption` if it is no pool with keys in that order, `OutOfSpace` if there is no memory.
+    pub(crate) fn open(self, order: KeyOrder, options: &PmemOptions) -> Result<Arc<dyn PmemTree>> {
+        let StoredPool { home, form, at_open } = self;
+        let (pool, points, path, env) = (options.pool(), Arc::clone(&home.points), home.path(), Arc::clone(&home.env));
+        match form {
+            Form::Image(store, Some(image)) => {
+                let opened = recover::open_with(image, order, &pool, points, Some(&*env));
+                let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
+                Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
+            }
+            Form::Image(store, None) => {
+                let mut file_id = [0; 16];
+                home.env.random(&mut file_id);
+                let tree = recover::create(Image::new(pool.len_max)?, file_id, order, &pool, points)?;
+                Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
+            }
+            Form::Memory(medium) => {
+                let opened = recover::open_with(medium, order, &pool, points, Some(&*env));
+                let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
+                let keeper = Memory::new(home, path, at_open);
+                Ok(Arc::new(Pool::new(tree, keeper, options)))
+            }
+        }
+    }
+}
+
+/// What a pool that is memory says about its numbers: all through the first is in it, and none behind the second.
+fn notes_of(region: &Region) -> Result<(SeqNo, SeqNo)> {
+    let mut header = [0; FileHeader::LEN];
+    if !region.contains(0, PAGE) {
+        return Err(Error::corruption("the pool ends in its header"));
+    }
+    region.read(0, &mut header);
+    let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
+    let end = noted(region, &file_id, Note::NumbersEnd)?;
+    Ok((noted(region, &file_id, Note::Applied)?, SeqNo(end.0.saturating_sub(1))))
+}
