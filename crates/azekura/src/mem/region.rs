@@ -11,7 +11,8 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cmp::Ordering as Order;
-use std::ptr::NonNull;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -137,6 +138,7 @@ impl Region {
     #[inline]
     pub(crate) fn load(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::Acquire))
     }
 
@@ -145,13 +147,33 @@ impl Region {
     #[inline]
     pub(crate) fn look(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::SeqCst))
+    }
+
+    /// The words from `at` on, a multiple of 8, each as by [`load`](Region::load).
+    #[inline]
+    pub(crate) fn load_all<const N: usize>(&self, at: u64) -> [u64; N] {
+        debug_assert!(at.is_multiple_of(8));
+        turn();
+        let words: &[AtomicU64; N] = self.words()[(at / 8) as usize..].first_chunk().expect("it is in the region");
+        std::array::from_fn(|n| u64::from_le(words[n].load(Ordering::Acquire)))
+    }
+
+    /// Stores `new` at `at`, a multiple of 8, if `old` stands there; whether it did.
+    #[inline]
+    pub(crate) fn exchange(&self, at: u64, old: u64, new: u64) -> bool {
+        debug_assert!(at.is_multiple_of(8));
+        turn();
+        let word = &self.words()[(at / 8) as usize];
+        word.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Stores the word at `at`, a multiple of 8, after all that this thread wrote before.
     #[inline]
     pub(crate) fn store(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::Release);
     }
 
@@ -159,6 +181,7 @@ impl Region {
     #[inline]
     pub(crate) fn publish(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::SeqCst);
     }
 
@@ -167,6 +190,7 @@ impl Region {
     #[inline]
     pub(crate) fn write(&self, at: u64, parts: &[&[u8]], mut wrote: impl FnMut(u64, u64)) {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let span = self.span(at, len as u64);
         let (mut next, mut filled, mut pending) = (0, 0, 0u64);
@@ -199,21 +223,34 @@ impl Region {
     /// Copies the bytes from `at` on to `out`.
     #[inline]
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
+        // SAFETY: the same bytes; `copy` writes nothing there but bytes.
+        self.copy(at, unsafe { &mut *(ptr::from_mut(out) as *mut [MaybeUninit<u8>]) });
+    }
+
+    /// As [`read`](Region::read); all of `out` is written.
+    #[inline]
+    fn copy(&self, at: u64, out: &mut [MaybeUninit<u8>]) {
+        turn();
         let (span, bits) = (self.span(at, out.len() as u64), at % 8 * 8);
         let (chunks, rest) = out.as_chunks_mut::<8>();
         let whole = chunks.len();
         let word = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
         if bits == 0 {
             for (chunk, low) in chunks.iter_mut().zip(span) {
-                *chunk = word(low).to_le_bytes();
+                *chunk = word(low).to_le_bytes().map(MaybeUninit::new);
             }
-        } else {
-            for (chunk, pair) in chunks.iter_mut().zip(span.windows(2)) {
-                *chunk = (word(&pair[0]) >> bits | word(&pair[1]) << (64 - bits)).to_le_bytes();
+        } else if let Some((first, behind)) = span.split_first() {
+            let mut low = word(first);
+            for (chunk, next) in chunks.iter_mut().zip(behind) {
+                let high = word(next);
+                *chunk = (low >> bits | high << (64 - bits)).to_le_bytes().map(MaybeUninit::new);
+                low = high;
             }
         }
-        if !rest.is_empty() {
-            rest.copy_from_slice(&shifted(span, whole, bits).to_le_bytes()[..rest.len()]);
+        for (byte, last) in
+            rest.iter_mut().zip(span.get(whole).map(|_| shifted(span, whole, bits).to_le_bytes()).unwrap_or_default())
+        {
+            byte.write(last);
         }
     }
 
@@ -225,15 +262,33 @@ impl Region {
             self.read(at, &mut bytes[..len]);
             return Slice::from(&bytes[..len]);
         }
-        let mut bytes: Arc<[u8]> = (0..len).map(|_| 0).collect();
-        self.read(at, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
-        Slice::shared(bytes, 0)
+        let mut bytes = Arc::<[u8]>::new_uninit_slice(len);
+        self.copy(at, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
+        // SAFETY: `copy` has written all of it.
+        Slice::shared(unsafe { bytes.assume_init() }, 0)
+    }
+
+    /// Whether the bytes from `at` on are `other`.
+    #[inline]
+    pub(crate) fn holds(&self, at: u64, other: &[u8]) -> bool {
+        turn();
+        let (span, bits) = (self.span(at, other.len() as u64), at % 8 * 8);
+        let (chunks, rest) = other.as_chunks::<8>();
+        if chunks.iter().enumerate().any(|(n, chunk)| shifted(span, n, bits) != u64::from_le_bytes(*chunk)) {
+            return false;
+        }
+        if rest.is_empty() {
+            return true;
+        }
+        let last = shifted(span, chunks.len(), bits).to_le_bytes();
+        last[..rest.len()] == *rest
     }
 
     /// Up to eight of the `len` bytes from `at` on as a big-endian number, as if zeros followed them. Of two strings
     /// the numbers are never in the opposite order.
     #[inline]
     pub(crate) fn head(&self, at: u64, len: usize) -> u64 {
+        turn();
         let len = len.min(8);
         if len == 0 {
             return 0;
@@ -245,6 +300,7 @@ impl Region {
     /// Compares the `len` bytes from `at` on with `other`.
     #[inline]
     pub(crate) fn cmp(&self, at: u64, len: usize, other: &[u8]) -> Order {
+        turn();
         let common = len.min(other.len());
         let span = self.span(at, common as u64);
         let bits = at % 8 * 8;
@@ -297,6 +353,14 @@ impl Region {
     pub(crate) fn flush(&self, at: u64, len: u64) {
         persist::flush(self.span(at, len));
     }
+}
+
+/// Where schedules are explored others may go on here. The words are the standard library's atomics all the same: the
+/// explorer knows one order of memory only, and a region of its atomics would be too large to make anew each time.
+#[inline]
+fn turn() {
+    #[cfg(azekura_explore)]
+    crate::mem::atomic::spin_loop();
 }
 
 /// Eight bytes from `bits` behind the start of word `n` on, as far as there are words.

@@ -36,6 +36,8 @@ pub(crate) struct Found<'p> {
     pub(crate) low: Option<&'p [u8]>,
     /// Its keys are before this; others in it belong to the leaf behind it.
     pub(crate) high: Option<&'p [u8]>,
+    /// The leaves on both sides, as far as they hang on the same node.
+    pub(crate) beside: (Option<u64>, Option<u64>),
 }
 
 type Cell = Arc<EpochCell<Node>>;
@@ -43,20 +45,21 @@ type Cell = Arc<EpochCell<Node>>;
 /// A node: separator `n` stands between the children `n` and `n + 1`, is behind every key of the former and not behind
 /// any of the latter. One more of both fits in than belongs there: what is split was that large for a moment.
 #[derive(Clone)]
+#[repr(C, align(64))]
 struct Node {
     /// What all separators begin with, in bytes.
     common: u32,
     count: u32,
+    /// Above the lowest level.
+    nodes: Box<[Cell]>,
+    /// The separators one behind the other, and where each ends.
+    ends: Box<[u32]>,
+    bytes: Box<[u8]>,
     /// Where the order is that of the bytes: eight bytes of each separator behind what all of them begin with. In the
     /// node itself, as what is looked at in every walk, so that all of it can be fetched at once.
     heads: [u64; FAN],
     /// On the lowest level: offsets in the pool.
     leaves: [u64; FAN + 1],
-    /// Above it.
-    nodes: Vec<Cell>,
-    /// The separators one behind the other, and where each ends.
-    ends: Vec<u32>,
-    bytes: Vec<u8>,
 }
 
 enum Child {
@@ -119,22 +122,23 @@ fn head_of(key: &[u8], from: usize) -> u64 {
 impl Node {
     fn new(separators: &[&[u8]], children: Children, order: &KeyOrder) -> Node {
         assert_eq!(separators.len() + 1, children.len(), "a separator stands between each two children");
+        let mut end = 0;
+        let ends = separators.iter().map(|separator| {
+            end += separator.len();
+            u32::try_from(end).expect("64 keys of at most 64 KiB")
+        });
         let mut node = Node {
             common: 0,
             count: children.len() as u32,
+            nodes: Box::default(),
+            ends: ends.collect(),
+            bytes: separators.concat().into(),
             heads: [0; FAN],
             leaves: [0; FAN + 1],
-            nodes: Vec::new(),
-            ends: Vec::with_capacity(separators.len()),
-            bytes: Vec::with_capacity(separators.iter().map(|separator| separator.len()).sum()),
         };
         match children {
             Children::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
-            Children::Nodes(nodes) => node.nodes = nodes,
-        }
-        for separator in separators {
-            node.bytes.extend_from_slice(separator);
-            node.ends.push(u32::try_from(node.bytes.len()).expect("64 keys of at most 64 KiB"));
+            Children::Nodes(nodes) => node.nodes = nodes.into(),
         }
         if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
             // What the first and the last begin with all between them do.
@@ -166,7 +170,7 @@ impl Node {
         if self.nodes.is_empty() {
             Children::Leaves(self.leaves[..self.len()].to_vec())
         } else {
-            Children::Nodes(self.nodes.clone())
+            Children::Nodes(self.nodes.to_vec())
         }
     }
 
@@ -195,6 +199,20 @@ impl Node {
             if of_key.is_lt() || or_equal && of_key.is_eq() { low = middle + 1 } else { high = middle }
         }
         low
+    }
+
+    /// The leaves on both sides of leaf `at`.
+    fn beside(&self, at: usize) -> (Option<u64>, Option<u64>) {
+        let leaves = &self.leaves[..self.len()];
+        (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
+    }
+
+    /// Fetches what every walk looks at.
+    #[inline]
+    fn fetch(&self) {
+        prefetch(&self.count);
+        prefetch(&self.heads);
+        prefetch(&self.leaves);
     }
 
     /// With `child` in place of child `at`.
@@ -230,8 +248,9 @@ impl Node {
     }
 
     fn bytes(&self) -> u64 {
-        let nodes = self.nodes.capacity() * size_of::<Cell>();
-        (size_of::<Node>() + 16 + nodes + self.ends.capacity() * 4 + self.bytes.capacity()) as u64
+        let beside = size_of_val(&*self.nodes) + size_of_val(&*self.ends) + self.bytes.len();
+        // With two counts in front, which are as large as the alignment.
+        (size_of::<Node>() + align_of::<Node>() + beside) as u64
     }
 }
 
@@ -290,7 +309,7 @@ impl Inner {
             let at = self.child(node, goal);
             let Some(below) = node.nodes.get(at) else { return node.leaves[at] };
             node = below.read(pin);
-            prefetch(&node.heads);
+            node.fetch();
         }
     }
 
@@ -306,8 +325,11 @@ impl Inner {
             if at < node.ends.len() {
                 high = Some(node.separator(at));
             }
-            let Some(below) = node.nodes.get(at) else { return Found { leaf: node.leaves[at], low, high } };
+            let Some(below) = node.nodes.get(at) else {
+                return Found { leaf: node.leaves[at], low, high, beside: node.beside(at) };
+            };
             node = below.read(pin);
+            node.fetch();
         }
     }
 
@@ -315,8 +337,7 @@ impl Inner {
     pub(crate) fn neighbours(&self, key: &[u8], pin: &Pin) -> (Option<u64>, Option<u64>) {
         let path = self.path(key, pin);
         let &(_, node, at) = path.last().expect("there is a root");
-        let leaves = &node.leaves[..node.len()];
-        (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
+        node.beside(at)
     }
 
     fn path<'p>(&'p self, key: &[u8], pin: &'p Pin) -> Path<'p> {
@@ -408,7 +429,8 @@ mod tests {
             assert_eq!(inner.leaf(Goal::At(key), &pin), expected, "{key:?}");
             let found = inner.find(Goal::At(key), &pin);
             let (low, high) = (at.map(|(key, _)| key.as_slice()), behind.map(|(key, _)| key.as_slice()));
-            assert_eq!(found, Found { leaf: expected, low, high });
+            assert_eq!((found.leaf, found.low, found.high), (expected, low, high));
+            assert_eq!(found.beside, inner.neighbours(key, &pin));
             let before = model.range(..key.clone()).next_back().map_or(leftmost, |(_, leaf)| *leaf);
             assert_eq!(inner.leaf(Goal::Before(key), &pin), before);
         }

@@ -14,14 +14,15 @@
 //!   alone may lock two.
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
-//! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`cursor`], [`versions`] (what was
-//! replaced), [`recover`].
+//! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a leaf's slots), [`cursor`],
+//! [`versions`] (what was replaced), [`recover`].
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;
 pub(crate) mod inner;
 pub(crate) mod leaf;
 pub(crate) mod medium;
+pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod recover;
 pub(crate) mod reshape;

@@ -116,6 +116,10 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// What stands in place of a record before there is one.
+    pub(crate) const NONE: Record =
+        Record { at: 0, seqno: SeqNo(0), kind: RecordKind::Put, key_at: 0, key_len: 0, value_len: 0 };
+
     /// The record of a slot.
     ///
     /// # Errors
@@ -126,7 +130,7 @@ impl Record {
         if !region.contains(at, slot.len().unwrap_or(STEP).max(STEP)) {
             return Err(nowhere(at));
         }
-        let (first, second) = (region.load(at), region.load(at + 8));
+        let [first, second] = region.load_all(at);
         let [_, _, _, _, tag, key_len, value_len, low] = first.to_le_bytes();
         let width = u32::from(tag & WIDTH_MASK) >> WIDTH_SHIFT;
         if (key_len | value_len) >= 0x80 || width == 0 {
@@ -166,10 +170,11 @@ impl Record {
     fn checked(self, region: &Region, slot: Slot) -> Result<Record> {
         let len = self.buffer_len();
         let fits = match slot.len() {
+            // That it is in the region was looked at before anything of it was read.
             Some(there) => len == there,
-            None => len / STEP >= LONG,
+            None => len / STEP >= LONG && region.contains(self.at, len),
         };
-        if fits && region.contains(self.at, len) { Ok(self) } else { Err(nowhere(self.at)) }
+        if fits { Ok(self) } else { Err(nowhere(self.at)) }
     }
 
     /// The length of its buffer.

@@ -12,6 +12,7 @@ use crate::mem::region::PAGE;
 use crate::pmem::inner::Inner;
 use crate::pmem::leaf::{Commit, LEAF_ALIGN, LEAF_LEN, Leaf, SLOTS, Seal, bits};
 use crate::pmem::medium::{Medium, Site};
+use crate::pmem::order::Spot;
 use crate::pmem::record::{Record, STEP, Slot};
 use crate::pmem::space::Space;
 use crate::pmem::tree::{HEAD, PoolOptions, Tree, seal_of};
@@ -56,7 +57,9 @@ pub(crate) fn create<M: Medium>(
     let mut space = Space::new(len, options.len_max, options.grow_by);
     space.add((HEAD + LEAF_LEN, len - HEAD - LEAF_LEN));
     let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
-    Ok(Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), readers))
+    let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), readers);
+    tree.inner = Inner::build(&[(Vec::new(), tree.orders.spot(HEAD).0)], tree.order.clone());
+    Ok(tree)
 }
 
 /// Opens the pool on `medium`.
@@ -92,6 +95,7 @@ pub(crate) fn open<M: Medium>(
     if !repairs.is_empty() {
         tree.medium.fence(Site::RepairDone);
     }
+    let kept: Vec<_> = kept.into_iter().map(|(separator, at)| (separator, tree.orders.spot(at).0)).collect();
     tree.inner = Inner::build(&kept, tree.order.clone());
     let mut free = Vec::new();
     used.free_ranges(|range| free.push(range));
@@ -249,7 +253,7 @@ impl<'a, M: Medium> Walk<'a, M> {
         if !at.is_multiple_of(LEAF_ALIGN) || !region.contains(at, LEAF_LEN) || !self.used.mark(at, LEAF_LEN) {
             return Err(corrupt("the chain of leaves leads to what is no leaf, or in a circle", at));
         }
-        let leaf = self.tree.leaf(at);
+        let leaf = self.tree.leaf(Spot(at));
         let commit = leaf.commit();
         if commit.count() >= SLOTS || !leaf.verifies(self.seal, commit) {
             return Err(corrupt("check of a leaf does not match", at));
@@ -352,7 +356,7 @@ impl<'a, M: Medium> Walk<'a, M> {
         if at == HEAD {
             return Ok(());
         }
-        let leaf = self.tree.leaf(self.linked);
+        let leaf = self.tree.leaf(Spot(self.linked));
         let now = leaf.next(self.seal).ok_or_else(|| corrupt("check of the next leaf does not match", leaf.at))?;
         if now != at {
             self.repairs.push((leaf.next_at(), self.seal.next_word(leaf.at, at)));

@@ -12,6 +12,7 @@ use crate::mem::slice::Slice;
 use crate::pmem::inner::{Goal, Inner};
 use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
 use crate::pmem::medium::{Level, Medium};
+use crate::pmem::order::{Orders, Spot};
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::space::{Space, Usage};
 use crate::pmem::versions::{Readers, Versions, poisoned};
@@ -63,7 +64,9 @@ pub(crate) struct Tree<M> {
     pub(crate) order: KeyOrder,
     bytes_are_keys: bool,
     pub(crate) slots: usize,
+    /// What is in it are words of [`Spot`]s.
     pub(crate) inner: Inner,
+    pub(crate) orders: Orders,
     /// Held by who changes `inner`, and who locks two leaves.
     pub(crate) structure: Mutex<()>,
     /// Raised when keys have got another leaf, before they are gone from the one where they were.
@@ -99,7 +102,6 @@ impl<M: Medium> Tree<M> {
         let (inner, space, len, leaves) = found;
         let stripe = || Stripe { lock: Mutex::new(()), changes: AtomicU64::new(0) };
         Tree {
-            medium,
             seal: seal_of(&file_id),
             hash_seed: place_seed(&file_id, 16),
             file_id,
@@ -108,12 +110,14 @@ impl<M: Medium> Tree<M> {
             versions: Versions::new(order.clone(), readers, options.len_max),
             order,
             inner,
+            orders: Orders::new(options.len_max.max(medium.region().len())),
             structure: Mutex::new(()),
             shape: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| stripe()).collect(),
             space: Mutex::new(space),
             len: AtomicU64::new(len),
             leaves: AtomicU64::new(leaves),
+            medium,
         }
     }
 
@@ -123,8 +127,8 @@ impl<M: Medium> Tree<M> {
     }
 
     #[inline]
-    pub(crate) fn leaf(&self, at: u64) -> Leaf<'_> {
-        Leaf::new(self.region(), at)
+    pub(crate) fn leaf(&self, spot: Spot) -> Leaf<'_> {
+        Leaf::at(self.region(), spot)
     }
 
     #[inline]
@@ -138,9 +142,10 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Says that slots of `leaf`, whose lock is held, are about to be written over.
-    pub(crate) fn open(&self, leaf: u64) {
-        let changes = self.changes(leaf);
+    pub(crate) fn open(&self, leaf: Leaf<'_>) {
+        let changes = self.changes(leaf.at);
         changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.orders.raise(leaf.order);
         fence(Ordering::Release);
     }
 
@@ -171,7 +176,7 @@ impl<M: Medium> Tree<M> {
     #[inline]
     fn is_key(&self, record: &Record, key: &[u8]) -> bool {
         if self.bytes_are_keys {
-            return record.key_len == key.len() && self.region().cmp(record.key_at, record.key_len, key).is_eq();
+            return record.key_len == key.len() && self.region().holds(record.key_at, key);
         }
         let mut stored = Vec::new();
         record.key(self.region(), &mut stored);
@@ -199,7 +204,7 @@ impl<M: Medium> Tree<M> {
         let print = self.print(key);
         loop {
             let shape = self.shape.load(Ordering::Acquire);
-            let leaf = self.leaf(self.inner.leaf(Goal::At(key), pin));
+            let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), pin)));
             self.region().prefetch(leaf.at, LEAF_LEN);
             let changes = self.changes(leaf.at).load(Ordering::Acquire);
             if let Some(place) = self.look(leaf, leaf.commit(), key, print)? {

@@ -9,6 +9,7 @@ use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
 use crate::pmem::leaf::{Commit, Leaf};
 use crate::pmem::medium::{Medium, Site};
+use crate::pmem::order::Spot;
 use crate::pmem::record::{Head, Slot};
 use crate::pmem::space::Range;
 use crate::pmem::tree::{Place, Tree};
@@ -113,11 +114,12 @@ impl<M: Medium> Tree<M> {
         loop {
             let shape = self.shape.load(Ordering::Acquire);
             // Not pinned while it waits: that would hold up all that waits for readers.
-            let leaf = self.inner.leaf(Goal::At(key), &Pin::new());
-            self.region().prefetch(leaf, crate::pmem::leaf::LEAF_LEN);
-            let locked = self.lock(leaf)?;
+            let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), &Pin::new())));
+            self.region().prefetch(leaf.at, crate::pmem::leaf::LEAF_LEN);
+            self.orders.prefetch(leaf.order);
+            let locked = self.lock(leaf.at)?;
             if self.shape.load(Ordering::Acquire) == shape {
-                return Ok((self.leaf(leaf), locked));
+                return Ok((leaf, locked));
             }
         }
     }
@@ -143,7 +145,7 @@ impl<M: Medium> Tree<M> {
         if let Some(old) = &old {
             new = self.without(leaf, new, old, print);
         }
-        self.open(leaf.at);
+        self.open(leaf);
         self.medium.store(leaf.slot_at(n), slot.0);
         self.medium.flush(leaf.slot_at(n), 8, Site::PutSlot);
         self.medium.store(leaf.print_at(n), leaf.print_word(n, print));
