@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::Words;
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::persist;
-use crate::mem::prefetch::prefetch;
+use crate::mem::prefetch::prefetch_line;
 use crate::mem::slice::Slice;
 
 /// Lengths of regions are multiples of this, in bytes.
@@ -234,23 +234,27 @@ impl Region {
         let (span, bits) = (self.span(at, out.len() as u64), at % 8 * 8);
         let (chunks, rest) = out.as_chunks_mut::<8>();
         let whole = chunks.len();
-        let word = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
         if bits == 0 {
-            for (chunk, low) in chunks.iter_mut().zip(span) {
-                *chunk = word(low).to_le_bytes().map(MaybeUninit::new);
+            // Four at a time: atomics are not joined to larger ones.
+            let (fours, words) = chunks.as_chunks_mut::<4>();
+            for (four, from) in fours.iter_mut().zip(span.as_chunks::<4>().0) {
+                *four = std::array::from_fn(|n| bytes_of(&from[n]));
+            }
+            let more = &span[whole / 4 * 4..];
+            for (chunk, from) in words.iter_mut().zip(more) {
+                *chunk = bytes_of(from);
             }
         } else if let Some((first, behind)) = span.split_first() {
-            let mut low = word(first);
+            let mut low = word_of(first);
             for (chunk, next) in chunks.iter_mut().zip(behind) {
-                let high = word(next);
+                let high = word_of(next);
                 *chunk = (low >> bits | high << (64 - bits)).to_le_bytes().map(MaybeUninit::new);
                 low = high;
             }
         }
-        for (byte, last) in
-            rest.iter_mut().zip(span.get(whole).map(|_| shifted(span, whole, bits).to_le_bytes()).unwrap_or_default())
-        {
-            byte.write(last);
+        if !rest.is_empty() {
+            let last = shifted(span, whole, bits).to_le_bytes();
+            rest.iter_mut().zip(last).for_each(|(byte, last)| *byte = MaybeUninit::new(last));
         }
     }
 
@@ -340,11 +344,12 @@ impl Region {
         a_len.cmp(&b_len)
     }
 
-    /// Asks the processor to fetch the lines of a range that is in the region; only a hint.
+    /// Asks the processor to fetch the lines of a range; only a hint, and nothing happens where there is no memory.
     #[inline]
     pub(crate) fn prefetch(&self, at: u64, len: u64) {
-        if self.contains(at, len) {
-            prefetch(self.span(at, len));
+        let start = self.start.as_ptr().cast::<u8>();
+        for line in (at / 64..(at + len).div_ceil(64)).map(|line| line * 64) {
+            prefetch_line(start.wrapping_add(line as usize));
         }
     }
 
@@ -363,14 +368,24 @@ fn turn() {
     crate::mem::atomic::spin_loop();
 }
 
+#[inline]
+fn word_of(word: &AtomicU64) -> u64 {
+    u64::from_le(word.load(Ordering::Relaxed))
+}
+
+#[inline]
+fn bytes_of(word: &AtomicU64) -> [MaybeUninit<u8>; 8] {
+    word_of(word).to_le_bytes().map(MaybeUninit::new)
+}
+
 /// Eight bytes from `bits` behind the start of word `n` on, as far as there are words.
 #[inline]
 fn shifted(span: &[AtomicU64], n: usize, bits: u64) -> u64 {
-    let word = u64::from_le(span[n].load(Ordering::Relaxed));
+    let word = word_of(&span[n]);
     if bits == 0 {
         return word;
     }
-    let next = span.get(n + 1).map_or(0, |word| u64::from_le(word.load(Ordering::Relaxed)));
+    let next = span.get(n + 1).map_or(0, word_of);
     word >> bits | next << (64 - bits)
 }
 

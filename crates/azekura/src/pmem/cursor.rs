@@ -73,19 +73,33 @@ struct Here {
 }
 
 impl Here {
-    /// Takes a record.
+    /// Takes the record of a slot.
     #[inline]
-    fn take(&mut self, region: &Region, record: Record) {
+    fn take(&mut self, region: &Region, slot: Slot) -> Result<()> {
+        if let Some(len) = slot.len().filter(|len| *len <= COPIED && region.contains(slot.at(), *len))
+            && let Some(bytes) = self.bytes.get_mut(..len as usize)
+        {
+            region.read(slot.at(), bytes);
+            if let Some(([first, second], _)) = bytes.as_chunks().0.split_first_chunk()
+                && let Some(record) = Record::short(slot, u64::from_le_bytes(*first), u64::from_le_bytes(*second))
+            {
+                self.record = record;
+                return Ok(());
+            }
+        }
+        self.take_long(region, slot)
+    }
+
+    /// As [`Here::take`], for any record.
+    fn take_long(&mut self, region: &Region, slot: Slot) -> Result<()> {
+        let record = Record::read(region, slot)?;
         let whole = record.buffer_len();
         let len = if whole <= COPIED { whole } else { record.value_at() - record.at } as usize;
-        if self.bytes.len() < len {
-            self.bytes.resize(len, 0);
-        }
+        self.bytes.resize(self.bytes.len().max(len), 0);
         region.read(record.at, &mut self.bytes[..len]);
-        if self.value.get().is_some() {
-            self.value = OnceCell::new();
-        }
+        self.value = OnceCell::new();
         self.record = record;
+        Ok(())
     }
 
     #[inline]
@@ -129,7 +143,7 @@ impl<M: Medium> Tree<M> {
             held,
             view: View::default(),
             at: None,
-            here: Here { record: Record::NONE, bytes: Vec::new(), value: OnceCell::new() },
+            here: Here { record: Record::NONE, bytes: vec![0; COPIED as usize], value: OnceCell::new() },
             next: Next::default(),
             records: Vec::new(),
             sorted: Vec::new(),
@@ -297,11 +311,10 @@ impl<M: Medium> TreeCursor<M> {
     #[inline]
     fn stand(&mut self, at: usize) -> Result<bool> {
         let TreeCursor { tree, view, here, .. } = self;
-        let record = Record::read(tree.region(), view.slots[at])?;
-        if record.seqno > self.held.at {
+        here.take(tree.region(), view.slots[at])?;
+        if here.record.seqno > self.held.at {
             return Ok(false);
         }
-        here.take(tree.region(), record);
         if head(here.key()) >= view.high_head && view.is_behind(tree, here.key()) {
             return Ok(false);
         }

@@ -55,7 +55,8 @@ struct Node {
     /// The separators one behind the other, and where each ends.
     ends: Box<[u32]>,
     bytes: Box<[u8]>,
-    /// Where the order is that of the bytes: eight bytes of each separator behind what all of them begin with. In the
+    /// Where the order is that of the bytes: eight bytes of each separator behind what all of them begin with, and
+    /// behind the last one the highest numbers. In the
     /// node itself, as what is looked at in every walk, so that all of it can be fetched at once.
     heads: [u64; FAN],
     /// On the lowest level: offsets in the pool.
@@ -119,6 +120,18 @@ fn head_of(key: &[u8], from: usize) -> u64 {
     u64::from_be_bytes(word)
 }
 
+/// How many of `heads` are lower than `head`. Always the same steps, without a branch: which way they go nobody can
+/// foresee.
+#[inline]
+fn lower(heads: &[u64; FAN], head: u64) -> usize {
+    let mut low = 0;
+    for step in [32, 16, 8, 4, 2, 1] {
+        // At most 62 + 1 before the last step.
+        low += if heads[low + step - 1] < head { step } else { 0 };
+    }
+    low + usize::from(heads[low] < head)
+}
+
 impl Node {
     fn new(separators: &[&[u8]], children: Children, order: &KeyOrder) -> Node {
         assert_eq!(separators.len() + 1, children.len(), "a separator stands between each two children");
@@ -133,7 +146,7 @@ impl Node {
             nodes: Box::default(),
             ends: ends.collect(),
             bytes: separators.concat().into(),
-            heads: [0; FAN],
+            heads: [u64::MAX; FAN],
             leaves: [0; FAN + 1],
         };
         match children {
@@ -186,12 +199,12 @@ impl Node {
                     return if key < begins { 0 } else { high };
                 }
             }
-            let (head, heads) = (head_of(key, common), &self.heads[..high]);
-            low = heads.partition_point(|separator| *separator < head);
-            if heads.get(low) != Some(&head) {
+            let head = head_of(key, common);
+            low = lower(&self.heads, head);
+            if low >= high || self.heads[low] != head {
                 return low;
             }
-            high = low + heads[low..].partition_point(|separator| *separator == head);
+            high = low + self.heads[low..high].partition_point(|separator| *separator == head);
         }
         while low < high {
             let middle = (low + high) / 2;

@@ -1,7 +1,7 @@
 #![doc = include_str!("../../docs/format/pmem.md")]
 
 use crate::mem::region::Region;
-use crate::mem::simd::{LANES, matches};
+use crate::mem::simd::{LANES, matches_in_pair};
 use crate::pmem::order::Spot;
 use crate::pmem::record::{STEP, Slot};
 
@@ -167,14 +167,8 @@ impl<'a> Leaf<'a> {
     #[inline]
     pub(crate) fn alike(self, commit: Commit, print: u8) -> u64 {
         let words: [u64; SLOTS / 8] = self.region.load_all(self.at + PRINTS_AT);
-        let mut prints = [0; SLOTS];
-        for (bytes, word) in prints.chunks_exact_mut(8).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        let mut found = 0;
-        for (n, lanes) in prints.chunks_exact(LANES).enumerate() {
-            found |= u64::from(matches(lanes, print)) << (LANES * n);
-        }
+        let pairs = words.as_chunks().0.iter().enumerate();
+        let found = pairs.fold(0, |found, (n, pair)| found | u64::from(matches_in_pair(*pair, print)) << (LANES * n));
         found & commit.valid()
     }
 

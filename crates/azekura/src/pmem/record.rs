@@ -131,16 +131,26 @@ impl Record {
             return Err(nowhere(at));
         }
         let [first, second] = region.load_all(at);
+        match Record::short(slot, first, second) {
+            Some(record) => Ok(record),
+            None => Record::read_long(region, slot),
+        }
+    }
+
+    /// The record that begins with these words; none where it is not like most: then [`Record::read`] says what it is.
+    #[inline(always)]
+    pub(crate) fn short(slot: Slot, first: u64, second: u64) -> Option<Record> {
         let [_, _, _, _, tag, key_len, value_len, low] = first.to_le_bytes();
         let width = u32::from(tag & WIDTH_MASK) >> WIDTH_SHIFT;
-        if (key_len | value_len) >= 0x80 || width == 0 {
-            return Record::read_long(region, slot);
+        let put = tag & !WIDTH_MASK == RecordKind::Put.to_byte();
+        if (key_len | value_len) >= 0x80 || width == 0 || !put {
+            return None;
         }
         let seqno = (second << 8 | u64::from(low)) & (u64::MAX >> (64 - 8 * width));
         let (key_len, value_len) = (usize::from(key_len), usize::from(value_len));
-        let kind = RecordKind::from_byte(tag & !WIDTH_MASK)?;
+        let (at, kind) = (slot.at(), RecordKind::Put);
         let record = Record { at, seqno: SeqNo(seqno), kind, key_at: at + 7 + u64::from(width), key_len, value_len };
-        record.checked(region, slot)
+        (slot.len() == Some(record.buffer_len())).then_some(record)
     }
 
     #[cold]

@@ -66,7 +66,7 @@ impl<M: Medium> Tree<M> {
 
         self.fill_new(spot, &contents, &moved, next);
         self.inner.insert(self.separator(&before, &first), spot.0);
-        self.shape.fetch_add(1, Ordering::SeqCst);
+        self.reshaped();
         self.open(leaf);
         let next = (leaf.next_at(), self.seal.next_word(leaf.at, at));
         if moved.is_empty() {
@@ -215,7 +215,7 @@ impl<M: Medium> Tree<M> {
     /// Lets nobody come to `leaf`, where `key` belonged, any more; it is free when those who are there have left.
     fn forget_leaf(&self, leaf: Leaf<'_>, key: &[u8]) -> Result<()> {
         self.inner.remove(key);
-        self.shape.fetch_add(1, Ordering::SeqCst);
+        self.reshaped();
         self.leaves.fetch_sub(1, Ordering::Release);
         self.orders.give_back(leaf.order);
         self.space()?.retire_leaf(leaf.at);

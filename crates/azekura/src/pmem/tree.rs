@@ -46,6 +46,21 @@ impl Default for PoolOptions {
     }
 }
 
+/// What those at work beside each other rely on. A test leaves one of them out, and sees that it is missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It is said that slots are about to be written over.
+    Changes,
+    /// It is said that keys have got another leaf.
+    Shape,
+    /// The order of a leaf is that of one version.
+    Order,
+    /// Readers leave what they may be at before it is reused.
+    Limbo,
+    /// What a point shows is kept.
+    Versions,
+}
+
 /// What a leaf shares with those of the same stripe.
 #[repr(align(64))]
 pub(crate) struct Stripe {
@@ -76,6 +91,8 @@ pub(crate) struct Tree<M> {
     pub(crate) versions: Versions,
     pub(crate) len: AtomicU64,
     pub(crate) leaves: AtomicU64,
+    #[cfg(test)]
+    without: std::sync::OnceLock<Step>,
 }
 
 /// A record in a leaf, and its slot there.
@@ -117,6 +134,8 @@ impl<M: Medium> Tree<M> {
             space: Mutex::new(space),
             len: AtomicU64::new(len),
             leaves: AtomicU64::new(leaves),
+            #[cfg(test)]
+            without: std::sync::OnceLock::new(),
             medium,
         }
     }
@@ -144,9 +163,38 @@ impl<M: Medium> Tree<M> {
     /// Says that slots of `leaf`, whose lock is held, are about to be written over.
     pub(crate) fn open(&self, leaf: Leaf<'_>) {
         let changes = self.changes(leaf.at);
-        changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        self.orders.raise(leaf.order);
+        if self.does(Step::Changes) {
+            changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        if self.does(Step::Order) {
+            self.orders.raise(leaf.order);
+        }
         fence(Ordering::Release);
+    }
+
+    /// Says that keys have got another leaf, which the way to it leads to already.
+    pub(crate) fn reshaped(&self) {
+        if self.does(Step::Shape) {
+            self.shape.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a step is taken, which only a test may deny.
+    #[cfg(not(test))]
+    #[inline]
+    pub(crate) fn does(&self, _step: Step) -> bool {
+        true
+    }
+
+    #[cfg(test)]
+    pub(crate) fn does(&self, step: Step) -> bool {
+        self.without.get() != Some(&step)
+    }
+
+    /// Leaves a step out from now on.
+    #[cfg(test)]
+    pub(crate) fn leave_out(&self, step: Option<Step>) {
+        step.into_iter().for_each(|step| self.without.set(step).expect("one fault at a time"));
     }
 
     /// Locks a leaf against other writers.

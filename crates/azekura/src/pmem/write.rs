@@ -12,7 +12,7 @@ use crate::pmem::medium::{Medium, Site};
 use crate::pmem::order::Spot;
 use crate::pmem::record::{Head, Slot};
 use crate::pmem::space::Range;
-use crate::pmem::tree::{Place, Tree};
+use crate::pmem::tree::{Place, Step, Tree};
 
 /// A record that no leaf names yet. Dropped, it gives its space back.
 struct Draft<'a, M: Medium> {
@@ -103,8 +103,8 @@ impl<M: Medium> Tree<M> {
     /// Gives back the space of records that no leaf and no version names.
     fn retire_all(&self, ranges: Vec<Range>) -> Result<()> {
         let mut space = self.space()?;
-        for (at, len) in ranges {
-            space.retire((at, len));
+        for range in ranges {
+            if self.does(Step::Limbo) { space.retire(range) } else { space.give_back(range) }
         }
         Ok(())
     }
@@ -166,6 +166,9 @@ impl<M: Medium> Tree<M> {
 
     /// Has a record that `by` replaces or removes kept for its readers; false if it has none.
     fn keep(&self, key: &[u8], place: &Place, by: SeqNo, removed: bool) -> Result<bool> {
+        if !self.does(Step::Versions) {
+            return Ok(true);
+        }
         let (kept, freed) = self.versions.keep(key, &place.record, by, removed)?;
         if !freed.is_empty() {
             self.retire_all(freed)?;
