@@ -232,29 +232,25 @@ impl Region {
     fn copy(&self, at: u64, out: &mut [MaybeUninit<u8>]) {
         turn();
         let (span, bits) = (self.span(at, out.len() as u64), at % 8 * 8);
-        let (chunks, rest) = out.as_chunks_mut::<8>();
-        let whole = chunks.len();
+        let (whole, rest) = (out.len() / 8, out.len() % 8);
+        let to = out.as_mut_ptr().cast::<[u8; 8]>();
         if bits == 0 {
-            // Four at a time: atomics are not joined to larger ones.
-            let (fours, words) = chunks.as_chunks_mut::<4>();
-            for (four, from) in fours.iter_mut().zip(span.as_chunks::<4>().0) {
-                *four = std::array::from_fn(|n| bytes_of(&from[n]));
-            }
-            let more = &span[whole / 4 * 4..];
-            for (chunk, from) in words.iter_mut().zip(more) {
-                *chunk = bytes_of(from);
+            for (n, from) in span[..whole].iter().enumerate() {
+                // SAFETY: `out` has `whole` times eight bytes.
+                unsafe { to.add(n).write(word_of(from).to_le_bytes()) };
             }
         } else if let Some((first, behind)) = span.split_first() {
             let mut low = word_of(first);
-            for (chunk, next) in chunks.iter_mut().zip(behind) {
-                let high = word_of(next);
-                *chunk = (low >> bits | high << (64 - bits)).to_le_bytes().map(MaybeUninit::new);
+            for (n, from) in behind[..whole].iter().enumerate() {
+                let high = word_of(from);
+                // SAFETY: as above.
+                unsafe { to.add(n).write((low >> bits | high << (64 - bits)).to_le_bytes()) };
                 low = high;
             }
         }
-        if !rest.is_empty() {
+        if rest > 0 {
             let last = shifted(span, whole, bits).to_le_bytes();
-            rest.iter_mut().zip(last).for_each(|(byte, last)| *byte = MaybeUninit::new(last));
+            out[8 * whole..].iter_mut().zip(last).for_each(|(byte, last)| *byte = MaybeUninit::new(last));
         }
     }
 
@@ -371,11 +367,6 @@ fn turn() {
 #[inline]
 fn word_of(word: &AtomicU64) -> u64 {
     u64::from_le(word.load(Ordering::Relaxed))
-}
-
-#[inline]
-fn bytes_of(word: &AtomicU64) -> [MaybeUninit<u8>; 8] {
-    word_of(word).to_le_bytes().map(MaybeUninit::new)
 }
 
 /// Eight bytes from `bits` behind the start of word `n` on, as far as there are words.

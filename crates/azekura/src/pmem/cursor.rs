@@ -57,7 +57,7 @@ struct View {
 #[derive(Default)]
 struct Next {
     spot: Option<Spot>,
-    /// Steps that were taken in the leaf before it.
+    /// Steps that were taken in the leaf before it, up to [`NEXT_FROM`].
     steps: usize,
     slots: Vec<u64>,
     fetched: usize,
@@ -130,6 +130,8 @@ pub(crate) struct TreeCursor<M: Medium> {
     at: Option<usize>,
     here: Here,
     next: Next,
+    /// Whether nobody has fetched the records of this leaf on the way to it.
+    cold: bool,
     /// Scratch for sorting.
     records: Vec<Record>,
     sorted: Vec<(u64, u32)>,
@@ -145,6 +147,7 @@ impl<M: Medium> Tree<M> {
             at: None,
             here: Here { record: Record::NONE, bytes: vec![0; COPIED as usize], value: OnceCell::new() },
             next: Next::default(),
+            cold: true,
             records: Vec::new(),
             sorted: Vec::new(),
         }
@@ -184,7 +187,7 @@ enum Way {
 impl<M: Medium> TreeCursor<M> {
     /// Takes the leaf of `goal`, on the way to one that lies behind or before it.
     fn fill(&mut self, goal: Goal<'_>, way: Way) -> Result<()> {
-        let TreeCursor { tree, view, next, .. } = self;
+        let TreeCursor { tree, view, next, cold, .. } = self;
         let pin = Pin::new();
         let (slots, valid, order, number, version) = loop {
             let shape = tree.shape.load(Ordering::Acquire);
@@ -200,6 +203,7 @@ impl<M: Medium> TreeCursor<M> {
                 copy(found.low, &mut view.low);
                 copy(found.high, &mut view.high);
                 let (before, behind) = found.beside;
+                *cold = next.spot != Some(Spot(found.leaf));
                 next.begin(tree, if way == Way::Up { behind } else { before });
                 break (slots, valid, order, leaf.order, version);
             }
@@ -334,7 +338,9 @@ impl<M: Medium> TreeCursor<M> {
     fn up_from(&mut self, mut at: usize) -> Result<()> {
         loop {
             while at < self.view.slots.len() {
-                self.fetch(Some(at + AHEAD));
+                if self.cold {
+                    self.fetch(Some(at + AHEAD));
+                }
                 self.next.step(&self.tree);
                 if self.stand(at)? {
                     return Ok(());
@@ -353,7 +359,9 @@ impl<M: Medium> TreeCursor<M> {
     fn down_from(&mut self, mut end: usize) -> Result<()> {
         loop {
             while let Some(at) = end.checked_sub(1) {
-                self.fetch(at.checked_sub(AHEAD));
+                if self.cold {
+                    self.fetch(at.checked_sub(AHEAD));
+                }
                 self.next.step(&self.tree);
                 if self.stand(at)? {
                     return Ok(());
@@ -418,18 +426,29 @@ impl Next {
     /// Fetches some records of the leaf that comes next. Whether it is one still does not matter: all this is hints.
     #[inline]
     fn step<M: Medium>(&mut self, tree: &Tree<M>) {
-        self.steps += 1;
-        if self.steps == NEXT_FROM
-            && let Some(spot) = self.spot
-        {
+        if self.steps < NEXT_FROM {
+            self.steps += 1;
+            if self.steps == NEXT_FROM {
+                self.look(tree);
+            }
+        }
+        if let Some((now, _)) = self.slots.get(self.fetched..).and_then(<[u64]>::split_first_chunk::<NEXT_PACE>) {
+            now.iter().for_each(|slot| fetch(tree.region(), Slot(*slot)));
+            self.fetched += NEXT_PACE;
+        }
+    }
+
+    /// Learns which records there are in the leaf that comes next.
+    fn look<M: Medium>(&mut self, tree: &Tree<M>) {
+        if let Some(spot) = self.spot {
             let leaf = tree.leaf(spot);
             let slots = leaf.slots();
             self.slots.extend(bits(leaf.commit().valid()).map(|n| slots[n]));
+            // Whole groups: the last record once more will do no harm.
+            if let (true, Some(last)) = (self.slots.len() % NEXT_PACE != 0, self.slots.last()) {
+                self.slots.push(*last);
+            }
         }
-        for slot in self.slots.iter().skip(self.fetched).take(NEXT_PACE) {
-            fetch(tree.region(), Slot(*slot));
-        }
-        self.fetched += NEXT_PACE;
     }
 }
 

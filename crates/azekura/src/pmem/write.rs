@@ -167,7 +167,7 @@ impl<M: Medium> Tree<M> {
     /// Has a record that `by` replaces or removes kept for its readers; false if it has none.
     fn keep(&self, key: &[u8], place: &Place, by: SeqNo, removed: bool) -> Result<bool> {
         if !self.does(Step::Versions) {
-            return Ok(true);
+            return Ok(false);
         }
         let (kept, freed) = self.versions.keep(key, &place.record, by, removed)?;
         if !freed.is_empty() {
