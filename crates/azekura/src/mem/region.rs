@@ -227,6 +227,19 @@ impl Region {
         self.copy(at, unsafe { &mut *(ptr::from_mut(out) as *mut [MaybeUninit<u8>]) });
     }
 
+    /// As [`read`](Region::read), of whole words from a multiple of 8 on.
+    #[inline]
+    pub(crate) fn read_words(&self, at: u64, out: &mut [u8]) {
+        debug_assert!(at.is_multiple_of(8) && out.len().is_multiple_of(8));
+        turn();
+        let span = &self.words()[(at / 8) as usize..][..out.len() / 8];
+        let to = out.as_mut_ptr().cast::<[u8; 8]>();
+        for (n, from) in span.iter().enumerate() {
+            // SAFETY: `out` has eight bytes for each word of the span.
+            unsafe { to.add(n).write(word_of(from).to_le_bytes()) };
+        }
+    }
+
     /// As [`read`](Region::read); all of `out` is written.
     #[inline]
     fn copy(&self, at: u64, out: &mut [MaybeUninit<u8>]) {

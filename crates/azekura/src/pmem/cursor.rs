@@ -8,7 +8,6 @@
 //! Memory is slow to answer and can be asked many questions at once. So while one leaf is walked over, the records of
 //! the one behind it are fetched, a few at each step.
 
-use std::cell::OnceCell;
 use std::cmp::Ordering as Order;
 use std::sync::Arc;
 
@@ -17,11 +16,11 @@ use crate::cursor::Cursor;
 use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
-use crate::pmem::inner::Goal;
+use crate::pmem::inner::{Goal, head_of};
 use crate::pmem::leaf::{LEAF_LEN, SLOTS, bits};
 use crate::pmem::medium::Medium;
 use crate::pmem::order::Spot;
-use crate::pmem::record::{Record, Slot};
+use crate::pmem::record::{Copied, Record, Slot};
 use crate::pmem::tree::Tree;
 use crate::pmem::versions::Held;
 
@@ -30,12 +29,10 @@ const FETCHED: u64 = 256;
 /// In the leaf where a walk begins records are fetched so many entries ahead.
 const AHEAD: usize = 8;
 /// At this step into a leaf the slots of the next one have arrived; from then on so many of its records are fetched at
-/// each.
+/// each. Later in the leaf where a walk begins: it may be a short one.
 const NEXT_FROM: usize = 4;
+const NEXT_FROM_COLD: usize = 12;
 const NEXT_PACE: usize = 2;
-
-/// Records up to this length in bytes are copied as a whole; the value of a larger one when it is asked for.
-const COPIED: u64 = 1024;
 
 /// A shorter beginning that all keys have leaves heads that differ behind it.
 const COMMON_MIN: usize = 6;
@@ -57,68 +54,10 @@ struct View {
 #[derive(Default)]
 struct Next {
     spot: Option<Spot>,
-    /// Steps that were taken in the leaf before it, up to [`NEXT_FROM`].
+    /// After so many steps in the leaf before it its slots are looked at; 0 if they were.
     steps: usize,
     slots: Vec<u64>,
     fetched: usize,
-}
-
-/// The entry that a cursor stands on.
-struct Here {
-    record: Record,
-    /// The bytes of the record from its beginning on, at least up to its value.
-    bytes: Vec<u8>,
-    /// The value if it is not in there, once it was asked for.
-    value: OnceCell<Vec<u8>>,
-}
-
-impl Here {
-    /// Takes the record of a slot.
-    #[inline]
-    fn take(&mut self, region: &Region, slot: Slot) -> Result<()> {
-        if let Some(len) = slot.len().filter(|len| *len <= COPIED && region.contains(slot.at(), *len))
-            && let Some(bytes) = self.bytes.get_mut(..len as usize)
-        {
-            region.read(slot.at(), bytes);
-            if let Some(([first, second], _)) = bytes.as_chunks().0.split_first_chunk()
-                && let Some(record) = Record::short(slot, u64::from_le_bytes(*first), u64::from_le_bytes(*second))
-            {
-                self.record = record;
-                return Ok(());
-            }
-        }
-        self.take_long(region, slot)
-    }
-
-    /// As [`Here::take`], for any record.
-    fn take_long(&mut self, region: &Region, slot: Slot) -> Result<()> {
-        let record = Record::read(region, slot)?;
-        let whole = record.buffer_len();
-        let len = if whole <= COPIED { whole } else { record.value_at() - record.at } as usize;
-        self.bytes.resize(self.bytes.len().max(len), 0);
-        region.read(record.at, &mut self.bytes[..len]);
-        self.value = OnceCell::new();
-        self.record = record;
-        Ok(())
-    }
-
-    #[inline]
-    fn key(&self) -> &[u8] {
-        &self.bytes[(self.record.key_at - self.record.at) as usize..][..self.record.key_len]
-    }
-
-    #[inline]
-    fn value(&self, region: &Region) -> &[u8] {
-        let Record { at, value_len, .. } = self.record;
-        if self.record.buffer_len() <= COPIED {
-            return &self.bytes[(self.record.value_at() - at) as usize..][..value_len];
-        }
-        self.value.get_or_init(|| {
-            let mut value = vec![0; value_len];
-            region.read(self.record.value_at(), &mut value);
-            value
-        })
-    }
 }
 
 /// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
@@ -128,7 +67,8 @@ pub(crate) struct TreeCursor<M: Medium> {
     view: View,
     /// Index in the view; `None` = not valid.
     at: Option<usize>,
-    here: Here,
+    /// The entry it stands on.
+    here: Copied,
     next: Next,
     /// Whether nobody has fetched the records of this leaf on the way to it.
     cold: bool,
@@ -145,7 +85,7 @@ impl<M: Medium> Tree<M> {
             held,
             view: View::default(),
             at: None,
-            here: Here { record: Record::NONE, bytes: vec![0; COPIED as usize], value: OnceCell::new() },
+            here: Copied::new(),
             next: Next::default(),
             cold: true,
             records: Vec::new(),
@@ -165,18 +105,6 @@ fn copy(from: Option<&[u8]>, to: &mut Option<Vec<u8>>) {
     }
 }
 
-/// The first eight bytes of a key as a number, as if zeros followed: of two keys the numbers are never in the opposite
-/// order.
-#[inline]
-fn head(key: &[u8]) -> u64 {
-    if let Some(word) = key.first_chunk() {
-        return u64::from_be_bytes(*word);
-    }
-    let mut word = [0; 8];
-    word[..key.len()].copy_from_slice(key);
-    u64::from_be_bytes(word)
-}
-
 /// Which way a walk goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -187,6 +115,7 @@ enum Way {
 impl<M: Medium> TreeCursor<M> {
     /// Takes the leaf of `goal`, on the way to one that lies behind or before it.
     fn fill(&mut self, goal: Goal<'_>, way: Way) -> Result<()> {
+        self.at = None;
         let TreeCursor { tree, view, next, cold, .. } = self;
         let pin = Pin::new();
         let (slots, valid, order, number, version) = loop {
@@ -204,12 +133,13 @@ impl<M: Medium> TreeCursor<M> {
                 copy(found.high, &mut view.high);
                 let (before, behind) = found.beside;
                 *cold = next.spot != Some(Spot(found.leaf));
-                next.begin(tree, if way == Way::Up { behind } else { before });
+                let from = if *cold { NEXT_FROM_COLD } else { NEXT_FROM };
+                next.begin(from, tree, if way == Way::Up { behind } else { before });
                 break (slots, valid, order, leaf.order, version);
             }
         };
         let tells = tree.order.is_bytewise() || view.high.is_none();
-        view.high_head = if tells { view.high.as_deref().map_or(u64::MAX, head) } else { 0 };
+        view.high_head = if tells { view.high.as_deref().map_or(u64::MAX, |high| head_of(high, 0)) } else { 0 };
         // After the leaf was read: whatever it forgot before is found.
         if !tree.versions.is_empty() && self.with_versions(&slots, valid)? {
             return Ok(());
@@ -239,8 +169,8 @@ impl<M: Medium> TreeCursor<M> {
 
     /// Reads the heads of the records of a leaf; with `visible` only of those that the point shows.
     fn read(&mut self, slots: &[u64; SLOTS], valid: u64, visible: bool) -> Result<()> {
-        let TreeCursor { tree, records, held, .. } = self;
-        for n in bits(valid) {
+        let TreeCursor { tree, records, held, cold, .. } = self;
+        for n in bits(if *cold { valid } else { 0 }) {
             let slot = Slot(slots[n]);
             tree.region().prefetch(slot.at(), slot.len().unwrap_or(FETCHED).min(FETCHED / 2));
         }
@@ -311,15 +241,27 @@ impl<M: Medium> TreeCursor<M> {
         }
     }
 
-    /// Stands on entry `at` of the view; false if the point does not show it, or it belongs to the leaf behind.
+    /// Stands on entry `at` of the view, if there is one and it is like most.
     #[inline]
+    fn stand_short(&mut self, at: usize) -> bool {
+        let TreeCursor { tree, view, here, held, .. } = self;
+        let Some(slot) = view.slots.get(at) else { return false };
+        if !here.take_short(tree.region(), *slot, held.at, view.high_head) {
+            return false;
+        }
+        self.at = Some(at);
+        self.next.step(&self.tree);
+        true
+    }
+
+    /// Stands on entry `at` of the view; false if the point does not show it, or it belongs to the leaf behind.
     fn stand(&mut self, at: usize) -> Result<bool> {
         let TreeCursor { tree, view, here, .. } = self;
         here.take(tree.region(), view.slots[at])?;
         if here.record.seqno > self.held.at {
             return Ok(false);
         }
-        if head(here.key()) >= view.high_head && view.is_behind(tree, here.key()) {
+        if head_of(here.key(), 0) >= view.high_head && view.is_behind(tree, here.key()) {
             return Ok(false);
         }
         self.at = Some(at);
@@ -334,20 +276,16 @@ impl<M: Medium> TreeCursor<M> {
     }
 
     /// Stands on the first entry from `at` on, in this leaf or behind it.
-    #[inline]
     fn up_from(&mut self, mut at: usize) -> Result<()> {
+        self.at = None;
         loop {
             while at < self.view.slots.len() {
-                if self.cold {
-                    self.fetch(Some(at + AHEAD));
-                }
                 self.next.step(&self.tree);
                 if self.stand(at)? {
                     return Ok(());
                 }
                 at += 1;
             }
-            self.at = None;
             let Some(high) = self.view.high.take() else { return Ok(()) };
             self.fill(Goal::At(&high), Way::Up)?;
             at = if self.view.low.as_deref() == Some(&high) { 0 } else { self.rank(KeyRef::first_of(&high))? };
@@ -355,20 +293,16 @@ impl<M: Medium> TreeCursor<M> {
     }
 
     /// Stands on the last entry before `end`, in this leaf or before it.
-    #[inline]
     fn down_from(&mut self, mut end: usize) -> Result<()> {
+        self.at = None;
         loop {
             while let Some(at) = end.checked_sub(1) {
-                if self.cold {
-                    self.fetch(at.checked_sub(AHEAD));
-                }
                 self.next.step(&self.tree);
                 if self.stand(at)? {
                     return Ok(());
                 }
                 end = at;
             }
-            self.at = None;
             let Some(low) = self.view.low.take() else { return Ok(()) };
             self.fill(Goal::Before(&low), Way::Down)?;
             let all = self.view.high.as_deref() == Some(&low);
@@ -414,8 +348,8 @@ impl View {
 
 impl Next {
     /// Fetches the leaf that comes next, if it is known.
-    fn begin<M: Medium>(&mut self, tree: &Tree<M>, leaf: Option<u64>) {
-        (self.spot, self.steps, self.fetched) = (leaf.map(Spot), 0, 0);
+    fn begin<M: Medium>(&mut self, steps: usize, tree: &Tree<M>, leaf: Option<u64>) {
+        (self.spot, self.steps, self.fetched) = (leaf.map(Spot), steps, 0);
         self.slots.clear();
         if let Some(spot) = self.spot {
             tree.region().prefetch(spot.leaf(), LEAF_LEN);
@@ -426,9 +360,9 @@ impl Next {
     /// Fetches some records of the leaf that comes next. Whether it is one still does not matter: all this is hints.
     #[inline]
     fn step<M: Medium>(&mut self, tree: &Tree<M>) {
-        if self.steps < NEXT_FROM {
-            self.steps += 1;
-            if self.steps == NEXT_FROM {
+        if self.steps > 0 {
+            self.steps -= 1;
+            if self.steps == 0 {
                 self.look(tree);
             }
         }
@@ -459,19 +393,16 @@ fn fetch(region: &Region, slot: Slot) {
 
 impl<M: Medium> Cursor for TreeCursor<M> {
     fn seek_to_first(&mut self) -> Result<()> {
-        self.at = None;
         self.fill(Goal::First, Way::Up)?;
         self.up_from(0)
     }
 
     fn seek_to_last(&mut self) -> Result<()> {
-        self.at = None;
         self.fill(Goal::Last, Way::Down)?;
         self.down_from(self.view.slots.len())
     }
 
     fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
-        self.at = None;
         self.fill(Goal::At(target.user), Way::Up)?;
         let at = self.rank(target)?;
         (at..at + AHEAD).for_each(|at| self.fetch(Some(at)));
@@ -479,7 +410,6 @@ impl<M: Medium> Cursor for TreeCursor<M> {
     }
 
     fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
-        self.at = None;
         self.fill(Goal::At(target.user), Way::Down)?;
         let end = self.rank(target)?;
         (end.saturating_sub(AHEAD)..end).for_each(|at| self.fetch(Some(at)));
@@ -488,14 +418,20 @@ impl<M: Medium> Cursor for TreeCursor<M> {
 
     #[inline]
     fn next(&mut self) -> Result<()> {
-        let at = self.at.expect("a cursor steps only where it is valid");
-        self.up_from(at + 1)
+        let at = self.at.expect("a cursor steps only where it is valid") + 1;
+        if self.cold {
+            self.fetch(Some(at + AHEAD));
+        }
+        if self.stand_short(at) { Ok(()) } else { self.up_from(at) }
     }
 
     #[inline]
     fn prev(&mut self) -> Result<()> {
         let at = self.at.expect("a cursor steps only where it is valid");
-        self.down_from(at)
+        if self.cold {
+            self.fetch(at.checked_sub(AHEAD));
+        }
+        if self.stand_short(at.wrapping_sub(1)) { Ok(()) } else { self.down_from(at) }
     }
 
     #[inline]

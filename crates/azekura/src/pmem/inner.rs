@@ -6,6 +6,7 @@
 //!
 //! One thread at a time changes it; any number walk.
 
+use std::cmp::Ordering as Order;
 use std::sync::Arc;
 
 use crate::base::KeyOrder;
@@ -49,7 +50,11 @@ type Cell = Arc<EpochCell<Node>>;
 struct Node {
     /// What all separators begin with, in bytes.
     common: u32,
-    count: u32,
+    count: u16,
+    /// How many levels of nodes are below it.
+    level: u16,
+    /// The first eight bytes of what all begin with, as of [`head_of`].
+    begin: u64,
     /// Above the lowest level.
     nodes: Box<[Cell]>,
     /// The separators one behind the other, and where each ends.
@@ -108,9 +113,10 @@ fn cell_of(node: Node) -> Cell {
     Arc::new(EpochCell::new(Arc::new(node)))
 }
 
-/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed.
+/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed: of two keys the numbers are never in
+/// the opposite order.
 #[inline]
-fn head_of(key: &[u8], from: usize) -> u64 {
+pub(crate) fn head_of(key: &[u8], from: usize) -> u64 {
     let rest = key.get(from..).unwrap_or_default();
     if let Some(word) = rest.first_chunk() {
         return u64::from_be_bytes(*word);
@@ -142,7 +148,9 @@ impl Node {
         });
         let mut node = Node {
             common: 0,
-            count: children.len() as u32,
+            count: children.len() as u16,
+            level: 0,
+            begin: 0,
             nodes: Box::default(),
             ends: ends.collect(),
             bytes: separators.concat().into(),
@@ -151,12 +159,16 @@ impl Node {
         };
         match children {
             Children::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
-            Children::Nodes(nodes) => node.nodes = nodes.into(),
+            Children::Nodes(nodes) => {
+                node.level = nodes[0].load().level + 1;
+                node.nodes = nodes.into();
+            }
         }
         if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
             // What the first and the last begin with all between them do.
             let common = first.iter().zip(*last).take_while(|(a, b)| a == b).count();
             node.common = common as u32;
+            node.begin = head_of(&first[..common], 0);
             for (head, separator) in node.heads.iter_mut().zip(separators) {
                 *head = head_of(separator, common);
             }
@@ -194,9 +206,9 @@ impl Node {
         if bytewise {
             let common = self.common as usize;
             if common > 0 {
-                let begins = &self.bytes[..common];
-                if !key.starts_with(begins) {
-                    return if key < begins { 0 } else { high };
+                let beside = self.beside_common(key, common);
+                if beside.is_ne() {
+                    return if beside.is_lt() { 0 } else { high };
                 }
             }
             let head = head_of(key, common);
@@ -220,12 +232,27 @@ impl Node {
         (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
     }
 
-    /// Fetches what every walk looks at.
+    /// The node of `cell`, below this one. What every walk looks at of it is fetched together.
     #[inline]
-    fn fetch(&self) {
-        prefetch(&self.count);
-        prefetch(&self.heads);
-        prefetch(&self.leaves);
+    fn below<'p>(&self, cell: &'p EpochCell<Node>, pin: &'p Pin) -> &'p Node {
+        let node = cell.read(pin);
+        prefetch(&node.count);
+        prefetch(&node.heads);
+        if self.level == 1 {
+            prefetch(&node.leaves);
+        }
+        node
+    }
+
+    /// Where `key` is: before all keys that begin as all separators do, behind them, or among them. For what begins in
+    /// few bytes alike they are in the node itself.
+    #[inline]
+    fn beside_common(&self, key: &[u8], common: usize) -> Order {
+        if common <= 8 && common <= key.len() {
+            return (head_of(key, 0) & (u64::MAX << (64 - 8 * common))).cmp(&self.begin);
+        }
+        let begins = &self.bytes[..common];
+        if key.starts_with(begins) { Order::Equal } else { key.cmp(begins) }
     }
 
     /// With `child` in place of child `at`.
@@ -321,8 +348,7 @@ impl Inner {
         loop {
             let at = self.child(node, goal);
             let Some(below) = node.nodes.get(at) else { return node.leaves[at] };
-            node = below.read(pin);
-            node.fetch();
+            node = node.below(below, pin);
         }
     }
 
@@ -341,8 +367,7 @@ impl Inner {
             let Some(below) = node.nodes.get(at) else {
                 return Found { leaf: node.leaves[at], low, high, beside: node.beside(at) };
             };
-            node = below.read(pin);
-            node.fetch();
+            node = node.below(below, pin);
         }
     }
 
