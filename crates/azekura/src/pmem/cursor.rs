@@ -379,9 +379,8 @@ impl Next {
             let slots = leaf.slots();
             self.slots.extend(bits(leaf.commit().valid()).map(|n| slots[n]));
             // Whole groups: the last record once more will do no harm.
-            if let (true, Some(last)) = (self.slots.len() % NEXT_PACE != 0, self.slots.last()) {
-                self.slots.push(*last);
-            }
+            let more = self.slots.len().next_multiple_of(NEXT_PACE) - self.slots.len();
+            self.slots.extend(self.slots.last().copied().into_iter().cycle().take(more));
         }
     }
 }

@@ -113,8 +113,8 @@ fn cell_of(node: Node) -> Cell {
     Arc::new(EpochCell::new(Arc::new(node)))
 }
 
-/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed: of two keys the numbers are never in
-/// the opposite order.
+/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed: of two keys the numbers are never
+/// in the opposite order.
 #[inline]
 pub(crate) fn head_of(key: &[u8], from: usize) -> u64 {
     let rest = key.get(from..).unwrap_or_default();

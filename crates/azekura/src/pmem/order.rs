@@ -42,7 +42,7 @@ impl Spot {
     #[inline]
     pub(crate) fn new(leaf: u64, number: u32) -> Spot {
         let number = u64::from(number);
-        Spot(leaf | number % LINE | number / LINE << LEAF_BITS)
+        Spot(leaf | (number % LINE) | ((number / LINE) << LEAF_BITS))
     }
 
     #[inline]
@@ -52,7 +52,7 @@ impl Spot {
 
     #[inline]
     pub(crate) fn number(self) -> u32 {
-        ((self.0 >> LEAF_BITS) * LINE | self.0 % LINE) as u32
+        ((self.0 >> LEAF_BITS) * LINE + self.0 % LINE) as u32
     }
 }
 
