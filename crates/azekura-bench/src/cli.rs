@@ -227,6 +227,9 @@ pub(crate) struct Experiment {
     /// JSON; series and charts go to target/bench/experiment by default.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
+    /// Directory in memory, for experiments that need one.
+    #[arg(long, default_value = "/dev/shm")]
+    pub(crate) memory_dir: PathBuf,
     #[command(flatten)]
     pub(crate) common: Common,
 }
@@ -252,6 +255,7 @@ impl Engines {
             compression: self.compression,
             workers: self.workers.unwrap_or(processors).max(1),
             separate_from: self.separate_from.map(|bytes| bytes.0),
+            data_bytes: 0,
         }
     }
 

@@ -1,7 +1,8 @@
 //! `azekura-bench`: workloads that measure azekura, alone and beside its peers. The README says what makes them fair.
 //!
 //! Reading order: [`cli`] what can be asked; [`task`] parent and child processes; [`workload`] what is done; [`engine`]
-//! to whom; [`machine`] what is measured; [`report`] how it is told; [`experiment`] questions with variants.
+//! to whom; [`machine`] what is measured; [`report`] how it is told; [`experiment`] questions with variants; [`leaf`]
+//! the leaves that one of them compares with.
 
 // A bench measures the machine itself: files, clocks and threads are its subject, not an environment to be simulated.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -11,6 +12,7 @@ mod cli;
 mod engine;
 mod experiment;
 mod failure;
+mod leaf;
 mod machine;
 mod report;
 mod task;

@@ -4,10 +4,11 @@
 //! split in two: the tree *chooses* a [`Task`] from plain values, and *runs* it when told to, so that background
 //! threads and a test that runs one task at a time are the same thing.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::base::edit::Edit;
+use crate::base::sync::lock;
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::mem::slice::Slice;
@@ -62,6 +63,98 @@ impl Visible {
     }
 }
 
+/// The sequence numbers at which snapshots and iterators read, each with the number of its readers.
+///
+/// A reader registers *while* it chooses its number: flushes and compactions ask for the list under the same lock, so a
+/// version is dropped only if no present reader needs it and every later reader looks at a later moment.
+#[derive(Debug)]
+pub(crate) struct ReadPoints {
+    visible: Visible,
+    /// Ascending; a vector, because most readers come and go at its end.
+    held: Mutex<Vec<(SeqNo, usize)>>,
+}
+
+impl ReadPoints {
+    pub(crate) fn new(visible: Visible) -> Arc<ReadPoints> {
+        Arc::new(ReadPoints { visible, held: Mutex::default() })
+    }
+
+    /// Registers a reader of the newest published commit.
+    pub(crate) fn register(self: &Arc<Self>) -> ReadPin {
+        let mut held = lock(&self.held);
+        let at = self.visible.get();
+        match held.last_mut() {
+            Some((last, readers)) if *last == at => *readers += 1,
+            _ => held.push((at, 1)), // what is visible only rises
+        }
+        ReadPin { at, points: Arc::clone(self) }
+    }
+
+    /// All moments that are looked at, ascending, ending with the newest published commit.
+    pub(crate) fn list(&self) -> Vec<SeqNo> {
+        let held = lock(&self.held);
+        let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| *at).collect();
+        let newest = self.visible.get();
+        if list.last() != Some(&newest) {
+            list.push(newest);
+        }
+        list
+    }
+
+    /// No reader looks, or will look, at a moment before this.
+    pub(crate) fn oldest(&self) -> SeqNo {
+        let held = lock(&self.held);
+        held.first().map_or_else(|| self.visible.get(), |(at, _)| *at)
+    }
+
+    /// The newest published commit.
+    #[inline]
+    pub(crate) fn visible(&self) -> SeqNo {
+        self.visible.get()
+    }
+
+    /// Readers that are registered.
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.held).iter().map(|(_, readers)| readers).sum()
+    }
+}
+
+/// One reader's registration; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct ReadPin {
+    at: SeqNo,
+    points: Arc<ReadPoints>,
+}
+
+impl ReadPin {
+    pub(crate) fn at(&self) -> SeqNo {
+        self.at
+    }
+}
+
+impl Clone for ReadPin {
+    fn clone(&self) -> ReadPin {
+        let mut held = lock(&self.points.held);
+        if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
+            held[i].1 += 1;
+        }
+        drop(held);
+        ReadPin { at: self.at, points: Arc::clone(&self.points) }
+    }
+}
+
+impl Drop for ReadPin {
+    fn drop(&mut self) {
+        let mut held = lock(&self.points.held);
+        if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
+            held[i].1 -= 1;
+            if held[i].1 == 0 {
+                held.remove(i);
+            }
+        }
+    }
+}
+
 /// What a tree needs from `db` while it runs a task.
 pub(crate) trait Host: Send + Sync {
     /// Returns once every record up to `seqno` is durable in the log. An edit that makes records permanent may only be
@@ -104,8 +197,9 @@ impl TaskReport {
 /// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
 /// show in it, under sequence numbers above those that were published when it was taken.
 pub(crate) trait View: Send + Sync {
-    /// A cursor over all versions of all keys of that moment. It owns what it walks.
-    fn cursor(&self) -> Result<Box<dyn Cursor>>;
+    /// A cursor over the versions of all keys of that moment: all that a reader at `at`, which is registered for as long
+    /// as the cursor lives, may have to see, and perhaps others. It owns what it walks.
+    fn cursor(&self, at: SeqNo) -> Result<Box<dyn Cursor>>;
 
     /// Reads what entries of that moment point to. It owns what it needs.
     fn values(&self) -> Box<dyn Values>;
@@ -120,11 +214,15 @@ pub(crate) trait Values: Send {
     fn read(&mut self, pointer: &[u8]) -> Result<Slice>;
 }
 
+/// Space that a tree has set aside for one record: where it begins, and how long it is.
+pub(crate) type Room = (u64, u64);
+
 /// What stands behind a partition.
 pub(crate) trait Engine: Send + Sync {
     /// Puts one record into memory. The caller holds the commit order: records arrive with rising sequence numbers, and
-    /// become visible only when `db` publishes them. True if a memtable is full now and wants to be flushed.
-    fn apply(&self, entry: EntryRef<'_>) -> Result<bool>;
+    /// become visible only when `db` publishes them. `room` is what was set aside for it, by a tree that does so. True
+    /// if a memtable is full now and wants to be flushed.
+    fn apply(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<bool>;
 
     /// The value of `key` as of `at`.
     fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>>;
@@ -153,4 +251,31 @@ pub(crate) trait Engine: Send + Sync {
 
     /// How far behind maintenance is.
     fn pressure(&self) -> Pressure;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_each_moment_once_and_the_newest_always() {
+        let visible = Visible::default();
+        let points = ReadPoints::new(visible.clone());
+        assert_eq!(points.list(), [SeqNo(0)]);
+        visible.publish(SeqNo(5));
+        let (a, b) = (points.register(), points.register());
+        visible.publish(SeqNo(9));
+        let c = points.register();
+        assert_eq!(points.list(), [SeqNo(5), SeqNo(9)]);
+        assert_eq!((points.oldest(), points.visible()), (SeqNo(5), SeqNo(9)));
+        drop(a);
+        let d = b.clone();
+        drop(b);
+        visible.publish(SeqNo(12));
+        assert_eq!(points.list(), [SeqNo(5), SeqNo(9), SeqNo(12)]);
+        assert_eq!(points.count(), 2);
+        drop((c, d));
+        assert_eq!(points.list(), [SeqNo(12)]);
+        assert_eq!(points.oldest(), SeqNo(12));
+    }
 }

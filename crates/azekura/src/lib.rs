@@ -37,7 +37,6 @@ pub(crate) mod lsm;
 pub(crate) mod manifest;
 pub(crate) mod mem;
 pub(crate) mod memtable;
-#[expect(dead_code, reason = "partitions do not offer it yet")]
 pub(crate) mod pmem;
 pub(crate) mod record;
 pub(crate) mod table;
@@ -56,15 +55,19 @@ pub use db::database::Database;
 pub use db::gc::calls::{GarbageCollection, GarbageCollection as Gc};
 pub use db::gc::report::GcReport;
 pub use db::iter::{Entries, Entry, Iter, Keys, Values};
-pub use db::metrics::{BlobFileMetrics, CacheMetrics, KindMetrics, LevelMetrics, Metrics, PartitionMetrics};
-pub use db::options::{CompactionStrategy, PartitionCreateOptions};
+pub use db::metrics::{
+    BlobFileMetrics, CacheMetrics, KindMetrics, LevelMetrics, Metrics, PartitionMetrics, PoolMetrics,
+};
+pub use db::options::{CompactionStrategy, EngineType, PartitionCreateOptions};
 pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;
 pub use lsm::blobs::options::KvSeparationOptions;
 pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
+pub use pmem::options::PmemOptions;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
 pub use vfs::files::DirectIo;
+pub use vfs::fs::PersistenceLevel;
 pub use wal::RecoveryMode;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.

@@ -4,21 +4,39 @@ use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
 use crate::engine::{Compression, Engine, Options, Scan, Sync};
 use crate::failure::Result;
 use ::azekura::{
-    CompactionStrategy, CompressionType, Config, Database, FilterPolicy, KvSeparationOptions, LeveledOptions,
-    Partition, PartitionCreateOptions, PersistMode,
+    CompactionStrategy, CompressionType, Config, Database, EngineType, FilterPolicy, KvSeparationOptions,
+    LeveledOptions, Partition, PartitionCreateOptions, PersistMode, PmemOptions, PoolMetrics,
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
+/// The smallest bound of a pool. Addresses are reserved for it, and memory taken as there is data.
+const POOL_LEAST: u64 = 1 << 30;
+/// Bytes of a pool for each byte of data, where its size is known: leaves and heads of records, old values, and more
+/// records.
+const POOL_FACTOR: u64 = 4;
+
 struct AzekuraEngine {
     partition: Partition,
     database: Database,
-    options: Options,
+    /// Of each of its partitions.
+    own: PartitionCreateOptions,
 }
 
 /// Opens or creates an azekura database at `dir`.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     open_with(dir, options, |own| own)
+}
+
+/// Opens or creates an azekura database whose partitions are trees in memory.
+pub(crate) fn open_pool(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
+    open_with(dir, options, |own| in_pool(own, options))
+}
+
+/// A partition in a pool that is large enough.
+pub(crate) fn in_pool(own: PartitionCreateOptions, options: &Options) -> PartitionCreateOptions {
+    let bytes = POOL_LEAST.saturating_add(options.data_bytes.saturating_mul(POOL_FACTOR));
+    own.engine(EngineType::Pmem(PmemOptions::default().max_size(bytes)))
 }
 
 /// The same with options that only azekura has; for experiments.
@@ -45,8 +63,9 @@ pub(crate) fn open_on(
     let config =
         Config::new(dir).cache_size(options.cache_bytes).workers(options.workers.max(1)).durability(durability);
     let database = configure(config).open()?;
-    let partition = database.open_partition(PARTITION, adjust(partition_options(options)))?;
-    Ok(Box::new(AzekuraEngine { partition, database, options: options.clone() }))
+    let own = adjust(partition_options(options));
+    let partition = database.open_partition(PARTITION, own.clone())?;
+    Ok(Box::new(AzekuraEngine { partition, database, own }))
 }
 
 fn partition_options(options: &Options) -> PartitionCreateOptions {
@@ -123,12 +142,16 @@ impl Engine for AzekuraEngine {
     }
 
     fn tables(&self) -> Result<u64> {
-        Ok(self.partition.metrics().levels.iter().map(|level| level.tables as u64).sum())
+        let own = self.partition.metrics();
+        if own.pool.is_some() {
+            return Ok(1); // one pool is all there is
+        }
+        Ok(own.levels.iter().map(|level| level.tables as u64).sum())
     }
 
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
-        let partition = self.database.open_partition(name, partition_options(&self.options))?;
-        Ok(Box::new(AzekuraEngine { partition, database: self.database.clone(), options: self.options.clone() }))
+        let partition = self.database.open_partition(name, self.own.clone())?;
+        Ok(Box::new(AzekuraEngine { partition, database: self.database.clone(), own: self.own.clone() }))
     }
 
     fn stats(&self) -> Map<String, Value> {
@@ -154,8 +177,12 @@ impl Engine for AzekuraEngine {
             "index_misses": metrics.cache.index.misses, "filter_hits": metrics.cache.filter.hits,
             "filter_misses": metrics.cache.filter.misses, "held_bytes": own.pinned_bytes, "levels": levels,
         });
-        match value {
-            Value::Object(stats) => stats,
+        match (value, own.pool) {
+            (Value::Object(mut stats), Some(pool)) => {
+                stats.insert("pool".into(), pool_stats(&pool));
+                stats
+            }
+            (Value::Object(stats), None) => stats,
             _ => Map::new(),
         }
     }
@@ -165,4 +192,15 @@ impl Engine for AzekuraEngine {
         drop(partition);
         Ok(database.close()?)
     }
+}
+
+fn pool_stats(pool: &PoolMetrics) -> Value {
+    json!({
+        "level": format!("{:?}", pool.level), "records": pool.records, "leaves": pool.leaves,
+        "leaves_free": pool.leaves_free, "bytes": pool.bytes, "free_bytes": pool.free_bytes,
+        "index_bytes": pool.index_bytes, "kept_bytes": pool.kept_bytes, "checkpoints": pool.checkpoints,
+        "checkpoint_bytes": pool.checkpoint_bytes, "splits": pool.splits,
+        "split_stored_bytes": pool.split_stored_bytes, "split_flushed_lines": pool.split_flushed_lines,
+        "split_fences": pool.split_fences,
+    })
 }

@@ -42,6 +42,9 @@ pub(crate) struct Options {
     pub(crate) workers: usize,
     /// Values of at least so many bytes are kept apart from the tree, by engines that can; nowhere when `None`.
     pub(crate) separate_from: Option<u64>,
+    /// Bytes of the keys and values that there will be, about; 0 if nobody knows. For engines that bound their memory.
+    #[serde(default)]
+    pub(crate) data_bytes: u64,
 }
 
 /// Bytes of a data block before compression.

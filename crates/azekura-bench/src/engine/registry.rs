@@ -4,6 +4,17 @@ use crate::engine::{Engine, Options};
 use crate::failure::Result;
 use std::path::Path;
 
+/// azekura's tables, and what is compared with peers where nothing else is said.
+pub(crate) const OURS: &str = "azekura";
+
+/// azekura's trees in memory.
+pub(crate) const OUR_POOLS: &str = "azekura-pmem";
+
+/// Whether an engine is azekura, whichever of its trees: no peer, and answerable for what it promises.
+pub(crate) fn is_ours(name: &str) -> bool {
+    [OURS, OUR_POOLS].contains(&name)
+}
+
 /// Stands for every engine that [`names`] gives.
 const ALL: &str = "all";
 
@@ -38,7 +49,8 @@ macro_rules! peer {
 
 /// Every engine, ours first.
 const ENGINES: &[Entry] = &[
-    Entry { name: "azekura", feature: "", variant: false, open: Some(super::azekura::open) },
+    Entry { name: OURS, feature: "", variant: false, open: Some(super::azekura::open) },
+    Entry { name: OUR_POOLS, feature: "", variant: false, open: Some(super::azekura::open_pool) },
     peer!("fjall", "fjall", false, super::fjall::open),
     peer!("rocksdb", "rocksdb", false, super::rocksdb::engine::open),
     peer!("rocksdb-hash", "rocksdb", true, super::rocksdb::engine::open_hashed),

@@ -15,6 +15,7 @@ fn options(sync: Sync, compression: Compression, separate_from: Option<u64>) -> 
         compression,
         workers: 2,
         separate_from,
+        data_bytes: 0,
     }
 }
 

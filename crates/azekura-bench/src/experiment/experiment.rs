@@ -34,6 +34,8 @@ pub(crate) struct Context<'a> {
     pub(crate) quick: bool,
     /// Where its databases go.
     pub(crate) scratch: &'a Scratch,
+    /// A directory in memory.
+    pub(crate) memory_dir: &'a Path,
     /// The directory that HTML pages shall be taken from, if one was named.
     pub(crate) pages: Option<&'a Path>,
     /// Where files go that are more than an answer: series, charts.
@@ -49,6 +51,11 @@ impl Context<'_> {
     /// A directory that does not exist yet.
     pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
         self.scratch.fresh(name)
+    }
+
+    /// A directory of this run's own in memory; gone with what is given.
+    pub(crate) fn memory(&self) -> Result<Scratch> {
+        Scratch::create(self.memory_dir, self.scratch.keeps())
     }
 
     /// Writes a file that stays.

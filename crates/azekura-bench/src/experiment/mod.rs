@@ -8,7 +8,7 @@
 //! [`reads`] point reads of one database, timed; [`lookups`] the same inside of data blocks alone; [`instructions`]
 //! counted by the processor; [`fs`] file systems that are watched; [`tree`] a database loaded so that its tree has a
 //! known shape. Then the experiments: [`restart_interval`], [`cache_hit`], [`hash_index`], [`partitioned`], those of
-//! [`blobs`].
+//! [`blobs`] and of [`pmem`].
 
 pub(crate) mod blobs;
 pub(crate) mod cache_hit;
@@ -19,6 +19,7 @@ pub(crate) mod hash_index;
 pub(crate) mod instructions;
 pub(crate) mod lookups;
 pub(crate) mod partitioned;
+pub(crate) mod pmem;
 pub(crate) mod reads;
 pub(crate) mod registry;
 pub(crate) mod restart_interval;

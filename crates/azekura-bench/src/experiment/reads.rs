@@ -42,6 +42,7 @@ pub(crate) fn cached_options(memtable_bytes: u64) -> Options {
         compression: Compression::None,
         workers: std::thread::available_parallelism().map_or(1, |n| n.get()),
         separate_from: None,
+        data_bytes: 0,
     }
 }
 

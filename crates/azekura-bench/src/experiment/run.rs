@@ -35,6 +35,7 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
         name: experiment.name(),
         quick: asked.quick,
         scratch: &scratch,
+        memory_dir: &asked.memory_dir,
         pages: asked.pages.as_deref(),
         out: asked.out.as_deref().unwrap_or(Path::new("target/bench/experiment")),
     };

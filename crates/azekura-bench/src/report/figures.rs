@@ -1,13 +1,11 @@
 //! From the measurements of a document to what is shown: one case per workload and number of threads, one standing per
 //! engine, one verdict. Reads fields by name and takes nothing for granted: a missing figure stays missing.
 
+use crate::engine::registry::{self, OURS};
 use crate::report::document::{Document, Goal, Section};
 use crate::report::summary::median;
 use serde_json::Value;
 use std::borrow::Cow;
-
-/// The engine that the report is about.
-pub(crate) const OURS: &str = "azekura";
 
 /// One workload with one number of threads.
 #[derive(Clone, Debug)]
@@ -125,7 +123,7 @@ impl Case<'_> {
         let goal = &self.section.goal;
         let ours = self.standings.iter().find(|standing| standing.engine == OURS)?;
         let own = ours.goal(goal)?;
-        let peers = self.standings.iter().filter(|standing| standing.engine != OURS);
+        let peers = self.standings.iter().filter(|standing| !registry::is_ours(&standing.engine));
         let (best, theirs) = peers
             .filter_map(|peer| Some((peer, peer.goal(goal)?)))
             .max_by(|(_, one), (_, other)| better(goal, *one).total_cmp(&better(goal, *other)))?;
@@ -229,6 +227,7 @@ pub(crate) fn figure(measurement: &Value, field: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::{Verdict, cases, figure, ratio};
+    use crate::report::document::Document;
     use crate::report::document::tests::sample;
     use serde_json::json;
 
@@ -260,6 +259,15 @@ mod tests {
         let loss = all[2].verdict().unwrap();
         assert!(!loss.wins() && !loss.disputed() && loss.ratio == 0.5, "{loss:?}");
         assert_eq!(all[2].best(), Some("fjall"));
+    }
+
+    #[test]
+    fn what_is_azekura_is_no_peer_of_azekura() {
+        let text = include_str!("sample.json").replace("\"fjall\"", "\"azekura-pmem\"");
+        let document = Document::parse(&text).unwrap();
+        let all = cases(&document, &document.sections[0]);
+        assert!(all.iter().all(|case| case.verdict().is_none()));
+        assert_eq!(all[2].best(), Some("azekura-pmem"));
     }
 
     #[test]

@@ -224,6 +224,7 @@ pub(crate) mod tests {
             compression: Compression::None,
             workers: 1,
             separate_from: None,
+            data_bytes: 0,
         };
         (Task { engine: engine.into(), dir: "d".into(), options, job: Job::Measure(plan.clone()) }, plan)
     }

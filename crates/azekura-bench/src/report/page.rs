@@ -174,7 +174,7 @@ fn summary_row(case: &Case<'_>, verdict: Option<&Verdict>) -> Row {
 }
 
 fn no_verdict(case: &Case<'_>) -> String {
-    let ours = case.standings.iter().find(|standing| standing.engine == crate::report::figures::OURS);
+    let ours = case.standings.iter().find(|standing| standing.engine == crate::engine::registry::OURS);
     match ours.and_then(|standing| standing.goal(&case.section.goal)) {
         Some(_) => "<span class=\"soft\">no peer</span>".into(),
         None => "<span class=\"verdict loss\">▼ no figure</span>".into(),

@@ -1,5 +1,6 @@
 //! Medians over rounds, and ratios between engines.
 
+use crate::engine::registry;
 use crate::machine::conditions::Conditions;
 use crate::report::measurement::Measurement;
 use serde_json::{Map, Value, json};
@@ -119,7 +120,9 @@ fn compare(summary: &mut Summary, all: &[Summary]) {
     {
         summary.scaling = Some(own.ops_per_s / fewest.median.ops_per_s);
     }
-    let others = all.iter().filter(|s| like(&s.median, own) && s.median.engine != own.engine);
+    // Of what is azekura one is no peer of the other.
+    let peers = |other: &str| other != own.engine && !(registry::is_ours(other) && registry::is_ours(&own.engine));
+    let others = all.iter().filter(|s| like(&s.median, own) && peers(&s.median.engine));
     let others = others.filter(|s| s.median.ops_per_s > 0.0 && own.ops_per_s > 0.0);
     let Some(best) = others.max_by(|a, b| a.median.ops_per_s.total_cmp(&b.median.ops_per_s)) else { return };
     let ratios = summary.rounds.iter().filter_map(|mine| {
@@ -157,6 +160,15 @@ mod tests {
     use crate::failure::{Kind, Told};
     use crate::report::measurement::Measurement;
     use crate::report::measurement::tests::{sample, sample_task};
+
+    #[test]
+    fn what_is_azekura_is_no_peer_of_azekura() {
+        let all = [sample("azekura", 1, 4.0), sample("azekura-pmem", 1, 1.0), sample("fjall", 1, 8.0)];
+        let peers: Vec<Option<String>> = summarise(&all).into_iter().map(|summary| summary.best_peer).collect();
+        assert_eq!(peers, [Some("fjall".into()), Some("fjall".into()), Some("azekura-pmem".into())]);
+        let alone = summarise(&all[..2]);
+        assert!(alone.iter().all(|summary| summary.best_peer.is_none()));
+    }
 
     #[test]
     fn medians_are_in_the_middle() {

@@ -1,5 +1,6 @@
 //! Which version of an engine was measured: what the lock file pins, or what the engine says itself.
 
+use crate::engine::registry;
 use crate::report::document::Document;
 use std::process::Command;
 
@@ -24,7 +25,7 @@ pub(crate) fn ours() -> String {
 
 /// The version of engine `name`, if it is a crate.
 pub(crate) fn of(name: &str) -> Option<String> {
-    if name == "azekura" {
+    if registry::is_ours(name) {
         return Some(env!("CARGO_PKG_VERSION").to_owned());
     }
     locked(LOCK, name)

@@ -127,7 +127,8 @@ impl Comparison {
     fn measure(&self, scratch: &Scratch, engine: &str, plan: &Plan, loaded: &mut Loaded) -> Result<Measurement> {
         registry::check(engine).map_err(|failure| refused(failure.to_string()))?;
         let workload = plan.workload;
-        let options = workload.options(&self.options);
+        let data_bytes = (plan.shape.n as f64 * plan.shape.mean_record_bytes()) as u64;
+        let options = Options { data_bytes, ..workload.options(&self.options) };
         let base =
             if workload.loads() { Some(self.base(scratch, engine, &plan.shape, &options, loaded)?) } else { None };
         let dir = directory(scratch, engine, workload, base)?;
@@ -209,12 +210,13 @@ impl Comparison {
 pub(crate) fn verdict(measurements: &[Measurement]) -> Result<()> {
     // What a kill takes from others is shown beside what they promise; azekura promises to lose nothing.
     let lost = |m: &Measurement| m.extra.get("lost_records").and_then(Value::as_u64).filter(|&lost| lost > 0);
-    for m in measurements.iter().filter(|m| m.engine == "azekura") {
+    for m in measurements.iter().filter(|m| registry::is_ours(&m.engine)) {
         if let Some(lost) = lost(m) {
-            return Err(format!("azekura: {}: {lost} acknowledged records are lost", m.workload).into());
+            return Err(format!("{}: {}: {lost} acknowledged records are lost", m.engine, m.workload).into());
         }
     }
-    let bad = |m: &&Measurement| m.error.is_some() && (m.engine == "azekura" || m.error_kind == Some(Kind::Wrong));
+    let bad =
+        |m: &&Measurement| m.error.is_some() && (registry::is_ours(&m.engine) || m.error_kind == Some(Kind::Wrong));
     match measurements.iter().find(bad) {
         Some(m) => Err(format!("{}: {}: {}", m.engine, m.workload, m.error.as_deref().unwrap_or("failed")).into()),
         None => Ok(()),
@@ -293,10 +295,13 @@ mod tests {
             (failed("fjall", Kind::Wrong), false),
             (failed("azekura", Kind::TimedOut), false),
             (failed("azekura", Kind::Failed), false),
+            (failed("azekura-pmem", Kind::TimedOut), false),
         ] {
             assert_eq!(verdict(&[good.clone(), row.clone()]).is_ok(), ends_well, "{row:?}");
         }
-        for (engine, lost, ends_well) in [("azekura", 0, true), ("azekura", 1, false), ("fjall", 1, true)] {
+        for (engine, lost, ends_well) in
+            [("azekura", 0, true), ("azekura", 1, false), ("azekura-pmem", 1, false), ("fjall", 1, true)]
+        {
             let mut row = sample(engine, 1, 1.0);
             row.extra.insert("lost_records".into(), lost.into());
             assert_eq!(verdict(&[row]).is_ok(), ends_well, "{engine} lost {lost}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use azekura::{Database, DroppedAfterDamage, ErrorKind, Metrics, PartitionMetrics};
+use azekura::{Database, DroppedAfterDamage, ErrorKind, Metrics, PartitionMetrics, PoolMetrics};
 use serde_json::{Value, json};
 
 use crate::args::LookArgs;
@@ -226,11 +226,47 @@ fn partition_json(partition: &PartitionMetrics) -> Value {
         "blob_bytes": partition.blob_bytes(),
         "referenced_blob_bytes": partition.referenced_blob_bytes(),
         "stale_blob_bytes": partition.stale_blob_bytes(),
+        "pool": partition.pool.as_ref().map(pool_json),
     })
+}
+
+/// A pool as JSON.
+fn pool_json(pool: &PoolMetrics) -> Value {
+    json!({
+        "survives": format!("{:?}", pool.level).to_lowercase(),
+        "records": pool.records,
+        "leaves": pool.leaves,
+        "leaves_free": pool.leaves_free,
+        "bytes": pool.bytes,
+        "free_bytes": pool.free_bytes,
+        "index_bytes": pool.index_bytes,
+        "kept_bytes": pool.kept_bytes,
+        "checkpoints": pool.checkpoints,
+        "checkpoint_bytes": pool.checkpoint_bytes,
+        "splits": pool.splits,
+    })
+}
+
+/// Name and sums of a partition that is a pool, and a bar of what of it is in use.
+fn draw_pool(partition: &PartitionMetrics, pool: &PoolMetrics, output: &mut Output) -> Result<()> {
+    output.line(format!(
+        "{}: pool of {}, {} in {}, {} on disk",
+        partition.name,
+        bytes(pool.bytes),
+        plural(pool.records, "record"),
+        plural(pool.leaves, "leaf node"),
+        bytes(partition.disk_bytes)
+    ))?;
+    let used = pool.bytes.saturating_sub(pool.free_bytes);
+    output.line(format!("in use {:<30} {}", display::bar(used, pool.bytes, 30), bytes(used)))?;
+    output.line(format!("by itself a write survives {}", pool.level))
 }
 
 /// Name, sum and one bar a level.
 fn draw_partition(partition: &PartitionMetrics, output: &mut Output) -> Result<()> {
+    if let Some(pool) = &partition.pool {
+        return draw_pool(partition, pool, output);
+    }
     let used: Vec<_> = partition.levels.iter().filter(|level| level.tables > 0).collect();
     let tables = used.iter().map(|level| level.tables as u64).sum();
     output.line(format!(

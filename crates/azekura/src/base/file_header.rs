@@ -12,6 +12,8 @@ pub(crate) enum FileKind {
     Wal,
     Manifest,
     Pool,
+    PoolImage,
+    PoolShadow,
 }
 
 impl FileKind {
@@ -22,6 +24,8 @@ impl FileKind {
             FileKind::Wal => b"AZEKWAL\n",
             FileKind::Manifest => b"AZEKMAN\n",
             FileKind::Pool => b"AZEKPMP\n",
+            FileKind::PoolImage => b"AZEKPMI\n",
+            FileKind::PoolShadow => b"AZEKPMS\n",
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::{Error, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::Commit;
+use crate::db::commit::{Commit, Path};
 use crate::db::config::PersistMode;
 use crate::db::handle::Handle;
 use crate::db::partition::Partition;
@@ -134,7 +134,8 @@ impl Batch {
             shared.writer()?;
             return shared.persist(self.durability);
         }
-        let commit = Commit { payload: &self.payload, count: self.count, partitions: &self.partitions };
+        let (payload, partitions) = (&self.payload[..], &self.partitions[..]);
+        let commit = Commit { payload, count: self.count, partitions, rooms: &[], path: Path::Logged };
         match self.ahead.is_empty() {
             true => shared.commit(commit, self.durability),
             false => shared.commit_ahead(commit, self.ahead, self.durability),

@@ -1,7 +1,7 @@
 //! Names and the trees behind them: the one place that builds trees.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
@@ -12,13 +12,15 @@ use crate::base::ledger::PartitionLedger;
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
-use crate::db::options::PartitionCreateOptions;
+use crate::db::options::{EngineKind, EngineType, PartitionCreateOptions};
 use crate::db::state::setbacks::Setbacks;
-use crate::engine::{Engine, Visible};
+use crate::db::state::tree::Tree;
+use crate::engine::{Engine, ReadPoints, Visible};
 use crate::lsm::blobs::early::EarlyFile;
 use crate::lsm::blobs::unsynced::Unsynced;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
+use crate::pmem::engine::{PoolHome, StoredPool};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind};
 use crate::vfs::{Env, Fs};
@@ -37,6 +39,8 @@ pub(crate) struct TreeParts {
     pub(crate) hash_seed: u64,
     pub(crate) next_file: Arc<AtomicU64>,
     pub(crate) visible: Visible,
+    pub(crate) points: Arc<ReadPoints>,
+    pub(crate) read_only: bool,
     pub(crate) codec: CompressionType,
     pub(crate) unsynced: Arc<Unsynced>,
 }
@@ -84,7 +88,8 @@ pub(crate) struct PartitionState {
     /// Background work that failed.
     pub(crate) setbacks: Setbacks,
     comparator: String,
-    tree: OnceLock<Arc<LsmTree>>,
+    engine: EngineKind,
+    tree: OnceLock<Tree>,
     /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
     life: AtomicU8,
     /// The options as the manifest has them.
@@ -93,8 +98,9 @@ pub(crate) struct PartitionState {
     pending: Mutex<Vec<Pending>>,
     /// Files that those may point into, where nothing can be written.
     early: Mutex<Vec<Arc<EarlyFile>>>,
-    /// What the manifest said when the database was opened; taken when the tree is built.
+    /// What the manifest said when the database was opened, and the files of a pool; taken when the tree is built.
     stored: Mutex<Option<PartitionLedger>>,
+    pool: Mutex<Option<StoredPool>>,
 }
 
 impl PartitionState {
@@ -103,22 +109,37 @@ impl PartitionState {
     /// # Errors
     /// `Closed` if the partition was deleted or the database closed, `Invalid` if its comparator was not given yet.
     #[inline]
-    pub(crate) fn tree(&self) -> Result<&Arc<LsmTree>> {
+    pub(crate) fn tree(&self) -> Result<&Tree> {
         if self.life.load(Ordering::Relaxed) != OPEN {
             return Err(self.ended_error());
         }
         self.tree.get().ok_or_else(|| self.wants_comparator())
     }
 
+    /// The tree, where it must be made of tables.
+    ///
+    /// # Errors
+    /// As [`tree`](PartitionState::tree); `Invalid` for a pool.
+    pub(crate) fn lsm(&self) -> Result<&Arc<LsmTree>> {
+        let other =
+            || Error::invalid(format!("partition {:?} has no tables: its engine is {:?}", self.name, self.engine));
+        self.tree()?.lsm().ok_or_else(other)
+    }
+
     /// The tree, if it has been built, also of a deleted partition.
-    pub(crate) fn tree_if_built(&self) -> Option<&Arc<LsmTree>> {
+    pub(crate) fn tree_if_built(&self) -> Option<&Tree> {
         self.tree.get()
+    }
+
+    /// The same, if it is made of tables.
+    pub(crate) fn lsm_if_built(&self) -> Option<&Arc<LsmTree>> {
+        self.tree.get().and_then(Tree::lsm)
     }
 
     /// Whether a value of that length is written ahead of its commit.
     #[inline]
     pub(crate) fn takes_early(&self, len: usize) -> bool {
-        self.tree.get().is_some_and(|tree| tree.takes_early(len))
+        self.lsm_if_built().is_some_and(|tree| tree.takes_early(len))
     }
 
     #[cold]
@@ -170,7 +191,7 @@ impl PartitionState {
 
     /// Takes in a blob file of the manifest that only records of the log point into.
     pub(crate) fn take_blob_file(&self, file: BlobMeta) {
-        match (self.tree.get(), &mut *lock(&self.stored)) {
+        match (self.lsm_if_built(), &mut *lock(&self.stored)) {
             (Some(tree), _) => tree.take_blobs(vec![file]),
             (None, Some(stored)) => drop(stored.blobs.insert(file.id, file)),
             (None, None) => {}
@@ -179,10 +200,27 @@ impl PartitionState {
 
     /// Lets records of the log point into a file that nobody can finish.
     pub(crate) fn show_early(&self, file: Arc<EarlyFile>) {
-        match self.tree.get() {
+        match self.lsm_if_built() {
             Some(tree) => tree.show_early([file]),
             None => lock(&self.early).push(file),
         }
+    }
+
+    /// All of the log was taken again.
+    pub(crate) fn end_replay(&self) -> Result<()> {
+        let Some(pool) = self.tree.get().and_then(Tree::pmem) else { return Ok(()) };
+        pool.end_replay()
+    }
+
+    /// Copies the files of a pool whose order of keys is not known, in which nothing changes.
+    pub(crate) fn copy_unbuilt_pool(&self, dir: &Path) -> Result<()> {
+        lock(&self.pool).as_ref().map_or(Ok(()), |pool| pool.copy_to(dir))
+    }
+
+    /// The highest sequence number that a pool may hold.
+    pub(crate) fn highest_in_pool(&self) -> SeqNo {
+        let stored = lock(&self.pool).as_ref().map(StoredPool::highest);
+        stored.or_else(|| Some(self.tree.get()?.pmem()?.highest_at_open())).unwrap_or_default()
     }
 
     /// Takes a record of the log again; what the tables have already is skipped.
@@ -246,15 +284,22 @@ impl Catalog {
         files: &HashMap<(DataKind, FileId), u64>,
     ) -> Result<Arc<PartitionState>> {
         let meta = stored.meta.clone();
-        if meta.engine != 0 {
+        let engine = EngineKind::from_number(meta.engine).ok_or_else(|| {
             let (name, engine) = (&meta.name, meta.engine);
-            return Err(Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura")));
-        }
+            Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura"))
+        })?;
+        let options = PartitionCreateOptions::decode(&meta.settings)?;
+        let pool = match engine {
+            EngineKind::Lsm => None,
+            EngineKind::Pmem | EngineKind::PmemMemory => {
+                let made_as_memory = engine == EngineKind::PmemMemory;
+                Some(StoredPool::read(self.pool_home(&meta), made_as_memory, stored.flushed, &options.pmem())?)
+            }
+        };
         check_files(stored.tables.values().map(|(_, table)| table), stored.blobs.values(), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
-        let state = self.insert(&meta, Some(stored));
+        let state = self.insert(&meta, engine, Some(stored), pool);
         if bytewise {
-            let options = PartitionCreateOptions::decode(&meta.settings)?;
             self.build_tree(&state, KeyOrder::bytewise(), &options)?;
         }
         Ok(state)
@@ -267,24 +312,54 @@ impl Catalog {
         order: KeyOrder,
         options: &PartitionCreateOptions,
     ) -> Result<Arc<PartitionState>> {
-        let state = self.insert(meta, None);
+        let (engine, pool) = match &options.engine {
+            EngineType::Lsm => (EngineKind::Lsm, None),
+            EngineType::Pmem(pmem) => {
+                let is_memory = meta.engine == EngineKind::PmemMemory as u8;
+                let kind = if is_memory { EngineKind::PmemMemory } else { EngineKind::Pmem };
+                (kind, Some(StoredPool::read(self.pool_home(meta), is_memory, SeqNo::ZERO, pmem)?))
+            }
+        };
+        let state = self.insert(meta, engine, None, pool);
         self.build_tree(&state, order, options)?;
         Ok(state)
     }
 
-    fn insert(&self, meta: &PartitionMeta, stored: Option<PartitionLedger>) -> Arc<PartitionState> {
+    pub(crate) fn pool_home(&self, meta: &PartitionMeta) -> PoolHome {
+        let parts = &self.parts;
+        PoolHome {
+            fs: Arc::clone(&parts.fs),
+            env: Arc::clone(&parts.env),
+            dir: parts.dir.clone(),
+            partition: meta.id,
+            name: meta.name.clone(),
+            visible: parts.visible.clone(),
+            points: Arc::clone(&parts.points),
+            read_only: parts.read_only,
+        }
+    }
+
+    fn insert(
+        &self,
+        meta: &PartitionMeta,
+        engine: EngineKind,
+        stored: Option<PartitionLedger>,
+        pool: Option<StoredPool>,
+    ) -> Arc<PartitionState> {
         let name: Arc<str> = Arc::from(meta.name.as_str());
         let state = Arc::new(PartitionState {
             id: meta.id,
             name: Arc::clone(&name),
             setbacks: Setbacks::default(),
             comparator: meta.comparator.clone(),
+            engine,
             tree: OnceLock::new(),
             life: AtomicU8::new(OPEN),
             settings: Mutex::new(meta.settings.clone()),
             pending: Mutex::default(),
             early: Mutex::default(),
             stored: Mutex::new(stored),
+            pool: Mutex::new(pool),
         });
         write(&self.by_name).insert(name, Arc::clone(&state));
         state
@@ -310,10 +385,21 @@ impl Catalog {
                 order.name()
             )));
         }
+        if (options.engine == EngineType::Lsm) != (state.engine == EngineKind::Lsm) {
+            let wanted = options.engine.kind_in(false);
+            return Err(Error::invalid(format!(
+                "partition {:?} was created with the engine {:?} and cannot be opened with {wanted:?}",
+                state.name, state.engine
+            )));
+        }
         options.check_order(&order)?;
         match state.tree.get() {
-            Some(tree) => tree.set_options(options.lsm(self.parts.codec)),
-            None => self.build_tree(state, order, options)?,
+            Some(Tree::Lsm(tree)) => tree.set_options(options.lsm(self.parts.codec)),
+            Some(Tree::Pmem(pool)) => pool.set_options(&options.pmem())?,
+            None => {
+                self.build_tree(state, order, options)?;
+                state.end_replay()?;
+            }
         }
         Ok(())
     }
@@ -323,9 +409,29 @@ impl Catalog {
         if state.tree.get().is_some() {
             return Ok(()); // another caller was faster
         }
+        let tree = match lock(&state.pool).take() {
+            Some(pool) => Tree::Pmem(pool.open(order, &options.pmem())?),
+            None => Tree::Lsm(self.build_lsm(state, stored.take(), order, options)?),
+        };
+        *stored = None;
+        for record in lock(&state.pending).drain(..) {
+            tree.replay(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
+        }
+        let built = state.tree.set(tree);
+        debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");
+        Ok(())
+    }
+
+    fn build_lsm(
+        &self,
+        state: &PartitionState,
+        stored: Option<PartitionLedger>,
+        order: KeyOrder,
+        options: &PartitionCreateOptions,
+    ) -> Result<Arc<LsmTree>> {
         let parts = &self.parts;
         let context = parts.context(order, state.id, &state.name);
-        let (tables, blobs, flushed) = match stored.take() {
+        let (tables, blobs, flushed) = match stored {
             Some(ledger) => {
                 (ledger.tables.into_values().collect(), ledger.blobs.into_values().collect(), ledger.flushed)
             }
@@ -333,11 +439,6 @@ impl Catalog {
         };
         let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, blobs, flushed)?;
         tree.show_early(lock(&state.early).drain(..));
-        for record in lock(&state.pending).drain(..) {
-            tree.replay(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
-        }
-        let built = state.tree.set(Arc::new(tree));
-        debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");
-        Ok(())
+        Ok(Arc::new(tree))
     }
 }

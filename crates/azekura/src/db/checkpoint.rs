@@ -3,8 +3,8 @@
 //! The steps:
 //! 1. between two commits: note the ledger, the visible sequence number and how far each log segment is written;
 //! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy what there is of
-//!    blob files that only the log points into, and the used part of the log, write a manifest that says where the log
-//!    ends, with a new instance id;
+//!    blob files that only the log points into, of the pools (which begin no checkpoint meanwhile) and the used part of
+//!    the log, write a manifest that says where the log ends, with a new instance id;
 //! 3. sync all of it, rename to `path`, sync the parent.
 //!
 //! Meanwhile segments are not recycled. A file that a compaction removes between 1 and 2 makes the attempt start
@@ -17,10 +17,11 @@ use crate::base::edit::FileId;
 use crate::base::ledger::Ledger;
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::db::catalog::PartitionState;
 use crate::db::recovery::is_missing;
 use crate::db::shared::Shared;
 use crate::manifest::Manifest;
-use crate::vfs::fs::sync_names_above;
+use crate::vfs::fs::{PersistenceLevel, sync_names_above};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::segment_path;
 use crate::wal::options::SegmentInfo;
@@ -67,13 +68,28 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
         if shared.fs.exists(&tmp)? {
             shared.fs.remove_dir_all(&tmp)?; // left over from an attempt that was cut short
         }
-        let moment = writer.committer.alone(|| Moment {
-            early: early_files(shared), // first: a flush may give them to the ledger
-            ledger: writer.metadata.ledger(),
-            visible: shared.visible.get(),
-            segments: writer.wal.segments(),
+        // No pool may come to hold on disk what is committed behind the moment.
+        let partitions = shared.catalog.all();
+        let pools = || partitions.iter().filter_map(|partition| partition.tree_if_built()?.pmem());
+        let _held: Vec<_> = pools().map(|pool| pool.hold()).collect();
+        shared.fs.create_dir_all(&tmp)?;
+        let moment = writer.committer.alone(|| {
+            // What is memory has no other moment to be copied at: writers wait for it.
+            pools().filter(|pool| pool.level() > PersistenceLevel::Logged).try_for_each(|pool| pool.copy_to(&tmp))?;
+            Ok::<_, Error>(Moment {
+                early: early_files(shared), // first: a flush may give them to the ledger
+                ledger: writer.metadata.ledger(),
+                visible: shared.visible.get(),
+                segments: writer.wal.segments(),
+            })
         });
-        match build(shared, &moment, &tmp) {
+        let moment = moment.inspect_err(|_| drop(shared.fs.remove_dir_all(&tmp)))?;
+        let is_known = |id| partitions.iter().any(|partition| partition.id == id);
+        if !moment.ledger.partitions.keys().all(|id| is_known(*id)) {
+            drop(shared.fs.remove_dir_all(&tmp));
+            continue; // created a moment ago, so that nobody held its pool
+        }
+        match build(shared, &moment, &partitions, &tmp) {
             Ok(()) => {
                 shared.fs.rename(&tmp, path)?;
                 return sync_names_above(&*shared.fs, path);
@@ -99,13 +115,21 @@ fn temporary(path: &Path) -> Result<PathBuf> {
 /// The blob files that the log points into and no edit names.
 fn early_files(shared: &Shared) -> Vec<(FileId, PathBuf, u64)> {
     let partitions = shared.catalog.all();
-    let trees = partitions.iter().filter_map(|partition| partition.tree_if_built());
+    let trees = partitions.iter().filter_map(|partition| partition.lsm_if_built());
     trees.flat_map(|tree| tree.early_extents()).collect()
 }
 
-fn build(shared: &Shared, moment: &Moment, tmp: &Path) -> Result<()> {
+fn build(shared: &Shared, moment: &Moment, partitions: &[Arc<PartitionState>], tmp: &Path) -> Result<()> {
     let fs = &*shared.fs;
-    fs.create_dir_all(tmp)?;
+    // One that was created behind the moment has nothing on disk, and is not in the ledger.
+    for partition in partitions.iter().filter(|partition| moment.ledger.partitions.contains_key(&partition.id)) {
+        match partition.tree_if_built().map(|tree| tree.pmem()) {
+            Some(Some(pool)) if pool.level() == PersistenceLevel::Logged => pool.copy_to(tmp)?,
+            Some(Some(_)) => {}
+            Some(None) => {}
+            None => partition.copy_unbuilt_pool(tmp)?,
+        }
+    }
     for partition in moment.ledger.partitions.values() {
         let files = &shared.catalog.parts().files;
         let tables = partition.tables.values().map(|(_, table)| (files.path(table.id), table.size));

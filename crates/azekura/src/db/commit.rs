@@ -20,8 +20,8 @@ use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::state::poison::Poison;
-use crate::engine::{Engine, Visible};
-use crate::wal::payload::Records;
+use crate::engine::{Engine, Room, Visible};
+use crate::wal::payload::{Records, gap};
 use crate::wal::{LogCommit, Wal};
 
 /// A commit that is ready to be written.
@@ -32,6 +32,21 @@ pub(crate) struct Commit<'a> {
     pub(crate) count: u32,
     /// Every partition that the payload names.
     pub(crate) partitions: &'a [Arc<PartitionState>],
+    /// What pools have set aside for the values they get, in the order of the payload.
+    pub(crate) rooms: &'a [Room],
+    pub(crate) path: Path,
+}
+
+/// How a commit becomes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// By the log.
+    Logged,
+    /// By the log, which must be durable before the commit is applied: a pool that is durable by itself may not have the
+    /// half of it.
+    Ahead,
+    /// It is one change of a pool that is durable by itself.
+    Alone,
 }
 
 /// What became of a commit, or of the group it was written with.
@@ -57,6 +72,8 @@ struct Waiter {
     payload: Vec<u8>,
     count: u32,
     partitions: Vec<Arc<PartitionState>>,
+    rooms: Vec<Room>,
+    path: Path,
     state: Mutex<Turn>,
     woken: Condvar,
 }
@@ -109,6 +126,8 @@ impl Committer {
             payload: commit.payload.to_vec(),
             count: commit.count,
             partitions: commit.partitions.to_vec(),
+            rooms: commit.rooms.to_vec(),
+            path: commit.path,
             state: Mutex::new(Turn::Waiting),
             woken: Condvar::new(),
         });
@@ -128,6 +147,8 @@ impl Committer {
                 payload: Vec::new(),
                 count: 0,
                 partitions: Vec::new(),
+                rooms: Vec::new(),
+                path: Path::Logged,
                 state: Mutex::new(Turn::Waiting),
                 woken: Condvar::new(),
             });
@@ -176,8 +197,10 @@ impl Committer {
         let mut next = self.visible.get().plus(1);
         let first = next;
         match commits {
-            [one] => self.wal.append(&[one.numbered(&mut next)])?,
-            many => self.wal.append(&many.iter().map(|commit| commit.numbered(&mut next)).collect::<Vec<_>>())?,
+            [one] if one.path == Path::Logged && self.wal.appended().plus(1) == next => {
+                self.wal.append(&[one.numbered(&mut next)])?;
+            }
+            many => self.append(many, next)?,
         }
         let applied = catch_unwind(AssertUnwindSafe(|| apply_all(commits, first)))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
@@ -188,6 +211,37 @@ impl Committer {
         self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
         Ok(committed)
+    }
+
+    /// Appends those of a group that the log is to have, with what it must know of the others.
+    fn append(&self, commits: &[Commit<'_>], mut next: SeqNo) -> Result<()> {
+        let mut frames = Vec::with_capacity(commits.len());
+        let mut in_log = self.wal.appended().plus(1);
+        for commit in commits {
+            if commit.path == Path::Alone {
+                next = next.plus(u64::from(commit.count));
+                continue;
+            }
+            frames.extend(gap(in_log, next));
+            frames.push(commit.numbered(&mut next));
+            in_log = next;
+        }
+        if frames.is_empty() {
+            return Ok(());
+        }
+        self.wal.append(&frames)?;
+        match commits.iter().any(|commit| commit.path == Path::Ahead) {
+            true => self.poison.watch(self.wal.sync(self.wal.appended(), false)),
+            false => Ok(()),
+        }
+    }
+
+    /// Brings the log to what is visible, although pools have used the last numbers without it.
+    pub(crate) fn close_gap(&self) -> Result<()> {
+        self.alone(|| {
+            let frames: Vec<_> = gap(self.wal.appended().plus(1), self.visible.get().plus(1)).collect();
+            if frames.is_empty() { Ok(()) } else { self.wal.append(&frames) }
+        })
     }
 
     /// Commits and records written since the database was opened.
@@ -202,6 +256,7 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
     let mut sealed = false;
     for commit in commits {
         let mut at = 0;
+        let mut rooms = commit.rooms.iter();
         for record in Records::new(commit.payload) {
             let record = record?;
             if commit.partitions[at].id != record.partition {
@@ -213,7 +268,11 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
             }
             let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
             if let Some(tree) = commit.partitions[at].tree_if_built() {
-                sealed |= tree.apply(entry)?;
+                let room = if tree.takes_room(record.kind) { rooms.next().copied() } else { None };
+                sealed |= match (commit.path, tree.pmem()) {
+                    (Path::Alone, Some(pool)) => pool.apply_alone(entry, room).map(|()| false)?,
+                    _ => tree.apply(entry, room)?,
+                };
             }
             seqno = seqno.plus(1);
         }
@@ -242,7 +301,13 @@ impl Drop for Lead<'_> {
 
 impl Waiter {
     fn commit(&self) -> Commit<'_> {
-        Commit { payload: &self.payload, count: self.count, partitions: &self.partitions }
+        Commit {
+            payload: &self.payload,
+            count: self.count,
+            partitions: &self.partitions,
+            rooms: &self.rooms,
+            path: self.path,
+        }
     }
 
     fn wait(&self) -> Turn {

@@ -13,11 +13,12 @@ use crate::db::checkpoint;
 use crate::db::config::{Config, PersistMode};
 use crate::db::handle::Handle;
 use crate::db::metrics::Metrics;
-use crate::db::options::PartitionCreateOptions;
+use crate::db::options::{EngineKind, PartitionCreateOptions};
 use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::worker;
+use crate::pmem::engine::stored::is_memory;
 
 /// Partition names are 1..=255 bytes of UTF-8; they never become paths.
 const NAME_LEN_MAX: usize = 255;
@@ -130,15 +131,23 @@ impl Database {
         })?;
         let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
         options.check_order(&order)?;
+        let engine = options.engine.kind_in(is_memory(&*shared.fs, &shared.dir));
         let meta = PartitionMeta {
             id: PartitionId(0), // until it is created
-            engine: 0,
+            engine: engine as u8,
             name: name.to_owned(),
             comparator: order.name().to_owned(),
             settings: options.encode(),
         };
-        let meta = shared.poison.watch(writer.metadata.create_partition(meta))?;
-        if shared.settings.durability != PersistMode::Buffer {
+        // What a pool that is memory gets is durable by itself: there must be no moment at which the manifest has the
+        // partition and not its file, or a commit and not the partition.
+        let is_memory = engine == EngineKind::PmemMemory;
+        let make_files = |meta: &PartitionMeta| match is_memory {
+            true => shared.catalog.pool_home(meta).make_file(&options.pmem()),
+            false => Ok(()),
+        };
+        let meta = shared.poison.watch(writer.metadata.create_partition(meta, make_files))?;
+        if shared.settings.durability != PersistMode::Buffer || is_memory {
             shared.poison.watch(writer.metadata.sync())?;
         }
         let state = shared.catalog.create(&meta, order, options)?;
@@ -183,6 +192,9 @@ impl Database {
         shared.poison.watch(written)?;
         shared.poison.watch(writer.metadata.sync())?;
         tree.discard();
+        if let Some(pool) = tree.pmem() {
+            pool.remove_files(); // what is left is found by the next open
+        }
         drop(one_at_a_time); // others may create and delete while files are removed
         shared.graveyard().remove_all();
         shared.work.ring();

@@ -53,8 +53,9 @@ impl Handle {
             }
         }
         if shared.writer.is_some() {
+            shared.catalog.all().iter().filter_map(|p| p.tree_if_built()?.pmem()).for_each(|pool| pool.close());
             // Nobody works any more. Who lets go of a table from now on leaves its file to the next open.
-            for tree in shared.catalog.all().iter().filter_map(|p| p.tree_if_built()) {
+            for tree in shared.catalog.all().iter().filter_map(|p| p.lsm_if_built()) {
                 tree.give_up_paused();
                 if tree.first_unflushed().is_none() {
                     tree.give_up_early();
@@ -111,6 +112,7 @@ impl Handle {
         let shared = &self.shared;
         let Some(writer) = &shared.writer else { return Ok(()) };
         // What is in tables leaves the log, the newest segment too: a database at rest is its tables and a short log.
+        writer.committer.close_gap()?;
         writer.wal.seal()?;
         writer.wal.sync(shared.visible.get(), false)?;
         retire_log(shared)?;

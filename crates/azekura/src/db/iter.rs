@@ -10,9 +10,8 @@ use crate::base::{Error, KeyOrder, RecordKind, Result};
 use crate::cursor::Cursor;
 use crate::cursor::visible::{Ascending, Descending};
 use crate::db::handle::Handle;
-use crate::db::state::read_points::ReadPin;
-use crate::engine::{self, Engine, View};
-use crate::lsm::tree::LsmTree;
+use crate::db::state::tree::Tree;
+use crate::engine::{self, Engine, ReadPin, View};
 use crate::mem::slice::Slice;
 
 /// The bounds of a walk, owned.
@@ -70,7 +69,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub(crate) fn new(handle: Arc<Handle>, tree: &LsmTree, bounds: Bounds, pin: ReadPin) -> Walk {
+    pub(crate) fn new(handle: Arc<Handle>, tree: &Tree, bounds: Bounds, pin: ReadPin) -> Walk {
         let order = tree.order().clone();
         // An empty or reversed range is empty, not a panic.
         let ended = match (&bounds.0, &bounds.1) {
@@ -116,7 +115,7 @@ impl Walk {
                 front
             }
             empty => {
-                let cursor = Ascending::new(self.view.cursor()?, self.order.clone(), self.pin.at());
+                let cursor = Ascending::new(self.view.cursor(self.pin.at())?, self.order.clone(), self.pin.at());
                 let front = empty.insert(cursor);
                 front.seek(self.bounds.0.as_ref().map(Vec::as_slice))?;
                 front
@@ -156,7 +155,7 @@ impl Walk {
                 back
             }
             empty => {
-                let cursor = Descending::new(self.view.cursor()?, self.order.clone(), self.pin.at());
+                let cursor = Descending::new(self.view.cursor(self.pin.at())?, self.order.clone(), self.pin.at());
                 let back = empty.insert(cursor);
                 back.seek(self.bounds.1.as_ref().map(Vec::as_slice))?;
                 back

@@ -9,7 +9,10 @@ use crate::block::cache::{BlockCache, CacheStats};
 use crate::block::kind::BlockKind;
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
+use crate::db::state::tree::Tree;
 use crate::engine::Engine;
+use crate::pmem::engine::PoolFigures;
+use crate::vfs::fs::PersistenceLevel;
 
 /// Counters of one kind of block in the cache. Every read that asks for a block counts once, in a counter of its
 /// thread: the sums are exact once the reads are over, and miss at most those that are going on.
@@ -158,7 +161,7 @@ impl Metrics {
             ..Metrics::default()
         };
         for partition in &partitions {
-            metrics.memtable_bytes += partition.tree_if_built().map_or(0, |tree| tree.metrics().memory_bytes());
+            metrics.memtable_bytes += partition.tree_if_built().map_or(0, Tree::memory_bytes);
         }
         if let Some(writer) = &shared.writer {
             (metrics.commits, metrics.records) = writer.committer.counts();
@@ -263,6 +266,77 @@ pub struct PartitionMetrics {
     pub separated: bool,
     /// Its blob files, oldest number first. Of those that large values are being written to, all counts as referenced.
     pub blob_files: Vec<BlobFileMetrics>,
+    /// Its pool, if its engine is [`Pmem`](crate::EngineType::Pmem); then there is none of the above but the bytes on
+    /// disk.
+    pub pool: Option<PoolMetrics>,
+}
+
+/// The pool of a partition; bytes and counts unless said.
+///
+/// ```
+/// # use azekura::{Config, EngineType, PartitionCreateOptions};
+/// # fn main() -> azekura::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let db = Config::new(dir.path().join("db")).open()?;
+/// # let pool = PartitionCreateOptions::default().engine(EngineType::Pmem(Default::default()));
+/// let counters = db.open_partition("counters", pool)?;
+/// counters.insert("visits", "1")?;
+/// let pool = counters.metrics().pool.expect("it is one");
+/// assert_eq!((pool.records, pool.leaves, pool.splits), (1, 1, 0));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolMetrics {
+    /// What a write has survived when it returns, without the log.
+    pub level: PersistenceLevel,
+    /// Records.
+    pub records: u64,
+    /// Leaves of the tree that are in use.
+    pub leaves: u64,
+    /// Leaves that are free and kept for the tree.
+    pub leaves_free: u64,
+    /// Of the pool, free or not.
+    pub bytes: u64,
+    /// Bytes that are free, without leaves.
+    pub free_bytes: u64,
+    /// Bytes of memory that lead to the leaves.
+    pub index_bytes: u64,
+    /// Bytes of memory that say what was replaced, for snapshots and iterators; what they may read stays in the pool.
+    pub kept_bytes: u64,
+    /// Checkpoints since it was opened.
+    pub checkpoints: u64,
+    /// Bytes that they have written.
+    pub checkpoint_bytes: u64,
+    /// Leaves that were split since it was opened.
+    pub splits: u64,
+    /// Bytes stored by those splits: slots that moved and what says so, never keys or values.
+    pub split_stored_bytes: u64,
+    /// Lines of 64 bytes that those splits asked to be flushed, where memory has to be and where not.
+    pub split_flushed_lines: u64,
+    /// Fences that those splits asked for.
+    pub split_fences: u64,
+}
+
+impl PoolMetrics {
+    fn of(figures: &PoolFigures) -> PoolMetrics {
+        PoolMetrics {
+            level: figures.level,
+            records: figures.records,
+            leaves: figures.leaves,
+            leaves_free: figures.leaves_free,
+            bytes: figures.len,
+            free_bytes: figures.free,
+            index_bytes: figures.index,
+            kept_bytes: figures.kept,
+            checkpoints: figures.checkpoints,
+            checkpoint_bytes: figures.written,
+            splits: figures.splits,
+            split_stored_bytes: figures.in_splits.stored_bytes,
+            split_flushed_lines: figures.in_splits.flushed_lines,
+            split_fences: figures.in_splits.fences,
+        }
+    }
 }
 
 /// One blob file.
@@ -316,7 +390,12 @@ impl BlobFileMetrics {
 impl PartitionMetrics {
     pub(crate) fn of(state: &Arc<PartitionState>) -> PartitionMetrics {
         let mut metrics = PartitionMetrics { name: state.name.to_string(), ..PartitionMetrics::default() };
-        let Some(tree) = state.tree_if_built() else { return metrics };
+        if let Some(pool) = state.tree_if_built().and_then(Tree::pmem) {
+            let figures = pool.figures();
+            metrics.pool = Some(PoolMetrics::of(&figures));
+            metrics.disk_bytes = figures.disk;
+        }
+        let Some(tree) = state.lsm_if_built() else { return metrics };
         let lsm = tree.metrics();
         metrics.memtable_bytes = lsm.memory_bytes();
         metrics.sealed_memtables = tree.pressure().sealed;
@@ -368,6 +447,15 @@ impl PartitionMetrics {
 impl fmt::Display for PartitionMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "partition {:?}: {} bytes on disk, {} in memory", self.name, self.disk_bytes, self.memtable_bytes)?;
+        if let Some(pool) = &self.pool {
+            let PoolMetrics { level, records, bytes, free_bytes, .. } = pool;
+            writeln!(f, "pool: {records} records in {bytes} bytes, {free_bytes} free; by itself it survives {level}")?;
+            let PoolMetrics { leaves, leaves_free, checkpoints, checkpoint_bytes, .. } = pool;
+            return writeln!(
+                f,
+                "{leaves} leaves and {leaves_free} free; {checkpoints} checkpoints of {checkpoint_bytes} bytes"
+            );
+        }
         writeln!(f, "level  runs  tables         bytes       entries    tombstones")?;
         for l in &self.levels {
             write!(f, "{:>5} {:>5} {:>7} {:>13}", l.level, l.runs, l.tables, l.bytes)?;

@@ -5,6 +5,7 @@ use crate::base::compression::CompressionType;
 use crate::base::{Error, KeyOrder, Result};
 use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::options::{LeveledOptions, LsmOptions};
+use crate::pmem::options::PmemOptions;
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIOS};
 
 /// How tables are merged in the background.
@@ -18,6 +19,46 @@ pub enum CompactionStrategy {
 impl Default for CompactionStrategy {
     fn default() -> CompactionStrategy {
         CompactionStrategy::Leveled(LeveledOptions::default())
+    }
+}
+
+/// What keeps a partition's data. It is chosen when the partition is created and stays.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum EngineType {
+    /// A log-structured merge tree: memtables that are flushed to tables, which are merged. For any amount of data.
+    #[default]
+    Lsm,
+    /// A B+ tree in memory, durable by the log and checkpoints: read and written at the speed of memory, for data that
+    /// fits into it.
+    Pmem(PmemOptions),
+}
+
+impl EngineType {
+    /// What it is in a directory whose files are used as memory, or not.
+    pub(crate) fn kind_in(&self, memory: bool) -> EngineKind {
+        match self {
+            EngineType::Lsm => EngineKind::Lsm,
+            EngineType::Pmem(_) if memory => EngineKind::PmemMemory,
+            EngineType::Pmem(_) => EngineKind::Pmem,
+        }
+    }
+}
+
+/// The number of an engine in the manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum EngineKind {
+    Lsm = 0,
+    /// A pool whose image goes to a file.
+    Pmem = 1,
+    /// A pool whose file is used as memory.
+    PmemMemory = 2,
+}
+
+impl EngineKind {
+    pub(crate) fn from_number(number: u8) -> Option<EngineKind> {
+        [EngineKind::Lsm, EngineKind::Pmem, EngineKind::PmemMemory].into_iter().find(|kind| *kind as u8 == number)
     }
 }
 
@@ -38,6 +79,7 @@ pub struct PartitionCreateOptions {
     pub(crate) max_memtable_size: u64,
     pub(crate) strategy: CompactionStrategy,
     pub(crate) kv_separation: Option<KvSeparationOptions>,
+    pub(crate) engine: EngineType,
 }
 
 impl Default for PartitionCreateOptions {
@@ -50,6 +92,7 @@ impl Default for PartitionCreateOptions {
             max_memtable_size: 64 << 20,
             strategy: CompactionStrategy::default(),
             kv_separation: None,
+            engine: EngineType::Lsm,
         }
     }
 }
@@ -188,6 +231,33 @@ impl PartitionCreateOptions {
         self
     }
 
+    /// What keeps the data. Default: [`EngineType::Lsm`]; all other options but [`PmemOptions`] are for that one.
+    /// Opening an existing partition with another engine than it was created with is `Invalid`.
+    ///
+    /// ```
+    /// # use azekura::{Config, EngineType, PartitionCreateOptions, PmemOptions};
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = Config::new(dir.path().join("db")).open()?;
+    /// let in_memory = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
+    /// let counters = db.open_partition("counters", PartitionCreateOptions::default().engine(in_memory))?;
+    /// counters.insert("visits", 1u64.to_le_bytes())?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn engine(mut self, engine: EngineType) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// The options of a pool, by default if none were given.
+    pub(crate) fn pmem(&self) -> PmemOptions {
+        match &self.engine {
+            EngineType::Pmem(options) => options.clone(),
+            EngineType::Lsm => PmemOptions::default(),
+        }
+    }
+
     /// Fails if an option is out of its range.
     pub(crate) fn check(&self) -> Result<()> {
         let range = |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
@@ -213,6 +283,14 @@ impl PartitionCreateOptions {
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         leveled.check()?;
         self.kv_separation.as_ref().map_or(Ok(()), KvSeparationOptions::check)?;
+        if let EngineType::Pmem(pmem) = &self.engine {
+            pmem.check()?;
+            if self.kv_separation.is_some() {
+                return Err(Error::invalid(
+                    "key-value separation is for the engine Lsm: a pool never moves its values",
+                ));
+            }
+        }
         self.compression.iter().chain(&self.compression_per_level).try_for_each(|codec| codec.check())
     }
 
@@ -290,6 +368,10 @@ impl PartitionCreateOptions {
             put_varint(&mut out, 15);
             put_bytes(&mut out, &value);
         }
+        if let EngineType::Pmem(pmem) = &self.engine {
+            put_varint(&mut out, 16);
+            put_bytes(&mut out, &pmem.encode());
+        }
         out
     }
 
@@ -329,6 +411,7 @@ impl PartitionCreateOptions {
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
                 15 => options.kv_separation = Some(separation(value)?),
+                16 => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
                 _ => {}
             }
         }
@@ -395,6 +478,10 @@ mod tests {
             assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
             assert!(options.clone().with_kv_separation(KvSeparationOptions::default()) != options);
         }
+        let pool = PmemOptions::default().max_size(5 << 20).growth_step(1 << 20);
+        let pool = options.clone().engine(EngineType::Pmem(pool));
+        assert_eq!(PartitionCreateOptions::decode(&pool.encode()).unwrap(), pool);
+        assert!(pool.with_kv_separation(KvSeparationOptions::default()).check().is_err());
         let none = PartitionCreateOptions::default().filter_policy(FilterPolicy::None);
         assert_eq!(PartitionCreateOptions::decode(&none.encode()).unwrap(), none);
     }

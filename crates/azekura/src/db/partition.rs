@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::Commit;
+use crate::db::commit::{Commit, Path};
 use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::state::claims::Claims;
-use crate::db::state::read_points::ReadPin;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
-use crate::engine::{Engine, ReadPoint};
+use crate::engine::{Engine, ReadPin, ReadPoint};
 use crate::mem::slice::Slice;
 use crate::wal::payload::{Record, check_limits, put_record};
 
@@ -101,7 +100,7 @@ impl Partition {
         payload.clear();
         put_record(&mut payload, &Record { kind, partition: self.state.id, key, value });
         let partitions = std::slice::from_ref(&self.state);
-        let commit = Commit { payload: &payload, count: 1, partitions };
+        let commit = Commit { payload: &payload, count: 1, partitions, rooms: &[], path: Path::Logged };
         let result = shared.commit(commit, shared.settings.durability);
         if payload.capacity() <= KEPT_BUFFER_MAX {
             PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
@@ -119,7 +118,8 @@ impl Partition {
         ahead.add(&self.state, claim);
         let record = Record { kind: RecordKind::BlobPointer, partition: self.state.id, key, value: &pointer };
         put_record(&mut payload, &record);
-        let commit = Commit { payload: &payload, count: 1, partitions: std::slice::from_ref(&self.state) };
+        let partitions = std::slice::from_ref(&self.state);
+        let commit = Commit { payload: &payload, count: 1, partitions, rooms: &[], path: Path::Logged };
         shared.commit_ahead(commit, ahead, shared.settings.durability)
     }
 

@@ -3,8 +3,8 @@
 //! The steps:
 //! 1. look at the directory without changing it, take the lock;
 //! 2. no manifest and nothing else: create the database, atomically, by renaming its first manifest into place;
-//! 3. read the manifest into a ledger, check that every table it names is there and whole;
-//! 4. read the log: every commit that is not in tables goes into memtables; the whole log is validated before anything
+//! 3. read the manifest into a ledger, check that every table it names is there and whole, read the pools;
+//! 4. read the log: every commit that is not in tables goes into memtables, or into pools; the whole log is validated before anything
 //!    is written, so that a failed open changes nothing;
 //! 5. sync what was replayed (it may be in the page cache only), make blob files of what it points to in files that
 //!    were never finished, write the manifest anew with the end of the log, begin a fresh segment, remove files that
@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,29 +30,32 @@ use crate::db::shared::{Parts, Recovered, Shared, Writer};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::worker;
-use crate::engine::Visible;
+use crate::engine::{ReadPoints, Visible};
 use crate::lsm::blobs::left::LeftEarly;
 use crate::manifest::{Manifest, NAME, TEMPORARY};
+use crate::pmem::store;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::{LOCK, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
-use crate::wal::payload::{Records, check_payload, pointers};
+use crate::wal::payload::{GAP, Records, check_payload, pointers};
 use crate::wal::{self, LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalOptions};
 
 /// What a look at the directory shows.
+#[derive(Default)]
 struct Listing {
     has_manifest: bool,
     /// Tables and blob files by kind and number, log segments by number, with their lengths.
     data: HashMap<(DataKind, FileId), u64>,
     segments: HashMap<FileId, u64>,
+    pools: Vec<(PartitionId, PathBuf)>,
     /// A name that no database has.
     foreign: Option<String>,
 }
 
 fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
-    let mut listing = Listing { has_manifest: false, data: HashMap::new(), segments: HashMap::new(), foreign: None };
+    let mut listing = Listing::default();
     if !fs.exists(dir)? {
         return Ok(listing);
     }
@@ -61,6 +64,8 @@ fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
             listing.data.insert((kind, id), entry.len);
         } else if let Some(id) = parse_segment_name(&entry.name) {
             listing.segments.insert(id, entry.len);
+        } else if let Some((partition, _)) = store::parse_name(&entry.name) {
+            listing.pools.push((partition, dir.join(&entry.name)));
         } else if entry.name == NAME {
             listing.has_manifest = true;
         } else if entry.name != LOCK && entry.name != TEMPORARY {
@@ -75,7 +80,7 @@ fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
     if listing.has_manifest {
         return Ok(());
     }
-    if !listing.data.is_empty() || !listing.segments.is_empty() {
+    if !listing.data.is_empty() || !listing.segments.is_empty() || !listing.pools.is_empty() {
         let message = "the manifest is missing, but data files or log segments are here: restore it from a copy";
         return Err(Error::corruption(message).in_file(dir.join(NAME)));
     }
@@ -101,7 +106,7 @@ pub(crate) fn open(config: Config) -> Result<Arc<Handle>> {
     if !listing.has_manifest {
         create(&*config.env, &fs, &dir)?;
     }
-    let mut state = Loaded::read(&config, listing)?;
+    let mut state = Loaded::read(&config, listing, false)?;
     let report = state.replay(&config)?;
     state.finish(config, report, lock, start)
 }
@@ -117,7 +122,7 @@ pub(crate) fn open_read_only(config: Config) -> Result<Arc<Handle>> {
         return Err(Error::invalid("there is no database here").in_file(dir));
     }
     let lock = fs.lock(&dir.join(LOCK), LockMode::Shared)?;
-    let mut state = Loaded::read(&config, list(&*fs, &dir)?)?;
+    let mut state = Loaded::read(&config, list(&*fs, &dir)?, true)?;
     let report = state.replay(&config)?;
     state.finish_read_only(config, &report, lock, start)
 }
@@ -153,7 +158,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn read(config: &Config, listing: Listing) -> Result<Loaded> {
+    fn read(config: &Config, listing: Listing, read_only: bool) -> Result<Loaded> {
         let (fs, dir) = (&config.fs, &config.path);
         let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
         let ledger = Ledger::replay(&edits).map_err(|e| e.in_file(dir.join(NAME)))?;
@@ -165,7 +170,11 @@ impl Loaded {
         let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, config.settings.max_open_files, direct));
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(Bell::default());
+        let visible = Visible::default();
         let parts = TreeParts {
+            points: ReadPoints::new(visible.clone()),
+            visible,
+            read_only,
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
@@ -175,7 +184,6 @@ impl Loaded {
             work,
             hash_seed: ledger.hash_seed,
             next_file: Arc::new(AtomicU64::new(next_file)),
-            visible: Visible::default(),
             codec: config.settings.compression,
             unsynced: Arc::default(),
         };
@@ -201,6 +209,7 @@ impl Loaded {
         let manifest = config.path.join(NAME);
         let (fs, id) = (Arc::clone(&config.fs), self.ledger.id);
         let report = wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
+        self.by_id.values().try_for_each(|partition| partition.end_replay())?;
         self.parts.next_file.fetch_max(self.left.next_file(), Ordering::Relaxed);
         Ok(report)
     }
@@ -211,6 +220,9 @@ impl Loaded {
     /// value that did not, so neither was ever synced. Salvage goes on behind a commit without its values.
     fn replay_commit(&mut self, commit: &LogCommit<'_>, manifest: &Path) -> Result<Option<Error>> {
         check_payload(commit.payload, commit.count)?;
+        if commit.payload == GAP {
+            return Ok(None);
+        }
         for record in Records::new(commit.payload) {
             if record?.partition.0 >= self.ledger.next_partition {
                 let message =
@@ -230,16 +242,24 @@ impl Loaded {
             }
             seqno = seqno.plus(1);
         }
+        // Nobody reads yet; what this replaces need not be kept for readers from before it.
+        self.parts.visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
     }
 
-    /// Highest sequence number over the log and the tables.
-    fn last_seqno(&self, report: &ReplayReport) -> SeqNo {
+    /// Highest sequence number over the log and the tables: here the log goes on.
+    fn end_of_log(&self, report: &ReplayReport) -> SeqNo {
         let tables = self.ledger.partitions.values().flat_map(|p| p.tables.values());
         let highest = tables.map(|(_, table)| table.highest).max().unwrap_or_default();
         let flushed = self.ledger.partitions.values().map(|p| p.flushed).max().unwrap_or_default();
         let ended = self.ledger.log_end.map_or(SeqNo::ZERO, |(_, seqno)| seqno);
         report.last.max(highest).max(flushed).max(ended)
+    }
+
+    /// The last sequence number that was used: pools use some that the log does not get.
+    fn last_seqno(&self, report: &ReplayReport) -> SeqNo {
+        let pools = self.by_id.values().map(|partition| partition.highest_in_pool()).max().unwrap_or_default();
+        self.end_of_log(report).max(pools)
     }
 
     /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
@@ -280,7 +300,7 @@ impl Loaded {
         start: u64,
     ) -> Result<Arc<Handle>> {
         let (fs, dir) = (&config.fs, &config.path);
-        let last = self.last_seqno(&report);
+        let (last, end) = (self.last_seqno(&report), self.end_of_log(&report));
         for segment in &report.segments {
             fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
@@ -288,7 +308,7 @@ impl Loaded {
         self.ledger.next_file = self.parts.next_file.load(Ordering::Relaxed);
         self.ledger.next_epoch = self.ledger.next_epoch.max(report.last_epoch.0 + 1);
         self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
-        self.ledger.log_end = Some((report.last_epoch, last));
+        self.ledger.log_end = Some((report.last_epoch, end));
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
         let manifest = Manifest::create(Arc::clone(fs), dir, file_id, &self.ledger.edits())?;
@@ -313,7 +333,7 @@ impl Loaded {
             options,
             metadata.clone(),
             &report,
-            last.plus(1),
+            end.plus(1),
         )?;
         self.parts.visible.publish(last);
         let poison = Arc::new(Poison::new(config.listener.clone()));
@@ -331,7 +351,8 @@ impl Loaded {
         Ok(Handle::new(shared, threads))
     }
 
-    /// Removes tables, blob files and segments that neither the ledger nor the log's pool names. A failure is not
+    /// Removes tables, blob files and segments that neither the ledger nor the log's pool names, and the pools of
+    /// partitions that are not there. A failure is not
     /// fatal: they are found again by the next open.
     fn remove_orphans(&self, config: &Config, report: &ReplayReport) -> u64 {
         let partitions = || self.ledger.partitions.values();
@@ -341,13 +362,15 @@ impl Loaded {
         let kept: HashSet<FileId> =
             report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
         let data = self.listing.data.keys().filter(|file| !named.contains(file));
+        let pools = self.listing.pools.iter().filter(|(id, _)| !self.ledger.partitions.contains_key(id));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
         let paths = data
             .map(|(kind, id)| match kind {
                 DataKind::Table => self.parts.files.path(*id),
                 DataKind::Blob => self.parts.files.blobs().path(*id),
             })
-            .chain(segments.map(|id| segment_path(&config.path, *id)));
+            .chain(segments.map(|id| segment_path(&config.path, *id)))
+            .chain(pools.map(|(_, path)| path.clone()));
         paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
     }
 

@@ -9,15 +9,15 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{Commit, Committed, Committer};
+use crate::db::commit::{Commit, Committed, Committer, Path};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
-use crate::db::state::read_points::ReadPoints;
+use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
-use crate::engine::{Engine, Host, Pressure, Visible};
+use crate::engine::{Engine, Host, Pressure, ReadPoints, Visible};
 use crate::lsm::blobs::early::Claim;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::{Env, FileLock, Fs};
@@ -111,7 +111,7 @@ pub(crate) struct Parts {
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Shared {
         Shared {
-            read_points: ReadPoints::new(parts.visible.clone()),
+            read_points: Arc::clone(&parts.catalog.parts().points),
             fs: parts.fs,
             env: parts.env,
             dir: parts.dir,
@@ -188,7 +188,7 @@ impl Shared {
     #[cold]
     pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Claim> {
         self.writer()?;
-        let tree = partition.tree()?;
+        let tree = partition.lsm()?;
         self.pace(value.len() as u64)?;
         let _shift = self.begin_work()?;
         let claim = tree.put_early(value)?;
@@ -217,18 +217,23 @@ impl Shared {
         self.make_durable(written?, mode)
     }
 
-    /// Writes a commit, beside which so many `bytes` were written ahead; gives its last sequence number.
+    /// Writes a commit, beside which so many `bytes` were written ahead; gives the sequence number through which the log
+    /// has to be synced for it.
     fn write(&self, commit: Commit<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
         if commit.payload.len() as u64 > self.settings.memory_budget / 2 {
             let (size, limit) = (commit.payload.len(), self.settings.memory_budget / 2);
             return Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")));
         }
+        let mut in_pools = false;
         for partition in commit.partitions {
-            partition.tree()?;
+            in_pools |= partition.tree()?.pmem().is_some();
         }
         self.pace(commit.payload.len() as u64)?;
-        let Committed { last, sealed } = self.poison.watch(writer.committer.commit(commit))?;
+        let Committed { last, sealed } = match in_pools {
+            true => self.commit_to_pools(writer, commit)?,
+            false => self.poison.watch(writer.committer.commit(commit))?,
+        };
         self.counters.user_bytes.fetch_add(commit.payload.len() as u64 + bytes, Ordering::Relaxed);
         if sealed {
             self.refresh_pressure();
@@ -237,8 +242,20 @@ impl Shared {
         Ok(last)
     }
 
+    /// Sets aside what the pools of a commit will need before the log has it: nothing can fail in between.
+    fn commit_to_pools(&self, writer: &Writer, commit: Commit<'_>) -> Result<Committed> {
+        let rooms = Rooms::reserve(&commit)?;
+        let path = rooms.path(&commit);
+        let committed = self.poison.watch(writer.committer.commit(Commit { rooms: rooms.all(), path, ..commit }));
+        if committed.is_ok() || self.poison.is_set() {
+            rooms.settle();
+        }
+        // The log has nothing of one that is alone.
+        committed.map(|done| if path == Path::Alone { Committed { last: SeqNo::ZERO, ..done } } else { done })
+    }
+
     fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {
-        if mode != PersistMode::Buffer {
+        if mode != PersistMode::Buffer && last > SeqNo::ZERO {
             let wal = &self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))?.wal;
             self.poison.watch(wal.sync(last, mode == PersistMode::SyncAll))?;
         }

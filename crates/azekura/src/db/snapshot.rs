@@ -7,8 +7,7 @@ use crate::base::Result;
 use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, Entries, Iter, Keys, Source, Values, Walk, own_bounds};
 use crate::db::partition::{Partition, count};
-use crate::db::state::read_points::ReadPin;
-use crate::engine::ReadPoint;
+use crate::engine::{ReadPin, ReadPoint};
 use crate::mem::slice::Slice;
 
 /// All partitions as they were at one instant, between two commits.

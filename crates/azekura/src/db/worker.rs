@@ -126,7 +126,7 @@ fn attempt(shared: &Shared, duty: Duty, patience: Patience) -> Result<bool, Fail
     }
     if let Some(first) = most_urgent(&wishes) {
         let task = wishes[first].task;
-        carry_out(shared, &partitions[first], task, |tree| tree.run(task, false, shared))?;
+        run_one(shared, &partitions[first], task, false)?;
         return Ok(true);
     }
     if patience == Patience::Waits && shared.log_setback.wait_ns(now).is_some() {
@@ -148,28 +148,33 @@ fn note(shared: &Shared, setback: &Setback, done: Result<bool, &Error>) {
 
 /// Runs one task of a tree and accounts for it.
 pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
-    conduct(shared, partition, task, |tree| tree.run(task, forced, shared)).map(drop)
+    run_one(shared, partition, task, forced).map_err(|failed| failed.error)
 }
 
-/// Does `work`, which is a task of that kind, accounts for it, and notes whether it failed.
+fn run_one(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<(), Failed> {
+    let Some(tree) = partition.tree_if_built() else { return Ok(()) };
+    carry_out(shared, partition, task, || tree.run(task, forced, shared)).map(drop)
+}
+
+/// Does `work` on a tree of tables, which is a task of that kind, accounts for it, and notes whether it failed.
 pub(crate) fn conduct(
     shared: &Shared,
     partition: &Arc<PartitionState>,
     task: Task,
     work: impl FnOnce(&LsmTree) -> Result<TaskReport>,
 ) -> Result<TaskReport> {
-    carry_out(shared, partition, task, work).map_err(|failed| failed.error)
+    let Some(tree) = partition.lsm_if_built() else { return Ok(TaskReport::default()) };
+    carry_out(shared, partition, task, || work(tree)).map_err(|failed| failed.error)
 }
 
 fn carry_out(
     shared: &Shared,
     partition: &Arc<PartitionState>,
     task: Task,
-    work: impl FnOnce(&LsmTree) -> Result<TaskReport>,
+    work: impl FnOnce() -> Result<TaskReport>,
 ) -> Result<TaskReport, Failed> {
-    let Some(tree) = partition.tree_if_built() else { return Ok(TaskReport::default()) };
     let result = shared.begin_work().and_then(|_shift| {
-        let result = shared.poison.watch(guarded(shared, || work(tree)));
+        let result = shared.poison.watch(guarded(shared, work));
         // What it put an end to. After a failure too: perhaps it was space that was missing.
         if task != Task::Flush || result.is_err() {
             shared.graveyard().remove_some();
@@ -393,7 +398,7 @@ fn seal_resting(shared: &Shared, resting: &mut HashMap<PartitionId, (SeqNo, u64)
     let mut sealed = false;
     let mut seen = HashMap::new();
     for partition in shared.catalog.all() {
-        let Some(tree) = partition.tree_if_built() else { continue };
+        let Some(tree) = partition.lsm_if_built() else { continue };
         let Some(last) = tree.hiding_in_memory() else { continue };
         match resting.get(&partition.id) {
             Some(&(before, since)) if before == last && now.saturating_sub(since) >= RESTING_NS => {

@@ -77,7 +77,8 @@ pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
 /// A header of whichever kind.
 fn decode_header(bytes: &[u8]) -> Result<()> {
     let mut error = Error::corruption("no kind of file begins so");
-    for kind in [FileKind::Table, FileKind::Blob, FileKind::Wal, FileKind::Manifest] {
+    let pools = [FileKind::Pool, FileKind::PoolImage, FileKind::PoolShadow];
+    for kind in [FileKind::Table, FileKind::Blob, FileKind::Wal, FileKind::Manifest].into_iter().chain(pools) {
         match FileHeader::decode(kind, bytes) {
             Ok(_) => return Ok(()),
             Err(e) if e.kind() == ErrorKind::Unsupported => error = e,

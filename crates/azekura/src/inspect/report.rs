@@ -14,9 +14,14 @@ use crate::blob::liveness::Liveness;
 use crate::blob::reader::BlobFile;
 use crate::blob::unsealed::Unsealed;
 use crate::block::cache::BlockCache;
+use crate::db::options::{EngineKind, PartitionCreateOptions};
+use crate::engine::{ReadPoints, Visible};
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
+use crate::pmem::engine::{PoolHome, StoredPool};
+use crate::pmem::store::{self, PoolFile};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
+use crate::vfs::env::TestEnv;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::LOCK;
 use crate::vfs::{File, Fs, OpenMode};
@@ -30,7 +35,7 @@ use crate::wal::{self, RecoveryMode, ReplayOptions};
 pub struct FileReport {
     /// Where it is.
     pub path: PathBuf,
-    /// `manifest`, `table`, `blob`, `log`, `lock`, `left over` (a data file or segment that nothing names) or
+    /// `manifest`, `table`, `blob`, `pool`, `log`, `lock`, `left over` (a data file or segment that nothing names) or
     /// `unknown`.
     pub kind: String,
     /// Its length.
@@ -203,6 +208,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
             LOCK => "lock",
             TEMPORARY => "left over",
             name if parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
+            name if store::parse_name(name).is_some() => "pool",
             _ => "unknown",
         };
         report.files.push(FileReport::new(dir.join(&entry.name), kind, entry.len));
@@ -217,6 +223,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
                 done += bytes;
                 progress(done, total);
             });
+            verify_pools(fs, dir, &ledger, &mut report);
             verify_log(fs, dir, &ledger, &mut report);
         }
     }
@@ -290,6 +297,41 @@ fn verify_tables(
             progress(meta.size);
         }
     }
+}
+
+/// Checks every page of the pools, and where the order of their keys is known, all that stands in them.
+fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut VerifyReport) {
+    let memory = EngineKind::PmemMemory as u8;
+    let is_there = |p: &&PartitionLedger| {
+        p.meta.engine == memory || p.meta.engine == EngineKind::Pmem as u8 && p.flushed > SeqNo::ZERO
+    };
+    for partition in ledger.partitions.values().filter(is_there) {
+        let path = dir.join(PoolFile::Pool.name(partition.meta.id));
+        let records = verify_pool(fs, dir, partition);
+        let count = records.as_ref().map_or(0, |records| *records);
+        report.note(&path, "pool", count, records.map(drop).map_err(|error| error.in_file(&path)));
+    }
+}
+
+fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionLedger) -> Result<u64> {
+    let options = PartitionCreateOptions::decode(&partition.meta.settings)?.pmem();
+    let visible = Visible::default();
+    let home = PoolHome {
+        fs: Arc::clone(fs),
+        env: Arc::new(TestEnv::new(0)),
+        dir: dir.to_path_buf(),
+        partition: partition.meta.id,
+        name: partition.meta.name.clone(),
+        points: ReadPoints::new(visible.clone()),
+        visible,
+        read_only: true,
+    };
+    let made_as_memory = partition.meta.engine == EngineKind::PmemMemory as u8;
+    let stored = StoredPool::read(home, made_as_memory, partition.flushed, &options)?;
+    if partition.meta.comparator != BYTEWISE_NAME {
+        return Ok(0);
+    }
+    Ok(stored.open(KeyOrder::bytewise(), &options)?.approximate_len())
 }
 
 fn has_logical(partition: &PartitionLedger, logical: FileId) -> bool {

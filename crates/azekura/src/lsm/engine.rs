@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::base::blob_ref::BlobRef;
 use crate::base::{EntryRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Task, TaskReport, Values, View};
+use crate::engine::{Engine, Host, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
 use crate::lsm::blobs::early::EarlyMap;
 use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::blobs::resolve::{BlobValues, no_such_file};
@@ -23,7 +23,7 @@ struct TreeView {
 }
 
 impl View for TreeView {
-    fn cursor(&self) -> Result<Box<dyn Cursor>> {
+    fn cursor(&self, _at: SeqNo) -> Result<Box<dyn Cursor>> {
         Ok(self.now.cursor(&self.context))
     }
 
@@ -42,7 +42,7 @@ enum Found {
 }
 
 impl Engine for LsmTree {
-    fn apply(&self, entry: EntryRef<'_>) -> Result<bool> {
+    fn apply(&self, entry: EntryRef<'_>, _room: Option<Room>) -> Result<bool> {
         self.insert(entry)
     }
 

@@ -11,7 +11,9 @@
 #[cfg(not(azekura_explore))]
 mod chosen {
     pub(crate) use std::hint::spin_loop;
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
     pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
     pub(crate) use std::thread_local;
 
@@ -26,7 +28,9 @@ mod chosen {
 
 #[cfg(azekura_explore)]
 mod chosen {
-    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use shuttle::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
     pub(crate) use shuttle::sync::{Mutex, MutexGuard, PoisonError};
     pub(crate) use shuttle::thread_local;
 

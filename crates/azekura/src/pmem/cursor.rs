@@ -22,7 +22,6 @@ use crate::pmem::medium::Medium;
 use crate::pmem::order::Spot;
 use crate::pmem::record::{Copied, Record, Slot};
 use crate::pmem::tree::Tree;
-use crate::pmem::versions::Held;
 
 /// So many bytes of a record are fetched into the cache before it is stood on.
 const FETCHED: u64 = 256;
@@ -63,7 +62,8 @@ struct Next {
 /// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
 pub(crate) struct TreeCursor<M: Medium> {
     tree: Arc<Tree<M>>,
-    held: Arc<Held>,
+    /// Registered by whoever has the cursor, for as long.
+    point: SeqNo,
     view: View,
     /// Index in the view; `None` = not valid.
     at: Option<usize>,
@@ -79,10 +79,10 @@ pub(crate) struct TreeCursor<M: Medium> {
 
 impl<M: Medium> Tree<M> {
     /// A cursor at a registered point.
-    pub(crate) fn cursor(self: &Arc<Self>, held: Arc<Held>) -> TreeCursor<M> {
+    pub(crate) fn cursor(self: &Arc<Self>, point: SeqNo) -> TreeCursor<M> {
         TreeCursor {
             tree: Arc::clone(self),
-            held,
+            point,
             view: View::default(),
             at: None,
             here: Copied::new(),
@@ -169,7 +169,7 @@ impl<M: Medium> TreeCursor<M> {
 
     /// Reads the heads of the records of a leaf; with `visible` only of those that the point shows.
     fn read(&mut self, slots: &[u64; SLOTS], valid: u64, visible: bool) -> Result<()> {
-        let TreeCursor { tree, records, held, cold, .. } = self;
+        let TreeCursor { tree, records, point, cold, .. } = self;
         for n in bits(if *cold { valid } else { 0 }) {
             let slot = Slot(slots[n]);
             tree.region().prefetch(slot.at(), slot.len().unwrap_or(FETCHED).min(FETCHED / 2));
@@ -177,7 +177,7 @@ impl<M: Medium> TreeCursor<M> {
         records.clear();
         for n in bits(valid) {
             let record = Record::read(tree.region(), Slot(slots[n]))?;
-            if !visible || record.seqno <= held.at {
+            if !visible || record.seqno <= *point {
                 records.push(record);
             }
         }
@@ -188,8 +188,8 @@ impl<M: Medium> TreeCursor<M> {
     /// if there are none.
     fn with_versions(&mut self, slots: &[u64; SLOTS], valid: u64) -> Result<bool> {
         let (mut tombstones, mut kept) = (Vec::new(), Vec::new());
-        let TreeCursor { tree, view, held, .. } = self;
-        tree.versions.within(view.low.as_deref(), view.high.as_deref(), held.at, |entry, slot| {
+        let TreeCursor { tree, view, point, .. } = self;
+        tree.versions.within(view.low.as_deref(), view.high.as_deref(), *point, |entry, slot| {
             match slot {
                 Some(slot) if entry.kind == RecordKind::Put => kept.push(Record::read(tree.region(), slot)?),
                 _ => tombstones.push((entry.user.to_vec(), entry.seqno)),
@@ -244,9 +244,9 @@ impl<M: Medium> TreeCursor<M> {
     /// Stands on entry `at` of the view, if there is one and it is like most.
     #[inline]
     fn stand_short(&mut self, at: usize) -> bool {
-        let TreeCursor { tree, view, here, held, .. } = self;
+        let TreeCursor { tree, view, here, point, .. } = self;
         let Some(slot) = view.slots.get(at) else { return false };
-        if !here.take_short(tree.region(), *slot, held.at, view.high_head) {
+        if !here.take_short(tree.region(), *slot, *point, view.high_head) {
             return false;
         }
         self.at = Some(at);
@@ -258,7 +258,7 @@ impl<M: Medium> TreeCursor<M> {
     fn stand(&mut self, at: usize) -> Result<bool> {
         let TreeCursor { tree, view, here, .. } = self;
         here.take(tree.region(), view.slots[at])?;
-        if here.record.seqno > self.held.at {
+        if here.record.seqno > self.point {
             return Ok(false);
         }
         if head_of(here.key(), 0) >= view.high_head && view.is_behind(tree, here.key()) {

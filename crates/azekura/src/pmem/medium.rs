@@ -2,13 +2,16 @@
 //!
 //! Reading goes to the [`Region`] itself, whatever the medium: only what changes something passes through here.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::{Error, ErrorKind, Result};
-use crate::mem::persist;
+use crate::base::{Error, Result};
+use crate::mem::persist::{self, LINE};
 use crate::mem::region::{PAGE, Region};
+use crate::pmem::store::pages::{Cut, Pages};
 use crate::vfs::File;
+use crate::vfs::fs::PersistenceLevel;
 
 /// What survives power loss as a whole, and in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,17 +20,6 @@ pub(crate) enum Granularity {
     Line,
     /// Stores to different words become durable in any order.
     Word,
-}
-
-/// What a change has survived when the call that made it returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
-    /// Nothing by itself: the log makes it durable.
-    Logged,
-    /// The end of the process.
-    Process,
-    /// Power loss.
-    Power,
 }
 
 /// A place in the code that flushes, fences or orders two stores, so that a test can leave out each.
@@ -59,6 +51,8 @@ pub(crate) enum Site {
     UnlinkDone,
     RepairCommit,
     RepairDone,
+    NoteWord,
+    NoteDone,
 }
 
 /// A persistence back end. Thread safe; who changes which bytes is the tree's business.
@@ -83,7 +77,7 @@ pub(crate) trait Medium: Send + Sync + 'static {
 
     fn granularity(&self) -> Granularity;
 
-    fn level(&self) -> Level;
+    fn level(&self) -> PersistenceLevel;
 
     /// Makes the pool at least `len` bytes long, a multiple of [`PAGE`]; what is new holds zeros.
     ///
@@ -119,8 +113,7 @@ fn granularity() -> Granularity {
 /// it durable; flushing and fencing do nothing.
 pub(crate) struct Image {
     region: Region,
-    /// One bit for each page, set after the change that it stands for.
-    dirty: Box<[AtomicU64]>,
+    pages: Pages,
 }
 
 impl Image {
@@ -129,39 +122,37 @@ impl Image {
     /// # Errors
     /// `OutOfSpace` if there are not so many addresses.
     pub(crate) fn new(len_max: u64) -> Result<Image> {
-        let region = Region::private(len_max)?;
-        let words = len_max.div_ceil(PAGE).div_ceil(64);
-        let mut dirty = Vec::new();
-        let reserved =
-            usize::try_from(words).ok().and_then(|words| dirty.try_reserve_exact(words).ok().map(|()| words));
-        let words =
-            reserved.ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "no memory for the map of changed pages"))?;
-        dirty.resize_with(words, || AtomicU64::new(0));
-        Ok(Image { region, dirty: dirty.into_boxed_slice() })
+        Ok(Image { region: Region::private(len_max)?, pages: Pages::new(len_max)? })
     }
 
-    #[inline]
-    fn mark(&self, at: u64, len: u64) {
-        for page in at / PAGE..(at + len).div_ceil(PAGE) {
-            let (word, bit) = (&self.dirty[(page / 64) as usize], 1 << (page % 64));
-            if word.load(Ordering::Relaxed) & bit == 0 {
-                // Release: who takes the mark sees the change.
-                word.fetch_or(bit, Ordering::Release);
-            }
-        }
+    /// Puts bytes where a file has them, while nobody else has the image. Leaves no mark.
+    pub(crate) fn load(&self, at: u64, bytes: &[u8]) {
+        self.region.write(at, &[bytes], |_, _| ());
     }
 
-    /// Takes the marks away, and returns the pages that had one, by number. What is changed meanwhile may be found
-    /// changed now, and is marked again.
-    pub(crate) fn take_dirty(&self) -> Vec<u64> {
-        let mut pages = Vec::new();
-        for (n, word) in self.dirty.iter().enumerate() {
-            if word.load(Ordering::Relaxed) != 0 {
-                let marks = word.swap(0, Ordering::AcqRel);
-                pages.extend((0..64).filter(|bit| marks >> bit & 1 == 1).map(|bit| 64 * n as u64 + bit));
-            }
-        }
-        pages
+    /// All that was changed is in the file, or is to be looked at as if it were.
+    #[cfg(test)]
+    pub(crate) fn forget_changes(&self) {
+        self.pages.forget(self.region.len());
+    }
+
+    /// Copies that writers have put aside, or are about to.
+    #[cfg(test)]
+    pub(crate) fn pages_aside(&self) -> usize {
+        self.pages.aside()
+    }
+
+    /// Pages that were changed since they were brought to a file, more or less, while others write.
+    pub(crate) fn changed_pages(&self) -> u64 {
+        self.pages.marked(self.region.len())
+    }
+
+    /// Cuts through the image, to bring what was changed to its file.
+    ///
+    /// # Errors
+    /// `Invalid` while that is being done.
+    pub(crate) fn cut(&self) -> Result<Cut<'_>> {
+        Cut::new(&self.pages, &self.region)
     }
 }
 
@@ -173,20 +164,24 @@ impl Medium for Image {
 
     #[inline]
     fn store(&self, at: u64, word: u64) {
+        self.pages.before(&self.region, at, 8);
         self.region.store(at, word);
-        self.mark(at, 8);
+        self.pages.after(at, 8);
     }
 
     #[inline]
     fn publish(&self, at: u64, word: u64) {
+        self.pages.before_publishing(&self.region, at);
         self.region.publish(at, word);
-        self.mark(at, 8);
+        self.pages.after_publishing(at);
     }
 
     #[inline]
     fn write(&self, at: u64, parts: &[&[u8]]) {
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        self.pages.before(&self.region, at, len);
         self.region.write(at, parts, |_, _| ());
-        self.mark(at, parts.iter().map(|part| part.len() as u64).sum());
+        self.pages.after(at, len);
     }
 
     #[inline]
@@ -199,11 +194,12 @@ impl Medium for Image {
         Granularity::Line
     }
 
-    fn level(&self) -> Level {
-        Level::Logged
+    fn level(&self) -> PersistenceLevel {
+        PersistenceLevel::Logged
     }
 
     fn grow(&self, len: u64) -> Result<()> {
+        self.pages.grow(len)?;
         self.region.grow(len)
     }
 }
@@ -212,12 +208,13 @@ impl Medium for Image {
 pub(crate) struct Shared {
     region: Region,
     file: Arc<dyn File>,
-    level: Level,
+    level: PersistenceLevel,
 }
 
 impl Shared {
     /// The whole pages of `file` as they are, and room to grow to `len_max`, if they are not more already. On a medium
-    /// of [`Level::Process`] whose pages the system writes to a device when it likes, power loss leaves anything.
+    /// of [`PersistenceLevel::Process`] whose pages the system writes to a device when it likes, power loss leaves
+    /// anything.
     ///
     /// # Errors
     /// `Unsupported` where files cannot be used as memory, and those of the system.
@@ -231,7 +228,7 @@ impl Shared {
         let region = Region::shared(words)?;
         file.allocate(len)?;
         region.grow(len)?;
-        let level = if region.survives_power_loss() { Level::Power } else { Level::Process };
+        let level = if region.survives_power_loss() { PersistenceLevel::Power } else { PersistenceLevel::Process };
         Ok(Shared { region, file, level })
     }
 }
@@ -259,14 +256,14 @@ impl Medium for Shared {
 
     #[inline]
     fn flush(&self, at: u64, len: u64, _site: Site) {
-        if self.level == Level::Power {
+        if self.level == PersistenceLevel::Power {
             self.region.flush(at, len);
         }
     }
 
     #[inline]
     fn fence(&self, _site: Site) {
-        if self.level == Level::Power {
+        if self.level == PersistenceLevel::Power {
             persist::drain();
         }
     }
@@ -275,7 +272,7 @@ impl Medium for Shared {
         granularity()
     }
 
-    fn level(&self) -> Level {
+    fn level(&self) -> PersistenceLevel {
         self.level
     }
 
@@ -286,24 +283,124 @@ impl Medium for Shared {
     }
 }
 
+/// What something did to its medium. What is flushed and fenced counts on media that make nothing of it, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) stored_bytes: u64,
+    pub(crate) flushed_lines: u64,
+    pub(crate) fences: u64,
+}
+
+/// What all splits since the tree was opened did, and how many there were.
+#[derive(Default)]
+pub(crate) struct Splits {
+    count: AtomicU64,
+    stored_bytes: AtomicU64,
+    flushed_lines: AtomicU64,
+    fences: AtomicU64,
+}
+
+impl Splits {
+    pub(crate) fn add(&self, moved: Moved) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.stored_bytes.fetch_add(moved.stored_bytes, Ordering::Relaxed);
+        self.flushed_lines.fetch_add(moved.flushed_lines, Ordering::Relaxed);
+        self.fences.fetch_add(moved.fences, Ordering::Relaxed);
+    }
+
+    pub(crate) fn so_far(&self) -> (u64, Moved) {
+        let moved = Moved {
+            stored_bytes: self.stored_bytes.load(Ordering::Relaxed),
+            flushed_lines: self.flushed_lines.load(Ordering::Relaxed),
+            fences: self.fences.load(Ordering::Relaxed),
+        };
+        (self.count.load(Ordering::Relaxed), moved)
+    }
+}
+
+/// Counts what one thread does to a medium.
+pub(crate) struct Counting<'a, M> {
+    medium: &'a M,
+    moved: Cell<Moved>,
+}
+
+impl<'a, M: Medium> Counting<'a, M> {
+    pub(crate) fn new(medium: &'a M) -> Counting<'a, M> {
+        Counting { medium, moved: Cell::default() }
+    }
+
+    fn count(&self, stored_bytes: u64, flushed_lines: u64, fences: u64) {
+        let moved = self.moved.get();
+        self.moved.set(Moved {
+            stored_bytes: moved.stored_bytes + stored_bytes,
+            flushed_lines: moved.flushed_lines + flushed_lines,
+            fences: moved.fences + fences,
+        });
+    }
+
+    pub(crate) fn store(&self, at: u64, word: u64) {
+        self.count(8, 0, 0);
+        self.medium.store(at, word);
+    }
+
+    pub(crate) fn publish(&self, at: u64, word: u64) {
+        self.count(8, 0, 0);
+        self.medium.publish(at, word);
+    }
+
+    pub(crate) fn publish_both(&self, first: (u64, u64), second: (u64, u64), site: Site) {
+        let between = u64::from(self.medium.granularity() == Granularity::Word);
+        self.count(16, between, between);
+        self.medium.publish_both(first, second, site);
+    }
+
+    pub(crate) fn flush(&self, at: u64, len: u64, site: Site) {
+        self.count(0, (at + len).div_ceil(LINE as u64) - at / LINE as u64, 0);
+        self.medium.flush(at, len, site);
+    }
+
+    pub(crate) fn fence(&self, site: Site) {
+        self.count(0, 0, 1);
+        self.medium.fence(site);
+    }
+
+    pub(crate) fn so_far(&self) -> Moved {
+        self.moved.get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::ErrorKind;
     use crate::vfs::disk::DiskFs;
     use crate::vfs::disk::tests::scratch;
     use crate::vfs::{Fs, OpenMode};
+
+    /// The pages that a cut finds, by number.
+    fn changed(image: &Image) -> Vec<u64> {
+        let (mut cut, mut out) = (image.cut().unwrap(), [0; PAGE as usize]);
+        let mut pages: Vec<u64> = std::iter::from_fn(|| cut.next(&mut out)).collect();
+        cut.keep();
+        pages.sort_unstable();
+        pages
+    }
 
     #[test]
     fn an_image_remembers_what_was_changed() {
         let image = Image::new(300 * PAGE).unwrap();
         image.grow(300 * PAGE).unwrap();
-        assert!(image.take_dirty().is_empty());
+        assert!(changed(&image).is_empty());
         image.store(8, 1);
         image.publish(70 * PAGE, 2);
         image.write(200 * PAGE - 8, &[b"12345678", b"9"]);
-        assert_eq!(image.take_dirty(), [0, 70, 199, 200]);
-        assert!(image.take_dirty().is_empty());
-        assert_eq!(image.level(), Level::Logged);
+        assert_eq!(image.changed_pages(), 4);
+        assert_eq!(changed(&image), [0, 70, 199, 200]);
+        assert!(changed(&image).is_empty());
+        image.store(PAGE, 1);
+        image.forget_changes();
+        assert!(changed(&image).is_empty());
+        assert_eq!(image.level(), PersistenceLevel::Logged);
         assert_eq!(image.grow(301 * PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
     }
 
@@ -314,7 +411,7 @@ mod tests {
         let fs = DiskFs::new();
         let open = |mode| fs.open(&path, mode).unwrap();
         let shared = Shared::new(open(OpenMode::Create), 16 * PAGE).unwrap();
-        assert!(shared.region().len() == 0 && shared.level() >= Level::Process);
+        assert!(shared.region().len() == 0 && shared.level() >= PersistenceLevel::Process);
         shared.grow(2 * PAGE).unwrap();
         shared.write(PAGE, &[b"hello, pool"]);
         shared.publish(0, 7);

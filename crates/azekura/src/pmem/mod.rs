@@ -15,13 +15,17 @@
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
 //! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a leaf's slots), [`cursor`],
-//! [`versions`] (what was replaced), [`recover`].
+//! [`versions`] (what was replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`]
+//! (what a partition calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;
+pub(crate) mod engine;
 pub(crate) mod inner;
 pub(crate) mod leaf;
 pub(crate) mod medium;
+pub(crate) mod notes;
+pub(crate) mod options;
 pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod recover;
@@ -29,6 +33,7 @@ pub(crate) mod reshape;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod space;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;

@@ -53,6 +53,19 @@ impl Slot {
     }
 }
 
+/// The length of the buffer of a record that will come with a sequence number up to `seqno`; of a lower one it may be
+/// a [`STEP`] less.
+pub(crate) fn buffer_len_for(key_len: usize, value_len: usize, seqno: SeqNo) -> u64 {
+    let varint = |n: usize| (usize::BITS - (n | 1).leading_zeros()).div_ceil(7) as usize;
+    let head = 4 + 1 + varint(key_len) + varint(value_len) + width_of(seqno);
+    ((head + key_len + value_len) as u64).next_multiple_of(STEP)
+}
+
+/// The bytes that a sequence number takes.
+fn width_of(seqno: SeqNo) -> usize {
+    8 - (seqno.0 | 1).leading_zeros() as usize / 8
+}
+
 /// The first bytes of a record's buffer.
 pub(crate) struct Head {
     bytes: [u8; HEAD_LEN_MAX],
@@ -72,7 +85,7 @@ impl Head {
             return Err(Error::invalid(format!("value is longer than {VALUE_LEN_MAX} bytes")));
         }
         let seqno = entry.seqno.0.to_le_bytes();
-        let width = 8 - (entry.seqno.0 | 1).leading_zeros() as usize / 8;
+        let width = width_of(entry.seqno);
         let mut head = Head { bytes: [0; HEAD_LEN_MAX], len: 4 };
         head.push(entry.kind.to_byte() | (width as u8) << WIDTH_SHIFT);
         head.push_varint(entry.user.len() as u64);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::engine::ReadPoints;
 use crate::mem::atomic::Ordering;
 use crate::mem::region::PAGE;
 use crate::pmem::inner::Inner;
@@ -16,7 +17,6 @@ use crate::pmem::order::Spot;
 use crate::pmem::record::{Record, STEP, Slot};
 use crate::pmem::space::Space;
 use crate::pmem::tree::{HEAD, PoolOptions, Tree, seal_of};
-use crate::pmem::versions::Readers;
 
 /// What was found in a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(crate) fn create<M: Medium>(
     file_id: [u8; 16],
     order: KeyOrder,
     options: &PoolOptions,
-    readers: Arc<Readers>,
+    points: Arc<ReadPoints>,
 ) -> Result<Tree<M>> {
     let least = 2 * PAGE;
     let len = options.grow_by.max(least).min(options.len_max) / PAGE * PAGE;
@@ -57,7 +57,7 @@ pub(crate) fn create<M: Medium>(
     let mut space = Space::new(len, options.len_max, options.grow_by);
     space.add((HEAD + LEAF_LEN, len - HEAD - LEAF_LEN));
     let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
-    let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), readers);
+    let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), points);
     tree.inner = Inner::build(&[(Vec::new(), tree.orders.spot(HEAD).0)], tree.order.clone());
     Ok(tree)
 }
@@ -71,7 +71,7 @@ pub(crate) fn open<M: Medium>(
     medium: M,
     order: KeyOrder,
     options: &PoolOptions,
-    readers: Arc<Readers>,
+    points: Arc<ReadPoints>,
 ) -> Result<(Tree<M>, Report)> {
     let region = medium.region();
     if !region.contains(HEAD, LEAF_LEN) {
@@ -84,7 +84,7 @@ pub(crate) fn open<M: Medium>(
     // A tree without leaves lends its comparisons: nothing of it is used before the walk is over.
     let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
     let space = Space::new(len, options.len_max.max(len), options.grow_by);
-    let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 0), readers);
+    let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 0), points);
     let mut walk = Walk::new(&tree)?;
     walk.run()?;
     let Walk { used, kept, repairs, report, .. } = walk;

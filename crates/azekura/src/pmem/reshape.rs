@@ -5,7 +5,7 @@ use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
 use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, VALID, bits};
-use crate::pmem::medium::{Medium, Site};
+use crate::pmem::medium::{Counting, Medium, Site};
 use crate::pmem::order::Spot;
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::tree::{HEAD, Tree};
@@ -64,46 +64,48 @@ impl<M: Medium> Tree<M> {
         let mut before = Vec::new();
         contents.records[sorted[keep - 1].1 as usize].key(self.region(), &mut before);
 
-        self.fill_new(spot, &contents, &moved, next);
+        let medium = Counting::new(&self.medium);
+        self.fill_new(&medium, spot, &contents, &moved, next);
         self.inner.insert(self.separator(&before, &first), spot.0);
         self.reshaped();
         self.open(leaf);
         let next = (leaf.next_at(), self.seal.next_word(leaf.at, at));
         if moved.is_empty() {
-            self.medium.publish(next.0, next.1);
+            medium.publish(next.0, next.1);
         } else {
             let left = moved.iter().fold(commit, |commit, n| {
                 let (n, slot, print) = contents.slots[*n];
                 commit.flipped(n, self.seal.of_slot(leaf.at, n, print, slot))
             });
-            self.medium.publish_both(next, (leaf.at, left.0), Site::SplitLink);
+            medium.publish_both(next, (leaf.at, left.0), Site::SplitLink);
         }
-        self.medium.flush(leaf.at, 16, Site::SplitCommit);
-        self.medium.fence(Site::SplitDone);
+        medium.flush(leaf.at, 16, Site::SplitCommit);
+        medium.fence(Site::SplitDone);
         spare.used = true;
+        self.splits.add(medium.so_far());
         self.leaves.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
     /// Writes a leaf that nobody knows of yet: the slots `moved` of `contents`, and what comes behind it.
-    fn fill_new(&self, spot: Spot, contents: &Contents, moved: &[usize], next: u64) {
+    fn fill_new(&self, medium: &Counting<'_, M>, spot: Spot, contents: &Contents, moved: &[usize], next: u64) {
         let (leaf, at) = (self.leaf(spot), spot.leaf());
         let mut commit = Commit::empty(self.seal, at);
         let mut prints = [0; SLOTS];
         for (n, from) in moved.iter().enumerate() {
             let (_, slot, print) = contents.slots[*from];
-            self.medium.store(leaf.slot_at(n), slot.0);
+            medium.store(leaf.slot_at(n), slot.0);
             prints[n] = print;
             commit = commit.flipped(n, self.seal.of_slot(at, n, print, slot));
         }
         for (n, bytes) in prints.chunks_exact(8).enumerate() {
             let word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-            self.medium.store(leaf.print_at(8 * n), word);
+            medium.store(leaf.print_at(8 * n), word);
         }
-        self.medium.store(leaf.next_at(), self.seal.next_word(at, next));
-        self.medium.publish(at, commit.0);
-        self.medium.flush(at, leaf.slot_at(moved.len()) - at, Site::SplitLeaf);
-        self.medium.fence(Site::SplitReady);
+        medium.store(leaf.next_at(), self.seal.next_word(at, next));
+        medium.publish(at, commit.0);
+        medium.flush(at, leaf.slot_at(moved.len()) - at, Site::SplitLeaf);
+        medium.fence(Site::SplitReady);
     }
 
     /// A key behind `before` and not behind `first`, as short as the order allows.

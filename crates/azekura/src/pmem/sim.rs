@@ -12,8 +12,9 @@ use crate::base::Result;
 use crate::base::checksum::xxh3;
 use crate::mem::persist::LINE;
 use crate::mem::region::Region;
-use crate::pmem::medium::{Granularity, Level, Medium, Site};
+use crate::pmem::medium::{Granularity, Medium, Site};
 use crate::vfs::dice::Dice;
+use crate::vfs::fs::PersistenceLevel;
 
 /// A fault that is planted, to see whether anybody notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,8 +183,8 @@ impl Medium for Sim {
         self.granularity
     }
 
-    fn level(&self) -> Level {
-        Level::Power
+    fn level(&self) -> PersistenceLevel {
+        PersistenceLevel::Power
     }
 
     fn grow(&self, len: u64) -> Result<()> {

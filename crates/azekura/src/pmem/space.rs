@@ -60,6 +60,8 @@ pub(crate) struct Space {
     spans: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
     leaves: Vec<u64>,
+    /// Of the free leaves so many are no space for anything else.
+    promised: usize,
     open: (Vec<Range>, Vec<u64>),
     waiting: VecDeque<Waiting>,
     /// Bytes that came back since the small ones were last gathered.
@@ -80,6 +82,7 @@ impl Space {
             spans: BTreeMap::new(),
             by_len: BTreeSet::new(),
             leaves: Vec::new(),
+            promised: 0,
             open: (Vec::new(), Vec::new()),
             waiting: VecDeque::new(),
             returned: 0,
@@ -117,22 +120,44 @@ impl Space {
     /// `OutOfSpace`, as [`Space::take`].
     pub(crate) fn take_leaf<M: Medium>(&mut self, medium: &M) -> Result<u64> {
         self.settle(false);
-        if let Some(leaf) = self.leaves.pop() {
-            return Ok(leaf);
+        if self.leaves.is_empty() {
+            self.cut_leaves(medium)?;
         }
-        let gap = LEAF_ALIGN - STEP;
+        Ok(self.leaves.pop().expect("some were cut"))
+    }
+
+    /// Sets so many leaves aside for those who will take some of them: at most so many.
+    ///
+    /// # Errors
+    /// `OutOfSpace`, as [`Space::take`]; then none are.
+    pub(crate) fn promise_leaves<M: Medium>(&mut self, medium: &M, count: usize) -> Result<()> {
+        self.settle(false);
+        self.promised += count;
+        while self.leaves.len() < self.promised {
+            self.cut_leaves(medium).inspect_err(|_| self.promised -= count)?;
+        }
+        Ok(())
+    }
+
+    /// Those who were promised leaves have taken what they will take.
+    pub(crate) fn end_promise(&mut self, count: usize) {
+        self.promised -= count;
+    }
+
+    fn cut_leaves<M: Medium>(&mut self, medium: &M) -> Result<()> {
+        let (there, gap) = (self.leaves.len(), LEAF_ALIGN - STEP);
         let (at, count) = match self.take(medium, LEAF_GROUP * LEAF_LEN + gap) {
             Ok(at) => (at, LEAF_GROUP),
             // A leaf that waited may have come back meanwhile.
-            Err(_) if !self.leaves.is_empty() => return Ok(self.leaves.pop().expect("it is not empty")),
+            Err(_) if self.leaves.len() > there => return Ok(()),
             Err(_) => (self.take(medium, LEAF_LEN + gap)?, 1),
         };
         let start = at.next_multiple_of(LEAF_ALIGN);
         let end = start + count * LEAF_LEN;
         self.put((at, start - at));
         self.put((end, at + count * LEAF_LEN + gap - end));
-        self.leaves.extend((1..count).rev().map(|n| start + n * LEAF_LEN));
-        Ok(start)
+        self.leaves.extend((0..count).rev().map(|n| start + n * LEAF_LEN));
+        Ok(())
     }
 
     /// Gives back what nobody has seen.
@@ -290,7 +315,8 @@ impl Space {
         for (class, list) in self.classes.iter_mut().enumerate() {
             all.extend(std::mem::take(list).into_iter().map(|at| (at, len_of(class))));
         }
-        all.extend(std::mem::take(&mut self.leaves).into_iter().map(|leaf| (leaf, LEAF_LEN)));
+        let promised = self.promised.min(self.leaves.len());
+        all.extend(self.leaves.drain(promised..).map(|leaf| (leaf, LEAF_LEN)));
         let (run, end) = std::mem::take(&mut self.run);
         all.push((run, end - run));
         (self.filled, self.small, self.returned) = ([0; CLASSES / 64], 0, 0);
@@ -318,6 +344,11 @@ impl Space {
         let from = std::mem::replace(&mut self.len, to);
         self.put((from, to - from));
         Ok(())
+    }
+
+    /// From now on it grows up to `len_max` only; what it has got, it keeps.
+    pub(crate) fn set_limit(&mut self, len_max: u64) {
+        self.len_max = len_max.min(OFFSET_END) / PAGE * PAGE;
     }
 
     /// Makes a range free that was found to be so when the pool was opened.
@@ -455,6 +486,19 @@ mod tests {
         assert!(leaves.len() as u64 >= LEN_MAX / (LEAF_LEN + LEAF_ALIGN), "{}", leaves.len());
         leaves.iter().for_each(|leaf| space.give_back_leaf(*leaf));
         space.take(&image, LEN_MAX / 2).unwrap();
+    }
+
+    #[test]
+    fn promised_leaves_are_nobody_elses_space() {
+        let (image, mut space) = space();
+        space.promise_leaves(&image, 100).unwrap();
+        while space.take(&image, 16).is_ok() {}
+        let mut leaves: Vec<u64> = (0..100).map(|_| space.take_leaf(&image).unwrap()).collect();
+        assert_eq!(space.take_leaf(&image).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(space.promise_leaves(&image, 1).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        space.end_promise(100);
+        leaves.drain(..).for_each(|leaf| space.give_back_leaf(leaf));
+        space.take(&image, 16).unwrap();
     }
 
     #[test]

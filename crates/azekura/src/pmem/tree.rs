@@ -5,17 +5,19 @@ use std::sync::Arc;
 use crate::base::checksum::{key_hash, place_seed};
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{KeyOrder, RecordKind, Result, SeqNo};
+use crate::engine::ReadPoints;
 use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, MutexGuard, Ordering, fence};
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
 use crate::pmem::inner::{Goal, Inner};
 use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
-use crate::pmem::medium::{Level, Medium};
+use crate::pmem::medium::{Medium, Splits};
 use crate::pmem::order::{Orders, Spot};
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::space::{Space, Usage};
-use crate::pmem::versions::{Readers, Versions, poisoned};
+use crate::pmem::versions::{Versions, poisoned};
+use crate::vfs::fs::PersistenceLevel;
 
 /// Where the first leaf stands.
 pub(crate) const HEAD: u64 = 4096;
@@ -91,6 +93,7 @@ pub(crate) struct Tree<M> {
     pub(crate) versions: Versions,
     pub(crate) len: AtomicU64,
     pub(crate) leaves: AtomicU64,
+    pub(crate) splits: Splits,
     #[cfg(test)]
     without: std::sync::OnceLock<Step>,
 }
@@ -114,7 +117,7 @@ impl<M: Medium> Tree<M> {
         order: KeyOrder,
         options: &PoolOptions,
         found: (Inner, Space, u64, u64),
-        readers: Arc<Readers>,
+        points: Arc<ReadPoints>,
     ) -> Tree<M> {
         let (inner, space, len, leaves) = found;
         let stripe = || Stripe { lock: Mutex::new(()), changes: AtomicU64::new(0) };
@@ -124,7 +127,7 @@ impl<M: Medium> Tree<M> {
             file_id,
             bytes_are_keys: order.bytes_identify_keys(),
             slots: options.slots.clamp(4, SLOTS),
-            versions: Versions::new(order.clone(), readers, options.len_max),
+            versions: Versions::new(order.clone(), points, options.len_max),
             order,
             inner,
             orders: Orders::new(options.len_max.max(medium.region().len())),
@@ -134,6 +137,7 @@ impl<M: Medium> Tree<M> {
             space: Mutex::new(space),
             len: AtomicU64::new(len),
             leaves: AtomicU64::new(leaves),
+            splits: Splits::default(),
             #[cfg(test)]
             without: std::sync::OnceLock::new(),
             medium,
@@ -289,7 +293,7 @@ impl<M: Medium> Tree<M> {
     fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
         let pin = Pin::new();
         loop {
-            let at = self.versions.readers().visible();
+            let at = self.versions.points().visible();
             let newest = self.newest(key, &pin)?;
             if let Some(record) = newest.filter(|record| record.seqno <= at) {
                 return Ok(Some(read(self.region(), &record)));
@@ -298,7 +302,7 @@ impl<M: Medium> Tree<M> {
                 return self.of_version(kind, slot, &read);
             }
             // No version is kept where the next one was visible already: then a later moment answers.
-            if newest.is_none_or(|record| record.seqno > self.versions.readers().visible()) {
+            if newest.is_none_or(|record| record.seqno > self.versions.points().visible()) {
                 return Ok(None);
             }
         }
@@ -306,8 +310,16 @@ impl<M: Medium> Tree<M> {
 
     /// The value of `key` as of `at`, the point of a reader that is registered.
     pub(crate) fn get_at(&self, key: &[u8], at: SeqNo) -> Result<Option<Slice>> {
+        self.get_at_with(key, at, |region, record| region.slice(record.value_at(), record.value_len))
+    }
+
+    /// The length of the value of `key`, as [`Tree::get_at`].
+    pub(crate) fn size_of_at(&self, key: &[u8], at: SeqNo) -> Result<Option<u32>> {
+        self.get_at_with(key, at, |_, record| record.value_len as u32)
+    }
+
+    fn get_at_with<T>(&self, key: &[u8], at: SeqNo, read: impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
         let pin = Pin::new();
-        let read = |region: &Region, record: &Record| region.slice(record.value_at(), record.value_len);
         if let Some(record) = self.newest(key, &pin)?.filter(|record| record.seqno <= at) {
             return Ok(Some(read(self.region(), &record)));
         }
@@ -330,7 +342,7 @@ impl<M: Medium> Tree<M> {
         self.len.load(Ordering::Acquire)
     }
 
-    pub(crate) fn level(&self) -> Level {
+    pub(crate) fn level(&self) -> PersistenceLevel {
         self.medium.level()
     }
 

@@ -6,13 +6,13 @@
 //! Tables follow one another; the oldest is dropped as a whole once no point is older than the youngest replacement in
 //! it, and the space of its records goes back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::Visible;
-use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering, PoisonError};
+use crate::engine::ReadPoints;
+use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering};
 use crate::mem::epoch::EpochCell;
 use crate::memtable::Memtable;
 use crate::pmem::record::{Record, Slot};
@@ -23,60 +23,8 @@ const ENTRIES_MAX: u64 = if EXPLORED { 4 } else { 2048 };
 /// Bytes of records that one table keeps, and the share of a small pool.
 const BYTES_MAX: u64 = 4 << 20;
 const SHARE: u64 = 16;
-
-/// Who reads at which point: plain readers at the newest visible commit, others at points that they have registered.
-#[derive(Debug, Default)]
-pub(crate) struct Readers {
-    visible: Visible,
-    held: Mutex<BTreeMap<SeqNo, usize>>,
-}
-
-impl Readers {
-    pub(crate) fn new(visible: Visible) -> Arc<Readers> {
-        Arc::new(Readers { visible, held: Mutex::new(BTreeMap::new()) })
-    }
-
-    /// The newest commit that everybody may see.
-    #[inline]
-    pub(crate) fn visible(&self) -> SeqNo {
-        self.visible.get()
-    }
-
-    /// Registers a reader at what is visible now.
-    pub(crate) fn hold(self: &Arc<Self>) -> Held {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock: who asks for the oldest point sees this one, or asks before it was chosen.
-        let at = self.visible();
-        *held.entry(at).or_default() += 1;
-        Held { at, readers: Arc::clone(self) }
-    }
-
-    /// No reader has, or will get, a point before this.
-    fn oldest(&self) -> SeqNo {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let visible = self.visible();
-        held.first_key_value().map_or(visible, |(at, _)| visible.min(*at))
-    }
-}
-
-/// A registered point: what is visible at it stays for as long as this does.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) at: SeqNo,
-    readers: Arc<Readers>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let mut held = self.readers.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = held.get_mut(&self.at) {
-            *count -= 1;
-            if *count == 0 {
-                held.remove(&self.at);
-            }
-        }
-    }
-}
+/// Memory that entries may take at least, whatever the size of the pool.
+const MEMORY_MIN: u64 = 1 << 20;
 
 /// What an entry's value is: the word of a slot, and the length of the record's buffer.
 const VALUE_LEN: usize = 16;
@@ -93,7 +41,9 @@ struct Table {
 pub(crate) struct Versions {
     order: KeyOrder,
     bytes_max: u64,
-    readers: Arc<Readers>,
+    memory: AtomicU64,
+    memory_max: u64,
+    points: Arc<ReadPoints>,
     /// From the oldest to the youngest, which takes entries.
     tables: EpochCell<Vec<Arc<Table>>>,
     /// Whether there is anything at all.
@@ -103,15 +53,17 @@ pub(crate) struct Versions {
 
 impl Versions {
     /// None yet, for a pool that may have `len_max` bytes.
-    pub(crate) fn new(order: KeyOrder, readers: Arc<Readers>, len_max: u64) -> Versions {
+    pub(crate) fn new(order: KeyOrder, points: Arc<ReadPoints>, len_max: u64) -> Versions {
         let tables = EpochCell::new(Arc::new(Vec::new()));
         let bytes_max = BYTES_MAX.min(len_max / SHARE);
-        Versions { order, bytes_max, readers, tables, len: AtomicU64::new(0), writing: Mutex::new(VecDeque::new()) }
+        let (len, memory, writing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(VecDeque::new()));
+        let memory_max = MEMORY_MIN.max(len_max / SHARE);
+        Versions { order, bytes_max, memory, memory_max, points, tables, len, writing }
     }
 
     #[inline]
-    pub(crate) fn readers(&self) -> &Arc<Readers> {
-        &self.readers
+    pub(crate) fn points(&self) -> &ReadPoints {
+        &self.points
     }
 
     /// Keeps `old`, the record of `key` that `by` replaces or, with `removed`, removes, unless nobody can need it: then
@@ -121,7 +73,7 @@ impl Versions {
     /// `OutOfSpace` if there is no memory, and `Poisoned`; then nothing is kept.
     pub(crate) fn keep(&self, key: &[u8], old: &Record, by: SeqNo, removed: bool) -> Result<(bool, Vec<Range>)> {
         let mut tables = self.writing.lock().map_err(poisoned)?;
-        if by <= self.readers.oldest() {
+        if by <= self.points.oldest() {
             return Ok((false, Vec::new()));
         }
         let mut freed = Vec::new();
@@ -156,12 +108,14 @@ impl Versions {
     }
 
     fn publish(&self, tables: &VecDeque<Arc<Table>>) {
+        let memory = tables.iter().map(|table| table.entries.bytes()).sum();
+        self.memory.store(memory, Ordering::Relaxed);
         self.tables.store(Arc::new(tables.iter().cloned().collect()));
     }
 
     /// Drops tables that nobody needs; the space of their records, which readers may still be at.
     fn forget(&self, tables: &mut VecDeque<Arc<Table>>) -> Vec<Range> {
-        let oldest = self.readers.oldest();
+        let oldest = self.points.oldest();
         let mut gone = Vec::new();
         while let Some(first) = tables.front()
             && first.replaced_by.load(Ordering::Relaxed) <= oldest.0
@@ -189,6 +143,31 @@ impl Versions {
     pub(crate) fn forget_now(&self) -> Result<Vec<Range>> {
         let mut tables = self.writing.lock().map_err(poisoned)?;
         Ok(self.forget(&mut tables))
+    }
+
+    /// Bytes of memory that the entries take, but for the youngest table, which has not many. The records themselves
+    /// stay in the pool.
+    #[inline]
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// `OutOfSpace` if so much is kept for readers that nothing more may be replaced.
+    #[inline]
+    pub(crate) fn check_room(&self) -> Result<()> {
+        if self.memory_bytes() <= self.memory_max { Ok(()) } else { self.full_error() }
+    }
+
+    #[cold]
+    fn full_error(&self) -> Result<()> {
+        let (oldest, visible) = (self.points.oldest(), self.points.visible());
+        let behind = visible.0.saturating_sub(oldest.0);
+        let message = format!(
+            "{} bytes are kept for a snapshot or iterator that is {behind} records old: end it",
+            self.memory_bytes()
+        );
+        Err(Error::new(ErrorKind::OutOfSpace, message))
     }
 
     #[inline]

@@ -10,9 +10,12 @@ use crate::pmem::inner::Goal;
 use crate::pmem::leaf::{Commit, Leaf};
 use crate::pmem::medium::{Medium, Site};
 use crate::pmem::order::Spot;
-use crate::pmem::record::{Head, Slot};
+use crate::pmem::record::{Head, Slot, buffer_len_for};
 use crate::pmem::space::Range;
 use crate::pmem::tree::{Place, Step, Tree};
+
+/// Hardly a record comes with a sequence number so far above what was visible when its space was set aside.
+const SEQNO_LEAD: u64 = 1 << 24;
 
 /// A record that no leaf names yet. Dropped, it gives its space back.
 struct Draft<'a, M: Medium> {
@@ -39,12 +42,89 @@ impl<M: Medium> Tree<M> {
     /// `Invalid` if key or value is too long, `OutOfSpace` if the pool is full; then nothing was changed.
     pub(crate) fn put(&self, key: &[u8], seqno: SeqNo, value: &[u8]) -> Result<()> {
         let entry = EntryRef { user: key, seqno, kind: RecordKind::Put, value };
-        let mut draft = self.draft(entry)?;
-        let print = self.print(key);
+        let mut head = Head::new(entry)?;
+        let len = head.buffer_len(entry);
+        let range = (self.take(len)?, len);
+        self.put_at(entry, &mut head, range)
+    }
+
+    /// The same in space that was set aside for it. If it fails, the space is free again.
+    pub(crate) fn put_into(&self, entry: EntryRef<'_>, room: Range) -> Result<()> {
+        let mut head = Head::new(entry)?;
+        let len = head.buffer_len(entry);
+        if len > room.1 {
+            self.give_back(room);
+            return self.put(entry.user, entry.seqno, entry.value);
+        }
+        if len < room.1 {
+            self.give_back((room.0 + len, room.1 - len));
+        }
+        self.put_at(entry, &mut head, (room.0, len))
+    }
+
+    fn put_at(&self, entry: EntryRef<'_>, head: &mut Head, range: Range) -> Result<()> {
+        let mut draft = self.draft(entry, head, range);
+        let print = self.print(entry.user);
         while !self.try_put(entry, print, &mut draft)? {
-            self.make_room(key)?;
+            self.make_room(entry.user)?;
         }
         Ok(())
+    }
+
+    /// Sets space aside for records that will be put, each with the lengths of its key and its value, and for the
+    /// leaves that they may need: the number of these. What it fills `rooms` with is to be used with
+    /// [`put_into`](Tree::put_into) or [`give_back`](Tree::give_back), and then, in any case,
+    /// [`end_promise`](Tree::end_promise).
+    ///
+    /// # Errors
+    /// `OutOfSpace` if the pool is full, or keeps too much for readers; then nothing was set aside.
+    pub(crate) fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Range]) -> Result<usize> {
+        let end = SeqNo((self.versions.points().visible().0 + SEQNO_LEAD).min(SeqNo::MAX.0));
+        // Each leaf that is full by now may be split for the first record that it gets. What a split has left takes
+        // half as many as a leaf before it is full again.
+        let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
+        self.versions.check_room()?;
+        self.promise(leaves)?;
+        for (n, (key_len, value_len)) in records.iter().enumerate() {
+            let len = buffer_len_for(*key_len, *value_len, end);
+            match self.take(len) {
+                Ok(at) => rooms[n] = (at, len),
+                Err(error) => {
+                    rooms[..n].iter().for_each(|room| self.give_back(*room));
+                    self.end_promise(leaves);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(leaves)
+    }
+
+    fn promise(&self, leaves: usize) -> Result<()> {
+        let full = match self.space()?.promise_leaves(&self.medium, leaves) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let freed = self.versions.forget_now()?;
+        if freed.is_empty() {
+            return Err(full);
+        }
+        self.retire_all(freed)?;
+        self.space()?.promise_leaves(&self.medium, leaves)
+    }
+
+    /// Gives back what was set aside and not used.
+    pub(crate) fn give_back(&self, room: Range) {
+        if let Ok(mut space) = self.space() {
+            space.give_back(room);
+        }
+    }
+
+    /// No more leaves will be taken of those that were set aside together.
+    pub(crate) fn end_promise(&self, leaves: usize) {
+        if let Ok(mut space) = self.space() {
+            space.end_promise(leaves);
+        }
     }
 
     /// Takes the record of `key` away; false if there is none, or a newer one.
@@ -76,14 +156,11 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Writes a record into space of its own.
-    fn draft(&self, entry: EntryRef<'_>) -> Result<Draft<'_, M>> {
-        let mut head = Head::new(entry)?;
-        let len = head.buffer_len(entry);
-        let at = self.take(len)?;
-        let draft = Draft { tree: self, range: (at, len), used: false };
-        self.medium.write(at, &[head.seal(&self.file_id, at, entry), entry.user, entry.value]);
-        self.medium.flush(at, len, Site::PutRecord);
-        Ok(draft)
+    fn draft(&self, entry: EntryRef<'_>, head: &mut Head, range: Range) -> Draft<'_, M> {
+        let draft = Draft { tree: self, range, used: false };
+        self.medium.write(range.0, &[head.seal(&self.file_id, range.0, entry), entry.user, entry.value]);
+        self.medium.flush(range.0, range.1, Site::PutRecord);
+        draft
     }
 
     /// Takes space, if need be that of versions that nobody reads any more.

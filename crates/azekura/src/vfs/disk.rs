@@ -9,10 +9,12 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
+use crate::base::sync::Words;
 use crate::base::{Error, ErrorKind, Result};
 use crate::vfs::direct::DirectFile;
 use crate::vfs::disk_file::{DiskFile, failed};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, PersistenceLevel};
+use crate::vfs::mmap::MappedWords;
 
 const EXT4_MAGIC: u64 = 0xEF53;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -70,6 +72,14 @@ fn cannot_reflink(dir: &Path) -> bool {
     let unnamed = || rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, FILE_MODE);
     let (Ok(from), Ok(to)) = (unnamed(), unnamed()) else { return false };
     rustix::fs::ioctl_ficlone(&to, &from) == Err(Errno::OPNOTSUPP)
+}
+
+/// Whether files in `dir` lie in memory that keeps its bytes, asked with an unnamed file that is gone when it is closed.
+fn is_memory(dir: &Path) -> bool {
+    const LEN: u64 = 4096;
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(dir, flags, FILE_MODE).map(StdFile::from) else { return false };
+    file.set_len(LEN).is_ok() && MappedWords::new(&file, LEN, dir).is_ok_and(|words| words.survives_power_loss())
 }
 
 impl Fs for DiskFs {
@@ -173,6 +183,15 @@ impl Fs for DiskFs {
             Ok(EXT4_MAGIC | TMPFS_MAGIC) => true,
             Ok(XFS_MAGIC) => cannot_reflink(dir),
             _ => false,
+        }
+    }
+
+    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
+        let dir = or_here(dir);
+        match retry_on_intr(|| rustix::fs::statfs(dir)).map(|stat| stat.f_type as u64 & 0xFFFF_FFFF) {
+            Ok(TMPFS_MAGIC) => PersistenceLevel::Process,
+            Ok(_) if is_memory(dir) => PersistenceLevel::Power,
+            _ => PersistenceLevel::Logged,
         }
     }
 }

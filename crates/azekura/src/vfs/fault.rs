@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::sync::Words;
 use crate::base::{Error, Result};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, all_or_corruption};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, PersistenceLevel, all_or_corruption};
 
 /// A kind of operation that [`FaultFs`] counts and can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -302,6 +302,10 @@ impl Fs for FaultFs {
 
     fn overwrites_in_place(&self, dir: &Path) -> bool {
         self.inner.overwrites_in_place(dir)
+    }
+
+    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
+        self.inner.memory_level(dir)
     }
 }
 

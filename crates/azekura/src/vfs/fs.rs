@@ -103,6 +103,38 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// Whether stores into a mapping of an allocated file below `dir` can never fail for want of space. True only where
     /// overwriting an allocated block needs no new one (ext4, tmpfs, XFS without reflinks).
     fn overwrites_in_place(&self, dir: &Path) -> bool;
+
+    /// What stores into files below `dir` survive that are used as memory ([`File::map_words`]):
+    /// [`Power`](PersistenceLevel::Power) if what is flushed from the processor's caches is durable,
+    /// [`Process`](PersistenceLevel::Process) if the files are nowhere but in memory. As by default,
+    /// [`Logged`](PersistenceLevel::Logged) where the system writes them to a device when it likes, in any order: such
+    /// files are not used as memory.
+    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
+        let _ = dir;
+        PersistenceLevel::Logged
+    }
+}
+
+/// What a change to a pool has survived when the call that made it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum PersistenceLevel {
+    /// Nothing by itself: the log makes it durable.
+    Logged,
+    /// The end of the process.
+    Process,
+    /// Power loss.
+    Power,
+}
+
+impl std::fmt::Display for PersistenceLevel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PersistenceLevel::Logged => "nothing, the log does",
+            PersistenceLevel::Process => "the end of the process",
+            PersistenceLevel::Power => "power loss",
+        })
+    }
 }
 
 /// Makes the names that lead to `path` durable: that of `path` in its parent, that of the parent in its own, up to the

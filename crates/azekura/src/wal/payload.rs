@@ -17,6 +17,20 @@ pub(crate) struct Record<'a> {
     pub(crate) value: &'a [u8],
 }
 
+/// The payload of a frame that stands for numbers that the log does not have: pools have used them without it. Its one
+/// byte is a kind of record that no commit has.
+pub(crate) const GAP: &[u8] = &[19];
+
+/// The frames that bring a log that goes on with `from` to `next`.
+pub(crate) fn gap<'a>(mut from: SeqNo, next: SeqNo) -> impl Iterator<Item = LogCommit<'a>> {
+    std::iter::from_fn(move || {
+        let count = u32::try_from(next.0.saturating_sub(from.0)).unwrap_or(u32::MAX);
+        let first = from;
+        from = first.plus(u64::from(count));
+        (count > 0).then_some(LogCommit { first, count, payload: GAP })
+    })
+}
+
 /// Fails for keys and values beyond the limits, before anything is written anywhere.
 pub(crate) fn check_limits(key: &[u8], value: &[u8]) -> Result<()> {
     if key.len() > KEY_LEN_MAX {
@@ -84,6 +98,9 @@ impl<'a> Iterator for Records<'a> {
 /// `Corruption` for a payload that is none.
 pub(crate) fn pointers(commit: &LogCommit<'_>) -> Result<Vec<(PartitionId, SeqNo, BlobRef)>> {
     let mut pointers = Vec::new();
+    if commit.payload == GAP {
+        return Ok(pointers);
+    }
     for (at, record) in (0..).zip(Records::new(commit.payload)) {
         let record = record?;
         if record.kind == RecordKind::BlobPointer {
@@ -93,8 +110,11 @@ pub(crate) fn pointers(commit: &LogCommit<'_>) -> Result<Vec<(PartitionId, SeqNo
     Ok(pointers)
 }
 
-/// Checks that a payload holds exactly `count` well-formed records.
+/// Checks that a payload holds exactly `count` well-formed records, or stands for as many numbers.
 pub(crate) fn check_payload(payload: &[u8], count: u32) -> Result<()> {
+    if payload == GAP {
+        return Ok(());
+    }
     let mut found = 0u64;
     for record in Records::new(payload) {
         record?;
@@ -111,6 +131,17 @@ mod tests {
     use super::*;
     use crate::base::ErrorKind;
     use crate::base::edit::FileId;
+
+    #[test]
+    fn gaps_are_told_in_as_few_frames_as_can_be() {
+        let told = |from, next| gap(SeqNo(from), SeqNo(next)).map(|f| (f.first.0, f.count)).collect::<Vec<_>>();
+        assert_eq!(told(5, 5), []);
+        assert_eq!(told(5, 6), [(5, 1)]);
+        let far = 3 + 2 * u64::from(u32::MAX) + 7;
+        assert_eq!(told(3, far), [(3, u32::MAX), (2 + (1 << 32), u32::MAX), (1 + (2 << 32), 7)]);
+        check_payload(GAP, 7).unwrap();
+        assert!(Records::new(GAP).next().is_some_and(|record| record.is_err()), "it is no record");
+    }
 
     #[test]
     fn records_round_trip_and_cuts_are_found() {

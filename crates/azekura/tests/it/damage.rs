@@ -79,6 +79,8 @@ fn flip(name: &str, sample: &Sample, stride: usize) {
     let mut unseen = Vec::new();
     for (name, bytes) in &sample.files {
         let damage = in_place(sample, name);
+        // Whole pages under one checksum each, most of them empty.
+        let stride = if name.ends_with(".pool") || name.ends_with(".shadow") { 5 * stride } else { stride };
         for at in (0..bytes.len()).step_by(stride) {
             for (pattern, how) in [(0x01, How::Writing), (0xff, How::ReadOnly)] {
                 let flipped = machine.fork();

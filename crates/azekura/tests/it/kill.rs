@@ -2,9 +2,10 @@
 //! that it acknowledged is lost, and every batch is whole.
 //!
 //! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database. In a
-//! second run one of its partitions has key-value separation, and the writer collects blob files without pause.
+//! second run one of its partitions has key-value separation, and the writer collects blob files without pause; in
+//! others its partitions are pools, with checkpoints without pause on disk, and as memory in `/dev/shm`.
 //!
-//! - `AZEKURA_KILLS`: how often; in the second run half as often.
+//! - `AZEKURA_KILLS`: how often; in the other runs half as often.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -15,8 +16,10 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
+use azekura::fs::{DiskFs, Fs};
 use azekura::{
-    Config, Database, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
+    Config, Database, EngineType, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PersistenceLevel, PmemOptions,
 };
 use tempfile::TempDir;
 
@@ -30,6 +33,10 @@ const KEYS: u64 = 40;
 const PARTS: [&str; 2] = ["left", "right"];
 /// A file that stands where the writer is to collect blob files too.
 const COLLECTS: &str = "collects";
+/// One that stands where the partitions are pools.
+const POOLS: &str = "pools";
+/// Of these there is one more, for single changes.
+const ALONE: &str = "alone";
 /// The writer appends a byte for each collection that it has finished.
 const COLLECTED: &str = "collected";
 
@@ -68,8 +75,17 @@ fn collects(dir: &Path) -> bool {
     dir.join(COLLECTS).exists()
 }
 
+fn has_pools(dir: &Path) -> bool {
+    dir.join(POOLS).exists()
+}
+
 /// Both have values that go ahead of their commit; of the last, more go to blob files where it is collected.
 fn parts(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>> {
+    if has_pools(dir) {
+        let small = PmemOptions::default().max_size(64 << 20).growth_step(64 << 10);
+        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
+        return PARTS.into_iter().chain([ALONE]).map(|name| db.open_partition(name, options.clone())).collect();
+    }
     let apart = KvSeparationOptions::default().separation_threshold(150).blob_file_target_size(64 << 10);
     let apart = apart.early_from(200);
     let collected = apart.clone().separation_threshold(100).blob_file_target_size(16 << 10);
@@ -109,6 +125,9 @@ fn writer() {
         if collects(&dir) {
             scope.spawn(|| collect_for_ever(&dir, &parts[1]));
         }
+        if has_pools(&dir) {
+            scope.spawn(|| flush_for_ever(&dir, &parts));
+        }
     });
 }
 
@@ -129,6 +148,44 @@ fn collect_for_ever(dir: &Path, part: &Partition) {
     }
 }
 
+fn flush_for_ever(dir: &Path, parts: &[Partition]) {
+    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(COLLECTED)).unwrap();
+    loop {
+        parts.iter().for_each(|part| part.flush().unwrap());
+        notes.write_all(b".").unwrap();
+    }
+}
+
+fn number_key(writer: u64) -> String {
+    format!("n {writer}")
+}
+
+fn odd_key(writer: u64) -> String {
+    format!("odd {writer}")
+}
+
+/// Changes a pool twice, each by itself.
+fn change_alone(alone: &Partition, writer: u64, n: u64) {
+    alone.insert(number_key(writer), n.to_le_bytes()).unwrap();
+    match n % 2 {
+        1 => alone.insert(odd_key(writer), n.to_le_bytes()).unwrap(),
+        _ => alone.remove(odd_key(writer)).unwrap(),
+    }
+}
+
+/// What must be left of the changes that were made alone, when so many commits were acknowledged.
+fn check_alone(alone: &Partition, writer: u64, acknowledged: u64) {
+    let read = |key: String| {
+        let value = alone.get(key).unwrap();
+        value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().expect("eight bytes")))
+    };
+    let n = read(number_key(writer));
+    assert!(n == acknowledged || n == acknowledged + 1, "{n} where {acknowledged} were acknowledged");
+    let odd = |n: u64| if n % 2 == 1 { n } else { 0 };
+    let there = read(odd_key(writer));
+    assert!(there == odd(n) || there == odd(n.saturating_sub(1)), "{there} beside {n}");
+}
+
 fn write_for_ever(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
     let mut notes = OpenOptions::new().append(true).create(true).open(notes(dir, writer)).unwrap();
     // The database may be ahead of the notes by the commit that was under way.
@@ -139,10 +196,13 @@ fn write_for_ever(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
     }
     loop {
         n += 1;
+        if let Some(alone) = parts.get(2) {
+            change_alone(alone, writer, n);
+        }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
         let mut batch = db.batch().durability(mode);
         for (key, value) in commit(writer, n) {
-            for part in parts {
+            for part in &parts[..2] {
                 match &value {
                     Some(value) => batch.insert(part, &key, value),
                     None => batch.remove(part, &key),
@@ -223,6 +283,9 @@ fn check(dir: &Path, tally: &mut Tally) {
             whole,
             "writer {writer}: {noted} commits were acknowledged, and this is neither their state nor the next"
         );
+        if let Some(alone) = parts.get(2) {
+            check_alone(alone, writer, noted);
+        }
     }
     tally.replayed += db.metrics().replayed_records;
     for name in PARTS {
@@ -254,39 +317,67 @@ fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill() {
-    let tally = kill_again_and_again("kill::nothing_acknowledged_is_lost_by_kill", number("AZEKURA_KILLS", 80), false);
+    let tally = kill_again_and_again("kill::nothing_acknowledged_is_lost_by_kill", number("AZEKURA_KILLS", 80), &plain);
     println!("{tally:?}");
 }
 
 #[test]
 fn nothing_is_lost_by_kill_while_blob_files_are_collected() {
     let test = "kill::nothing_is_lost_by_kill_while_blob_files_are_collected";
-    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), true);
+    let collects = || fresh_place(std::env::temp_dir(), Some(COLLECTS));
+    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), &collects);
     println!("{tally:?}");
     assert!(tally.collections > tally.while_writing / 2 && tally.interrupted > 0, "{tally:?}");
 }
 
-fn fresh_place(collects: bool) -> TempDir {
-    let place = tempfile::tempdir().unwrap();
-    if collects {
-        fs::write(place.path().join(COLLECTS), "").unwrap();
+#[test]
+fn nothing_is_lost_by_kill_of_pools_on_disk() {
+    let test = "kill::nothing_is_lost_by_kill_of_pools_on_disk";
+    let pools = || fresh_place(std::env::temp_dir(), Some(POOLS));
+    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), &pools);
+    println!("{tally:?}");
+    assert!(tally.collections > tally.while_writing / 2, "{tally:?}");
+}
+
+#[test]
+fn nothing_is_lost_by_kill_of_pools_in_memory() {
+    let memory = Path::new("/dev/shm");
+    if !memory.is_dir() || DiskFs::new().memory_level(memory) != PersistenceLevel::Process {
+        return println!("skipped: there is no file system in memory");
+    }
+    let test = "kill::nothing_is_lost_by_kill_of_pools_in_memory";
+    let pools = || fresh_place(memory.into(), Some(POOLS));
+    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), &pools);
+    println!("{tally:?}");
+    assert!(tally.acknowledged > 0, "{tally:?}");
+}
+
+fn plain() -> TempDir {
+    fresh_place(std::env::temp_dir(), None)
+}
+
+/// A directory below `root`, with what tells the writer what to do there.
+fn fresh_place(root: PathBuf, scene: Option<&str>) -> TempDir {
+    let place = tempfile::tempdir_in(root).unwrap();
+    if let Some(scene) = scene {
+        fs::write(place.path().join(scene), "").unwrap();
     }
     place
 }
 
-fn kill_again_and_again(test: &'static str, kills: u64, collects: bool) -> Tally {
+fn kill_again_and_again(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> TempDir) -> Tally {
     let seed = number("AZEKURA_SEED", 1);
     let replay = Replay::new(test, seed);
     let mut dice = Dice::new(seed);
     let mut tally = Tally::default();
-    let mut place = fresh_place(collects);
+    let mut place = fresh_place();
     for kill in 0..kills {
         replay.at(format!("kill {kill}"));
         // A new database every fourth time, killed within a moment of its creation every second time.
         let fresh = kill % 4 == 0;
         if fresh {
             count_acknowledged(place.path(), &mut tally);
-            place = fresh_place(collects);
+            place = fresh_place();
         }
         let word = if kill % 2 == 0 { "opening" } else { "open" };
         // How long opening takes depends on the machine; writing goes on.

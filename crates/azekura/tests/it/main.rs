@@ -18,6 +18,7 @@ mod golden;
 mod kill;
 mod limits;
 mod model;
+mod pools;
 mod regressions;
 mod separation;
 mod tidy;

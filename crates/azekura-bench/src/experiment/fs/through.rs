@@ -1,7 +1,7 @@
 //! A file system that passes everything on and tells somebody what is read and written.
 
 use azekura::Result;
-use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
+use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, Words};
 use std::fmt::{Debug, Formatter};
 use std::path::Path;
 use std::sync::Arc;
@@ -142,6 +142,10 @@ impl<W: Watch> File for ThroughFile<W> {
         let (known, watch) = (self.known, Arc::clone(&self.watch));
         let watched = |inner| Box::new(ThroughMapping { inner, known, watch }) as Box<dyn Mapping>;
         Ok(self.inner.map(len)?.map(watched))
+    }
+
+    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+        self.inner.map_words(len)
     }
 }
 

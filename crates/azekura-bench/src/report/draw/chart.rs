@@ -19,7 +19,8 @@ const CHARACTER: f64 = 6.9;
 const POINTS_MAX: usize = 120;
 
 /// Engines by their place in the palette; others share the last colour.
-pub(crate) const PALETTE: [&str; 7] = ["azekura", "rocksdb", "fjall", "surrealkv", "redb", "heed", "sled"];
+pub(crate) const PALETTE: [&str; 8] =
+    ["azekura", "rocksdb", "fjall", "surrealkv", "redb", "heed", "sled", "azekura-pmem"];
 
 /// The class that gives an engine its colour, and the shape of its marks.
 pub(crate) fn look(engine: &str) -> (String, usize) {

@@ -18,10 +18,9 @@ const SCAN_STEP: u64 = 10_000;
 const ROUNDS: usize = 6;
 
 fn separated(partition: &PartitionState) -> Result<&Arc<LsmTree>> {
-    let tree = partition.tree()?;
-    match tree.is_separated() {
-        true => Ok(tree),
-        false => Err(Error::invalid(format!("partition {:?} has no key-value separation", partition.name))),
+    match partition.tree()?.lsm().filter(|tree| tree.is_separated()) {
+        Some(tree) => Ok(tree),
+        None => Err(Error::invalid(format!("partition {:?} has no key-value separation", partition.name))),
     }
 }
 
@@ -106,7 +105,7 @@ fn rewrite(shared: &Shared, partition: &Arc<PartitionState>, mut chosen: Vec<Fil
     let (mut freed, mut failed) = (0, Ok(()));
     while !chosen.is_empty() {
         shared.writer()?;
-        let tree = partition.tree()?;
+        let tree = partition.lsm()?;
         match conduct(shared, partition, Task::Collect, |tree| tree.collect(&chosen, true, shared)) {
             Ok(report) => freed += report.bytes_freed,
             Err(error) => {

@@ -41,7 +41,7 @@ impl Claims {
             }
             done.push(partition);
             let own = self.held.iter().filter(|(other, _)| Arc::ptr_eq(other, partition)).map(|(_, claim)| claim);
-            partition.tree()?.sync_claims(own)?;
+            partition.lsm()?.sync_claims(own)?;
         }
         Ok(())
     }
@@ -55,7 +55,7 @@ impl Claims {
 impl Drop for Claims {
     fn drop(&mut self) {
         for (partition, claim) in self.held.drain(..) {
-            if let Some(tree) = partition.tree_if_built() {
+            if let Some(tree) = partition.lsm_if_built() {
                 tree.release(&claim);
             }
         }

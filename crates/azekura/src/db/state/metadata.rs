@@ -55,9 +55,15 @@ impl Metadata {
     /// Notes a new partition, like [`append`](Metadata::append), under a number of its own. The number is taken under
     /// the same lock: a manifest written anew in between would say that it was used, and replay would take the
     /// partition for a deleted one.
-    pub(crate) fn create_partition(&self, mut meta: PartitionMeta) -> Result<PartitionMeta> {
+    /// Before that, `make_files` makes the files that it needs.
+    pub(crate) fn create_partition(
+        &self,
+        mut meta: PartitionMeta,
+        make_files: impl FnOnce(&PartitionMeta) -> Result<()>,
+    ) -> Result<PartitionMeta> {
         let mut ledger = lock(&self.ledger);
         meta.id = PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed));
+        make_files(&meta)?;
         self.append_to(&mut ledger, &[Edit::PartitionCreated(meta.clone())])?;
         Ok(meta)
     }

@@ -1,16 +1,18 @@
-//! What the database knows, as values: what the manifest keeps, who reads, what commits hold, how far writers are
+//! What the database knows, as values: what the manifest keeps, what stands behind partitions, what commits hold, how far writers are
 //! slowed, what failed.
 //!
 //! Invariants:
 //! - the ledger changes only by edits, and only after they are in the manifest;
 //! - numbers of files, partitions and epochs are never handed out twice, across restarts too.
 //!
-//! Rooms in reading order: [`metadata`] (ledger and manifest), [`read_points`], [`poison`], [`throttle`],
-//! [`setbacks`], [`claims`] (large values that a commit has written ahead).
+//! Rooms in reading order: [`metadata`] (ledger and manifest), [`tree`], [`poison`], [`throttle`],
+//! [`setbacks`], [`claims`] (large values that a commit has written ahead), [`rooms`]
+//! (space that pools have set aside for one).
 
 pub(crate) mod claims;
 pub(crate) mod metadata;
 pub(crate) mod poison;
-pub(crate) mod read_points;
+pub(crate) mod rooms;
 pub(crate) mod setbacks;
 pub(crate) mod throttle;
+pub(crate) mod tree;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::base::compression::CompressionType;
 use crate::base::edit::FileId;
-use crate::base::{ErrorKind, KeyOrder};
+use crate::base::{ErrorKind, KeyOrder, SeqNo};
 use crate::engine::{Engine, Host, TaskReport};
 use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::collect::plan::{Goal, Step, next_step};
@@ -238,7 +238,7 @@ fn one_that_fails_leaves_nothing_and_can_be_tried_again() {
 fn a_reader_keeps_the_files_that_it_reads() {
     let world = half_stale();
     let view = world.tree.view();
-    let mut cursor = view.cursor().unwrap();
+    let mut cursor = view.cursor(SeqNo::MAX).unwrap();
     cursor.seek_to_first().unwrap();
     let held = stale_files(&world);
     collect_all(&world, held.clone());

@@ -243,7 +243,7 @@ fn readers_find_files_that_are_begun_while_they_look() {
             pointer.clear();
             claim.pointer.encode(&mut pointer);
             let (kind, seqno) = (crate::base::RecordKind::BlobPointer, crate::base::SeqNo(n));
-            tree.apply(crate::base::EntryRef { user: b"key", seqno, kind, value: &pointer }).unwrap();
+            tree.apply(crate::base::EntryRef { user: b"key", seqno, kind, value: &pointer }, None).unwrap();
             world.host.visible.publish(seqno);
             if n.is_multiple_of(100) {
                 tree.seal();

@@ -275,7 +275,7 @@ impl World {
     fn record(&mut self, kind: RecordKind, key: &[u8], value: &[u8], shown: Option<Vec<u8>>) {
         let seqno = self.log.len() as u64 + 1;
         self.log.push((seqno, kind, key.to_vec(), value.to_vec()));
-        self.tree.apply(EntryRef { user: key, seqno: SeqNo(seqno), kind, value }).unwrap();
+        self.tree.apply(EntryRef { user: key, seqno: SeqNo(seqno), kind, value }, None).unwrap();
         let order = &self.order;
         match self.versions.iter_mut().find(|(other, _)| order.cmp(other, key).is_eq()) {
             Some((_, versions)) => versions.push((seqno, shown)),
@@ -328,14 +328,14 @@ impl World {
             RecordKind::BlobPointer => values.read(value).unwrap().to_vec(),
             _ => value.to_vec(),
         };
-        let mut cursor = Ascending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Ascending::new(self.tree.view().cursor(SeqNo(at)).unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             let entry = cursor.entry();
             up.push((entry.user.to_vec(), shown_value(entry.kind, entry.value)));
             cursor.next().unwrap();
         }
-        let mut cursor = Descending::new(self.tree.view().cursor().unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Descending::new(self.tree.view().cursor(SeqNo(at)).unwrap(), self.order.clone(), SeqNo(at));
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             let (kind, value) = cursor.value();
@@ -429,7 +429,7 @@ impl World {
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
         self.tree = LsmTree::restore(context, self.options.clone(), tables, blobs, flushed).unwrap();
         for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {
-            self.tree.apply(EntryRef { user, seqno: SeqNo(*seqno), kind: *kind, value }).unwrap();
+            self.tree.apply(EntryRef { user, seqno: SeqNo(*seqno), kind: *kind, value }, None).unwrap();
         }
     }
 }

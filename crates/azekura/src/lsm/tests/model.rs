@@ -158,7 +158,7 @@ struct Meanwhile<'a>(&'a World);
 impl Host for Meanwhile<'_> {
     fn make_log_durable(&self, through: SeqNo) -> Result<()> {
         let entry = EntryRef { user: b"b", seqno: SeqNo(2), kind: RecordKind::Put, value: b"later" };
-        self.0.tree.apply(entry)?;
+        self.0.tree.apply(entry, None)?;
         self.0.tree.seal();
         self.0.host.make_log_durable(through)
     }
@@ -258,7 +258,7 @@ fn iterators_keep_the_files_they_walk() {
         world.put(&format!("{i:05}"), "first");
     }
     world.flush();
-    let mut cursor = world.tree.view().cursor().unwrap();
+    let mut cursor = world.tree.view().cursor(SeqNo::MAX).unwrap();
     let before = world.tables();
     for i in 0..300 {
         world.put(&format!("{i:05}"), "second");
@@ -476,7 +476,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
         world.put(&format!("{i:05}"), "value");
     }
     world.flush();
-    let cursor = world.tree.view().cursor().unwrap();
+    let cursor = world.tree.view().cursor(SeqNo::MAX).unwrap();
     world.tree.discard();
     assert_eq!(world.tree.next_task(true, &[]), None);
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);
@@ -537,7 +537,7 @@ fn readers_never_miss_a_key_while_tasks_run() {
                     kind: RecordKind::Put,
                     value: value.as_bytes(),
                 };
-                tree.apply(entry).unwrap();
+                tree.apply(entry, None).unwrap();
                 host.visible.publish(SeqNo(seqno));
             }
             if round % 3 == 0 {

@@ -9,16 +9,17 @@ use std::collections::{HashMap, HashSet};
 use super::model::options;
 use super::world::{FILE_ID, Model, Op, World};
 use crate::base::checksum::xxh3;
-use crate::base::{ErrorKind, KeyOrder};
+use crate::base::{ErrorKind, KeyOrder, SeqNo};
+use crate::engine::ReadPoints;
 use crate::engine::Visible;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
-use crate::pmem::medium::{Granularity, Site};
+use crate::pmem::medium::{Granularity, Medium, Site};
+use crate::pmem::notes::{Note, noted};
 use crate::pmem::recover::create;
 use crate::pmem::sim::{Planted, Point, Sim};
 use crate::pmem::tree::PoolOptions;
-use crate::pmem::versions::Readers;
 use crate::vfs::dice::Dice;
 
 /// Images of one point are all shown up to this number.
@@ -145,6 +146,22 @@ impl Judge {
         verdict
     }
 
+    /// Every image of `point` has the note that was made last.
+    fn noted(&mut self, point: &Point, wanted: SeqNo) -> Verdict {
+        let mut verdict = Ok(());
+        self.seen.states += point.images(BOUND, &mut self.dice.clone(), |image| {
+            let sim = Sim::new(image, LEN_MAX, self.granularity, None);
+            match World::open(sim, &self.options) {
+                Ok((world, _))
+                    if noted(world.tree.region(), &world.tree.file_id, Note::Applied)
+                        .is_ok_and(|noted| noted == wanted) => {}
+                Ok(_) => verdict = Err("a note is not there".into()),
+                Err(error) => verdict = Err(format!("it was refused after a note: {error}")),
+            }
+        });
+        verdict
+    }
+
     /// Twenty changes more, and the pool is opened once again.
     fn goes_on(&mut self, world: &mut World<Sim>, model: &mut Model) -> Verdict {
         for _ in 0..20 {
@@ -222,6 +239,13 @@ fn explore(granularity: Granularity, planted: Option<Planted>, seed: u64, ops: u
             judge.point(point, &[&before, &model])?;
         }
         judge.point(&last, &[&model])?;
+        if round % 10 == 9 {
+            let now = SeqNo(round as u64);
+            world.tree.medium.record();
+            world.tree.note(Note::Applied, now);
+            let noted = world.tree.medium.take_points().pop().expect("now is a point");
+            judge.noted(&noted, now)?;
+        }
     }
     judge.seen.sites.extend(world.tree.medium.met());
     if world.contents() != model {
@@ -255,7 +279,7 @@ fn every_flush_fence_and_order_is_needed() {
     }
     planted.sort();
     planted.dedup();
-    assert_eq!(planted.len(), Site::RepairDone as usize + 1, "all sites were met: {planted:?}");
+    assert_eq!(planted.len(), Site::NoteDone as usize + 1, "all sites were met: {planted:?}");
     let faults = planted.iter().flat_map(|site| {
         [Planted::NoFlush(*site), Planted::NoFence(*site), Planted::Swapped(*site)]
             .into_iter()
@@ -294,6 +318,7 @@ fn does_something(planted: Planted) -> bool {
                 | MergeDone
                 | UnlinkDone
                 | RepairDone
+                | NoteDone
         ),
         Planted::NoFlush(site) => !does_something(Planted::NoFence(site)) || matches!(site, SplitLink | MergeJoin),
         Planted::Swapped(site) => matches!(site, SplitLink | MergeJoin),
@@ -327,6 +352,15 @@ fn fences_are_within_their_budget() {
             splits += split;
         }
         assert!(splits > 8);
+        let (counted, moved) = world.tree.splits.so_far();
+        assert_eq!(
+            (counted, moved.fences),
+            (splits, extra * splits),
+            "what a split counts is what the medium was told"
+        );
+        // Half of the slots, all fingerprints, two words of a header, the link and the commit; never a key or a value.
+        let most = SLOTS as u64 / 2 * 8 + SLOTS as u64 + 16 + 16;
+        assert!(moved.stored_bytes <= splits * most && moved.flushed_lines >= splits * 2, "{moved:?}");
         let ascending = (0..100).map(|n| fences(&mut world, Op::Put(vec![0xFF, n], vec![1; 50])).0);
         assert_eq!(ascending.max(), Some(4), "at the end one word links the new leaf");
         assert_eq!(fences(&mut world, put(3)).0, 2, "replaced");
@@ -343,7 +377,7 @@ fn a_pool_that_is_not_made_yet_is_refused_or_empty() {
         let options = options(LEN_MAX, 4);
         let sim = Sim::new(&[], LEN_MAX, granularity, None);
         sim.record();
-        let readers = || Readers::new(Visible::default());
+        let readers = || ReadPoints::new(Visible::default());
         let tree = create(sim, FILE_ID, KeyOrder::bytewise(), &options, readers()).unwrap();
         let (mut refused, mut opened) = (0, 0);
         for point in tree.medium.take_points() {

@@ -259,7 +259,7 @@ fn points_show_what_was_there_and_nothing_that_is_not_published() {
             op.apply_to(&mut model);
             assert_eq!(world.tree.get(key).unwrap().as_deref(), model.get(key).map(Vec::as_slice));
             if dice.below(200) == 0 {
-                held.push((Arc::new(world.readers.hold()), model.clone()));
+                held.push((world.points.register(), model.clone()));
             }
             if held.len() > 5 {
                 held.swap_remove(dice.below(6));
@@ -267,11 +267,11 @@ fn points_show_what_was_there_and_nothing_that_is_not_published() {
             if round % 600 == 599 {
                 for (held, model) in &held {
                     for key in &keys {
-                        let got = world.tree.get_at(key, held.at).unwrap();
+                        let got = world.tree.get_at(key, held.at()).unwrap();
                         assert_eq!(got.as_deref(), model.get(key).map(Vec::as_slice));
                     }
                     use crate::cursor::Cursor;
-                    let mut cursor = world.tree.cursor(Arc::clone(held));
+                    let mut cursor = world.tree.cursor(held.at());
                     cursor.seek_to_last().unwrap();
                     for (key, value) in model.iter().rev() {
                         assert_eq!(cursor.peek().map(|entry| (entry.user, entry.value)), Some((&key[..], &value[..])));

@@ -88,25 +88,26 @@ impl Shared {
 
     /// One point shows the same forward and backward, and to who asks for each key.
     fn walk(&self) {
-        let held = Arc::new(self.world.readers.hold());
-        let there: Vec<_> = self.at(held.at.0).into_iter().map(|(key, seqno)| (vec![key], value(key, seqno))).collect();
-        let mut cursor = self.world.tree.cursor(Arc::clone(&held));
+        let pin = self.world.points.register();
+        let point = pin.at();
+        let there: Vec<_> = self.at(point.0).into_iter().map(|(key, seqno)| (vec![key], value(key, seqno))).collect();
+        let mut cursor = self.world.tree.cursor(point);
         let (mut up, mut down) = (Vec::new(), Vec::new());
         cursor.seek_to_first().unwrap();
         while let Some(entry) = cursor.peek() {
             up.push((entry.user.to_vec(), entry.value.to_vec()));
             cursor.next().unwrap();
         }
-        assert_eq!(up, there, "going up at {:?}", held.at);
+        assert_eq!(up, there, "going up at {:?}", point);
         cursor.seek_to_last().unwrap();
         while let Some(entry) = cursor.peek() {
             down.push((entry.user.to_vec(), entry.value.to_vec()));
             cursor.prev().unwrap();
         }
         down.reverse();
-        assert_eq!(down, there, "going down at {:?}", held.at);
+        assert_eq!(down, there, "going down at {:?}", point);
         for (key, value) in there {
-            assert_eq!(self.world.tree.get_at(&key, held.at).unwrap().as_deref(), Some(value.as_slice()));
+            assert_eq!(self.world.tree.get_at(&key, point).unwrap().as_deref(), Some(value.as_slice()));
         }
     }
 

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::sync::Arc;
 
 use super::model::{options, world};
 use super::world::{Op, World};
@@ -95,7 +94,8 @@ fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64
 /// The first walk, which finds leaves in no order, and another one; walks back, and short ones.
 fn scans(world: &World<Image>, from: &[[u8; 16]]) -> [f64; 2] {
     let count = world.tree.len();
-    let mut cursor = world.tree.cursor(Arc::new(world.readers.hold()));
+    let pin = world.points.register();
+    let mut cursor = world.tree.cursor(pin.at());
     let forward = ["first scan, per entry", "scan forward, per entry"].map(|what| {
         time(what, count, || {
             let mut met = 0;
@@ -232,7 +232,8 @@ fn counted_gets_and_scans() {
     for n in 0..100_000u64 {
         black_box(world.tree.get(&random_key(mixed(n) % 100_000)).unwrap().unwrap());
     }
-    let mut cursor = world.tree.cursor(Arc::new(world.readers.hold()));
+    let pin = world.points.register();
+    let mut cursor = world.tree.cursor(pin.at());
     cursor.seek_to_first().unwrap();
     while cursor.valid() {
         black_box(cursor.entry().value[0]);

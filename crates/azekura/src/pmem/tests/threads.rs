@@ -1,7 +1,6 @@
 //! Readers and writers at the same time.
 #![expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::model::{options, reopened, world};
@@ -72,8 +71,8 @@ fn look_up<M: Medium>(world: &World<M>, dice: &mut Dice, seen: &mut [u64]) {
 
 /// One point shows the same forward, backward and key by key.
 fn walk<M: Medium>(world: &World<M>) {
-    let held = Arc::new(world.readers.hold());
-    let mut cursor = world.tree.cursor(Arc::clone(&held));
+    let held = world.points.register();
+    let mut cursor = world.tree.cursor(held.at());
     let (mut forward, mut backward) = (Vec::new(), Vec::new());
     cursor.seek_to_first().unwrap();
     while let Some(entry) = cursor.peek() {
@@ -92,7 +91,7 @@ fn walk<M: Medium>(world: &World<M>) {
     backward.reverse();
     assert_eq!(forward, backward, "one point showed two things");
     for &(n, round) in forward.iter().step_by(7) {
-        let got = world.tree.get_at(&key(n), held.at).unwrap().expect("it was there");
+        let got = world.tree.get_at(&key(n), held.at()).unwrap().expect("it was there");
         assert_eq!(round_of(n, &got), round);
     }
 }

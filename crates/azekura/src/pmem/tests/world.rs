@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::base::{KeyOrder, KeyRef, Result, SeqNo};
 use crate::cursor::Cursor;
+use crate::engine::ReadPoints;
 use crate::engine::Visible;
 use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
@@ -14,7 +15,6 @@ use crate::pmem::order::Spot;
 use crate::pmem::record::Record;
 use crate::pmem::recover::{Report, create, open};
 use crate::pmem::tree::{HEAD, PoolOptions, Tree};
-use crate::pmem::versions::Readers;
 
 pub(super) const FILE_ID: [u8; 16] = [0x5A; 16];
 
@@ -39,15 +39,15 @@ impl Op {
 pub(super) struct World<M: Medium> {
     pub(super) tree: Arc<Tree<M>>,
     pub(super) visible: Visible,
-    pub(super) readers: Arc<Readers>,
+    pub(super) points: Arc<ReadPoints>,
     pub(super) seqno: u64,
 }
 
-fn readers(seqno: u64) -> (Visible, Arc<Readers>) {
+fn points(seqno: u64) -> (Visible, Arc<ReadPoints>) {
     let visible = Visible::default();
     visible.publish(SeqNo(seqno));
-    let readers = Readers::new(visible.clone());
-    (visible, readers)
+    let points = ReadPoints::new(visible.clone());
+    (visible, points)
 }
 
 impl<M: Medium> World<M> {
@@ -56,9 +56,9 @@ impl<M: Medium> World<M> {
     }
 
     pub(super) fn create_in(medium: M, options: &PoolOptions, order: KeyOrder) -> World<M> {
-        let (visible, readers) = readers(0);
-        let tree = create(medium, FILE_ID, order, options, Arc::clone(&readers)).unwrap();
-        World { tree: Arc::new(tree), visible, readers, seqno: 0 }
+        let (visible, points) = points(0);
+        let tree = create(medium, FILE_ID, order, options, Arc::clone(&points)).unwrap();
+        World { tree: Arc::new(tree), visible, points, seqno: 0 }
     }
 
     pub(super) fn open(medium: M, options: &PoolOptions) -> Result<(World<M>, Report)> {
@@ -66,10 +66,10 @@ impl<M: Medium> World<M> {
     }
 
     pub(super) fn open_in(medium: M, options: &PoolOptions, order: KeyOrder) -> Result<(World<M>, Report)> {
-        let (visible, readers) = readers(0);
-        let (tree, report) = open(medium, order, options, Arc::clone(&readers))?;
+        let (visible, points) = points(0);
+        let (tree, report) = open(medium, order, options, Arc::clone(&points))?;
         visible.publish(report.highest);
-        Ok((World { tree: Arc::new(tree), visible, readers, seqno: report.highest.0 }, report))
+        Ok((World { tree: Arc::new(tree), visible, points, seqno: report.highest.0 }, report))
     }
 
     /// Applies a change under the next sequence number, and makes it visible.
@@ -85,7 +85,8 @@ impl<M: Medium> World<M> {
 
     /// All there is, as a cursor shows it going forward.
     pub(super) fn contents(&self) -> Model {
-        let mut cursor = self.tree.cursor(Arc::new(self.readers.hold()));
+        let pin = self.points.register();
+        let mut cursor = self.tree.cursor(pin.at());
         let mut all = Model::new();
         cursor.seek_to_first().unwrap();
         while let Some(entry) = cursor.peek() {
@@ -104,7 +105,8 @@ impl<M: Medium> World<M> {
         }
         assert_eq!(self.tree.len(), model.len() as u64);
         assert_eq!(self.contents(), *model);
-        let mut cursor = self.tree.cursor(Arc::new(self.readers.hold()));
+        let pin = self.points.register();
+        let mut cursor = self.tree.cursor(pin.at());
         cursor.seek_to_last().unwrap();
         for (key, value) in model.iter().rev() {
             let entry = cursor.peek().expect("going back, one is missing");

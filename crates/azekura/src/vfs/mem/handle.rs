@@ -5,10 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::base::sync::Words;
 use crate::base::{Error, Result};
-use crate::vfs::fs::{File, FileLock, Mapping, all_or_corruption};
+use crate::vfs::fs::{File, FileLock, Mapping, PersistenceLevel, all_or_corruption};
 use crate::vfs::mem::content::{MAX_LEN, PAGE};
 use crate::vfs::mem::inode::Ino;
+use crate::vfs::mem::memory::MemWords;
 use crate::vfs::mem::tree::Tree;
 
 /// The tree, shared by all handles.
@@ -43,6 +45,18 @@ impl Handle {
         }
         tree.check()?;
         Ok(tree)
+    }
+
+    pub(crate) fn tree(&self) -> &SharedTree {
+        &self.tree
+    }
+
+    pub(crate) fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    pub(crate) fn life(&self) -> u64 {
+        self.life
     }
 
     fn failed(&self, what: &str, error: io::Error) -> Error {
@@ -159,6 +173,17 @@ impl File for MemFile {
         }
         let resident = Mutex::new(Vec::new());
         Ok(Some(Box::new(MemMapping { handle: Arc::clone(&self.handle), len, resident })))
+    }
+
+    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+        if !(8..=MAX_LEN).contains(&len) || !len.is_multiple_of(8) {
+            return Err(Error::invalid("mapped words are one or more, and fit into memory").in_file(&self.handle.path));
+        }
+        let words =
+            self.handle.enter().and_then(|mut tree| Ok((tree.memory_level, tree.begin_memory(self.handle.ino, len)?)));
+        let (level, words) = words.map_err(|e| self.handle.failed("map", e))?;
+        let survives = level == PersistenceLevel::Power;
+        Ok(words.map(|words| Box::new(MemWords::new(Arc::clone(&self.handle), words, survives)) as Box<dyn Words>))
     }
 }
 

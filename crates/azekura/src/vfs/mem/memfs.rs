@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use crate::base::{Error, ErrorKind, Result};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, PersistenceLevel};
 use crate::vfs::mem::crash::Survival;
 use crate::vfs::mem::handle::{Handle, MemFile, MemLock, SharedTree, enter};
 use crate::vfs::mem::tree::Tree;
@@ -80,6 +80,12 @@ impl MemFs {
     /// [`overwrites_in_place`](Fs::overwrites_in_place) is false.
     pub fn offer_mappings(&self, offered: bool) {
         enter(&self.tree).maps = offered;
+    }
+
+    /// Whether files may be used as memory, and what stores into it survive; nothing of that unless this says so. Such
+    /// stores are no operations that are counted: with [`PersistenceLevel::Power`] all of them survive a crash.
+    pub fn offer_memory(&self, level: PersistenceLevel) {
+        enter(&self.tree).memory_level = level;
     }
 
     /// Runs an operation on the tree while the power is on.
@@ -166,6 +172,10 @@ impl Fs for MemFs {
 
     fn overwrites_in_place(&self, _dir: &Path) -> bool {
         enter(&self.tree).maps
+    }
+
+    fn memory_level(&self, _dir: &Path) -> PersistenceLevel {
+        enter(&self.tree).memory_level
     }
 }
 

@@ -6,9 +6,10 @@ use std::io;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use crate::vfs::fs::{DirEntry, LockMode};
+use crate::vfs::fs::{DirEntry, LockMode, PersistenceLevel};
 use crate::vfs::mem::crash::{Survival, survivor};
 use crate::vfs::mem::inode::{DirNode, FileNode, Ino, Inode};
+use crate::vfs::mem::memory::{self, Memory, Shared};
 
 const ROOT: Ino = 1;
 
@@ -35,6 +36,8 @@ pub(crate) struct Tree {
     /// How often the power failed: handles of an earlier life are dead.
     life: u64,
     pub(crate) maps: bool,
+    pub(crate) memory_level: PersistenceLevel,
+    memory: Memory,
 }
 
 impl Tree {
@@ -50,19 +53,50 @@ impl Tree {
             freeze_at: None,
             life: 0,
             maps: true,
+            memory_level: PersistenceLevel::Logged,
+            memory: Memory::new(),
         }
     }
 
     /// A copy that nobody has opened yet. Shares all bytes.
     pub(crate) fn fork(&self) -> Tree {
         let mut copy = self.clone();
+        copy.end_all_memory();
         copy.handles.clear();
         copy.locks.clear();
         copy.garbage = true;
         copy
     }
 
+    /// The words of a file that is to be used as memory, if that is offered.
+    pub(crate) fn begin_memory(&mut self, ino: Ino, len: u64) -> io::Result<Option<Shared>> {
+        if self.memory_level == PersistenceLevel::Logged {
+            return Ok(None);
+        }
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let words = memory::words_of(self.file(ino)?, len);
+        match self.memory.contains_key(&ino) {
+            true => Err(io::Error::other("the file is used as memory already")),
+            false => Ok(Some(Arc::clone(self.memory.entry(ino).or_insert(words)))),
+        }
+    }
+
+    /// The words of a file become its bytes again.
+    pub(crate) fn end_memory(&mut self, ino: Ino) {
+        if let Some(words) = self.memory.remove(&ino)
+            && let Ok(file) = self.file_mut(ino)
+        {
+            memory::settle(file, &words);
+        }
+    }
+
+    fn end_all_memory(&mut self) {
+        let all: Vec<Ino> = self.memory.keys().copied().collect();
+        all.into_iter().for_each(|ino| self.end_memory(ino));
+    }
+
     pub(crate) fn crash(&mut self, survival: Survival, seed: u64) {
+        self.end_all_memory();
         for (ino, inode) in &mut self.inodes {
             let dirty = match &**inode {
                 Inode::File(file) => !file.pending.is_empty(),

@@ -55,6 +55,16 @@ fn a_lying_sync_of_blob_files_is_found() {
 }
 
 #[test]
+fn a_lying_sync_of_pools_is_found() {
+    assert!(red("pools", &Planted::Fault(lying(OpKind::Sync).in_path(".pool"))));
+}
+
+#[test]
+fn a_lying_sync_of_what_is_written_before_pools_is_found() {
+    assert!(red("shadows", &Planted::Fault(lying(OpKind::Sync).in_path(".shadow"))));
+}
+
+#[test]
 fn a_lying_sync_of_the_manifest_is_found() {
     assert!(red("manifest", &Planted::Fault(lying(OpKind::Sync).in_path("MANIFEST"))));
 }

@@ -267,15 +267,20 @@ fn glance(script: &Script, crashed: &MemFs, env: &TestEnv) -> Result<State, Stri
     if untouched { Ok(found) } else { Err("a reader wrote".into()) }
 }
 
-/// After an open there is no table that no partition names.
+/// After an open there is no table that no partition names, and no pool without its partition.
 fn no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &Script) -> Judged {
-    let mut named = 0;
+    let (mut named, mut pools) = (0, 0);
     for name in db.list_partitions() {
         let part = db.open_partition(&name, script.shape.partition(&name)).map_err(|e| e.to_string())?;
+        pools += usize::from(part.metrics().pool.is_some());
         named += part.metrics().levels.iter().map(|level| level.tables).sum::<usize>();
     }
     let entries = fs.read_dir(Path::new(DIR)).map_err(|e| e.to_string())?;
-    let tables: Vec<String> = entries.into_iter().map(|e| e.name).filter(|name| name.ends_with(".sst")).collect();
+    let names: Vec<String> = entries.into_iter().map(|entry| entry.name).collect();
+    if names.iter().filter(|name| name.ends_with(".pool")).count() > pools {
+        return Err(format!("there are {pools} partitions with pools, and {names:?}"));
+    }
+    let tables: Vec<String> = names.into_iter().filter(|name| name.ends_with(".sst")).collect();
     if tables.len() == named { Ok(()) } else { Err(format!("{named} tables are named, there are {tables:?}")) }
 }
 

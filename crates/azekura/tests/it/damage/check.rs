@@ -97,7 +97,7 @@ impl Damage<'_> {
     fn names(&self, path: &Path) -> bool {
         // A manifest that lost its end is an older one: it may name tables that are gone by now.
         let is_older = self.is_cut && self.files.iter().any(|file| file == "MANIFEST");
-        (is_older && path.extension().is_some_and(|e| e == "sst" || e == "blob" || e == "wal"))
+        (is_older && path.extension().is_some_and(|e| e == "sst" || e == "blob" || e == "pool" || e == "wal"))
             || self.files.iter().any(|file| Path::new(DIR).join(file) == path)
     }
 

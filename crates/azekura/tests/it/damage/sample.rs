@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, FilterPolicy, KvSeparationOptions,
-    LeveledOptions, Partition, PartitionCreateOptions, PersistMode,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, EngineType, FilterPolicy,
+    KvSeparationOptions, LeveledOptions, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
 };
 
 use crate::world::disk::{image, put};
@@ -17,7 +17,7 @@ pub(super) const DIR: &str = "/db";
 
 pub(super) type Files = BTreeMap<String, Vec<u8>>;
 
-/// A database that was not closed: tables on two levels, blob files, a log with synced and unsynced commits.
+/// A database that was not closed: tables on two levels, blob files, a pool, a log with synced and unsynced commits.
 pub(super) struct Sample {
     pub(super) files: Files,
     pub(super) history: History,
@@ -51,6 +51,10 @@ pub(super) fn options(name: &str) -> PartitionCreateOptions {
             .compression(CompressionType::Lz4)
             .restart_interval(4)
             .with_kv_separation(apart()),
+        "pooled" => {
+            let small = PmemOptions::default().max_size(1 << 20).growth_step(4 << 10);
+            PartitionCreateOptions::default().engine(EngineType::Pmem(small))
+        }
         _ => options
             .data_block_index_type(DataBlockIndexType::BinarySearch)
             .compression(CompressionType::Miniz(6))
@@ -58,7 +62,7 @@ pub(super) fn options(name: &str) -> PartitionCreateOptions {
     }
 }
 
-const NAMES: [&str; 3] = ["plain", "packed", "zipped"];
+const NAMES: [&str; 4] = ["plain", "packed", "zipped", "pooled"];
 
 struct Maker {
     db: Database,

@@ -96,7 +96,7 @@ impl Subject {
             assert_eq!(other.get(b"").unwrap_err().kind(), azekura::ErrorKind::Closed);
             assert_eq!(other.insert(b"", b"").unwrap_err().kind(), azekura::ErrorKind::Closed);
         } else {
-            let options = order.allows(self.shape.partition(&format!("{name}{}", self.dice.below(9))));
+            let options = order.allows(self.shape.changed(name, &format!("{name}{}", self.dice.below(9))));
             let opened = match order.comparator() {
                 None => self.db().open_partition(name, options),
                 Some(comparator) => self.db().open_partition_with_comparator(name, options, comparator),

@@ -5,8 +5,12 @@ use super::plan::Plan;
 use super::source::{Source, words};
 use super::tree::{ENGINE, Tree};
 
-/// Where the bench calls C: the library of one peer, and the memory map of another.
-const PEERS_IN_C: &[&str] = &["crates/azekura-bench/src/engine/rocksdb/", "crates/azekura-bench/src/engine/heed.rs"];
+/// Where the bench calls C, the library of one peer and the memory map of another, and where a baseline flushes lines.
+const PEERS_IN_C: &[&str] = &[
+    "crates/azekura-bench/src/engine/rocksdb/",
+    "crates/azekura-bench/src/engine/heed.rs",
+    "crates/azekura-bench/src/leaf/medium.rs",
+];
 
 /// Unsafe code stands where its neighbours know about it.
 fn may_be_unsafe(path: &str) -> bool {

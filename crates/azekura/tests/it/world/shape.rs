@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use azekura::fs::{Env, Fs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DataBlockIndexType, DirectIo, FilterPolicy, KvSeparationOptions,
-    LeveledOptions, PartitionCreateOptions,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, DirectIo, EngineType, FilterPolicy,
+    KvSeparationOptions, LeveledOptions, PartitionCreateOptions, PmemOptions,
 };
 
 use super::dice::Dice;
@@ -53,10 +53,26 @@ impl Shape {
             .compression(dice.pick(&CODECS))
     }
 
+    fn dice_of(&self, word: &str, salt: u64) -> Dice {
+        let sum = word.bytes().fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        Dice::new(self.seed ^ (sum << 20) ^ salt)
+    }
+
     /// The options of the partition of that name.
     pub(crate) fn partition(&self, name: &str) -> PartitionCreateOptions {
-        let salt = name.bytes().fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-        let mut dice = Dice::new(self.seed ^ (salt << 20) ^ 0x0A67);
+        self.changed(name, name)
+    }
+
+    /// Other options for it, the same each time for a word.
+    pub(crate) fn changed(&self, name: &str, word: &str) -> PartitionCreateOptions {
+        let mut dice = self.dice_of(name, 0x9001);
+        let pool = dice.one_in(3);
+        let mut dice = self.dice_of(word, 0x0A67);
+        if pool {
+            let sizes = PmemOptions::default().max_size(dice.pick(&[32 << 20, 256 << 20]));
+            let sizes = sizes.growth_step(dice.pick(&[4 << 10, 64 << 10, 1 << 20]));
+            return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));
+        }
         let mut options = PartitionCreateOptions::default()
             .block_size(dice.pick(&[64, 100, 256, 1000, 4096]))
             .restart_interval(dice.pick(&[1, 2, 3, 16, 255]))

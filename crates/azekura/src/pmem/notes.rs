@@ -1,0 +1,55 @@
+//! What a pool that is durable by itself says about the numbers in it: words of its header.
+
+use crate::base::checksum::{place_seed, xxh3};
+use crate::base::{Error, Result, SeqNo};
+use crate::mem::region::Region;
+use crate::pmem::medium::{Medium, Site};
+use crate::pmem::tree::Tree;
+
+/// A note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// All that the log has for this pool through that number is in it.
+    Applied,
+    /// No number from there on was ever used in it.
+    NumbersEnd,
+}
+
+impl Note {
+    fn at(self) -> u64 {
+        match self {
+            Note::Applied => 64,
+            Note::NumbersEnd => 72,
+        }
+    }
+}
+
+/// Sequence numbers have 56 bits; above them stands a check.
+const CHECK_SHIFT: u32 = 56;
+
+fn word_of(file_id: &[u8; 16], note: Note, seqno: SeqNo) -> u64 {
+    let check = xxh3(place_seed(file_id, note.at()), &seqno.0.to_le_bytes());
+    check << CHECK_SHIFT | seqno.0
+}
+
+/// What was noted last in the pool in `region`, 0 if nothing was.
+///
+/// # Errors
+/// `Corruption` if the note does not verify.
+pub(crate) fn noted(region: &Region, file_id: &[u8; 16], note: Note) -> Result<SeqNo> {
+    let word = region.load(note.at());
+    let seqno = SeqNo(word & ((1 << CHECK_SHIFT) - 1));
+    if word != 0 && word_of(file_id, note, seqno) != word {
+        return Err(Error::corruption("check of a note in the pool's header does not match").at_offset(note.at()));
+    }
+    Ok(seqno)
+}
+
+impl<M: Medium> Tree<M> {
+    /// Notes `seqno`, durably when it returns.
+    pub(crate) fn note(&self, note: Note, seqno: SeqNo) {
+        self.medium.publish(note.at(), word_of(&self.file_id, note, seqno));
+        self.medium.flush(note.at(), 8, Site::NoteWord);
+        self.medium.fence(Site::NoteDone);
+    }
+}

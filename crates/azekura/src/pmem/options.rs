@@ -1,0 +1,94 @@
+//! How large a pool may get.
+
+use crate::base::coding::{Decoder, put_varint};
+use crate::base::{Error, Result};
+use crate::pmem::tree::PoolOptions;
+
+/// Sizes that a pool may have, in bytes.
+const SIZES: std::ops::RangeInclusive<u64> = (64 << 10)..=(8 << 40);
+/// Steps that it may grow by.
+const STEPS: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
+
+/// The settings of a partition of the engine [`Pmem`](crate::EngineType::Pmem).
+///
+/// ```
+/// use azekura::PmemOptions;
+/// let small = PmemOptions::default().max_size(16 << 20).growth_step(1 << 20);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct PmemOptions {
+    pub(crate) max_size: u64,
+    pub(crate) growth_step: u64,
+}
+
+impl Default for PmemOptions {
+    fn default() -> PmemOptions {
+        PmemOptions { max_size: 1 << 30, growth_step: 4 << 20 }
+    }
+}
+
+impl PmemOptions {
+    /// Bytes of memory, and of its file, that the data may take with all that belongs to it, 64 KiB to 8 TiB; beyond
+    /// it, writes are `OutOfSpace` until something is removed. A record takes about 26 bytes more than its key and its
+    /// value. Default: 1 GiB.
+    ///
+    /// What snapshots and iterators keep of old values counts. A larger size than the partition was opened with, more
+    /// than twice of it, takes effect when the database is opened the next time.
+    #[must_use]
+    pub fn max_size(mut self, bytes: u64) -> PmemOptions {
+        self.max_size = bytes;
+        self
+    }
+
+    /// Bytes that it grows by when it is full, 4 KiB to 1 GiB. Default: 4 MiB.
+    #[must_use]
+    pub fn growth_step(mut self, bytes: u64) -> PmemOptions {
+        self.growth_step = bytes;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let range = |what: &str, value: u64, range: &std::ops::RangeInclusive<u64>| match range.contains(&value) {
+            true => Ok(()),
+            false => {
+                let (low, high) = (range.start(), range.end());
+                Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}")))
+            }
+        };
+        range("max_size", self.max_size, &SIZES)?;
+        range("growth_step", self.growth_step, &STEPS)
+    }
+
+    /// What a tree is opened with: it may get twice as large while the log is added again, because a checkpoint can
+    /// hold what came after records that are gone by now.
+    pub(crate) fn pool(&self) -> PoolOptions {
+        PoolOptions { len_max: 2 * self.max_size, grow_by: self.growth_step, ..PoolOptions::default() }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_varint(&mut out, self.max_size);
+        put_varint(&mut out, self.growth_step);
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<PmemOptions> {
+        let mut d = Decoder::new(bytes);
+        Ok(PmemOptions { max_size: d.varint()?, growth_step: d.varint()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_checked() {
+        let default = PmemOptions::default;
+        assert!(default().check().is_ok());
+        assert!(default().max_size(100).check().is_err());
+        assert!(default().max_size(u64::MAX).check().is_err());
+        assert!(default().growth_step(0).check().is_err());
+    }
+}

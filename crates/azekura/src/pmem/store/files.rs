@@ -1,0 +1,449 @@
+//! The files of a pool whose image lives in memory, and bringing checkpoints to them.
+//!
+//! Thread safe. Checkpoints and copies wait for each other, also while files are synced; nobody who reads or writes the
+//! tree waits for them, but for a writer who finds that too many pages were put aside (see [`pages`]).
+//!
+//! [`pages`]: crate::pmem::store::pages
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::edit::PartitionId;
+use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::sync::lock;
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::mem::region::PAGE;
+use crate::pmem::medium::{Image, Medium};
+use crate::pmem::store::format::{Before, GROUP, Head, PAGE_LEN, Sums, check_place, file_len, page_sum, place};
+use crate::pmem::store::pages::Cut;
+use crate::pmem::store::shadow::{Shadow, ShadowWriter};
+use crate::vfs::{File, Fs, OpenMode};
+
+/// A shadow that is longer than this is cut when nobody needs it any more, in bytes.
+const SHADOW_KEPT: u64 = 8 << 20;
+
+/// Bytes that are copied at once.
+const PIECE: usize = 1 << 20;
+
+/// What a file of a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PoolFile {
+    /// The pool itself, used as memory or as the place of an image.
+    Pool,
+    /// Where the pages of a checkpoint are written first.
+    Shadow,
+}
+
+impl PoolFile {
+    /// The name of the file of a partition.
+    pub(crate) fn name(self, partition: PartitionId) -> String {
+        let suffix = match self {
+            PoolFile::Pool => "pool",
+            PoolFile::Shadow => "shadow",
+        };
+        format!("p{:06}.{suffix}", partition.0)
+    }
+}
+
+/// What the file called `name` is, and of which partition, if it is one of these.
+pub(crate) fn parse_name(name: &str) -> Option<(PartitionId, PoolFile)> {
+    let partition = PartitionId(name.strip_prefix('p')?.split_once('.')?.0.parse().ok()?);
+    let file = [PoolFile::Pool, PoolFile::Shadow].into_iter().find(|file| file.name(partition) == name)?;
+    Some((partition, file))
+}
+
+/// What files held.
+pub(crate) struct Loaded {
+    pub(crate) image: Image,
+    /// All that was visible through this number is in the image.
+    pub(crate) replay_from: SeqNo,
+    /// The highest number that may be in it.
+    pub(crate) highest: SeqNo,
+}
+
+/// What a checkpoint has cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// Of the image.
+    pub(crate) pages: u64,
+    /// To all files, twice what is in them.
+    pub(crate) bytes: u64,
+}
+
+/// The files of one pool: where its image goes at checkpoints.
+pub(crate) struct ImageStore {
+    fs: Arc<dyn Fs>,
+    dir: PathBuf,
+    partition: PartitionId,
+    path: PathBuf,
+    read_only: bool,
+    files: Mutex<Files>,
+    /// That the files take.
+    bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct Files {
+    pool: Option<Arc<dyn File>>,
+    shadow: Option<Arc<dyn File>>,
+    /// Whether the names survive power loss.
+    named: bool,
+    /// The last checkpoint that is permanent.
+    last: Option<Head>,
+    sums: Sums,
+    /// A shadow that is permanent, and whose pages are perhaps not where they belong: until they are, the file of the
+    /// pool is worth nothing without it.
+    owed: Option<Shadow>,
+}
+
+impl ImageStore {
+    /// Opens the files of a partition's pool, and reads the image. With `never_written` there was no checkpoint yet,
+    /// and whatever is there goes with the first one: opening changes nothing.
+    ///
+    /// # Errors
+    /// `Corruption` if there is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there
+    /// is no memory, and those of the files.
+    pub(crate) fn open(
+        fs: &Arc<dyn Fs>,
+        dir: &Path,
+        partition: PartitionId,
+        len_max: u64,
+        never_written: bool,
+        read_only: bool,
+    ) -> Result<(ImageStore, Option<Loaded>)> {
+        let store = ImageStore {
+            fs: Arc::clone(fs),
+            dir: dir.to_path_buf(),
+            partition,
+            path: dir.join(PoolFile::Pool.name(partition)),
+            read_only,
+            files: Mutex::default(),
+            bytes: AtomicU64::new(0),
+        };
+        if never_written {
+            return Ok((store, None));
+        }
+        let loaded = store.load(&mut lock(&store.files), len_max)?;
+        Ok((store, Some(loaded)))
+    }
+
+    /// Whether there is an image or a shadow that is whole. Another file of that name may be a pool that is used as
+    /// memory.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn is_there(fs: &dyn Fs, dir: &Path, partition: PartitionId) -> Result<bool> {
+        let shadow = dir.join(PoolFile::Shadow.name(partition));
+        if fs.exists(&shadow)? && Shadow::read(&*fs.open(&shadow, OpenMode::Read)?)?.is_some() {
+            return Ok(true);
+        }
+        let path = dir.join(PoolFile::Pool.name(partition));
+        if !fs.exists(&path)? {
+            return Ok(false);
+        }
+        let mut header = [0; FileHeader::LEN];
+        let got = fs.open(&path, OpenMode::Read)?.read_at(&mut header, 0)?;
+        Ok(got == header.len() && FileHeader::decode(FileKind::PoolImage, &header).is_ok())
+    }
+
+    /// Of the pool's file, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the files, as far as that can be done: no checkpoint comes any more.
+    pub(crate) fn remove(&self) {
+        let mut files = lock(&self.files);
+        drop((files.pool.take(), files.shadow.take()));
+        for path in [self.path.clone(), self.shadow_path()] {
+            let _found_by_the_next_open = self.fs.remove_file(&path);
+        }
+    }
+
+    fn shadow_path(&self) -> PathBuf {
+        self.dir.join(PoolFile::Shadow.name(self.partition))
+    }
+
+    /// That the files take.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn measure(&self, files: &Files) -> Result<()> {
+        let len = |file: &Option<Arc<dyn File>>| file.as_ref().map_or(Ok(0), |file| file.length());
+        self.bytes.store(len(&files.pool)? + len(&files.shadow)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn load(&self, files: &mut Files, len_max: u64) -> Result<Loaded> {
+        let mode = if self.read_only { OpenMode::Read } else { OpenMode::Write };
+        if !self.fs.exists(&self.path)? {
+            return Err(Error::corruption("the file of a pool is missing").in_file(&self.path));
+        }
+        let pool = self.fs.open(&self.path, mode)?;
+        let mut page = vec![0; PAGE_LEN];
+        let got = pool.read_at(&mut page, 0)?;
+        let head = Head::decode(&page[..got]);
+        let mut overlay = HashMap::new();
+        let shadow_path = self.shadow_path();
+        if self.fs.exists(&shadow_path)? {
+            let shadow = self.fs.open(&shadow_path, mode)?;
+            // Older than the pool it may be where a sync had lied; then it is of no use.
+            let of_use = |found: &Shadow| match &head {
+                Ok(head) => head.file_id == found.file_id && head.number <= found.number,
+                Err(_) => true,
+            };
+            files.owed = Shadow::read(&*shadow)?.filter(of_use);
+            files.shadow = Some(shadow);
+        }
+        files.pool = Some(Arc::clone(&pool));
+        if !self.read_only {
+            self.settle(files)?;
+        } else if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
+            owed.each(&**shadow, |place, page| drop(overlay.insert(place, page.to_vec())))?;
+        }
+        files.named = !self.read_only;
+        let loaded = self.read(files, &*pool, &overlay, len_max).map_err(|error| error.in_file(&self.path))?;
+        self.measure(files)?;
+        Ok(loaded)
+    }
+
+    /// Reads and checks the pool's file, under the pages of `overlay`.
+    fn read(
+        &self,
+        files: &mut Files,
+        pool: &dyn File,
+        overlay: &HashMap<u64, Vec<u8>>,
+        len_max: u64,
+    ) -> Result<Loaded> {
+        let mut page = vec![0; PAGE_LEN];
+        let got = match overlay.get(&0) {
+            Some(bytes) => {
+                page.copy_from_slice(bytes);
+                PAGE_LEN
+            }
+            None => pool.read_at(&mut page, 0)?,
+        };
+        let head = Head::decode(&page[..got])?;
+        if head.partition != self.partition {
+            return Err(Error::corruption("the file belongs to another partition").at_offset(0));
+        }
+        let whole = file_len(head.len).is_some_and(|len| pool.length().is_ok_and(|there| len <= there));
+        if !whole && (overlay.is_empty() || head.len > len_max) {
+            return Err(Error::corruption("the file ends before the image does").at_offset(pool.length()?));
+        }
+        let image = Image::new(len_max.max(head.len))?;
+        image.grow(head.len)?;
+        files.sums.grow(head.len / PAGE)?;
+        let mut bytes = vec![0; (GROUP as usize + 1) * PAGE_LEN];
+        for group in 0..(head.len / PAGE).div_ceil(GROUP) {
+            let pages = GROUP.min(head.len / PAGE - group * GROUP);
+            let bytes = &mut bytes[..(pages as usize + 1) * PAGE_LEN];
+            read_group(pool, overlay, check_place(group), bytes)?;
+            fill(&image, &mut files.sums, &head.file_id, group, bytes)?;
+        }
+        if files.sums.root(&head.file_id) != head.root {
+            return Err(Error::corruption("pages of different checkpoints lie in one file").at_offset(0));
+        }
+        let (replay_from, highest) = (head.replay_from, head.highest);
+        files.last = Some(head);
+        Ok(Loaded { image, replay_from, highest })
+    }
+
+    /// Brings what has changed since the last time to the files. `cut` is called once, before any page is copied, and
+    /// says what is visible then. `make_durable` is called with that once the pages are copied, before anything of them
+    /// counts: it returns once the log is durable through everything that may be in them, and the highest number of it.
+    ///
+    /// # Errors
+    /// Those of the callbacks and of the files, `Invalid` if this was opened only to be read. Then the files hold the
+    /// last checkpoint, or already this one, and all that was to be written is to be written again.
+    pub(crate) fn checkpoint(
+        &self,
+        image: &Image,
+        cut: &mut dyn FnMut() -> SeqNo,
+        make_durable: &mut dyn FnMut(SeqNo) -> Result<SeqNo>,
+    ) -> Result<Written> {
+        if self.read_only {
+            return Err(Error::invalid("the database was opened only to be read"));
+        }
+        let files = &mut *lock(&self.files);
+        // A shadow that is still needed is not written over.
+        self.settle(files)?;
+        let (pool, shadow) = self.files_to_write(files)?;
+        let replay_from = cut();
+        let mut taken = image.cut()?;
+        let file_id = id_of(image)?;
+        let mut writer = ShadowWriter::new(&*shadow, file_id);
+        let changed = copy_pages(&mut taken, &mut writer)?;
+        let highest = make_durable(replay_from)?;
+        let (number, len) = (files.last.as_ref().map_or(1, |last| last.number + 1), taken.len());
+        let mut head = Head { file_id, partition: self.partition, number, replay_from, highest, len, root: 0 };
+        files.sums.grow(len / PAGE)?;
+        let before = files.sums.set(&changed);
+        let finished = finish(&mut files.sums, &before, &mut head, writer, &*pool);
+        let permanent = finished.and_then(|finished| {
+            shadow.sync_data()?;
+            if !files.named {
+                self.fs.sync_dir(&self.dir)?;
+            }
+            Ok(finished)
+        });
+        let owed = match permanent {
+            Ok(owed) => owed,
+            Err(error) => {
+                files.sums.put_back(&before);
+                return Err(error);
+            }
+        };
+        let written = Written { pages: changed.len() as u64, bytes: 2 * owed.pages() * PAGE };
+        (files.named, files.last, files.owed) = (true, Some(head), Some(owed));
+        self.settle(files)?;
+        taken.keep();
+        self.measure(files)?;
+        Ok(written)
+    }
+
+    /// The file of the pool and that of the shadow, made if need be.
+    fn files_to_write(&self, files: &mut Files) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
+        let first = files.last.is_none();
+        let open = |path: &Path| match !first && self.fs.exists(path)? {
+            true => self.fs.open(path, OpenMode::Write),
+            false => self.fs.open(path, OpenMode::Create),
+        };
+        let pool = match &files.pool {
+            Some(pool) => Arc::clone(pool),
+            None => Arc::clone(files.pool.insert(open(&self.path)?)),
+        };
+        let shadow = match &files.shadow {
+            Some(shadow) => Arc::clone(shadow),
+            None => {
+                files.named = false;
+                Arc::clone(files.shadow.insert(open(&self.shadow_path())?))
+            }
+        };
+        Ok((pool, shadow))
+    }
+
+    /// Brings the pages of a shadow that is needed to where they belong; then it is needed no more.
+    fn settle(&self, files: &mut Files) -> Result<()> {
+        let (Some(owed), Some(pool), Some(shadow)) = (&files.owed, &files.pool, &files.shadow) else { return Ok(()) };
+        owed.apply(&**shadow, &**pool)?;
+        pool.sync_data()?;
+        files.owed = None;
+        // Whether this succeeds, and survives, does not matter: to apply it again changes nothing.
+        let _ = match shadow.length() {
+            Ok(len) if len > SHADOW_KEPT => shadow.set_length(0),
+            _ => shadow.write_at(&[0; FileHeader::LEN], 0),
+        };
+        Ok(())
+    }
+
+    /// Copies the files, as they were after the last checkpoint, to another directory. They are synced there; their
+    /// names are the caller's business. Nothing if there was no checkpoint.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn copy_to(&self, dir: &Path) -> Result<()> {
+        let files = lock(&self.files);
+        if files.last.is_none() {
+            return Ok(());
+        }
+        for (file, kind) in [(&files.pool, PoolFile::Pool), (&files.shadow, PoolFile::Shadow)] {
+            let needed = kind == PoolFile::Pool || files.owed.is_some();
+            if let Some(file) = file.as_ref().filter(|_| needed) {
+                self.copy(&**file, &dir.join(kind.name(self.partition)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&self, file: &dyn File, path: &Path) -> Result<()> {
+        let target = self.fs.open(path, OpenMode::Create)?;
+        let (len, mut piece) = (file.length()?, vec![0; PIECE]);
+        target.set_length(len)?;
+        let mut at = 0;
+        while at < len {
+            let got = file.read_at(&mut piece, at)?;
+            // What was never written stays a hole.
+            if piece[..got].iter().any(|byte| *byte != 0) {
+                target.write_at(&piece[..got], at)?;
+            }
+            at += got.max(1) as u64;
+        }
+        target.sync_data()
+    }
+}
+
+/// What binds the files to a pool: the id in its own header, which never changes.
+fn id_of(image: &Image) -> Result<[u8; 16]> {
+    let mut header = [0; FileHeader::LEN];
+    if !image.region().contains(0, PAGE) {
+        return Err(Error::invalid("a pool without a page has no checkpoint"));
+    }
+    image.region().read(0, &mut header);
+    Ok(FileHeader::decode(FileKind::Pool, &header)?.file_id)
+}
+
+/// Writes the pages of a cut to a shadow; their checksums.
+fn copy_pages(taken: &mut Cut<'_>, writer: &mut ShadowWriter<'_>) -> Result<Vec<(u64, u64)>> {
+    let (mut page, mut changed) = (vec![0; PAGE_LEN], Vec::new());
+    while let Some(number) = taken.next(&mut page) {
+        changed.push((number, writer.push(place(number), &page)?));
+    }
+    Ok(changed)
+}
+
+/// Adds the check pages and the first page to a shadow, and makes it one; it is not synced. There is room for it in the
+/// file of the pool then.
+fn finish(
+    sums: &mut Sums,
+    before: &Before,
+    head: &mut Head,
+    mut writer: ShadowWriter<'_>,
+    pool: &dyn File,
+) -> Result<Shadow> {
+    for group in before.groups() {
+        writer.push(check_place(group), &sums.check_page(&head.file_id, group))?;
+    }
+    head.root = sums.root(&head.file_id);
+    writer.push(0, &head.encode())?;
+    let len = file_len(head.len).ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "a pool is too large for a file"))?;
+    if pool.length()? < len {
+        pool.allocate(len)?;
+    }
+    writer.finish(head.number, len)
+}
+
+/// Reads the pages of a group from `place` on, its check page first. What is behind the end of the file is zero.
+fn read_group(pool: &dyn File, overlay: &HashMap<u64, Vec<u8>>, place: u64, bytes: &mut [u8]) -> Result<()> {
+    let got = pool.read_at(bytes, place * PAGE)?;
+    bytes[got..].fill(0);
+    if !overlay.is_empty() {
+        for (n, page) in bytes.chunks_exact_mut(PAGE_LEN).enumerate() {
+            if let Some(newer) = overlay.get(&(place + n as u64)) {
+                page.copy_from_slice(newer);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the pages of a group, and puts them into the image.
+fn fill(image: &Image, sums: &mut Sums, file_id: &[u8; 16], group: u64, bytes: &[u8]) -> Result<()> {
+    let (check, pages) = bytes.split_at(PAGE_LEN);
+    sums.read_check_page(file_id, group, check)?;
+    for (n, page) in pages.chunks_exact(PAGE_LEN).enumerate() {
+        let number = group * GROUP + n as u64;
+        let (sum, place) = (sums.of(number), place(number));
+        if sum == 0 {
+            continue;
+        }
+        if page_sum(file_id, place, page) != sum {
+            return Err(Error::corruption("checksum of a page does not match").at_offset(place * PAGE));
+        }
+        image.load(number * PAGE, page);
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! The shadow of a checkpoint: its pages, written first where they damage nothing.
+
+use crate::base::checksum::{place_seed, xxh3};
+use crate::base::{Error, ErrorKind, Result};
+use crate::mem::region::PAGE;
+use crate::pmem::store::format::{PAGE_LEN, ShadowHead, page_sum};
+use crate::vfs::File;
+
+/// Pages that are written or read at once.
+const BATCH: usize = 64;
+
+/// Where a page lies in the file that it belongs to, counted in pages, and its checksum there.
+type Entry = (u64, u64);
+
+/// Bytes of an entry.
+const ENTRY: usize = 16;
+
+/// A whole shadow.
+pub(crate) struct Shadow {
+    pub(crate) file_id: [u8; 16],
+    pub(crate) number: u64,
+    /// Of the file that its pages belong to, in bytes.
+    len: u64,
+    entries: Vec<Entry>,
+}
+
+fn list_sum(file_id: &[u8; 16], number: u64, list: &[u8]) -> u64 {
+    xxh3(place_seed(file_id, number), list)
+}
+
+impl Shadow {
+    /// The shadow in `file`; none if it is not whole.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be read, `Unsupported` if a newer version wrote it, `OutOfSpace` if there is no memory.
+    pub(crate) fn read(file: &dyn File) -> Result<Option<Shadow>> {
+        let mut page = vec![0; PAGE_LEN];
+        let (got, len) = (file.read_at(&mut page, 0)?, file.length()?);
+        let head = match ShadowHead::decode(&page[..got]) {
+            Err(error) if error.kind() == ErrorKind::Corruption => return Ok(None),
+            head => head?,
+        };
+        let list_at = head.count.checked_mul(PAGE).and_then(|pages| pages.checked_add(PAGE));
+        let list_len = head.count.checked_mul(ENTRY as u64);
+        let (Some(list_at), Some(list_len)) = (list_at, list_len) else { return Ok(None) };
+        if list_at.checked_add(list_len).is_none_or(|end| end > len) {
+            return Ok(None);
+        }
+        // Not more than the file is long.
+        let mut list = Vec::new();
+        let room = usize::try_from(list_len).ok().filter(|len| list.try_reserve_exact(*len).is_ok());
+        let room = room.ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "no memory for the list of a shadow"))?;
+        list.resize(room, 0);
+        if file.read_at(&mut list, list_at)? < room || list_sum(&head.file_id, head.number, &list) != head.list {
+            return Ok(None);
+        }
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let entries = list.chunks_exact(ENTRY).map(|entry| (word(&entry[..8]), word(&entry[8..]))).collect();
+        let shadow = Shadow { file_id: head.file_id, number: head.number, len: head.len, entries };
+        match shadow.each_batch(file, |_, _| Ok(())) {
+            Ok(()) => Ok(Some(shadow)),
+            Err(error) if error.kind() == ErrorKind::Corruption => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Pages in it.
+    pub(crate) fn pages(&self) -> u64 {
+        self.entries.len() as u64
+    }
+
+    /// Reads and checks the pages, and shows them in order, some at a time.
+    fn each_batch(&self, file: &dyn File, mut show: impl FnMut(&[Entry], &[u8]) -> Result<()>) -> Result<()> {
+        let mut bytes = vec![0; BATCH * PAGE_LEN];
+        for (n, batch) in self.entries.chunks(BATCH).enumerate() {
+            let bytes = &mut bytes[..batch.len() * PAGE_LEN];
+            let at = (1 + n * BATCH) as u64 * PAGE;
+            file.read_exact_at(bytes, at)?;
+            for (n, ((place, sum), page)) in batch.iter().zip(bytes.chunks_exact(PAGE_LEN)).enumerate() {
+                if page_sum(&self.file_id, *place, page) != *sum {
+                    let at = at + n as u64 * PAGE;
+                    return Err(Error::corruption("checksum of a page of the shadow does not match").at_offset(at));
+                }
+            }
+            show(batch, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Writes every page where it belongs, in a file that is made long enough.
+    ///
+    /// # Errors
+    /// Those of the files; `Corruption` if a page is not any more what was written.
+    pub(crate) fn apply(&self, file: &dyn File, to: &dyn File) -> Result<()> {
+        if to.length()? < self.len {
+            to.allocate(self.len)?;
+        }
+        self.each_batch(file, |batch, bytes| {
+            let mut from = 0;
+            while from < batch.len() {
+                let mut until = from + 1;
+                while until < batch.len() && batch[until].0 == batch[until - 1].0 + 1 {
+                    until += 1;
+                }
+                to.write_at(&bytes[from * PAGE_LEN..until * PAGE_LEN], batch[from].0 * PAGE)?;
+                from = until;
+            }
+            Ok(())
+        })
+    }
+
+    /// Shows every page with where it belongs, in no order.
+    ///
+    /// # Errors
+    /// As for [`apply`](Shadow::apply).
+    pub(crate) fn each(&self, file: &dyn File, mut show: impl FnMut(u64, &[u8])) -> Result<()> {
+        self.each_batch(file, |batch, bytes| {
+            batch.iter().zip(bytes.chunks_exact(PAGE_LEN)).for_each(|((place, _), page)| show(*place, page));
+            Ok(())
+        })
+    }
+}
+
+/// Writes a shadow. Until [`finish`](ShadowWriter::finish) there is none.
+pub(crate) struct ShadowWriter<'a> {
+    file: &'a dyn File,
+    file_id: [u8; 16],
+    entries: Vec<Entry>,
+    /// The last pages, which are not written yet.
+    pending: Vec<u8>,
+}
+
+impl<'a> ShadowWriter<'a> {
+    pub(crate) fn new(file: &'a dyn File, file_id: [u8; 16]) -> ShadowWriter<'a> {
+        ShadowWriter { file, file_id, entries: Vec::new(), pending: Vec::with_capacity(BATCH * PAGE_LEN) }
+    }
+
+    /// Adds a page that belongs to `place`; its checksum.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn push(&mut self, place: u64, page: &[u8]) -> Result<u64> {
+        let sum = page_sum(&self.file_id, place, page);
+        self.entries.push((place, sum));
+        self.pending.extend_from_slice(page);
+        if self.pending.len() == BATCH * PAGE_LEN {
+            self.write()?;
+        }
+        Ok(sum)
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let first = self.entries.len() - self.pending.len() / PAGE_LEN;
+        self.file.write_at(&self.pending, (1 + first as u64) * PAGE)?;
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Writes the rest, and what makes it the shadow of checkpoint `number` for a file of `len` bytes. Not synced yet.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn finish(mut self, number: u64, len: u64) -> Result<Shadow> {
+        let mut list = Vec::with_capacity(ENTRY * self.entries.len());
+        for (place, sum) in &self.entries {
+            list.extend_from_slice(&place.to_le_bytes());
+            list.extend_from_slice(&sum.to_le_bytes());
+        }
+        self.write()?;
+        let count = self.entries.len() as u64;
+        self.file.write_at(&list, (1 + count) * PAGE)?;
+        let (file_id, list) = (self.file_id, list_sum(&self.file_id, number, &list));
+        self.file.write_at(&ShadowHead { file_id, number, count, list, len }.encode(), 0)?;
+        Ok(Shadow { file_id, number, len, entries: self.entries })
+    }
+}

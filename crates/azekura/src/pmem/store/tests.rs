@@ -1,0 +1,428 @@
+//! Checkpoints that are cut short by power loss, failing devices and damage.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::edit::PartitionId;
+use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::mem::region::PAGE;
+use crate::pmem::medium::{Image, Medium};
+use crate::pmem::store::files::{ImageStore, Loaded, PoolFile, parse_name};
+use crate::pmem::store::format::GROUP;
+use crate::vfs::dice::Dice;
+use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+use crate::vfs::mem::{MemFs, Survival};
+use crate::vfs::{Fs, OpenMode};
+
+const DIR: &str = "/db";
+const PARTITION: PartitionId = PartitionId(3);
+const LEN_MAX: u64 = 1200 * PAGE;
+
+/// One state that files may hold: the bytes of the image and `replay_from`.
+type State = (Vec<u8>, u64);
+
+fn open(fs: &Arc<dyn Fs>, never_written: bool, read_only: bool) -> Result<(ImageStore, Option<Loaded>)> {
+    ImageStore::open(fs, Path::new(DIR), PARTITION, LEN_MAX, never_written, read_only)
+}
+
+fn bytes_of(image: &Image) -> Vec<u8> {
+    let mut bytes = vec![0; image.region().len() as usize];
+    image.region().read(0, &mut bytes);
+    bytes
+}
+
+fn state_of(loaded: &Loaded) -> State {
+    assert_eq!(loaded.highest.0, loaded.replay_from.0 + 5);
+    (bytes_of(&loaded.image), loaded.replay_from.0)
+}
+
+fn directory(fs: &dyn Fs) {
+    fs.create_dir_all(Path::new(DIR)).unwrap();
+    fs.sync_dir(Path::new("/")).unwrap();
+}
+
+/// An image that goes through a life, and what its files may hold.
+struct Life {
+    store: ImageStore,
+    image: Image,
+    dice: Dice,
+    round: u64,
+    finished: Option<State>,
+    under_way: Option<State>,
+}
+
+impl Life {
+    fn begin(fs: &Arc<dyn Fs>, seed: u64) -> Result<Life> {
+        let (store, _) = open(fs, true, false)?;
+        let image = Image::new(LEN_MAX).unwrap();
+        image.grow(3 * PAGE).unwrap();
+        image.write(0, &[&FileHeader { kind: FileKind::Pool, file_id: [seed as u8; 16] }.encode()]);
+        Ok(Life { store, image, dice: Dice::new(seed, 0), round: 0, finished: None, under_way: None })
+    }
+
+    fn go_on(fs: &Arc<dyn Fs>, seed: u64) -> Life {
+        let (store, loaded) = open(fs, false, false).unwrap();
+        let loaded = loaded.unwrap();
+        let finished = Some(state_of(&loaded));
+        Life { store, image: loaded.image, dice: Dice::new(seed, 1), round: 1000, finished, under_way: None }
+    }
+
+    fn change(&mut self, count: usize) {
+        for _ in 0..count {
+            let words = self.image.region().len() as usize / 8 - 8;
+            let at = 8 * (8 + self.dice.below(words - 300)) as u64;
+            match self.dice.below(8) {
+                0 => self.image.write(at, &[&vec![self.dice.throw() as u8; 1 + self.dice.below(2000)]]),
+                _ => self.image.publish(at, self.dice.throw()),
+            }
+        }
+        if self.dice.below(4) == 0 {
+            let more = if self.dice.below(3) == 0 { 600 } else { 2 };
+            let _full = self.image.grow(self.image.region().len() + more * PAGE);
+        }
+    }
+
+    fn checkpoint(&mut self) -> Result<()> {
+        self.round += 1;
+        let number = self.round;
+        let state = (bytes_of(&self.image), number);
+        self.under_way = Some(state.clone());
+        let image = &self.image;
+        let cut = &mut || SeqNo(number);
+        let written = self.store.checkpoint(image, cut, &mut |at| {
+            assert_eq!(at, SeqNo(number));
+            // Not of this checkpoint.
+            image.publish(64, 8 * number);
+            Ok(SeqNo(number + 5))
+        })?;
+        assert!(written.bytes <= 4 * PAGE * (written.pages + 2), "{written:?}");
+        (self.finished, self.under_way) = (Some(state), None);
+        Ok(())
+    }
+
+    /// A few checkpoints, until something fails.
+    fn run(&mut self, rounds: usize) -> Result<()> {
+        for _ in 0..rounds {
+            let count = self.dice.below(12);
+            self.change(count);
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// What is on `fs` now is one of the states that it may be.
+    fn is_kept(&self, fs: &Arc<dyn Fs>, what: &str) {
+        let Some(finished) = &self.finished else { return };
+        for read_only in [true, false, false] {
+            let loaded = open(fs, false, read_only).unwrap_or_else(|error| panic!("{what}: {error}")).1.unwrap();
+            let found = state_of(&loaded);
+            let known = [Some(finished), self.under_way.as_ref()].into_iter().flatten().any(|state| *state == found);
+            assert!(known, "{what}, read only {read_only}: {} was found, {} was finished", found.1, finished.1);
+        }
+    }
+}
+
+#[test]
+fn names_are_told_apart() {
+    assert_eq!(PoolFile::Pool.name(PARTITION), "p000003.pool");
+    assert_eq!(parse_name("p000003.shadow"), Some((PARTITION, PoolFile::Shadow)));
+    assert_eq!(parse_name("p1234567.pool"), Some((PartitionId(1_234_567), PoolFile::Pool)));
+    for name in ["p3.pool", "000003.pool", "p000003.sst", "p000003.pool.tmp", "p+00003.pool", "pool"] {
+        assert_eq!(parse_name(name), None, "{name}");
+    }
+}
+
+#[test]
+fn a_life_of_checkpoints_comes_back() {
+    let mem = MemFs::new();
+    directory(&mem);
+    let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+    let mut life = Life::begin(&fs, 1).unwrap();
+    assert_eq!(life.store.disk_bytes(), 0);
+    life.store.copy_to(Path::new("/nowhere")).unwrap();
+    life.run(40).unwrap();
+    life.is_kept(&fs, "after a life");
+    assert!(life.image.region().len() > GROUP * PAGE, "more than one group");
+    assert!(life.store.disk_bytes() >= life.image.region().len());
+    // Nothing changed, but for what was stored after the last cut.
+    let written = life.store.checkpoint(&life.image, &mut || SeqNo(99), &mut |_| Ok(SeqNo(104))).unwrap();
+    assert_eq!((written.pages, written.bytes), (1, 2 * 3 * PAGE));
+    let written = life.store.checkpoint(&life.image, &mut || SeqNo(99), &mut |_| Ok(SeqNo(104))).unwrap();
+    assert_eq!((written.pages, written.bytes), (0, 2 * PAGE));
+
+    fs.create_dir_all(Path::new("/copy")).unwrap();
+    life.store.copy_to(Path::new("/copy")).unwrap();
+    let copy = |partition| ImageStore::open(&fs, Path::new("/copy"), partition, 0, false, false);
+    let loaded = copy(PARTITION).unwrap().1.unwrap();
+    assert_eq!(state_of(&loaded), (bytes_of(&life.image), 99));
+    fs.rename(Path::new("/copy/p000003.pool"), Path::new("/copy/p000004.pool")).unwrap();
+    assert_eq!(copy(PartitionId(4)).err().unwrap().kind(), ErrorKind::Corruption);
+    let gone = copy(PARTITION).err().unwrap();
+    assert_eq!((gone.kind(), gone.file()), (ErrorKind::Corruption, Some(Path::new("/copy/p000003.pool"))));
+
+    let reader = open(&fs, false, true).unwrap();
+    let refused = reader.0.checkpoint(&life.image, &mut || SeqNo(1), &mut Ok);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
+    // Whoever knows of no checkpoint does not look.
+    assert!(open(&fs, true, true).unwrap().1.is_none() && fs.exists(Path::new("/db/p000003.pool")).unwrap());
+    assert!(open(&fs, true, false).unwrap().1.is_none() && !fs.exists(Path::new("/db/p000003.pool")).unwrap());
+}
+
+#[test]
+fn a_large_shadow_does_not_stay() {
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    directory(&*fs);
+    let (store, _) = ImageStore::open(&fs, Path::new(DIR), PARTITION, 3000 * PAGE, true, false).unwrap();
+    let image = Image::new(3000 * PAGE).unwrap();
+    image.grow(3000 * PAGE).unwrap();
+    image.write(0, &[&FileHeader { kind: FileKind::Pool, file_id: [1; 16] }.encode()]);
+    (1..2500).for_each(|page| image.store(page * PAGE, page));
+    let written = store.checkpoint(&image, &mut || SeqNo(1), &mut Ok).unwrap();
+    assert_eq!(written.pages, 2500);
+    let shadow = fs.open(Path::new("/db/p000003.shadow"), OpenMode::Read).unwrap();
+    assert_eq!(shadow.length().unwrap(), 0);
+    assert_eq!(store.disk_bytes(), fs.open(store.path(), OpenMode::Read).unwrap().length().unwrap());
+}
+
+#[test]
+fn power_loss_after_every_operation_leaves_one_moment() {
+    let mut crashes = 0;
+    for seed in 1..3 {
+        let mut after = 0;
+        loop {
+            let mem = MemFs::new();
+            directory(&mem);
+            mem.freeze_after(Some(after));
+            let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+            let Ok(mut life) = Life::begin(&fs, seed) else {
+                after += 1;
+                continue;
+            };
+            let ended = life.run(5);
+            let survivals = [Survival::Nothing, Survival::Everything, Survival::DataOnly, Survival::MetadataOnly];
+            let random = (0..6).map(|seed| (Survival::Random, after * 6 + seed));
+            for (survival, seed) in survivals.into_iter().map(|survival| (survival, 0)).chain(random) {
+                let fork = mem.fork();
+                fork.crash(survival, seed);
+                let fs: Arc<dyn Fs> = Arc::new(fork);
+                let what = format!("after {after} operations, {survival:?} {seed}");
+                life.is_kept(&fs, &what);
+                crashes += 1;
+                if life.finished.is_some() && after % 5 == 0 {
+                    let mut next = Life::go_on(&fs, seed);
+                    next.run(2).unwrap();
+                    next.is_kept(&fs, &what);
+                }
+            }
+            if ended.is_ok() {
+                break;
+            }
+            after += 1;
+        }
+        assert!(after > 40, "{after}");
+    }
+    assert!(crashes > 1000, "{crashes}");
+}
+
+#[test]
+fn power_loss_while_a_shadow_is_applied_again_leaves_it() {
+    let mem = MemFs::new();
+    directory(&mem);
+    let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+    let mut life = Life::begin(&fs, 8).unwrap();
+    life.run(3).unwrap();
+    life.change(20);
+    let faulty = FaultFs::new(Arc::clone(&fs));
+    let through: Arc<dyn Fs> = Arc::new(faulty.clone());
+    let mut life = Life { store: open(&through, false, false).unwrap().0, ..life };
+    // The shadow gets there, its pages do not.
+    faulty.fail(FaultPlan::new(OpKind::Write, 2, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool").forever());
+    assert!(life.checkpoint().is_err());
+    let mut after = 0;
+    loop {
+        let fork = mem.fork();
+        fork.crash(Survival::Everything, 0);
+        fork.freeze_after(Some(after));
+        let again: Arc<dyn Fs> = Arc::new(fork.clone());
+        let opened = open(&again, false, false);
+        for seed in 0..8 {
+            let left = fork.fork();
+            left.crash(Survival::Random, seed);
+            life.is_kept(&(Arc::new(left) as Arc<dyn Fs>), &format!("after {after} operations, {seed}"));
+        }
+        if opened.is_ok() && !fork.is_frozen() {
+            break;
+        }
+        after += 1;
+    }
+    assert!(after > 2);
+}
+
+/// Whatever fails, it is told, the files keep a whole checkpoint, and the next one succeeds.
+#[test]
+fn failures_are_told_and_the_next_one_tries_again() {
+    let full = Fault::Error(std::io::ErrorKind::StorageFull);
+    let mut struck = 0;
+    for what in [Fault::Error(std::io::ErrorKind::Other), full, Fault::Short] {
+        for nth in 1.. {
+            let mem = MemFs::new();
+            directory(&mem);
+            let faulty = FaultFs::new(Arc::new(mem.clone()));
+            let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
+            let mut life = Life::begin(&fs, nth).unwrap();
+            life.run(2).unwrap();
+            life.change(9);
+            faulty.fail(FaultPlan::new(OpKind::Any, nth, what));
+            let ended = life.checkpoint();
+            let hit = faulty.struck() > 0;
+            faulty.repair();
+            // To void the shadow may fail: then nobody is told, because it changes nothing.
+            assert!(hit || ended.is_ok());
+            for (survival, seed) in [(Survival::Nothing, 0), (Survival::Random, 1), (Survival::Random, 2)] {
+                let fork = mem.fork();
+                fork.crash(survival, seed);
+                life.is_kept(&(Arc::new(fork) as Arc<dyn Fs>), &format!("{what:?} at {nth}, {survival:?}"));
+            }
+            life.run(2).unwrap();
+            mem.crash(Survival::Nothing, 0);
+            life.is_kept(&(Arc::new(mem) as Arc<dyn Fs>), "after a repair");
+            struck += u64::from(hit && ended.is_err());
+            if !hit {
+                break;
+            }
+        }
+    }
+    assert!(struck > 20, "{struck}");
+}
+
+#[test]
+fn a_log_that_cannot_be_made_durable_stops_a_checkpoint() {
+    let mem = MemFs::new();
+    directory(&mem);
+    let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+    let mut life = Life::begin(&fs, 4).unwrap();
+    life.run(2).unwrap();
+    life.change(5);
+    let poisoned = || Error::new(ErrorKind::Poisoned, "the log failed");
+    let failed = life.store.checkpoint(&life.image, &mut || SeqNo(9), &mut |_| Err(poisoned()));
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Poisoned);
+    life.is_kept(&fs, "nothing of it counts");
+    life.checkpoint().unwrap();
+    life.is_kept(&fs, "all of it counts");
+}
+
+/// A device that says that it has synced, and has not: what is found after a crash is a checkpoint, or an error.
+#[test]
+fn lying_syncs_are_found_out() {
+    let (mut found, mut fine) = (0, 0);
+    for nth in 1..9 {
+        for seed in 0..40 {
+            let mem = MemFs::new();
+            directory(&mem);
+            let faulty = FaultFs::new(Arc::new(mem.clone()));
+            let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
+            let mut life = Life::begin(&fs, seed).unwrap();
+            let mut states = Vec::new();
+            faulty.fail(FaultPlan::new(OpKind::Sync, nth, Fault::LyingSync).forever());
+            for _ in 0..5 {
+                life.change(6);
+                life.checkpoint().unwrap();
+                states.extend(life.finished.clone());
+            }
+            mem.crash(Survival::Random, seed);
+            match open(&(Arc::new(mem) as Arc<dyn Fs>), false, false) {
+                Ok((_, loaded)) => {
+                    assert!(states.contains(&state_of(&loaded.unwrap())), "a mixture was believed");
+                    fine += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+                    found += 1;
+                }
+            }
+        }
+    }
+    assert!(found > 10 && fine > 10, "{found} {fine}");
+}
+
+fn contents(fs: &dyn Fs, name: &str) -> Vec<u8> {
+    let file = fs.open(&Path::new(DIR).join(name), OpenMode::Read).unwrap();
+    let mut bytes = vec![0; file.length().unwrap() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Opens files of these bytes.
+fn opened(pool: &[u8], shadow: &[u8], read_only: bool) -> Option<State> {
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    directory(&*fs);
+    for (bytes, file) in [(pool, PoolFile::Pool), (shadow, PoolFile::Shadow)] {
+        let file = fs.open(&Path::new(DIR).join(file.name(PARTITION)), OpenMode::Create).unwrap();
+        file.write_at(bytes, 0).unwrap();
+    }
+    match open(&fs, false, read_only) {
+        Ok((_, loaded)) => Some(state_of(&loaded.unwrap())),
+        Err(error) => {
+            assert!(matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported), "{error}");
+            assert!(error.file().is_some(), "{error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn flipped_bytes_and_cut_files_are_found_or_mean_nothing() {
+    let mem = MemFs::new();
+    directory(&mem);
+    let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+    let mut life = Life::begin(&fs, 3).unwrap();
+    life.image.grow(4 * PAGE).unwrap();
+    life.change(3);
+    life.checkpoint().unwrap();
+    let (old_pool, old) = (contents(&*fs, "p000003.pool"), life.finished.clone().unwrap());
+    life.image.publish(PAGE + 800, 4711);
+    let faulty = FaultFs::new(Arc::clone(&fs));
+    let through: Arc<dyn Fs> = Arc::new(faulty.clone());
+    let mut life = Life { store: open(&through, false, false).unwrap().0, ..life };
+    faulty.fail(FaultPlan::new(OpKind::Write, 1, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool"));
+    assert!(life.checkpoint().is_err());
+    let (shadow, new) = (contents(&*fs, "p000003.shadow"), life.under_way.clone().unwrap());
+    life.checkpoint().unwrap();
+    let (new_pool, newest) = (contents(&*fs, "p000003.pool"), life.finished.clone().unwrap());
+
+    assert_eq!(opened(&old_pool, &[], false), Some(old.clone()));
+    assert_eq!(opened(&old_pool, &shadow, false), Some(new.clone()));
+    assert_eq!(opened(&old_pool, &shadow, true), Some(new.clone()));
+    assert_eq!(opened(&new_pool, &shadow, false), Some(newest.clone()), "a shadow of before");
+    let (mut dice, mut refused) = (Dice::new(9, 0), 0);
+    for at in (0..new_pool.len()).step_by(29).chain(0..200) {
+        let mut bad = new_pool.clone();
+        bad[at] ^= 1 << dice.below(8);
+        let found = opened(&bad, &[], at % 2 == 0);
+        assert!(found.is_none() || found.as_ref() == Some(&newest), "byte {at}");
+        refused += usize::from(found.is_none());
+    }
+    assert!(refused > 500, "{refused}");
+    for at in (0..shadow.len()).step_by(29).chain(0..200) {
+        let mut bad = shadow.clone();
+        bad[at] ^= 1 << dice.below(8);
+        let found = opened(&old_pool, &bad, at % 2 == 0);
+        assert!([Some(&old), Some(&new)].contains(&found.as_ref()), "byte {at}");
+    }
+    for len in (0..new_pool.len()).step_by(1021) {
+        assert_eq!(opened(&new_pool[..len], &[], len % 2 == 0), None, "{len} bytes");
+    }
+    for len in (0..shadow.len()).step_by(1021) {
+        assert_eq!(opened(&old_pool, &shadow[..len], len % 2 == 0), Some(old.clone()));
+    }
+    for _ in 0..300 {
+        let mut bad = shadow.clone();
+        let (from, len) = (dice.below(bad.len()), dice.below(9000));
+        let to = dice.below(bad.len());
+        let len = len.min(bad.len() - from.max(to));
+        bad.copy_within(from..from + len, to);
+        let found = opened(&old_pool, &bad, false);
+        assert!([Some(&old), Some(&new)].contains(&found.as_ref()), "{from} {to} {len}");
+    }
+}

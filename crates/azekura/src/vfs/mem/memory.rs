@@ -1,0 +1,127 @@
+//! Files used as memory: their words live apart, and become the file's bytes when somebody looks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::sync::Words;
+use crate::vfs::mem::handle::{Handle, enter};
+use crate::vfs::mem::inode::{FileNode, Ino};
+
+/// The words of one file.
+pub(crate) type Shared = Arc<Box<[AtomicU64]>>;
+
+/// The files that are used as memory now.
+pub(crate) type Memory = BTreeMap<Ino, Shared>;
+
+/// Makes `len` bytes of words that hold what `file` does.
+pub(crate) fn words_of(file: &FileNode, len: usize) -> Shared {
+    let mut bytes = vec![0; len];
+    file.live.read(&mut bytes, 0);
+    let word = |chunk: &[u8]| AtomicU64::new(u64::from_le_bytes(chunk.try_into().expect("eight bytes")));
+    Arc::new(bytes.chunks_exact(8).map(word).collect())
+}
+
+/// Gives a file what was stored into its words. All of it is durable: that is what such memory is for, and nothing says
+/// that stores wait for being asked.
+pub(crate) fn settle(file: &mut FileNode, words: &[AtomicU64]) {
+    const STEP: usize = 512;
+    let len = file.live.length();
+    file.sync();
+    let (mut bytes, mut there) = ([0; 8 * STEP], [0; 8 * STEP]);
+    for (n, words) in words.chunks(STEP).enumerate() {
+        let at = (n * 8 * STEP) as u64;
+        let count = usize::try_from(len.saturating_sub(at)).map_or(8 * words.len(), |left| left.min(8 * words.len()));
+        if count == 0 {
+            break;
+        }
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
+            chunk.copy_from_slice(&word.load(Ordering::Acquire).to_le_bytes());
+        }
+        file.live.read(&mut there[..count], at);
+        if there[..count] != bytes[..count] {
+            file.live.store(&bytes[..count], at);
+            file.synced.store(&bytes[..count], at);
+        }
+    }
+}
+
+/// The words of an open file, for as long as somebody has them.
+pub(crate) struct MemWords {
+    handle: Arc<Handle>,
+    words: Shared,
+    survives_power_loss: bool,
+}
+
+impl MemWords {
+    pub(crate) fn new(handle: Arc<Handle>, words: Shared, survives_power_loss: bool) -> MemWords {
+        MemWords { handle, words, survives_power_loss }
+    }
+}
+
+impl Words for MemWords {
+    fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
+    fn survives_power_loss(&self) -> bool {
+        self.survives_power_loss
+    }
+}
+
+impl Drop for MemWords {
+    fn drop(&mut self) {
+        let mut tree = enter(self.handle.tree());
+        if tree.life() == self.handle.life() {
+            tree.end_memory(self.handle.ino());
+        }
+    }
+}
+
+impl fmt::Debug for MemWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemWords").field("words", &self.words.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::vfs::fs::{File, Fs, OpenMode, PersistenceLevel};
+    use crate::vfs::mem::{MemFs, Survival};
+
+    #[test]
+    fn what_was_stored_is_there_after_a_crash_in_forks_and_for_who_reads_later() {
+        let fs = MemFs::new();
+        let path = Path::new("/pool");
+        let file = fs.open(path, OpenMode::Create).unwrap();
+        assert!(file.map_words(64).unwrap().is_none() && fs.memory_level(path) == PersistenceLevel::Logged);
+        fs.offer_memory(PersistenceLevel::Power);
+        assert_eq!(fs.memory_level(path), PersistenceLevel::Power);
+        file.allocate(32).unwrap();
+        fs.sync_dir(Path::new("/")).unwrap();
+        let words = file.map_words(64).unwrap().unwrap();
+        assert!(words.survives_power_loss() && words.words().len() == 8);
+        words.words()[1].store(7, Ordering::Relaxed);
+        words.words()[7].store(9, Ordering::Relaxed); // behind the end
+        let read = |fs: &MemFs| {
+            let file = fs.open(path, OpenMode::Read).unwrap();
+            let mut bytes = [0; 40];
+            let got = file.read_at(&mut bytes, 0).unwrap();
+            (got, u64::from_le_bytes(bytes[8..16].try_into().unwrap()))
+        };
+        assert_eq!(read(&fs.fork()), (32, 7));
+        words.words()[1].store(8, Ordering::Relaxed);
+        fs.crash(Survival::Nothing, 0);
+        assert_eq!(read(&fs), (32, 8));
+        words.words()[1].store(9, Ordering::Relaxed);
+        drop((words, file));
+        assert_eq!(read(&fs), (32, 8), "what was stored without power is nowhere");
+        let again = fs.open(path, OpenMode::Write).unwrap();
+        again.map_words(32).unwrap().unwrap().words()[1].store(10, Ordering::Relaxed);
+        assert_eq!(read(&fs), (32, 10));
+    }
+}

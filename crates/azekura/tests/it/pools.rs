@@ -1,0 +1,142 @@
+//! Partitions that are pools: what they share with others, and what only they do.
+//!
+//! Rooms in reading order: `memory` (files that are used as memory), `space` (full pools).
+
+mod memory;
+mod space;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, Survival, TestEnv};
+use azekura::{
+    Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PersistenceLevel, PmemOptions,
+};
+
+pub(crate) const DIR: &str = "/db";
+
+pub(crate) fn config(fs: &MemFs) -> Config {
+    Config::new(DIR).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1))).workers(0)
+}
+
+/// A pool of at most so many bytes.
+pub(crate) fn pool(max_size: u64) -> PartitionCreateOptions {
+    let sizes = PmemOptions::default().max_size(max_size).growth_step(4 << 10);
+    PartitionCreateOptions::default().engine(EngineType::Pmem(sizes))
+}
+
+pub(crate) fn open_pool(db: &Database, name: &str) -> Partition {
+    db.open_partition(name, pool(4 << 20)).unwrap()
+}
+
+#[test]
+fn batches_snapshots_and_iterators_span_both_kinds() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    let (left, right) = (open_pool(&db, "pool"), db.open_partition("tree", Default::default()).unwrap());
+    let write = |round: u8| {
+        let mut batch = db.batch();
+        for n in 0..100u8 {
+            batch.insert(&left, [n], [round, n]);
+            batch.insert(&right, [n], [round, n]);
+            batch.remove(&left, [n.wrapping_add(50) % 100]);
+            batch.remove(&right, [n.wrapping_add(50) % 100]);
+        }
+        batch.commit().unwrap();
+    };
+    write(0);
+    let before = db.snapshot();
+    let (mut walk, mut back) = (left.iter(), left.iter().rev());
+    let first = walk.next().unwrap().unwrap();
+    write(1);
+    left.flush().unwrap();
+    let old: Vec<_> = before.iter(&left).map(Result::unwrap).collect();
+    assert_eq!(old, before.iter(&right).map(Result::unwrap).collect::<Vec<_>>());
+    assert!(old.iter().all(|(_, value)| value[0] == 0));
+    assert_eq!(std::iter::once(first).chain(walk.map(Result::unwrap)).collect::<Vec<_>>(), old);
+    assert_eq!(back.next().unwrap().unwrap(), old[old.len() - 1]);
+    let new: Vec<_> = left.iter().map(Result::unwrap).collect();
+    assert_eq!(new, right.iter().map(Result::unwrap).collect::<Vec<_>>());
+    assert!(new.iter().all(|(_, value)| value[0] == 1) && new.len() == old.len());
+    assert_eq!(before.get(&left, [99]).unwrap(), before.get(&right, [99]).unwrap());
+    assert_eq!(before.size_of(&left, [99]).unwrap(), Some(2));
+    assert_eq!(left.len().unwrap(), left.approximate_len());
+    let copy = Path::new("/copy");
+    db.checkpoint(copy).unwrap();
+    write(2);
+    drop((before, back));
+    let again = Config::new(copy).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(2))).workers(0).open().unwrap();
+    assert_eq!(again.partition("pool").unwrap().iter().map(Result::unwrap).collect::<Vec<_>>(), new);
+    again.close().unwrap();
+}
+
+#[test]
+fn the_kind_stays_and_what_it_cannot_do_is_said() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    let part = open_pool(&db, "pool");
+    let other = db.open_partition("pool", Default::default()).unwrap_err();
+    assert!(other.kind() == ErrorKind::Invalid && other.to_string().contains("Pmem"), "{other}");
+    db.open_partition("tree", Default::default()).unwrap();
+    assert_eq!(db.open_partition("tree", pool(1 << 20)).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(part.gc_scan().unwrap_err().kind(), ErrorKind::Invalid);
+    let both = pool(1 << 20).with_kv_separation(KvSeparationOptions::default());
+    assert_eq!(db.open_partition("both", both).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(db.open_partition("tiny", pool(1)).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Logged);
+    part.insert("large", vec![7; 100_000]).unwrap();
+    assert_eq!(part.get("large").unwrap().unwrap().len(), 100_000);
+    part.major_compact().unwrap();
+    assert_eq!(part.metrics().pool.unwrap().checkpoints, 1);
+    assert!(part.disk_space() >= 100_000);
+}
+
+/// What a checkpoint costs follows what was changed, and it lets the log go.
+#[test]
+fn checkpoints_cost_what_was_changed() {
+    let fs = MemFs::new();
+    let db = config(&fs).log_segment_size(64 << 10).max_log_size(1 << 20).open().unwrap();
+    let part = open_pool(&db, "pool");
+    (0..8_000u32).for_each(|n| part.insert(n.to_be_bytes(), [1; 100]).unwrap());
+    part.flush().unwrap();
+    let all = part.metrics().pool.unwrap().checkpoint_bytes;
+    assert!(all > 2 * 800_000, "{all}");
+    part.insert(5u32.to_be_bytes(), [2; 100]).unwrap();
+    part.flush().unwrap();
+    let one = part.metrics().pool.unwrap().checkpoint_bytes - all;
+    assert!(one < 100_000, "{one}");
+    for round in 0..40u32 {
+        (0..1_000u32).for_each(|n| part.insert((n * 7).to_be_bytes(), [round as u8; 100]).unwrap());
+        while db.step().unwrap() {}
+    }
+    assert!(db.metrics().log_live_bytes < 2 << 20, "{}", db.metrics().log_live_bytes);
+    assert!(part.metrics().pool.unwrap().checkpoints > 3);
+    fs.crash(Survival::Everything, 0);
+    let db = config(&fs).open().unwrap();
+    assert_eq!(open_pool(&db, "pool").len().unwrap(), 8_000);
+    assert_eq!(db.metrics().replayed_records, db.metrics().replayed_records.min(20_000));
+}
+
+#[test]
+fn a_deleted_pool_leaves_nothing() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    let part = open_pool(&db, "pool");
+    part.insert("k", "v").unwrap();
+    part.flush().unwrap();
+    let mut walk = part.iter();
+    let there = |fs: &MemFs| fs.read_dir(Path::new(DIR)).unwrap().iter().any(|entry| entry.name.ends_with(".pool"));
+    assert!(there(&fs));
+    let other = part.clone();
+    db.delete_partition(part).unwrap();
+    assert!(!there(&fs));
+    assert_eq!(walk.next().unwrap().unwrap().1, "v");
+    assert_eq!(other.insert("k", "v").unwrap_err().kind(), ErrorKind::Closed);
+    let again = open_pool(&db, "pool");
+    assert!(again.is_empty().unwrap());
+    again.insert("k", "w").unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
+    drop((walk, other, again, db));
+    assert_eq!(open_pool(&config(&fs).open().unwrap(), "pool").get("k").unwrap().unwrap(), "w");
+}

@@ -1,0 +1,233 @@
+//! Pools whose files are used as memory: single changes are durable without the log, batches by it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{DiskFs, Fs, MemFs, Survival};
+use azekura::{Config, Database, Partition, PersistMode, PersistenceLevel, inspect};
+
+use super::{DIR, config, open_pool};
+use crate::world::Dice;
+
+fn power() -> MemFs {
+    let fs = MemFs::new();
+    fs.offer_memory(PersistenceLevel::Power);
+    fs
+}
+
+fn contents(part: &Partition) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    part.iter().map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap()).collect()
+}
+
+#[test]
+fn a_single_change_survives_power_loss_without_the_log() {
+    let fs = power();
+    let db = config(&fs).open().unwrap();
+    let part = open_pool(&db, "pool");
+    assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Power);
+    let log = db.metrics().log_bytes;
+    part.insert("kept", "1").unwrap();
+    part.insert("gone", "1").unwrap();
+    part.remove("gone").unwrap();
+    assert_eq!(db.metrics().log_bytes, log);
+    fs.crash(Survival::Nothing, 0);
+    let db = config(&fs).open().unwrap();
+    let part = open_pool(&db, "pool");
+    assert_eq!(contents(&part), BTreeMap::from([(b"kept".to_vec(), b"1".to_vec())]));
+    // Numbers go on behind those that the log never had.
+    part.insert("kept", "2").unwrap();
+    assert_eq!(part.get("kept").unwrap().unwrap(), "2");
+}
+
+/// A batch puts a key, the log has it; the key is removed alone, and the log has nothing of that.
+#[test]
+fn what_was_removed_alone_does_not_come_back_with_a_batch() {
+    for noted in [false, true] {
+        let fs = power();
+        let db = config(&fs).open().unwrap();
+        let (part, other) = (open_pool(&db, "pool"), open_pool(&db, "other"));
+        let mut batch = db.batch();
+        batch.insert(&part, "k", "1");
+        batch.insert(&other, "k", "1");
+        batch.commit().unwrap();
+        if noted {
+            part.remove("k").unwrap();
+        }
+        fs.crash(Survival::Everything, 0);
+        let db = config(&fs).open().unwrap();
+        assert_eq!(open_pool(&db, "pool").get("k").unwrap().is_none(), noted);
+        assert_eq!(open_pool(&db, "other").get("k").unwrap().unwrap(), "1");
+    }
+}
+
+/// One thing that happens to two pools that are memory and a tree of tables.
+fn act(db: &Database, parts: &[Partition], dice: &mut Dice, models: &mut [BTreeMap<Vec<u8>, Vec<u8>>]) {
+    let key = |dice: &mut Dice| format!("key {:02}", dice.below(40)).into_bytes();
+    let value = |dice: &mut Dice| {
+        let len = dice.below(200) as usize;
+        dice.noise(len)
+    };
+    match dice.below(10) {
+        0..=3 => {
+            let (at, key, value) = (dice.below(2) as usize, key(dice), value(dice));
+            parts[at].insert(&key, &value).unwrap();
+            models[at].insert(key, value);
+        }
+        4 | 5 => {
+            let (at, key) = (dice.below(2) as usize, key(dice));
+            parts[at].remove(&key).unwrap();
+            models[at].remove(&key);
+        }
+        6 => {
+            // A tree of tables beside them moves the log, and says when it is durable.
+            let (key, value) = (key(dice), value(dice));
+            parts[2].insert(&key, &value).unwrap();
+            db.persist(PersistMode::SyncData).unwrap();
+            models[2].insert(key, value);
+        }
+        7 => {
+            parts.iter().for_each(|part| part.flush().unwrap());
+            while db.step().unwrap() {}
+        }
+        _ => {
+            let mut batch = db.batch();
+            for _ in 0..1 + dice.below(5) {
+                let (at, key, value) = (dice.below(3) as usize, key(dice), value(dice));
+                if dice.one_in(4) {
+                    batch.remove(&parts[at], &key);
+                    models[at].remove(&key);
+                } else {
+                    batch.insert(&parts[at], &key, &value);
+                    models[at].insert(key, value);
+                }
+            }
+            // One of tables alone is as durable as is asked for; with a pool that is memory all is.
+            batch.durability(PersistMode::SyncData).commit().unwrap();
+        }
+    }
+}
+
+fn open(fs: &MemFs) -> (Database, Vec<Partition>) {
+    let db = config(fs).log_segment_size(64 << 10).open().unwrap();
+    let mut parts = vec![open_pool(&db, "left"), open_pool(&db, "right")];
+    parts.push(db.open_partition("tree", Default::default()).unwrap());
+    (db, parts)
+}
+
+/// All that was acknowledged is there after power loss, whatever is left of the log behind its last sync.
+#[test]
+fn whatever_power_loss_leaves_of_the_log_all_that_was_acknowledged_is_there() {
+    let mut crashes = 0;
+    for seed in 0..6 {
+        let mut dice = Dice::new(seed);
+        let fs = power();
+        let (mut db, mut parts) = open(&fs);
+        db.persist(PersistMode::SyncData).unwrap();
+        let mut models = vec![BTreeMap::new(); 3];
+        for round in 0..120u64 {
+            act(&db, &parts, &mut dice, &mut models);
+            for survival in [Survival::Nothing, Survival::Everything, Survival::Random] {
+                if !dice.one_in(4) {
+                    continue;
+                }
+                let crashed = fs.fork();
+                crashed.crash(survival, round);
+                crashed.offer_memory(PersistenceLevel::Power);
+                let (again, found) = open(&crashed);
+                for (part, model) in found.iter().zip(&models) {
+                    assert!(contents(part) == *model, "seed {seed}, round {round}, {survival:?}: {}", part.name);
+                }
+                // It goes on, and is opened once more.
+                let mut after = models.clone();
+                (0..5).for_each(|_| act(&again, &found, &mut dice.clone(), &mut after));
+                drop((found, again));
+                let (_again, found) = open(&crashed);
+                found.iter().zip(&after).for_each(|(part, model)| assert!(contents(part) == *model));
+                crashes += 1;
+            }
+            if dice.one_in(15) {
+                drop(parts);
+                match dice.one_in(2) {
+                    true => db.close().unwrap(),
+                    false => drop(db),
+                }
+                (db, parts) = open(&fs);
+            }
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes > 300);
+}
+
+/// A database that is copied to a file system that is no memory has images from then on.
+#[test]
+fn a_copy_elsewhere_goes_on_with_images() {
+    let fs = power();
+    let db = config(&fs).open().unwrap();
+    let part = open_pool(&db, "pool");
+    (0..500u32).for_each(|n| part.insert(n.to_be_bytes(), [1; 50]).unwrap());
+    let copy = Path::new("/copy");
+    db.checkpoint(copy).unwrap();
+    part.insert("later", "1").unwrap();
+    let disk = fs.fork();
+    disk.offer_memory(PersistenceLevel::Logged);
+    let open = |dir: &str| {
+        let db = config(&disk).open();
+        let _ = dir;
+        db
+    };
+    {
+        let read = Config::new(DIR).fs(Arc::new(disk.clone())).open_read_only().unwrap();
+        assert_eq!(read.partition("pool").unwrap().len().unwrap(), 501);
+    }
+    for round in 0..3u8 {
+        let db = open(DIR).unwrap();
+        let part = open_pool(&db, "pool");
+        assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Logged);
+        assert_eq!(part.len().unwrap(), 501 + u64::from(round));
+        part.insert([round; 9], "new").unwrap();
+        db.persist(PersistMode::SyncData).unwrap();
+        if round > 0 {
+            part.flush().unwrap();
+        }
+        let report = inspect::verify(&(Arc::new(disk.clone()) as Arc<dyn Fs>), Path::new(DIR), &mut |_, _| {}).unwrap();
+        assert!(report.is_clean(), "{report:?}");
+        disk.crash(Survival::Nothing, u64::from(round));
+    }
+    let db = Config::new(copy).fs(Arc::new(fs.clone())).env(Arc::new(azekura::fs::TestEnv::new(5))).open().unwrap();
+    assert_eq!(db.partition("pool").unwrap().len().unwrap(), 500);
+}
+
+#[test]
+fn a_pool_whose_file_is_gone_is_told() {
+    let fs = power();
+    let db = config(&fs).open().unwrap();
+    open_pool(&db, "pool").insert("k", "v").unwrap();
+    db.close().unwrap();
+    let name = fs.read_dir(Path::new(DIR)).unwrap().into_iter().find(|entry| entry.name.ends_with(".pool")).unwrap();
+    let path = Path::new(DIR).join(name.name);
+    fs.remove_file(&path).unwrap();
+    let error = config(&fs).open().unwrap_err();
+    assert_eq!(error.file(), Some(&*path), "{error}");
+}
+
+#[test]
+fn on_a_file_system_in_memory_it_survives_the_process_and_says_so() {
+    let root = Path::new("/dev/shm");
+    if !root.is_dir() || DiskFs::new().memory_level(root) != PersistenceLevel::Process {
+        return println!("skipped: there is no file system in memory");
+    }
+    let place = tempfile::tempdir_in(root).unwrap();
+    let open = || Config::new(place.path().join("db")).open().unwrap();
+    let db = open();
+    let part = open_pool(&db, "pool");
+    assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Process);
+    (0..5_000u32).for_each(|n| part.insert(n.to_be_bytes(), n.to_le_bytes()).unwrap());
+    (0..1_000u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
+    drop(part);
+    db.close().unwrap();
+    let part = open_pool(&open(), "pool");
+    assert_eq!(part.len().unwrap(), 4_000);
+    assert_eq!(part.get(4_321u32.to_be_bytes()).unwrap().unwrap(), 4_321u32.to_le_bytes());
+}

@@ -1,0 +1,78 @@
+//! Full pools: they are read, and written again once something was removed.
+
+use azekura::fs::MemFs;
+use azekura::{ErrorKind, PersistMode};
+
+use super::{config, open_pool, pool};
+
+fn key(n: u32) -> [u8; 4] {
+    n.wrapping_mul(0x9E37_79B9).to_be_bytes()
+}
+
+#[test]
+fn a_full_pool_is_read_and_after_removals_written() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    let full = |from: u32| (from..).find(|n| part.insert(key(*n), [7; 100]).is_err()).unwrap();
+    let count = full(0);
+    assert!((5_000..9_000).contains(&count), "{count} records of 104 bytes in 1 MiB");
+    assert_eq!(part.insert(key(count), [7; 100]).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    // A batch that does not fit changes nothing, in no partition.
+    let other = open_pool(&db, "other");
+    let mut batch = db.batch();
+    batch.insert(&other, "k", "v");
+    (0..100).for_each(|n| batch.insert(&part, key(count + n), [7; 100]));
+    assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::OutOfSpace);
+    assert!(other.is_empty().unwrap() && part.len().unwrap() == u64::from(count));
+    assert!((0..count).all(|n| part.get(key(n)).unwrap().unwrap() == [7; 100]));
+    (0..count / 2).for_each(|n| part.remove(key(n)).unwrap());
+    let more = full(count) - count;
+    assert!(more > count / 3, "{more} fit into the place of {}", count / 2);
+    assert!(part.metrics().pool.unwrap().bytes <= 1 << 20);
+    part.flush().unwrap();
+    db.close().unwrap();
+    let db = config(&fs).open().unwrap();
+    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    assert_eq!(part.len().unwrap(), u64::from(count - count / 2 + more));
+    assert_eq!(part.insert(key(u32::MAX), [7; 2_000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    // More room takes effect at once.
+    let part = db.open_partition("pool", pool(2 << 20)).unwrap();
+    part.insert(key(u32::MAX), [7; 2_000]).unwrap();
+}
+
+/// What is removed at the end of a full log is there again while the log is added: that is more than the pool may hold.
+#[test]
+fn a_log_whose_middle_was_larger_than_the_pool_is_added_again() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    let count = (0..).find(|n| part.insert(key(*n), [7; 100]).is_err()).unwrap();
+    for round in 1..4u32 {
+        (0..count).for_each(|n| part.remove(key((round - 1) * 100_000 + n)).unwrap());
+        (0..count - 100).for_each(|n| part.insert(key(round * 100_000 + n), [7; 100]).unwrap());
+        if round == 2 {
+            part.flush().unwrap();
+        }
+    }
+    db.persist(PersistMode::SyncData).unwrap();
+    let crashed = fs.fork();
+    let db = config(&crashed).open().unwrap();
+    assert_eq!(db.partition("pool").unwrap().len().unwrap(), u64::from(count - 100));
+}
+
+#[test]
+fn a_snapshot_that_keeps_too_much_is_said_so() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    part.insert("k", [0; 100]).unwrap();
+    let snapshot = db.snapshot();
+    let refused = (0..).find_map(|n: u32| part.insert("k", [n as u8; 100]).err()).unwrap();
+    assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
+    assert_eq!(snapshot.get(&part, "k").unwrap().unwrap(), [0; 100]);
+    assert!(part.metrics().pool.unwrap().kept_bytes > 0);
+    drop(snapshot);
+    part.insert("k", [9; 100]).unwrap();
+    assert_eq!(part.get("k").unwrap().unwrap(), [9; 100]);
+}
