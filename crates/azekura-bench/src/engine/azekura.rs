@@ -30,7 +30,8 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
 
 /// Opens or creates an azekura database whose partitions are trees in memory.
 pub(crate) fn open_pool(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, |own| in_pool(own, options))
+    let whole = Options { separate_from: None, ..options.clone() }; // pools keep values with their keys
+    open_with(dir, &whole, |own| in_pool(own, options))
 }
 
 /// A partition in a pool that is large enough.

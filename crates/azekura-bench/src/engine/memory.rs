@@ -1,10 +1,9 @@
-//! An ordered map as an engine, for tests of the harness: right, or wrong in one chosen way.
+//! A map as an engine, for tests of the harness: right, or wrong in one chosen way.
 
+use crate::engine::map::MapEngine;
 use crate::engine::{Engine, Scan};
 use crate::failure::Result;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
-use std::sync::{Arc, RwLock};
 
 /// The one thing a [`Memory`] does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,41 +34,44 @@ pub(crate) enum Lie {
 
 /// A map and its lie.
 pub(crate) struct Memory {
-    map: Arc<RwLock<BTreeMap<Vec<u8>, Vec<u8>>>>,
+    map: MapEngine,
     lie: Lie,
 }
 
 impl Memory {
     pub(crate) fn new(lie: Lie) -> Memory {
-        Memory { map: Arc::default(), lie }
+        Memory { map: MapEngine::default(), lie }
+    }
+
+    fn has(&self, key: &[u8]) -> bool {
+        self.map.get(key, &mut |_| ()).unwrap()
     }
 }
 
 impl Engine for Memory {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        let mut map = self.map.write().unwrap();
-        if (self.lie == Lie::Stale && map.contains_key(key)) || (self.lie == Lie::Forgets && key[7].is_multiple_of(100))
-        {
+        if (self.lie == Lie::Stale && self.has(key)) || (self.lie == Lie::Forgets && key[7].is_multiple_of(100)) {
             return Ok(());
         }
-        map.insert(key.to_vec(), value.to_vec());
-        Ok(())
+        self.map.put(key, value)
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let Some(mut value) = self.map.read().unwrap().get(key).cloned() else { return Ok(self.lie == Lie::FindsAll) };
-        if self.lie == Lie::Flips {
-            *value.last_mut().unwrap() ^= 1;
-        }
-        seen(&value);
-        Ok(true)
+        let found = self.map.get(key, &mut |value| {
+            let mut value = value.to_vec();
+            if self.lie == Lie::Flips {
+                *value.last_mut().unwrap() ^= 1;
+            }
+            seen(&value);
+        })?;
+        Ok(found || self.lie == Lie::FindsAll)
     }
 
     fn delete(&self, key: &[u8]) -> Result<()> {
-        if self.lie != Lie::KeepsDeleted || !key[7].is_multiple_of(100) {
-            self.map.write().unwrap().remove(key);
+        if self.lie == Lie::KeepsDeleted && key[7].is_multiple_of(100) {
+            return Ok(());
         }
-        Ok(())
+        self.map.delete(key)
     }
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
@@ -77,54 +79,48 @@ impl Engine for Memory {
     }
 
     fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
-        let map = self.map.read().unwrap();
-        let records: Box<dyn Iterator<Item = (&Vec<u8>, &Vec<u8>)>> = match scan {
-            Scan::First => Box::new(map.iter()),
-            Scan::From(key) => Box::new(map.range(key.to_vec()..)),
-            Scan::Last => Box::new(map.iter().rev()),
-            Scan::Back(key) => Box::new(map.range(..=key.to_vec()).rev()),
-        };
         let skipped = usize::from(self.lie == Lie::SkipsFirst);
-        let mut count = 0;
-        let mut records: Vec<_> = records.skip(skipped).take(limit as usize).collect();
+        let mut records = Vec::new();
+        let more = limit.saturating_add(skipped as u64);
+        self.map.scan(scan, more, &mut |key, value| records.push((key.to_vec(), value.to_vec())))?;
+        records.drain(..skipped.min(records.len()));
         if self.lie == Lie::Disorders && records.len() > 2 {
             records.swap(1, 2);
         }
         if self.lie == Lie::EndsEarly {
             records.pop();
         }
-        for (key, value) in records {
+        for (key, value) in &records {
             for _ in 0..if self.lie == Lie::Repeats { 2 } else { 1 } {
                 seen(key, value);
             }
-            count += 1;
         }
-        Ok(count)
+        Ok(records.len() as u64)
     }
 
     fn flush(&self) -> Result<()> {
-        Ok(())
+        self.map.flush()
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(())
+        self.map.sync()
     }
 
     fn busy(&self) -> Result<bool> {
-        Ok(false)
+        self.map.busy()
     }
 
     fn tables(&self) -> Result<u64> {
-        Ok(1)
+        self.map.tables()
     }
 
     fn partition(&self, _name: &str) -> Result<Box<dyn Engine>> {
-        let map = if self.lie == Lie::OnePartition { Arc::clone(&self.map) } else { Arc::default() };
+        let map = if self.lie == Lie::OnePartition { self.map.clone() } else { MapEngine::default() };
         Ok(Box::new(Memory { map, lie: self.lie }))
     }
 
     fn stats(&self) -> Map<String, Value> {
-        Map::new()
+        self.map.stats()
     }
 
     fn close(self: Box<Self>) -> Result<()> {

@@ -5,8 +5,8 @@
 //! error with the feature that brings it.
 //!
 //! Rooms: [`engine`] the trait; [`options`] what every engine is told; [`registry`] names to engines; then one file per
-//! engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, `surrealkv`, and for tests of the harness
-//! `memory`; `smoke` puts every engine of the build through every call.
+//! engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, `surrealkv`, for experiments alone [`map`], and for
+//! tests of the harness `memory`; `smoke` puts every engine of the build through every call.
 
 pub(crate) mod azekura;
 #[allow(clippy::module_inception)]
@@ -15,6 +15,7 @@ pub(crate) mod engine;
 pub(crate) mod fjall;
 #[cfg(feature = "heed")]
 pub(crate) mod heed;
+pub(crate) mod map;
 #[cfg(test)]
 pub(crate) mod memory;
 pub(crate) mod options;

@@ -1,5 +1,6 @@
 //! Every engine of the build through every call of the trait, on a directory of its own.
 
+use crate::engine::map::MapEngine;
 use crate::engine::{Compression, Engine, Options, Scan, Sync, registry};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -170,6 +171,13 @@ fn every_engine_keeps_what_it_is_given() {
         let dir = tempfile::tempdir().unwrap();
         try_out(name, &dir.path().join("a/missing"), &options(Sync::None, Compression::None, None));
     }
+}
+
+#[test]
+fn a_map_keeps_what_it_is_given() {
+    let (map, mut model) = (MapEngine::default(), Model::new());
+    change(&map, &mut model);
+    compare(&map, &model, "map");
 }
 
 #[test]

@@ -6,13 +6,14 @@ use crate::experiment::cache_hit::CacheHit;
 use crate::experiment::experiment::Experiment;
 use crate::experiment::hash_index::HashIndex;
 use crate::experiment::partitioned::Partitioned;
+use crate::experiment::pmem::speed::MemorySpeed;
 use crate::experiment::pmem::split::ZeroCopySplit;
 use crate::experiment::restart_interval::RestartInterval;
 use crate::failure::Result;
 
 /// All of them.
 pub(crate) const EXPERIMENTS: &[&dyn Experiment] =
-    &[&RestartInterval, &CacheHit, &HashIndex, &Partitioned, &BlobLoad, &BlobGc, &ZeroCopySplit];
+    &[&RestartInterval, &CacheHit, &HashIndex, &Partitioned, &BlobLoad, &BlobGc, &ZeroCopySplit, &MemorySpeed];
 
 /// The experiment of that name.
 pub(crate) fn named(name: &str) -> Result<&'static dyn Experiment> {

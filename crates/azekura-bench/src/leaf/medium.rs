@@ -6,6 +6,7 @@
 use crate::failure::Result;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::OpenOptions;
+use std::ops::Range;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
@@ -37,6 +38,11 @@ impl Counts {
         self.lines += more.lines;
         self.fences += more.fences;
     }
+}
+
+/// The numbers of the lines of a range.
+pub(crate) fn lines(at: usize, len: usize) -> Range<usize> {
+    at / LINE..(at + len).div_ceil(LINE)
 }
 
 /// Mapped memory with one owner.
@@ -103,8 +109,8 @@ impl Medium {
     /// Writes back the lines of a range.
     pub(crate) fn flush(&mut self, at: usize, len: usize) {
         self.check(at, len);
-        for line in (at / LINE..(at + len).div_ceil(LINE)).map(|line| line * LINE) {
-            self.counts.lines += 1;
+        self.counts.lines += lines(at, len).count() as u64;
+        for line in lines(at, len).map(|line| line * LINE) {
             // SAFETY: mappings are whole pages, so the line is within.
             unsafe { self.flush.line(self.start.as_ptr().add(line)) }
         }

@@ -5,7 +5,7 @@
 //! range, in whole lines, closed by a fence; memory that a transaction allocated is only flushed.
 
 use crate::failure::Result;
-use crate::leaf::medium::{Counts, Medium};
+use crate::leaf::medium::{Counts, Medium, lines};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -123,6 +123,12 @@ impl Pool {
         Ok(start + HEADER)
     }
 
+    /// Lines that a commit would flush now.
+    pub(crate) fn lines_at_commit(&self) -> u64 {
+        let open = self.open.iter().map(|range| lines(range.start, range.len()).count() as u64);
+        open.sum::<u64>() + self.leaving.len() as u64
+    }
+
     /// Gives an allocation back when the transaction commits.
     pub(crate) fn release(&mut self, at: usize) {
         self.leaving.push(at - HEADER);
@@ -173,8 +179,9 @@ mod tests {
         pool.snapshot(at, 32);
         pool.store(at, &[7; 32]);
         assert_eq!(pool.counts().fences, 0, "allocated here");
+        let (before, due) = (pool.counts().lines, pool.lines_at_commit());
         pool.commit();
-        assert_eq!(pool.counts().fences, 1);
+        assert_eq!((pool.counts().fences, pool.counts().lines - before), (1, due));
         pool.begin();
         let before = pool.counts();
         pool.snapshot(at, 32);

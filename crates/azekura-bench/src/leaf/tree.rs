@@ -76,7 +76,7 @@ impl LeafTree {
         &self.pool
     }
 
-    /// How many leaves were split, and what that did to the medium.
+    /// How many leaves were split, and what that did to the medium; lines that the commit flushes for it are counted.
     pub(crate) fn splits(&self) -> (u64, Counts) {
         (self.splits, self.in_splits)
     }
@@ -91,10 +91,12 @@ impl LeafTree {
         let (mut low, mut slot) = (low.to_vec(), twin.slot_of(key, hash).or_else(|| twin.free_slot()));
         self.pool.begin();
         if slot.is_none() {
-            let before = self.pool.counts();
+            let (before, due) = (self.pool.counts(), self.pool.lines_at_commit());
             low = self.split(&low, key)?;
             self.splits += 1;
-            self.in_splits.add(self.pool.counts().since(before));
+            let mut done = self.pool.counts().since(before);
+            done.lines += self.pool.lines_at_commit() - due;
+            self.in_splits.add(done);
             slot = self.twins[&low].free_slot();
         }
         self.fill(&low, slot.expect("half of the slots are free after a split"), hash, key, value)?;

@@ -4,7 +4,7 @@ use crate::base::{Error, Result};
 use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
-use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, VALID, bits};
+use crate::pmem::leaf::{Commit, Leaf, SLOTS, VALID, bits};
 use crate::pmem::medium::{Counting, Medium, Site};
 use crate::pmem::order::Spot;
 use crate::pmem::record::{Record, Slot};
@@ -222,10 +222,5 @@ impl<M: Medium> Tree<M> {
         self.orders.give_back(leaf.order);
         self.space()?.retire_leaf(leaf.at);
         Ok(())
-    }
-
-    /// The bytes of the leaves in use.
-    pub(crate) fn leaf_bytes(&self) -> u64 {
-        self.leaves.load(Ordering::Acquire) * LEAF_LEN
     }
 }

@@ -84,7 +84,11 @@ impl<M: Medium> Tree<M> {
         // half as many as a leaf before it is full again.
         let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
-        self.versions.check_room()?;
+        if self.versions.check_room().is_err() {
+            let freed = self.versions.forget_now()?;
+            self.retire_all(freed)?;
+            self.versions.check_room()?;
+        }
         self.promise(leaves)?;
         for (n, (key_len, value_len)) in records.iter().enumerate() {
             let len = buffer_len_for(*key_len, *value_len, end);

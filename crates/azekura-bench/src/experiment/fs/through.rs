@@ -1,10 +1,11 @@
 //! A file system that passes everything on and tells somebody what is read and written.
 
-use azekura::Result;
 use azekura::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, Words};
+use azekura::{PersistenceLevel, Result};
 use std::fmt::{Debug, Formatter};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Who is told. Many threads tell at the same time.
 pub(crate) trait Watch: Debug + Send + Sync + 'static {
@@ -28,22 +29,28 @@ pub(crate) struct ThroughFs<W> {
     pub(super) watch: Arc<W>,
     /// Whether what is asked for past the cache of the system is opened so in fact.
     direct: bool,
+    /// Whether files are said to survive power loss when they are used as memory.
+    persistent: bool,
 }
 
 impl<W> Clone for ThroughFs<W> {
     fn clone(&self) -> ThroughFs<W> {
-        ThroughFs { inner: Arc::clone(&self.inner), watch: Arc::clone(&self.watch), direct: self.direct }
+        ThroughFs { inner: Arc::clone(&self.inner), watch: Arc::clone(&self.watch), ..*self }
     }
 }
 
 impl<W: Watch> ThroughFs<W> {
     pub(super) fn on(inner: Arc<dyn Fs>, watch: W, direct: bool) -> ThroughFs<W> {
-        ThroughFs { inner, watch: Arc::new(watch), direct }
+        ThroughFs { inner, watch: Arc::new(watch), direct, persistent: false }
+    }
+
+    pub(super) fn taken_for_persistent(inner: Arc<dyn Fs>, watch: W) -> ThroughFs<W> {
+        ThroughFs { persistent: true, ..ThroughFs::on(inner, watch, true) }
     }
 
     fn opened(&self, path: &Path, inner: Result<Arc<dyn File>>) -> Result<Arc<dyn File>> {
-        let inner = inner?;
-        Ok(Arc::new(ThroughFile { inner, known: self.watch.opened(path), watch: Arc::clone(&self.watch) }))
+        let (inner, known, watch) = (inner?, self.watch.opened(path), Arc::clone(&self.watch));
+        Ok(Arc::new(ThroughFile { inner, known, watch, persistent: self.persistent }))
     }
 }
 
@@ -95,6 +102,10 @@ impl<W: Watch> Fs for ThroughFs<W> {
     fn overwrites_in_place(&self, dir: &Path) -> bool {
         self.inner.overwrites_in_place(dir)
     }
+
+    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
+        if self.persistent { PersistenceLevel::Power } else { self.inner.memory_level(dir) }
+    }
 }
 
 /// An open file.
@@ -103,6 +114,7 @@ struct ThroughFile<W: Watch> {
     inner: Arc<dyn File>,
     known: W::Known,
     watch: Arc<W>,
+    persistent: bool,
 }
 
 impl<W: Watch> File for ThroughFile<W> {
@@ -145,7 +157,9 @@ impl<W: Watch> File for ThroughFile<W> {
     }
 
     fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
-        self.inner.map_words(len)
+        let words = self.inner.map_words(len)?;
+        let lasting = |words| Box::new(LastingWords(words)) as Box<dyn Words>;
+        Ok(if self.persistent { words.map(lasting) } else { words })
     }
 }
 
@@ -170,5 +184,19 @@ impl<W: Watch> Mapping for ThroughMapping<W> {
 
     fn populate(&self, offset: u64, len: u64) -> Result<()> {
         self.inner.populate(offset, len)
+    }
+}
+
+/// Words that are said to survive power loss.
+#[derive(Debug)]
+struct LastingWords(Box<dyn Words>);
+
+impl Words for LastingWords {
+    fn words(&self) -> &[AtomicU64] {
+        self.0.words()
+    }
+
+    fn survives_power_loss(&self) -> bool {
+        true
     }
 }

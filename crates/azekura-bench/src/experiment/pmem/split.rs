@@ -10,7 +10,7 @@ use crate::engine::registry;
 use crate::experiment::experiment::{Context, Experiment};
 use crate::experiment::pmem::records::{ORDERS, Order, Records};
 use crate::experiment::pmem::split_answer;
-use crate::experiment::pmem::subject::{Subject, object, of_leaves, of_peer};
+use crate::experiment::pmem::subject::{Subject, object, of_leaves, of_peer, of_pool};
 use crate::experiment::rounds::{Rounds, Variant, interleave};
 use crate::failure::{Result, wrong};
 use crate::leaf::tree::Leaves;
@@ -91,9 +91,10 @@ pub(super) fn cases() -> Vec<Case> {
     for (key_len, value_len) in SIZES {
         for order in ORDERS {
             let case = |kind| Case { kind, key_len, value_len, order };
-            cases.extend([Kind::CopyOrSwap, Kind::NaiveCopy, Kind::Slots].map(case));
-            if case(Kind::Peer).is_the_documents() && registry::check(PEER).is_ok() {
-                cases.push(case(Kind::Peer));
+            cases.extend([Kind::CopyOrSwap, Kind::NaiveCopy, Kind::Slots, Kind::Ours].map(case));
+            if case(Kind::Ours).is_the_documents() {
+                cases.push(case(Kind::Unflushed));
+                cases.extend(registry::check(PEER).is_ok().then_some(case(Kind::Peer)));
             }
         }
     }
@@ -150,7 +151,8 @@ impl Experiment for ZeroCopySplit {
             Kind::CopyOrSwap => of_leaves(Leaves::CopyOrSwap, &task.dir, &records),
             Kind::NaiveCopy => of_leaves(Leaves::NaiveCopy, &task.dir, &records),
             Kind::Slots => of_leaves(Leaves::Slots, &task.dir, &records),
-            Kind::Ours | Kind::Unflushed => Err("pools cannot be asked for yet".into()),
+            Kind::Ours => of_pool(&task.dir, &records, true),
+            Kind::Unflushed => of_pool(&task.dir, &records, false),
             Kind::Peer => of_peer(PEER, &task.dir),
         }?;
         let answer = fill(subject, &records)?;
@@ -201,7 +203,7 @@ fn fill(mut subject: Box<dyn Subject>, records: &Records) -> Result<Map<String, 
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Task, ZeroCopySplit, cases};
+    use super::{Case, Kind, Task, ZeroCopySplit, cases};
     use crate::experiment::experiment::Experiment;
     use serde_json::{Value, json};
 
@@ -216,6 +218,7 @@ mod tests {
             let user = (case.key_len + case.value_len) as f64;
             assert!(number("bytes_per_record") > user && number("put_us") > 0.0, "{}: {answer:?}", case.name());
             assert!(!task.dir.exists());
+            assert_eq!(number("splits") > 0.0, case.kind != Kind::Peer, "{}: {answer:?}", case.name());
             names.push(case.name());
         }
         let all = names.len();
@@ -235,7 +238,10 @@ mod tests {
         let moved = ["naive_copy_20_800", "copy_or_swap_20_800", "slots_20_800"]
             .map(|name| per_split(of(name), "bytes_moved_per_split"));
         assert!(moved.is_sorted_by(|a, b| a > b) && moved[0] > 23.0 * 820.0 && moved[2] < 23.0 * 200.0, "{moved:?}");
-        let fences = ["copy_or_swap_20_800", "slots_20_800"].map(|name| per_split(of(name), "fences_per_split"));
-        assert!(fences[1] < fences[0], "{fences:?}");
+        let kinds = ["copy_or_swap", "slots", "ours"].map(|kind| format!("{kind}_20_800_random"));
+        let fences = kinds.each_ref().map(|name| per_split(of(name), "fences_per_split"));
+        assert!(fences.is_sorted_by(|a, b| a > b) && fences[2] <= 3.0, "{fences:?}");
+        let moved = kinds.each_ref().map(|name| per_split(of(name), "bytes_moved_per_split"));
+        assert!(moved.is_sorted_by(|a, b| a > b) && moved[2] < 400.0, "{moved:?}");
     }
 }

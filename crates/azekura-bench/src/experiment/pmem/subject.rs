@@ -1,6 +1,7 @@
-//! What records are put into: a tree of one of 2017's leaves, or an engine.
+//! What records are put into: a tree of one of 2017's leaves, a pool of ours, or a peer.
 
-use crate::engine::{Engine, registry};
+use crate::engine::{Engine, Options, azekura, registry};
+use crate::experiment::fs::persistent::persistent;
 use crate::experiment::pmem::records::Records;
 use crate::experiment::reads::cached_options;
 use crate::failure::Result;
@@ -8,8 +9,10 @@ use crate::leaf::medium::Medium;
 use crate::leaf::pool::Pool;
 use crate::leaf::tree::{LeafTree, Leaves};
 use crate::machine::disk;
+use ::azekura::Config;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Beside every record a pool of 2017 has room for so many bytes.
 const BESIDE: u64 = 600;
@@ -58,6 +61,19 @@ impl Subject for LeafTree {
     }
 }
 
+/// A pool of ours in that directory, on memory taken for persistent or as it is.
+pub(super) fn of_pool(dir: &Path, records: &Records, flushed: bool) -> Result<Box<dyn Subject>> {
+    let options = Options { data_bytes: records.bytes(), ..cached_options(MEMTABLE_BYTES) };
+    let on = |config: Config| if flushed { config.fs(Arc::new(persistent())) } else { config };
+    std::fs::create_dir_all(dir)?;
+    let engine = azekura::open_on(dir, &options, on, |own| azekura::in_pool(own, &options))?;
+    let level = engine.stats()["pool"]["level"].clone();
+    if flushed && level != "Power" {
+        return Err(format!("a pool that should flush and fence is of the level {level}").into());
+    }
+    Ok(Box::new(OfEngine { engine, dir: dir.to_path_buf() }))
+}
+
 /// A peer's database in that directory; what survives the end of the process is enough.
 pub(super) fn of_peer(name: &str, dir: &Path) -> Result<Box<dyn Subject>> {
     let engine = registry::open(name, dir, &cached_options(MEMTABLE_BYTES))?;
@@ -81,7 +97,13 @@ impl Subject for OfEngine {
     fn end(self: Box<Self>) -> Result<Map<String, Value>> {
         let mut answer = self.engine.stats();
         self.engine.close()?;
-        answer.insert("taken_bytes".into(), json!(disk::usage(&self.dir).allocated));
+        let mut taken = disk::usage(&self.dir).allocated;
+        if let Some(Value::Object(pool)) = answer.remove("pool") {
+            let bytes = |field: &str| pool.get(field).and_then(Value::as_u64).unwrap_or(0);
+            taken = bytes("bytes") - bytes("free_bytes");
+            answer = pool;
+        }
+        answer.insert("taken_bytes".into(), json!(taken));
         Ok(answer)
     }
 }

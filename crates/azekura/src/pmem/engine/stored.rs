@@ -4,17 +4,15 @@
 //! manifest says which; a database that was copied to another file system has its pools as images from then on, and
 //! the first checkpoint writes the image in the place of the file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::edit::PartitionId;
 use crate::base::file_header::{FileHeader, FileKind};
-use crate::base::{KeyOrder, Result, SeqNo};
-use crate::engine::{ReadPoints, Visible};
-use crate::mem::persist;
+use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::mem::region::{PAGE, Region};
-use crate::pmem::engine::PmemTree;
 use crate::pmem::engine::checkpoints::Checkpoints;
+use crate::pmem::engine::contract::PmemTree;
+use crate::pmem::engine::home::{PoolHome, copy_region, is_memory};
 use crate::pmem::engine::memory::Memory;
 use crate::pmem::engine::pool::Pool;
 use crate::pmem::medium::{Image, Medium, Shared};
@@ -22,60 +20,10 @@ use crate::pmem::notes::{Note, noted};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::recover;
 use crate::pmem::store::{ImageStore, Loaded, PoolFile};
-use crate::vfs::fs::PersistenceLevel;
-use crate::vfs::{Env, Fs, OpenMode};
+use crate::vfs::{Fs, OpenMode};
 
 /// Bytes read at a time.
 const PIECE: usize = 1 << 20;
-
-/// Where a pool belongs.
-#[derive(Clone)]
-pub(crate) struct PoolHome {
-    pub(crate) fs: Arc<dyn Fs>,
-    pub(crate) env: Arc<dyn Env>,
-    pub(crate) dir: PathBuf,
-    pub(crate) partition: PartitionId,
-    pub(crate) name: String,
-    pub(crate) visible: Visible,
-    pub(crate) points: Arc<ReadPoints>,
-    pub(crate) read_only: bool,
-}
-
-impl PoolHome {
-    fn path(&self) -> PathBuf {
-        self.dir.join(PoolFile::Pool.name(self.partition))
-    }
-
-    /// Makes the file of a pool that is used as memory, with nothing in it; whole under its name when this returns.
-    ///
-    /// # Errors
-    /// `OutOfSpace` if there is none, and those of the files.
-    pub(crate) fn make_file(&self, options: &PmemOptions) -> Result<()> {
-        let temporary = self.dir.join(PoolFile::Shadow.name(self.partition));
-        if self.fs.exists(&temporary)? {
-            self.fs.remove_file(&temporary)?;
-        }
-        let file = self.fs.open(&temporary, OpenMode::Create)?;
-        let medium = Shared::new(Arc::clone(&file), options.pool().len_max)?;
-        let mut file_id = [0; 16];
-        self.env.random(&mut file_id);
-        let order = KeyOrder::bytewise(); // nothing is compared yet
-        drop(recover::create(medium, file_id, order, &options.pool(), Arc::clone(&self.points))?);
-        file.sync_all()?;
-        self.fs.rename(&temporary, &self.path())?;
-        self.fs.sync_dir(&self.dir)
-    }
-}
-
-/// Whether files in `dir` are used as memory: where the stores of this process into them survive what the file system
-/// says they do.
-pub(crate) fn is_memory(fs: &dyn Fs, dir: &Path) -> bool {
-    match fs.memory_level(dir) {
-        PersistenceLevel::Logged => false,
-        PersistenceLevel::Process => true,
-        PersistenceLevel::Power => persist::can_flush(),
-    }
-}
 
 /// A pool as its files have it, before the order of its keys is known.
 pub(crate) struct StoredPool {
@@ -124,7 +72,7 @@ impl StoredPool {
             let at_open = notes_of(image.region())?;
             Ok((Form::Image(open(true)?.0, Some(image)), at_open))
         };
-        let (form, at_open) = read(&home).map_err(|error: crate::base::Error| error.in_file(&path))?;
+        let (form, at_open) = read(&home).map_err(|error: Error| error.in_file(&path))?;
         Ok(StoredPool { home, form, at_open })
     }
 
@@ -178,7 +126,7 @@ impl StoredPool {
 fn notes_of(region: &Region) -> Result<(SeqNo, SeqNo)> {
     let mut header = [0; FileHeader::LEN];
     if !region.contains(0, PAGE) {
-        return Err(crate::base::Error::corruption("the pool ends in its header"));
+        return Err(Error::corruption("the pool ends in its header"));
     }
     region.read(0, &mut header);
     let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
@@ -200,17 +148,4 @@ fn read_whole(fs: &dyn Fs, path: &Path, len_max: u64) -> Result<Image> {
         at += n as u64;
     }
     Ok(image)
-}
-
-/// Writes what a region holds to a new file, and syncs it.
-pub(crate) fn copy_region(fs: &dyn Fs, region: &Region, to: &Path) -> Result<()> {
-    let target = fs.open(to, OpenMode::Create)?;
-    let (len, mut at, mut piece) = (region.len(), 0, vec![0; PIECE]);
-    while at < len {
-        let n = piece.len().min(usize::try_from(len - at).unwrap_or(usize::MAX));
-        region.read(at, &mut piece[..n]);
-        target.write_at(&piece[..n], at)?;
-        at += n as u64;
-    }
-    target.sync_data()
 }

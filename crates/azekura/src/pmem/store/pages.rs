@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 
 use crate::base::sync::Bell;
 use crate::base::{Error, ErrorKind, Result};
-use crate::mem::atomic::{AtomicU8, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, fence, spin_loop};
+use crate::mem::atomic::{AtomicU8, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, fence, yield_now};
 use crate::mem::region::{PAGE, Region};
 
 /// One page of an image, copied.
@@ -155,11 +155,13 @@ impl Pages {
     }
 
     /// Pages that are marked; for tests and figures, while others may change that.
+    #[cfg(test)]
     pub(crate) fn marked(&self, len: u64) -> u64 {
         (0..len / PAGE).filter(|page| self.page(*page).mark.load(Ordering::Relaxed) == 1).count() as u64
     }
 
     /// Takes all marks away: the image is what its file is.
+    #[cfg(test)]
     pub(crate) fn forget(&self, len: u64) {
         (0..len / PAGE).for_each(|page| self.page(page).mark.store(0, Ordering::Release));
     }
@@ -201,7 +203,7 @@ impl Pages {
                     return;
                 }
                 Dealt::Free(seen) => page.seen.store(seen, Ordering::Release),
-                Dealt::Busy => turn(),
+                Dealt::Busy => yield_now(),
             }
         }
     }
@@ -240,7 +242,7 @@ impl Pages {
                 }
             }
             if EXPLORED {
-                turn();
+                yield_now();
             } else {
                 self.room.wait(rings, PATIENCE_MS);
             }
@@ -276,15 +278,6 @@ enum Dealt {
     Free(u8),
     /// Somebody else is at it.
     Busy,
-}
-
-/// Lets another thread go on.
-fn turn() {
-    if EXPLORED {
-        spin_loop();
-    } else {
-        std::thread::yield_now();
-    }
 }
 
 /// A cut through an image, being copied. Unless it is [kept](Cut::keep), all pages that were copied are marked again.
@@ -378,7 +371,7 @@ impl<'a> Cut<'a> {
             Dealt::Done => page.seen.store(self.number, Ordering::Release),
             Dealt::Free(seen) => page.seen.store(seen, Ordering::Release),
             Dealt::Busy => {
-                turn();
+                yield_now();
                 return false;
             }
         }
@@ -429,7 +422,7 @@ impl Page {
             if seen != BUSY && self.seen.compare_exchange(seen, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 return;
             }
-            turn();
+            yield_now();
         }
     }
 }
@@ -518,7 +511,7 @@ mod tests {
             for link in (thread..CHAIN).step_by(2) {
                 let before = |link: u64| image.region().load(link * PAGE);
                 while link > 0 && before(link - 1) < n || link == 0 && before(CHAIN - 1) + 1 < n {
-                    turn();
+                    yield_now();
                 }
                 // What is not published is behind it in another page.
                 image.store((CHAIN + link) * PAGE, n);
@@ -583,7 +576,7 @@ mod tests {
             move || (0..count).for_each(|page| image.store(page * PAGE, 2))
         });
         while image.pages_aside() < ROOM {
-            turn();
+            yield_now();
         }
         drop(cut);
         writer.join().unwrap();
