@@ -6,7 +6,7 @@ use crate::base::checksum::{key_hash, place_seed};
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::ReadPoints;
-use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, MutexGuard, Ordering, fence};
+use crate::mem::atomic::{AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, fence};
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
@@ -93,6 +93,8 @@ pub(crate) struct Tree<M> {
     pub(crate) versions: Versions,
     pub(crate) len: AtomicU64,
     pub(crate) leaves: AtomicU64,
+    /// Promises of leaves that have ended, and that `space` was not told of yet.
+    pub(crate) ended: AtomicUsize,
     pub(crate) splits: Splits,
     #[cfg(test)]
     without: std::sync::OnceLock<Step>,
@@ -137,6 +139,7 @@ impl<M: Medium> Tree<M> {
             space: Mutex::new(space),
             len: AtomicU64::new(len),
             leaves: AtomicU64::new(leaves),
+            ended: AtomicUsize::new(0),
             splits: Splits::default(),
             #[cfg(test)]
             without: std::sync::OnceLock::new(),

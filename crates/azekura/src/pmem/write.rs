@@ -89,24 +89,8 @@ impl<M: Medium> Tree<M> {
             self.retire_all(freed)?;
             self.versions.check_room()?;
         }
-        self.promise(leaves)?;
-        for (n, (key_len, value_len)) in records.iter().enumerate() {
-            let len = buffer_len_for(*key_len, *value_len, end);
-            match self.take(len) {
-                Ok(at) => rooms[n] = (at, len),
-                Err(error) => {
-                    rooms[..n].iter().for_each(|room| self.give_back(*room));
-                    self.end_promise(leaves);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(leaves)
-    }
-
-    fn promise(&self, leaves: usize) -> Result<()> {
-        let full = match self.space()?.promise_leaves(&self.medium, leaves) {
-            Ok(()) => return Ok(()),
+        let full = match self.set_aside(records, end, leaves, rooms) {
+            Ok(()) => return Ok(leaves),
             Err(error) => error,
         };
         let freed = self.versions.forget_now()?;
@@ -114,7 +98,26 @@ impl<M: Medium> Tree<M> {
             return Err(full);
         }
         self.retire_all(freed)?;
-        self.space()?.promise_leaves(&self.medium, leaves)
+        self.set_aside(records, end, leaves, rooms).map(|()| leaves)
+    }
+
+    /// All of it or nothing, under one lock.
+    fn set_aside(&self, records: &[(usize, usize)], end: SeqNo, leaves: usize, rooms: &mut [Range]) -> Result<()> {
+        let mut space = self.space()?;
+        space.end_promise(self.ended.swap(0, Ordering::Relaxed));
+        space.promise_leaves(&self.medium, leaves)?;
+        for (n, (key_len, value_len)) in records.iter().enumerate() {
+            let len = buffer_len_for(*key_len, *value_len, end);
+            match space.take(&self.medium, len) {
+                Ok(at) => rooms[n] = (at, len),
+                Err(error) => {
+                    rooms[..n].iter().for_each(|room| space.give_back(*room));
+                    space.end_promise(leaves);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Gives back what was set aside and not used.
@@ -124,11 +127,10 @@ impl<M: Medium> Tree<M> {
         }
     }
 
-    /// No more leaves will be taken of those that were set aside together.
+    /// No more leaves will be taken of those that were set aside together. The next one to set something aside sees it.
+    #[inline]
     pub(crate) fn end_promise(&self, leaves: usize) {
-        if let Ok(mut space) = self.space() {
-            space.end_promise(leaves);
-        }
+        self.ended.fetch_add(leaves, Ordering::Relaxed);
     }
 
     /// Takes the record of `key` away; false if there is none, or a newer one.
