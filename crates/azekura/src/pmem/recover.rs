@@ -289,8 +289,12 @@ impl<M: Medium> Walk<M> {
         let panicked = || Error::new(ErrorKind::Poisoned, "a thread panicked while it read a pool");
         let Walk { tree, used, chain, parts, .. } = walk.ok_or_else(panicked)?;
         let mut all = Found::default();
-        for part in parts.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            // Parts behind one that failed may not have been read.
+        let mut parts = parts.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // Once one has failed, others may not have been read, before it and behind it.
+        if let Some(failed) = parts.iter_mut().find(|part| matches!(part, Some(Err(_)))) {
+            failed.take().unwrap_or_else(|| Err(panicked()))?;
+        }
+        for part in parts {
             let part = part.ok_or_else(panicked)??;
             all.add(&tree, &used, part)?;
         }
