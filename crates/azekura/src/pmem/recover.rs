@@ -17,6 +17,7 @@ use crate::mem::region::PAGE;
 use crate::pmem::inner::Inner;
 use crate::pmem::leaf::{Commit, LEAF_ALIGN, LEAF_LEN, Leaf, SLOTS, bits};
 use crate::pmem::medium::{Medium, Site};
+use crate::pmem::order::Spot;
 use crate::pmem::record::{Record, STEP, Slot};
 use crate::pmem::space::Space;
 use crate::pmem::tree::{HEAD, PoolOptions, Tree, seal_of};
@@ -67,7 +68,9 @@ pub(crate) fn create<M: Medium>(
     let mut space = Space::new(len, options.len_max, options.grow_by);
     space.add((HEAD + LEAF_LEN, len - HEAD - LEAF_LEN));
     let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
-    Ok(Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), points))
+    let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), points);
+    tree.inner = Inner::build(&[(Vec::new(), tree.orders.spot(HEAD).0)], tree.order.clone());
+    Ok(tree)
 }
 
 /// Opens the pool on `medium`.
@@ -116,7 +119,9 @@ pub(crate) fn open_with<M: Medium>(
     if !found.repairs.is_empty() {
         tree.medium.fence(Site::RepairDone);
     }
-    tree.inner = Inner::build(&found.kept, tree.order.clone());
+    let spot = |(separator, at): &(Vec<u8>, u64)| (separator.clone(), tree.orders.spot(*at).0);
+    let spots: Vec<_> = found.kept.iter().map(spot).collect();
+    tree.inner = Inner::build(&spots, tree.order.clone());
     let mut free = Vec::new();
     used.free_ranges(|range| free.push(range));
     {
@@ -260,7 +265,7 @@ impl<M: Medium> Walk<M> {
                 return Err(corrupt("the chain of leaves leads to what is no leaf, or in a circle", at));
             }
             chain.push(at);
-            let next = tree.leaf(at).next(tree.seal);
+            let next = tree.leaf(Spot(at)).next(tree.seal);
             at = next.ok_or_else(|| corrupt("check of the next leaf does not match", at))?;
         }
         let parts = Mutex::new((0..chain.len().div_ceil(PART)).map(|_| None).collect());
@@ -323,9 +328,9 @@ impl<M: Medium> Walk<M> {
                 tree.region().prefetch(*next, LEAF_LEN);
             }
             if let Some(next) = ahead(1).filter(|_| n + 1 < part.len()) {
-                fetch_records(tree.leaf(*next));
+                fetch_records(tree.leaf(Spot(*next)));
             }
-            let read = read(tree, tree.leaf(*at))?;
+            let read = read(tree, tree.leaf(Spot(*at)))?;
             let Some(first) = read.first() else {
                 match *at == HEAD {
                     true => found.kept.push((Vec::new(), HEAD)),
@@ -459,7 +464,7 @@ impl Found {
                 continue;
             }
             if passed {
-                self.repairs.push((tree.leaf(last).next_at(), tree.seal.next_word(last, at)));
+                self.repairs.push((tree.leaf(Spot(last)).next_at(), tree.seal.next_word(last, at)));
             }
             (last, passed) = (at, false);
         }

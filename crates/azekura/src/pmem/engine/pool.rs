@@ -169,7 +169,7 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
             leaves_free: usage.leaves_free as u64,
             len: usage.len,
             free: usage.free,
-            index: self.tree.inner.bytes(),
+            index: self.tree.inner.bytes() + self.tree.orders.bytes(),
             kept: self.tree.versions.memory_bytes(),
             disk,
             checkpoints,
