@@ -3,9 +3,9 @@
 //! All is read and judged first; what a crash left half done is repaired then, and made durable before anybody can
 //! write. A pool that is refused is as it was.
 //!
-//! The chain itself is followed by one thread; its leaves and their records are read and judged part by part, by several
-//! threads if there is much of it. What concerns two parts, the last leaf of one and the first of the next, is judged at
-//! the end.
+//! The chain itself is followed by one thread; its leaves and their records are read and judged part by part, by
+//! several threads if there is much of it. What concerns two parts, the last leaf of one and the first of the next, is
+//! judged at the end.
 
 use std::sync::Arc;
 
@@ -538,7 +538,8 @@ mod tests {
         assert!(refused > 20, "{refused}");
     }
 
-    /// Prints what a record takes: `cargo test --release -p azekura --lib recover::tests::speed -- --ignored --nocapture`.
+    /// Prints what a record takes: `cargo test --release -p azekura --lib recover::tests::speed -- --ignored
+    /// --nocapture`.
     #[test]
     #[ignore = "measures speed; run it alone, in release"]
     fn speed() {
