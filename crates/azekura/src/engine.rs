@@ -197,8 +197,8 @@ impl TaskReport {
 /// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
 /// show in it, under sequence numbers above those that were published when it was taken.
 pub(crate) trait View: Send + Sync {
-    /// A cursor over the versions of all keys of that moment: all that a reader at `at`, which is registered for as long
-    /// as the cursor lives, may have to see, and perhaps others. It owns what it walks.
+    /// A cursor over the versions of all keys of that moment: all that a reader at `at`, which is registered for as
+    /// long as the cursor lives, may have to see, and perhaps others. It owns what it walks.
     fn cursor(&self, at: SeqNo) -> Result<Box<dyn Cursor>>;
 
     /// Reads what entries of that moment point to. It owns what it needs.

@@ -20,9 +20,16 @@ pub(crate) fn xxh3_two(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
 
 /// What is read and hashed at once, in bytes.
 const PIECE: usize = 4096;
+/// As much of it as is cheap to set to zero first.
+const SHORT: usize = 256;
 
 /// The checksum of `len` bytes that `read` copies out from the offset it is given; equals [`xxh3`] of them all.
 pub(crate) fn xxh3_pieces(seed: u64, len: u64, read: impl Fn(u64, &mut [u8])) -> u64 {
+    if len <= SHORT as u64 {
+        let piece = &mut [0; SHORT][..len as usize];
+        read(0, piece);
+        return xxh3(seed, piece);
+    }
     let mut piece = [0; PIECE];
     if len <= PIECE as u64 {
         let piece = &mut piece[..len as usize];
@@ -65,7 +72,7 @@ mod tests {
             assert_eq!(xxh3_two(7, &bytes[..cut], &bytes[cut..]), xxh3(7, &bytes));
         }
         let bytes: Vec<u8> = (0..3 * PIECE).map(|i| (i / 3) as u8).collect();
-        for len in [0, 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE - 1] {
+        for len in [0, 1, SHORT, SHORT + 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE - 1] {
             let read = |at: u64, out: &mut [u8]| out.copy_from_slice(&bytes[at as usize..][..out.len()]);
             assert_eq!(xxh3_pieces(7, len as u64, read), xxh3(7, &bytes[..len]));
         }

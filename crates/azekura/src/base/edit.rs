@@ -89,11 +89,28 @@ impl BlobUse {
     }
 }
 
+/// The number of an engine in the manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum EngineKind {
+    Lsm = 0,
+    /// A pool whose image goes to a file.
+    Pmem = 1,
+    /// A pool whose file is used as memory.
+    PmemMemory = 2,
+}
+
+impl EngineKind {
+    pub(crate) fn from_number(number: u8) -> Option<EngineKind> {
+        [EngineKind::Lsm, EngineKind::Pmem, EngineKind::PmemMemory].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
 /// What the manifest knows of a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartitionMeta {
     pub(crate) id: PartitionId,
-    /// 0 is the LSM engine; others need a newer version.
+    /// An [`EngineKind`]; others need a newer version.
     pub(crate) engine: u8,
     pub(crate) name: String,
     pub(crate) comparator: String,

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
-use crate::base::edit::{BlobMeta, FileId, PartitionId, PartitionMeta};
+use crate::base::edit::{BlobMeta, EngineKind, FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::PartitionLedger;
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cache::BlockCache;
-use crate::db::options::{EngineKind, EngineType, PartitionCreateOptions};
+use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::state::setbacks::Setbacks;
 use crate::db::state::tree::Tree;
 use crate::engine::{Engine, ReadPoints, Visible};
@@ -322,6 +322,7 @@ impl Catalog {
         };
         let state = self.insert(meta, engine, None, pool);
         self.build_tree(&state, order, options)?;
+        state.end_replay()?;
         Ok(state)
     }
 

@@ -1,7 +1,8 @@
 //! A copy of the database at one commit, made of hard links.
 //!
 //! The steps:
-//! 1. between two commits: note the ledger, the visible sequence number and how far each log segment is written;
+//! 1. between two commits: copy the pools that are memory, note the ledger, the end of the log and how far each of its
+//!    segments is written;
 //! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy what there is of
 //!    blob files that only the log points into, of the pools (which begin no checkpoint meanwhile) and the used part of
 //!    the log, write a manifest that says where the log ends, with a new instance id;
@@ -36,7 +37,8 @@ struct Moment {
     ledger: Ledger,
     /// Early files with their lengths, some of which the ledger may have meanwhile.
     early: Vec<(FileId, PathBuf, u64)>,
-    visible: SeqNo,
+    /// Of the log.
+    end: SeqNo,
     segments: Vec<SegmentInfo>,
 }
 
@@ -79,7 +81,7 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
             Ok::<_, Error>(Moment {
                 early: early_files(shared), // first: a flush may give them to the ledger
                 ledger: writer.metadata.ledger(),
-                visible: shared.visible.get(),
+                end: writer.wal.appended(),
                 segments: writer.wal.segments(),
             })
         });
@@ -155,7 +157,7 @@ fn build(shared: &Shared, moment: &Moment, partitions: &[Arc<PartitionState>], t
         ledger.segments.insert(segment.epoch, segment.file);
     }
     if let Some(last) = moment.segments.last() {
-        ledger.log_end = Some((last.epoch, moment.visible));
+        ledger.log_end = Some((last.epoch, moment.end));
     }
     let mut file_id = [0; 16];
     shared.env.random(&mut ledger.instance);

@@ -42,8 +42,8 @@ pub(crate) struct Commit<'a> {
 pub(crate) enum Path {
     /// By the log.
     Logged,
-    /// By the log, which must be durable before the commit is applied: a pool that is durable by itself may not have the
-    /// half of it.
+    /// By the log, which must be durable before the commit is applied: a pool that is durable by itself may not have
+    /// the half of it.
     Ahead,
     /// It is one change of a pool that is durable by itself.
     Alone,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::base::comparator::Comparator;
-use crate::base::edit::{Edit, PartitionId, PartitionMeta};
+use crate::base::edit::{Edit, EngineKind, PartitionId, PartitionMeta};
 use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, KeyOrder, Result};
 use crate::db::batch::Batch;
@@ -13,12 +13,12 @@ use crate::db::checkpoint;
 use crate::db::config::{Config, PersistMode};
 use crate::db::handle::Handle;
 use crate::db::metrics::Metrics;
-use crate::db::options::{EngineKind, PartitionCreateOptions};
+use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::worker;
-use crate::pmem::engine::stored::is_memory;
+use crate::pmem::engine::is_memory;
 
 /// Partition names are 1..=255 bytes of UTF-8; they never become paths.
 const NAME_LEN_MAX: usize = 255;

@@ -2,10 +2,11 @@
 
 use crate::base::coding::{Decoder, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
+use crate::base::edit::EngineKind;
 use crate::base::{Error, KeyOrder, Result};
 use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::options::{LeveledOptions, LsmOptions};
-use crate::pmem::options::PmemOptions;
+use crate::pmem::options::{PmemOptions, SETTING};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIOS};
 
 /// How tables are merged in the background.
@@ -42,23 +43,6 @@ impl EngineType {
             EngineType::Pmem(_) if memory => EngineKind::PmemMemory,
             EngineType::Pmem(_) => EngineKind::Pmem,
         }
-    }
-}
-
-/// The number of an engine in the manifest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum EngineKind {
-    Lsm = 0,
-    /// A pool whose image goes to a file.
-    Pmem = 1,
-    /// A pool whose file is used as memory.
-    PmemMemory = 2,
-}
-
-impl EngineKind {
-    pub(crate) fn from_number(number: u8) -> Option<EngineKind> {
-        [EngineKind::Lsm, EngineKind::Pmem, EngineKind::PmemMemory].into_iter().find(|kind| *kind as u8 == number)
     }
 }
 
@@ -369,7 +353,7 @@ impl PartitionCreateOptions {
             put_bytes(&mut out, &value);
         }
         if let EngineType::Pmem(pmem) = &self.engine {
-            put_varint(&mut out, 16);
+            put_varint(&mut out, SETTING);
             put_bytes(&mut out, &pmem.encode());
         }
         out
@@ -411,7 +395,7 @@ impl PartitionCreateOptions {
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
                 15 => options.kv_separation = Some(separation(value)?),
-                16 => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
+                SETTING => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
                 _ => {}
             }
         }

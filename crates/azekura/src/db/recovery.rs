@@ -4,8 +4,8 @@
 //! 1. look at the directory without changing it, take the lock;
 //! 2. no manifest and nothing else: create the database, atomically, by renaming its first manifest into place;
 //! 3. read the manifest into a ledger, check that every table it names is there and whole, read the pools;
-//! 4. read the log: every commit that is not in tables goes into memtables, or into pools; the whole log is validated before anything
-//!    is written, so that a failed open changes nothing;
+//! 4. read the log: every commit that is not in tables goes into memtables, or into pools; the whole log is validated
+//!    before anything is written, so that a failed open changes nothing;
 //! 5. sync what was replayed (it may be in the page cache only), make blob files of what it points to in files that
 //!    were never finished, write the manifest anew with the end of the log, begin a fresh segment, remove files that
 //!    nothing names, start the workers.

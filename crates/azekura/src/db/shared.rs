@@ -217,8 +217,8 @@ impl Shared {
         self.make_durable(written?, mode)
     }
 
-    /// Writes a commit, beside which so many `bytes` were written ahead; gives the sequence number through which the log
-    /// has to be synced for it.
+    /// Writes a commit, beside which so many `bytes` were written ahead; gives the sequence number through which the
+    /// log has to be synced for it.
     fn write(&self, commit: Commit<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
         if commit.payload.len() as u64 > self.settings.memory_budget / 2 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::blob_ref::References;
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
-use crate::base::edit::{BlobMeta, BlobUse, FileId, TableMeta};
+use crate::base::edit::{BlobMeta, BlobUse, EngineKind, FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
 use crate::base::ledger::{Ledger, PartitionLedger};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
@@ -14,10 +14,10 @@ use crate::blob::liveness::Liveness;
 use crate::blob::reader::BlobFile;
 use crate::blob::unsealed::Unsealed;
 use crate::block::cache::BlockCache;
-use crate::db::options::{EngineKind, PartitionCreateOptions};
 use crate::engine::{ReadPoints, Visible};
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
 use crate::pmem::engine::{PoolHome, StoredPool};
+use crate::pmem::options::PmemOptions;
 use crate::pmem::store::{self, PoolFile};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
@@ -314,7 +314,7 @@ fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Veri
 }
 
 fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionLedger) -> Result<u64> {
-    let options = PartitionCreateOptions::decode(&partition.meta.settings)?.pmem();
+    let options = PmemOptions::of_settings(&partition.meta.settings)?;
     let visible = Visible::default();
     let home = PoolHome {
         fs: Arc::clone(fs),

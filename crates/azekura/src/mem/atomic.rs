@@ -15,6 +15,7 @@ mod chosen {
         AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
+    pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
     /// Statics of the process; the explorer has them begin anew with every schedule.
@@ -32,6 +33,7 @@ mod chosen {
         AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use shuttle::sync::{Mutex, MutexGuard, PoisonError};
+    pub(crate) use shuttle::thread::yield_now;
     pub(crate) use shuttle::thread_local;
 
     /// Others may go on here, but need not: who spins has little patience, and what comes after it is to be seen too.

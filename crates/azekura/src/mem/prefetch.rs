@@ -10,8 +10,9 @@ pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     }
 }
 
+/// Fetches the line of an address, which need not be one.
 #[inline]
-fn prefetch_line(at: *const u8) {
+pub(crate) fn prefetch_line(at: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch never faults, whatever the address; SSE is part of the architecture.
     unsafe {

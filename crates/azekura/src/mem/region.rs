@@ -11,7 +11,8 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cmp::Ordering as Order;
-use std::ptr::NonNull;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::Words;
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::persist;
-use crate::mem::prefetch::prefetch;
+use crate::mem::prefetch::prefetch_line;
 use crate::mem::slice::Slice;
 
 /// Lengths of regions are multiples of this, in bytes.
@@ -137,6 +138,7 @@ impl Region {
     #[inline]
     pub(crate) fn load(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::Acquire))
     }
 
@@ -145,13 +147,33 @@ impl Region {
     #[inline]
     pub(crate) fn look(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::SeqCst))
+    }
+
+    /// The words from `at` on, a multiple of 8, each as by [`load`](Region::load).
+    #[inline]
+    pub(crate) fn load_all<const N: usize>(&self, at: u64) -> [u64; N] {
+        debug_assert!(at.is_multiple_of(8));
+        turn();
+        let words: &[AtomicU64; N] = self.words()[(at / 8) as usize..].first_chunk().expect("it is in the region");
+        std::array::from_fn(|n| u64::from_le(words[n].load(Ordering::Acquire)))
+    }
+
+    /// Stores `new` at `at`, a multiple of 8, if `old` stands there; whether it did.
+    #[inline]
+    pub(crate) fn exchange(&self, at: u64, old: u64, new: u64) -> bool {
+        debug_assert!(at.is_multiple_of(8));
+        turn();
+        let word = &self.words()[(at / 8) as usize];
+        word.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Stores the word at `at`, a multiple of 8, after all that this thread wrote before.
     #[inline]
     pub(crate) fn store(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::Release);
     }
 
@@ -159,6 +181,7 @@ impl Region {
     #[inline]
     pub(crate) fn publish(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::SeqCst);
     }
 
@@ -167,6 +190,7 @@ impl Region {
     #[inline]
     pub(crate) fn write(&self, at: u64, parts: &[&[u8]], mut wrote: impl FnMut(u64, u64)) {
         debug_assert!(at.is_multiple_of(8));
+        turn();
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let span = self.span(at, len as u64);
         let (mut next, mut filled, mut pending) = (0, 0, 0u64);
@@ -199,21 +223,47 @@ impl Region {
     /// Copies the bytes from `at` on to `out`.
     #[inline]
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
+        // SAFETY: the same bytes; `copy` writes nothing there but bytes.
+        self.copy(at, unsafe { &mut *(ptr::from_mut(out) as *mut [MaybeUninit<u8>]) });
+    }
+
+    /// As [`read`](Region::read), of whole words from a multiple of 8 on.
+    #[inline]
+    pub(crate) fn read_words(&self, at: u64, out: &mut [u8]) {
+        debug_assert!(at.is_multiple_of(8) && out.len().is_multiple_of(8));
+        turn();
+        let span = &self.words()[(at / 8) as usize..][..out.len() / 8];
+        let to = out.as_mut_ptr().cast::<[u8; 8]>();
+        for (n, from) in span.iter().enumerate() {
+            // SAFETY: `out` has eight bytes for each word of the span.
+            unsafe { to.add(n).write(word_of(from).to_le_bytes()) };
+        }
+    }
+
+    /// As [`read`](Region::read); all of `out` is written.
+    #[inline]
+    fn copy(&self, at: u64, out: &mut [MaybeUninit<u8>]) {
+        turn();
         let (span, bits) = (self.span(at, out.len() as u64), at % 8 * 8);
-        let (chunks, rest) = out.as_chunks_mut::<8>();
-        let whole = chunks.len();
-        let word = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
+        let (whole, rest) = (out.len() / 8, out.len() % 8);
+        let to = out.as_mut_ptr().cast::<[u8; 8]>();
         if bits == 0 {
-            for (chunk, low) in chunks.iter_mut().zip(span) {
-                *chunk = word(low).to_le_bytes();
+            for (n, from) in span[..whole].iter().enumerate() {
+                // SAFETY: `out` has `whole` times eight bytes.
+                unsafe { to.add(n).write(word_of(from).to_le_bytes()) };
             }
-        } else {
-            for (chunk, pair) in chunks.iter_mut().zip(span.windows(2)) {
-                *chunk = (word(&pair[0]) >> bits | word(&pair[1]) << (64 - bits)).to_le_bytes();
+        } else if let Some((first, behind)) = span.split_first() {
+            let mut low = word_of(first);
+            for (n, from) in behind[..whole].iter().enumerate() {
+                let high = word_of(from);
+                // SAFETY: as above.
+                unsafe { to.add(n).write((low >> bits | high << (64 - bits)).to_le_bytes()) };
+                low = high;
             }
         }
-        if !rest.is_empty() {
-            rest.copy_from_slice(&shifted(span, whole, bits).to_le_bytes()[..rest.len()]);
+        if rest > 0 {
+            let last = shifted(span, whole, bits).to_le_bytes();
+            out[8 * whole..].iter_mut().zip(last).for_each(|(byte, last)| *byte = MaybeUninit::new(last));
         }
     }
 
@@ -225,15 +275,33 @@ impl Region {
             self.read(at, &mut bytes[..len]);
             return Slice::from(&bytes[..len]);
         }
-        let mut bytes: Arc<[u8]> = (0..len).map(|_| 0).collect();
-        self.read(at, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
-        Slice::shared(bytes, 0)
+        let mut bytes = Arc::<[u8]>::new_uninit_slice(len);
+        self.copy(at, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
+        // SAFETY: `copy` has written all of it.
+        Slice::shared(unsafe { bytes.assume_init() }, 0)
+    }
+
+    /// Whether the bytes from `at` on are `other`.
+    #[inline]
+    pub(crate) fn holds(&self, at: u64, other: &[u8]) -> bool {
+        turn();
+        let (span, bits) = (self.span(at, other.len() as u64), at % 8 * 8);
+        let (chunks, rest) = other.as_chunks::<8>();
+        if chunks.iter().enumerate().any(|(n, chunk)| shifted(span, n, bits) != u64::from_le_bytes(*chunk)) {
+            return false;
+        }
+        if rest.is_empty() {
+            return true;
+        }
+        let last = shifted(span, chunks.len(), bits).to_le_bytes();
+        last[..rest.len()] == *rest
     }
 
     /// Up to eight of the `len` bytes from `at` on as a big-endian number, as if zeros followed them. Of two strings
     /// the numbers are never in the opposite order.
     #[inline]
     pub(crate) fn head(&self, at: u64, len: usize) -> u64 {
+        turn();
         let len = len.min(8);
         if len == 0 {
             return 0;
@@ -245,6 +313,7 @@ impl Region {
     /// Compares the `len` bytes from `at` on with `other`.
     #[inline]
     pub(crate) fn cmp(&self, at: u64, len: usize, other: &[u8]) -> Order {
+        turn();
         let common = len.min(other.len());
         let span = self.span(at, common as u64);
         let bits = at % 8 * 8;
@@ -284,11 +353,12 @@ impl Region {
         a_len.cmp(&b_len)
     }
 
-    /// Asks the processor to fetch the lines of a range that is in the region; only a hint.
+    /// Asks the processor to fetch the lines of a range; only a hint, and nothing happens where there is no memory.
     #[inline]
     pub(crate) fn prefetch(&self, at: u64, len: u64) {
-        if self.contains(at, len) {
-            prefetch(self.span(at, len));
+        let start = self.start.as_ptr().cast::<u8>();
+        for line in (at / 64..(at + len).div_ceil(64)).map(|line| line * 64) {
+            prefetch_line(start.wrapping_add(line as usize));
         }
     }
 
@@ -299,14 +369,27 @@ impl Region {
     }
 }
 
+/// Where schedules are explored others may go on here. The words are the standard library's atomics all the same: the
+/// explorer knows one order of memory only, and a region of its atomics would be too large to make anew each time.
+#[inline]
+fn turn() {
+    #[cfg(azekura_explore)]
+    crate::mem::atomic::spin_loop();
+}
+
+#[inline]
+fn word_of(word: &AtomicU64) -> u64 {
+    u64::from_le(word.load(Ordering::Relaxed))
+}
+
 /// Eight bytes from `bits` behind the start of word `n` on, as far as there are words.
 #[inline]
 fn shifted(span: &[AtomicU64], n: usize, bits: u64) -> u64 {
-    let word = u64::from_le(span[n].load(Ordering::Relaxed));
+    let word = word_of(&span[n]);
     if bits == 0 {
         return word;
     }
-    let next = span.get(n + 1).map_or(0, |word| u64::from_le(word.load(Ordering::Relaxed)));
+    let next = span.get(n + 1).map_or(0, word_of);
     word >> bits | next << (64 - bits)
 }
 

@@ -16,6 +16,12 @@ pub(crate) fn matches(bytes: &[u8], wanted: u8) -> u32 {
     }
 }
 
+/// As [`matches`], of the bytes of two words.
+#[inline]
+pub(crate) fn matches_in_pair(words: [u64; 2], wanted: u8) -> u32 {
+    matches_in_lanes(&(u128::from(words[0]) | u128::from(words[1]) << 64).to_le_bytes(), wanted)
+}
+
 #[cold]
 fn matches_in_few(bytes: &[u8], wanted: u8) -> u32 {
     let mut lanes = [0; LANES];
@@ -78,6 +84,9 @@ mod tests {
             let expected = lanes.iter().enumerate().map(|(i, lane)| u32::from(*lane == wanted) << i).sum::<u32>();
             assert_eq!(matches_in_lanes(&lanes, wanted), expected);
             assert_eq!(matches_in_words(&lanes, wanted), expected);
+            let words = lanes.as_chunks().0;
+            let pair = [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])];
+            assert_eq!(matches_in_pair(pair, wanted), expected);
             let few = round as usize % LANES;
             assert_eq!(matches(&lanes[..few], wanted), expected & ((1 << few) - 1));
         }

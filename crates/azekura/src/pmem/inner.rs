@@ -6,6 +6,7 @@
 //!
 //! One thread at a time changes it; any number walk.
 
+use std::cmp::Ordering as Order;
 use std::sync::Arc;
 
 use crate::base::KeyOrder;
@@ -36,6 +37,8 @@ pub(crate) struct Found<'p> {
     pub(crate) low: Option<&'p [u8]>,
     /// Its keys are before this; others in it belong to the leaf behind it.
     pub(crate) high: Option<&'p [u8]>,
+    /// The leaves on both sides, as far as they hang on the same node.
+    pub(crate) beside: (Option<u64>, Option<u64>),
 }
 
 type Cell = Arc<EpochCell<Node>>;
@@ -43,20 +46,26 @@ type Cell = Arc<EpochCell<Node>>;
 /// A node: separator `n` stands between the children `n` and `n + 1`, is behind every key of the former and not behind
 /// any of the latter. One more of both fits in than belongs there: what is split was that large for a moment.
 #[derive(Clone)]
+#[repr(C, align(64))]
 struct Node {
     /// What all separators begin with, in bytes.
     common: u32,
-    count: u32,
-    /// Where the order is that of the bytes: eight bytes of each separator behind what all of them begin with. In the
+    count: u16,
+    /// How many levels of nodes are below it.
+    level: u16,
+    /// The first eight bytes of what all begin with, as of [`head_of`].
+    begin: u64,
+    /// Above the lowest level.
+    nodes: Box<[Cell]>,
+    /// The separators one behind the other, and where each ends.
+    ends: Box<[u32]>,
+    bytes: Box<[u8]>,
+    /// Where the order is that of the bytes: eight bytes of each separator behind what all of them begin with, and
+    /// behind the last one the highest numbers. In the
     /// node itself, as what is looked at in every walk, so that all of it can be fetched at once.
     heads: [u64; FAN],
     /// On the lowest level: offsets in the pool.
     leaves: [u64; FAN + 1],
-    /// Above it.
-    nodes: Vec<Cell>,
-    /// The separators one behind the other, and where each ends.
-    ends: Vec<u32>,
-    bytes: Vec<u8>,
 }
 
 enum Child {
@@ -104,9 +113,10 @@ fn cell_of(node: Node) -> Cell {
     Arc::new(EpochCell::new(Arc::new(node)))
 }
 
-/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed.
+/// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed: of two keys the numbers are never
+/// in the opposite order.
 #[inline]
-fn head_of(key: &[u8], from: usize) -> u64 {
+pub(crate) fn head_of(key: &[u8], from: usize) -> u64 {
     let rest = key.get(from..).unwrap_or_default();
     if let Some(word) = rest.first_chunk() {
         return u64::from_be_bytes(*word);
@@ -116,30 +126,49 @@ fn head_of(key: &[u8], from: usize) -> u64 {
     u64::from_be_bytes(word)
 }
 
+/// How many of `heads` are lower than `head`. Always the same steps, without a branch: which way they go nobody can
+/// foresee.
+#[inline]
+fn lower(heads: &[u64; FAN], head: u64) -> usize {
+    let mut low = 0;
+    for step in [32, 16, 8, 4, 2, 1] {
+        // At most 62 + 1 before the last step.
+        low += if heads[low + step - 1] < head { step } else { 0 };
+    }
+    low + usize::from(heads[low] < head)
+}
+
 impl Node {
     fn new(separators: &[&[u8]], children: Children, order: &KeyOrder) -> Node {
         assert_eq!(separators.len() + 1, children.len(), "a separator stands between each two children");
+        let mut end = 0;
+        let ends = separators.iter().map(|separator| {
+            end += separator.len();
+            u32::try_from(end).expect("64 keys of at most 64 KiB")
+        });
         let mut node = Node {
             common: 0,
-            count: children.len() as u32,
-            heads: [0; FAN],
+            count: children.len() as u16,
+            level: 0,
+            begin: 0,
+            nodes: Box::default(),
+            ends: ends.collect(),
+            bytes: separators.concat().into(),
+            heads: [u64::MAX; FAN],
             leaves: [0; FAN + 1],
-            nodes: Vec::new(),
-            ends: Vec::with_capacity(separators.len()),
-            bytes: Vec::with_capacity(separators.iter().map(|separator| separator.len()).sum()),
         };
         match children {
             Children::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
-            Children::Nodes(nodes) => node.nodes = nodes,
-        }
-        for separator in separators {
-            node.bytes.extend_from_slice(separator);
-            node.ends.push(u32::try_from(node.bytes.len()).expect("64 keys of at most 64 KiB"));
+            Children::Nodes(nodes) => {
+                node.level = nodes[0].load().level + 1;
+                node.nodes = nodes.into();
+            }
         }
         if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
             // What the first and the last begin with all between them do.
             let common = first.iter().zip(*last).take_while(|(a, b)| a == b).count();
             node.common = common as u32;
+            node.begin = head_of(&first[..common], 0);
             for (head, separator) in node.heads.iter_mut().zip(separators) {
                 *head = head_of(separator, common);
             }
@@ -166,7 +195,7 @@ impl Node {
         if self.nodes.is_empty() {
             Children::Leaves(self.leaves[..self.len()].to_vec())
         } else {
-            Children::Nodes(self.nodes.clone())
+            Children::Nodes(self.nodes.to_vec())
         }
     }
 
@@ -177,17 +206,17 @@ impl Node {
         if bytewise {
             let common = self.common as usize;
             if common > 0 {
-                let begins = &self.bytes[..common];
-                if !key.starts_with(begins) {
-                    return if key < begins { 0 } else { high };
+                let beside = self.beside_common(key, common);
+                if beside.is_ne() {
+                    return if beside.is_lt() { 0 } else { high };
                 }
             }
-            let (head, heads) = (head_of(key, common), &self.heads[..high]);
-            low = heads.partition_point(|separator| *separator < head);
-            if heads.get(low) != Some(&head) {
+            let head = head_of(key, common);
+            low = lower(&self.heads, head);
+            if low >= high || self.heads[low] != head {
                 return low;
             }
-            high = low + heads[low..].partition_point(|separator| *separator == head);
+            high = low + self.heads[low..high].partition_point(|separator| *separator == head);
         }
         while low < high {
             let middle = (low + high) / 2;
@@ -195,6 +224,35 @@ impl Node {
             if of_key.is_lt() || or_equal && of_key.is_eq() { low = middle + 1 } else { high = middle }
         }
         low
+    }
+
+    /// The leaves on both sides of leaf `at`.
+    fn beside(&self, at: usize) -> (Option<u64>, Option<u64>) {
+        let leaves = &self.leaves[..self.len()];
+        (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
+    }
+
+    /// The node of `cell`, below this one. What every walk looks at of it is fetched together.
+    #[inline]
+    fn below<'p>(&self, cell: &'p EpochCell<Node>, pin: &'p Pin) -> &'p Node {
+        let node = cell.read(pin);
+        prefetch(&node.count);
+        prefetch(&node.heads);
+        if self.level == 1 {
+            prefetch(&node.leaves);
+        }
+        node
+    }
+
+    /// Where `key` is: before all keys that begin as all separators do, behind them, or among them. For what begins in
+    /// few bytes alike they are in the node itself.
+    #[inline]
+    fn beside_common(&self, key: &[u8], common: usize) -> Order {
+        if common <= 8 && common <= key.len() {
+            return (head_of(key, 0) & (u64::MAX << (64 - 8 * common))).cmp(&self.begin);
+        }
+        let begins = &self.bytes[..common];
+        if key.starts_with(begins) { Order::Equal } else { key.cmp(begins) }
     }
 
     /// With `child` in place of child `at`.
@@ -230,8 +288,9 @@ impl Node {
     }
 
     fn bytes(&self) -> u64 {
-        let nodes = self.nodes.capacity() * size_of::<Cell>();
-        (size_of::<Node>() + 16 + nodes + self.ends.capacity() * 4 + self.bytes.capacity()) as u64
+        let beside = size_of_val(&*self.nodes) + size_of_val(&*self.ends) + self.bytes.len();
+        // With two counts in front, which are as large as the alignment.
+        (size_of::<Node>() + align_of::<Node>() + beside) as u64
     }
 }
 
@@ -289,8 +348,7 @@ impl Inner {
         loop {
             let at = self.child(node, goal);
             let Some(below) = node.nodes.get(at) else { return node.leaves[at] };
-            node = below.read(pin);
-            prefetch(&node.heads);
+            node = node.below(below, pin);
         }
     }
 
@@ -306,8 +364,10 @@ impl Inner {
             if at < node.ends.len() {
                 high = Some(node.separator(at));
             }
-            let Some(below) = node.nodes.get(at) else { return Found { leaf: node.leaves[at], low, high } };
-            node = below.read(pin);
+            let Some(below) = node.nodes.get(at) else {
+                return Found { leaf: node.leaves[at], low, high, beside: node.beside(at) };
+            };
+            node = node.below(below, pin);
         }
     }
 
@@ -315,8 +375,7 @@ impl Inner {
     pub(crate) fn neighbours(&self, key: &[u8], pin: &Pin) -> (Option<u64>, Option<u64>) {
         let path = self.path(key, pin);
         let &(_, node, at) = path.last().expect("there is a root");
-        let leaves = &node.leaves[..node.len()];
-        (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
+        node.beside(at)
     }
 
     fn path<'p>(&'p self, key: &[u8], pin: &'p Pin) -> Path<'p> {
@@ -408,7 +467,8 @@ mod tests {
             assert_eq!(inner.leaf(Goal::At(key), &pin), expected, "{key:?}");
             let found = inner.find(Goal::At(key), &pin);
             let (low, high) = (at.map(|(key, _)| key.as_slice()), behind.map(|(key, _)| key.as_slice()));
-            assert_eq!(found, Found { leaf: expected, low, high });
+            assert_eq!((found.leaf, found.low, found.high), (expected, low, high));
+            assert_eq!(found.beside, inner.neighbours(key, &pin));
             let before = model.range(..key.clone()).next_back().map_or(leftmost, |(_, leaf)| *leaf);
             assert_eq!(inner.leaf(Goal::Before(key), &pin), before);
         }

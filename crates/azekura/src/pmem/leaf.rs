@@ -1,7 +1,8 @@
 #![doc = include_str!("../../docs/format/pmem.md")]
 
 use crate::mem::region::Region;
-use crate::mem::simd::{LANES, matches};
+use crate::mem::simd::{LANES, matches_in_pair};
+use crate::pmem::order::Spot;
 use crate::pmem::record::{STEP, Slot};
 
 /// Slots of a leaf. One of them always stays free, so that a record can be replaced in a full leaf.
@@ -99,12 +100,19 @@ pub(crate) fn bits(mut set: u64) -> impl Iterator<Item = usize> {
 pub(crate) struct Leaf<'a> {
     pub(crate) region: &'a Region,
     pub(crate) at: u64,
+    /// The number of its order.
+    pub(crate) order: u32,
 }
 
 impl<'a> Leaf<'a> {
     #[inline]
     pub(crate) fn new(region: &'a Region, at: u64) -> Leaf<'a> {
-        Leaf { region, at }
+        Leaf::at(region, Spot(at))
+    }
+
+    #[inline]
+    pub(crate) fn at(region: &'a Region, spot: Spot) -> Leaf<'a> {
+        Leaf { region, at: spot.leaf(), order: spot.number() }
     }
 
     #[inline]
@@ -133,6 +141,12 @@ impl<'a> Leaf<'a> {
         Slot(self.region.load(self.slot_at(n)))
     }
 
+    /// The words of all slots.
+    #[inline]
+    pub(crate) fn slots(self) -> [u64; SLOTS] {
+        self.region.load_all(self.at + SLOTS_AT)
+    }
+
     /// Where the word with the fingerprint of slot `n` stands.
     pub(crate) fn print_at(self, n: usize) -> u64 {
         self.at + PRINTS_AT + n as u64 / 8 * 8
@@ -152,14 +166,9 @@ impl<'a> Leaf<'a> {
     /// The valid slots of `commit` whose fingerprint is `print`, as bits.
     #[inline]
     pub(crate) fn alike(self, commit: Commit, print: u8) -> u64 {
-        let mut prints = [0; SLOTS];
-        for (n, bytes) in prints.chunks_exact_mut(8).enumerate() {
-            bytes.copy_from_slice(&self.region.load(self.at + PRINTS_AT + 8 * n as u64).to_le_bytes());
-        }
-        let mut found = 0;
-        for (n, lanes) in prints.chunks_exact(LANES).enumerate() {
-            found |= u64::from(matches(lanes, print)) << (LANES * n);
-        }
+        let words: [u64; SLOTS / 8] = self.region.load_all(self.at + PRINTS_AT);
+        let pairs = words.as_chunks().0.iter().enumerate();
+        let found = pairs.fold(0, |found, (n, pair)| found | u64::from(matches_in_pair(*pair, print)) << (LANES * n));
         found & commit.valid()
     }
 

@@ -143,6 +143,7 @@ impl Image {
     }
 
     /// Pages that were changed since they were brought to a file, more or less, while others write.
+    #[cfg(test)]
     pub(crate) fn changed_pages(&self) -> u64 {
         self.pages.marked(self.region.len())
     }

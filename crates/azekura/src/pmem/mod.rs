@@ -14,8 +14,9 @@
 //!   alone may lock two.
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
-//! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`cursor`], [`versions`] (what was
-//! replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a partition calls).
+//! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a leaf's slots), [`cursor`],
+//! [`versions`] (what was replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`]
+//! (what a partition calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;
@@ -25,6 +26,7 @@ pub(crate) mod leaf;
 pub(crate) mod medium;
 pub(crate) mod notes;
 pub(crate) mod options;
+pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod recover;
 pub(crate) mod reshape;

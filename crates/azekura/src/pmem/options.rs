@@ -6,6 +6,8 @@ use crate::pmem::tree::PoolOptions;
 
 /// Sizes that a pool may have, in bytes.
 const SIZES: std::ops::RangeInclusive<u64> = (64 << 10)..=(8 << 40);
+/// The field of the stored settings that holds these.
+pub(crate) const SETTING: u64 = 16;
 /// Steps that it may grow by.
 const STEPS: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
 
@@ -64,6 +66,18 @@ impl PmemOptions {
     /// hold what came after records that are gone by now.
     pub(crate) fn pool(&self) -> PoolOptions {
         PoolOptions { len_max: 2 * self.max_size, grow_by: self.growth_step, ..PoolOptions::default() }
+    }
+
+    /// What the stored settings of a partition say, by default if that is nothing.
+    pub(crate) fn of_settings(settings: &[u8]) -> Result<PmemOptions> {
+        let mut d = Decoder::new(settings);
+        while !d.is_empty() {
+            let (field, value) = (d.varint()?, d.bytes()?);
+            if field == SETTING {
+                return PmemOptions::decode(value);
+            }
+        }
+        Ok(PmemOptions::default())
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

@@ -1,10 +1,13 @@
 //! One record: what is known of its key and value, in one buffer with them. See the format of pools.
 
+use std::cell::OnceCell;
+
 use crate::base::checksum::{place_seed, xxh3, xxh3_pieces};
 use crate::base::coding::Decoder;
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{EntryRef, Error, RecordKind, Result, SeqNo};
 use crate::mem::region::Region;
+use crate::pmem::inner::head_of;
 
 /// Buffers of records begin at multiples of this, and their lengths are multiples of it, in bytes.
 pub(crate) const STEP: u64 = 16;
@@ -14,6 +17,11 @@ const HEAD_LEN_MAX: usize = 4 + 1 + 3 + 5 + 7;
 /// The bits of the tag that say how many bytes the sequence number takes; the others are those of the kind.
 const WIDTH_SHIFT: u32 = 3;
 const WIDTH_MASK: u8 = 0b0011_1000;
+
+/// Records up to this length in bytes are copied as a whole.
+const COPIED: u64 = 1024;
+/// Longer than any record that [`Record::short`] knows.
+const SHORT: u64 = 288;
 
 const OFFSET_BITS: u32 = 40;
 /// A length that the record itself knows.
@@ -139,17 +147,27 @@ impl Record {
         if !region.contains(at, slot.len().unwrap_or(STEP).max(STEP)) {
             return Err(nowhere(at));
         }
-        let (first, second) = (region.load(at), region.load(at + 8));
+        let [first, second] = region.load_all(at);
+        match Record::short(slot, first, second) {
+            Some(record) => Ok(record),
+            None => Record::read_long(region, slot),
+        }
+    }
+
+    /// The record that begins with these words; none where it is not like most: then [`Record::read`] says what it is.
+    #[inline(always)]
+    pub(crate) fn short(slot: Slot, first: u64, second: u64) -> Option<Record> {
         let [_, _, _, _, tag, key_len, value_len, low] = first.to_le_bytes();
         let width = u32::from(tag & WIDTH_MASK) >> WIDTH_SHIFT;
-        if (key_len | value_len) >= 0x80 || width == 0 {
-            return Record::read_long(region, slot);
+        let put = tag & !WIDTH_MASK == RecordKind::Put.to_byte();
+        if (key_len | value_len) >= 0x80 || width == 0 || !put {
+            return None;
         }
         let seqno = (second << 8 | u64::from(low)) & (u64::MAX >> (64 - 8 * width));
         let (key_len, value_len) = (usize::from(key_len), usize::from(value_len));
-        let kind = RecordKind::from_byte(tag & !WIDTH_MASK)?;
+        let (at, kind) = (slot.at(), RecordKind::Put);
         let record = Record { at, seqno: SeqNo(seqno), kind, key_at: at + 7 + u64::from(width), key_len, value_len };
-        record.checked(region, slot)
+        (slot.len() == Some(record.buffer_len())).then_some(record)
     }
 
     #[cold]
@@ -179,10 +197,11 @@ impl Record {
     fn checked(self, region: &Region, slot: Slot) -> Result<Record> {
         let len = self.buffer_len();
         let fits = match slot.len() {
+            // That it is in the region was looked at before anything of it was read.
             Some(there) => len == there,
-            None => len / STEP >= LONG,
+            None => len / STEP >= LONG && region.contains(self.at, len),
         };
-        if fits && region.contains(self.at, len) { Ok(self) } else { Err(nowhere(self.at)) }
+        if fits { Ok(self) } else { Err(nowhere(self.at)) }
     }
 
     /// The length of its buffer.
@@ -217,6 +236,71 @@ impl Record {
         let sum = xxh3_pieces(sum, self.key_len as u64, read(self.key_at));
         let sum = xxh3_pieces(sum, self.value_len as u64, read(self.value_at()));
         fold(sum).to_le_bytes() == head[..4]
+    }
+}
+
+/// A record that was copied out of its pool; a long value is when somebody asks for it.
+pub(crate) struct Copied {
+    pub(crate) record: Record,
+    /// The bytes of the record from its beginning on, at least up to its value.
+    bytes: Vec<u8>,
+    /// The value if it is not in there, once it was asked for.
+    value: OnceCell<Vec<u8>>,
+}
+
+impl Copied {
+    /// None yet.
+    pub(crate) fn new() -> Copied {
+        let record = Record { at: 0, seqno: SeqNo(0), kind: RecordKind::Put, key_at: 0, key_len: 0, value_len: 0 };
+        Copied { record, bytes: vec![0; COPIED as usize], value: OnceCell::new() }
+    }
+
+    /// Takes the record of a slot if it is like most, visible at `point`, and its key's head before `bound`. If not,
+    /// what was there before is lost.
+    #[inline]
+    pub(crate) fn take_short(&mut self, region: &Region, slot: Slot, point: SeqNo, bound: u64) -> bool {
+        let (at, len) = (slot.at(), slot.len().unwrap_or(u64::MAX));
+        if len > SHORT || !region.contains(at, len) {
+            return false;
+        }
+        let bytes = &mut self.bytes[..len as usize];
+        region.read_words(at, bytes);
+        let Some(([first, second], _)) = bytes.as_chunks().0.split_first_chunk() else { return false };
+        let Some(record) = Record::short(slot, u64::from_le_bytes(*first), u64::from_le_bytes(*second)) else {
+            return false;
+        };
+        self.record = record;
+        record.seqno <= point && head_of(self.key(), 0) < bound
+    }
+
+    /// Takes the record of a slot.
+    pub(crate) fn take(&mut self, region: &Region, slot: Slot) -> Result<()> {
+        let record = Record::read(region, slot)?;
+        let whole = record.buffer_len();
+        let len = if whole <= COPIED { whole } else { record.value_at() - record.at } as usize;
+        self.bytes.resize(self.bytes.len().max(len), 0);
+        region.read(record.at, &mut self.bytes[..len]);
+        self.value = OnceCell::new();
+        self.record = record;
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.bytes[(self.record.key_at - self.record.at) as usize..][..self.record.key_len]
+    }
+
+    #[inline]
+    pub(crate) fn value(&self, region: &Region) -> &[u8] {
+        let Record { at, value_len, .. } = self.record;
+        if self.record.buffer_len() <= COPIED {
+            return &self.bytes[(self.record.value_at() - at) as usize..][..value_len];
+        }
+        self.value.get_or_init(|| {
+            let mut value = vec![0; value_len];
+            region.read(self.record.value_at(), &mut value);
+            value
+        })
     }
 }
 

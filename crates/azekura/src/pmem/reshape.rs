@@ -4,8 +4,9 @@ use crate::base::{Error, Result};
 use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
-use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, VALID, bits};
+use crate::pmem::leaf::{Commit, Leaf, SLOTS, VALID, bits};
 use crate::pmem::medium::{Counting, Medium, Site};
+use crate::pmem::order::Spot;
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::tree::{HEAD, Tree};
 use crate::pmem::versions::poisoned;
@@ -13,7 +14,7 @@ use crate::pmem::versions::poisoned;
 /// A leaf that is not linked yet. Dropped, it is free again.
 struct Spare<'a, M: Medium> {
     tree: &'a Tree<M>,
-    at: u64,
+    spot: Spot,
     used: bool,
 }
 
@@ -22,7 +23,8 @@ impl<M: Medium> Drop for Spare<'_, M> {
         if !self.used
             && let Ok(mut space) = self.tree.space()
         {
-            space.give_back_leaf(self.at);
+            space.give_back_leaf(self.spot.leaf());
+            self.tree.orders.give_back(self.spot.number());
         }
     }
 }
@@ -38,10 +40,11 @@ impl<M: Medium> Tree<M> {
     /// full and gets an empty one behind it.
     pub(crate) fn make_room(&self, key: &[u8]) -> Result<()> {
         let at = self.space()?.take_leaf(&self.medium)?;
-        let mut spare = Spare { tree: self, at, used: false };
+        let spot = self.orders.spot(at);
+        let mut spare = Spare { tree: self, spot, used: false };
         let _structure = self.structure.lock().map_err(poisoned)?;
-        let leaf = self.leaf(self.inner.leaf(Goal::At(key), &Pin::new()));
-        let _locked = self.lock_both(leaf.at, spare.at)?;
+        let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), &Pin::new())));
+        let _locked = self.lock_both(leaf.at, at)?;
         let commit = leaf.commit();
         if commit.count() + 1 < self.slots {
             return Ok(());
@@ -62,11 +65,11 @@ impl<M: Medium> Tree<M> {
         contents.records[sorted[keep - 1].1 as usize].key(self.region(), &mut before);
 
         let medium = Counting::new(&self.medium);
-        self.fill_new(&medium, spare.at, &contents, &moved, next);
-        self.inner.insert(self.separator(&before, &first), spare.at);
-        self.shape.fetch_add(1, Ordering::SeqCst);
-        self.open(leaf.at);
-        let next = (leaf.next_at(), self.seal.next_word(leaf.at, spare.at));
+        self.fill_new(&medium, spot, &contents, &moved, next);
+        self.inner.insert(self.separator(&before, &first), spot.0);
+        self.reshaped();
+        self.open(leaf);
+        let next = (leaf.next_at(), self.seal.next_word(leaf.at, at));
         if moved.is_empty() {
             medium.publish(next.0, next.1);
         } else {
@@ -85,8 +88,8 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Writes a leaf that nobody knows of yet: the slots `moved` of `contents`, and what comes behind it.
-    fn fill_new(&self, medium: &Counting<'_, M>, at: u64, contents: &Contents, moved: &[usize], next: u64) {
-        let leaf = self.leaf(at);
+    fn fill_new(&self, medium: &Counting<'_, M>, spot: Spot, contents: &Contents, moved: &[usize], next: u64) {
+        let (leaf, at) = (self.leaf(spot), spot.leaf());
         let mut commit = Commit::empty(self.seal, at);
         let mut prints = [0; SLOTS];
         for (n, from) in moved.iter().enumerate() {
@@ -138,12 +141,13 @@ impl<M: Medium> Tree<M> {
         let pin = Pin::new();
         let found = self.inner.find(Goal::At(key), &pin);
         let (low, high) = (found.low.map(<[u8]>::to_vec), found.high.map(<[u8]>::to_vec));
-        let leaf = found.leaf;
+        let leaf = Spot(found.leaf);
         let (left, right) = self.inner.neighbours(key, &pin);
+        let (left, right) = (left.map(Spot), right.map(Spot));
         drop(pin);
         let count = self.leaf(leaf).commit().count();
         if let (0, Some(low)) = (count, &low) {
-            let before = self.inner.leaf(Goal::Before(low), &Pin::new());
+            let before = Spot(self.inner.leaf(Goal::Before(low), &Pin::new()));
             return self.unlink(before, leaf, key);
         }
         if count > self.slots / 4 {
@@ -157,13 +161,13 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Whether two leaves together are not so full that they would soon be split again.
-    fn may_join(&self, left: u64, right: u64) -> bool {
+    fn may_join(&self, left: Spot, right: Spot) -> bool {
         self.leaf(left).commit().count() + self.leaf(right).commit().count() <= self.slots * 5 / 8
     }
 
     /// Takes `leaf`, where `key` would be, out of the chain if it is empty still.
-    fn unlink(&self, before: u64, leaf: u64, key: &[u8]) -> Result<()> {
-        let locked = self.lock_both(before, leaf)?;
+    fn unlink(&self, before: Spot, leaf: Spot, key: &[u8]) -> Result<()> {
+        let locked = self.lock_both(before.leaf(), leaf.leaf())?;
         let (before, leaf) = (self.leaf(before), self.leaf(leaf));
         if leaf.commit().count() != 0 || leaf.at == HEAD || self.next_of(before)? != leaf.at {
             return Ok(());
@@ -172,20 +176,20 @@ impl<M: Medium> Tree<M> {
         self.medium.publish(before.next_at(), self.seal.next_word(before.at, next));
         self.medium.flush(before.next_at(), 8, Site::UnlinkCommit);
         self.medium.fence(Site::UnlinkDone);
-        self.forget_leaf(leaf.at, key)?;
+        self.forget_leaf(leaf, key)?;
         drop(locked);
         Ok(())
     }
 
     /// Moves what is in `right` to `left`, the leaf before it on the same node; `key` is one that belongs to `right`.
-    fn join(&self, left: u64, right: u64, key: &[u8]) -> Result<()> {
-        let locked = self.lock_both(left, right)?;
-        let (left, right) = (self.leaf(left), self.leaf(right));
-        if self.next_of(left)? != right.at || !self.may_join(left.at, right.at) {
+    fn join(&self, left: Spot, right: Spot, key: &[u8]) -> Result<()> {
+        let locked = self.lock_both(left.leaf(), right.leaf())?;
+        if self.next_of(self.leaf(left))? != right.leaf() || !self.may_join(left, right) {
             return Ok(());
         }
+        let (left, right) = (self.leaf(left), self.leaf(right));
         let (next, mut commit) = (self.next_of(right)?, left.commit());
-        self.open(left.at);
+        self.open(left);
         let moving = right.commit();
         let free: Vec<usize> = bits(!commit.valid() & VALID).collect();
         let mut prints = [0; SLOTS / 8];
@@ -205,22 +209,18 @@ impl<M: Medium> Tree<M> {
         self.medium.publish_both((left.at, commit.0), next, Site::MergeJoin);
         self.medium.flush(left.at, 16, Site::MergeCommit);
         self.medium.fence(Site::MergeDone);
-        self.forget_leaf(right.at, key)?;
+        self.forget_leaf(right, key)?;
         drop(locked);
         Ok(())
     }
 
     /// Lets nobody come to `leaf`, where `key` belonged, any more; it is free when those who are there have left.
-    fn forget_leaf(&self, leaf: u64, key: &[u8]) -> Result<()> {
+    fn forget_leaf(&self, leaf: Leaf<'_>, key: &[u8]) -> Result<()> {
         self.inner.remove(key);
-        self.shape.fetch_add(1, Ordering::SeqCst);
+        self.reshaped();
         self.leaves.fetch_sub(1, Ordering::Release);
-        self.space()?.retire_leaf(leaf);
+        self.orders.give_back(leaf.order);
+        self.space()?.retire_leaf(leaf.at);
         Ok(())
-    }
-
-    /// The bytes of the leaves in use.
-    pub(crate) fn leaf_bytes(&self) -> u64 {
-        self.leaves.load(Ordering::Acquire) * LEAF_LEN
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::base::{Error, ErrorKind, Result};
-use crate::mem::atomic::spin_loop;
+use crate::mem::atomic::{EXPLORED, spin_loop};
 use crate::mem::epoch::Moment;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN};
@@ -22,9 +22,9 @@ const RUN: u64 = 64 << 10;
 /// Leaves are cut from space for so many.
 const LEAF_GROUP: u64 = 16;
 /// So many buffers wait together for the readers to leave.
-const LIMBO_BATCH: usize = 128;
+const LIMBO_BATCH: usize = if EXPLORED { 1 } else { 128 };
 /// How often the readers are looked for before there is no space.
-const PATIENCE: usize = 10_000;
+const PATIENCE: usize = if EXPLORED { 2 } else { 10_000 };
 
 /// A buffer, or a leaf: where it begins and how long it is.
 pub(crate) type Range = (u64, u64);

@@ -6,13 +6,14 @@ use crate::base::checksum::{key_hash, place_seed};
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::ReadPoints;
-use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, MutexGuard, Ordering, fence};
+use crate::mem::atomic::{AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, fence};
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
 use crate::pmem::inner::{Goal, Inner};
 use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
 use crate::pmem::medium::{Medium, Splits};
+use crate::pmem::order::{Orders, Spot};
 use crate::pmem::record::{Record, Slot};
 use crate::pmem::space::{Space, Usage};
 use crate::pmem::versions::{Versions, poisoned};
@@ -47,6 +48,21 @@ impl Default for PoolOptions {
     }
 }
 
+/// What those at work beside each other rely on. A test leaves one of them out, and sees that it is missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It is said that slots are about to be written over.
+    Changes,
+    /// It is said that keys have got another leaf.
+    Shape,
+    /// The order of a leaf is that of one version.
+    Order,
+    /// Readers leave what they may be at before it is reused.
+    Limbo,
+    /// What a point shows is kept.
+    Versions,
+}
+
 /// What a leaf shares with those of the same stripe.
 #[repr(align(64))]
 pub(crate) struct Stripe {
@@ -65,7 +81,9 @@ pub(crate) struct Tree<M> {
     pub(crate) order: KeyOrder,
     bytes_are_keys: bool,
     pub(crate) slots: usize,
+    /// What is in it are words of [`Spot`]s.
     pub(crate) inner: Inner,
+    pub(crate) orders: Orders,
     /// Held by who changes `inner`, and who locks two leaves.
     pub(crate) structure: Mutex<()>,
     /// Raised when keys have got another leaf, before they are gone from the one where they were.
@@ -75,7 +93,11 @@ pub(crate) struct Tree<M> {
     pub(crate) versions: Versions,
     pub(crate) len: AtomicU64,
     pub(crate) leaves: AtomicU64,
+    /// Promises of leaves that have ended, and that `space` was not told of yet.
+    pub(crate) ended: AtomicUsize,
     pub(crate) splits: Splits,
+    #[cfg(test)]
+    without: std::sync::OnceLock<Step>,
 }
 
 /// A record in a leaf, and its slot there.
@@ -102,7 +124,6 @@ impl<M: Medium> Tree<M> {
         let (inner, space, len, leaves) = found;
         let stripe = || Stripe { lock: Mutex::new(()), changes: AtomicU64::new(0) };
         Tree {
-            medium,
             seal: seal_of(&file_id),
             hash_seed: place_seed(&file_id, 16),
             file_id,
@@ -111,13 +132,18 @@ impl<M: Medium> Tree<M> {
             versions: Versions::new(order.clone(), points, options.len_max),
             order,
             inner,
+            orders: Orders::new(options.len_max.max(medium.region().len())),
             structure: Mutex::new(()),
             shape: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| stripe()).collect(),
             space: Mutex::new(space),
             len: AtomicU64::new(len),
             leaves: AtomicU64::new(leaves),
+            ended: AtomicUsize::new(0),
             splits: Splits::default(),
+            #[cfg(test)]
+            without: std::sync::OnceLock::new(),
+            medium,
         }
     }
 
@@ -127,8 +153,8 @@ impl<M: Medium> Tree<M> {
     }
 
     #[inline]
-    pub(crate) fn leaf(&self, at: u64) -> Leaf<'_> {
-        Leaf::new(self.region(), at)
+    pub(crate) fn leaf(&self, spot: Spot) -> Leaf<'_> {
+        Leaf::at(self.region(), spot)
     }
 
     #[inline]
@@ -142,10 +168,40 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Says that slots of `leaf`, whose lock is held, are about to be written over.
-    pub(crate) fn open(&self, leaf: u64) {
-        let changes = self.changes(leaf);
-        changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    pub(crate) fn open(&self, leaf: Leaf<'_>) {
+        let changes = self.changes(leaf.at);
+        if self.does(Step::Changes) {
+            changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        if self.does(Step::Order) {
+            self.orders.raise(leaf.order);
+        }
         fence(Ordering::Release);
+    }
+
+    /// Says that keys have got another leaf, which the way to it leads to already.
+    pub(crate) fn reshaped(&self) {
+        if self.does(Step::Shape) {
+            self.shape.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a step is taken, which only a test may deny.
+    #[cfg(not(test))]
+    #[inline]
+    pub(crate) fn does(&self, _step: Step) -> bool {
+        true
+    }
+
+    #[cfg(test)]
+    pub(crate) fn does(&self, step: Step) -> bool {
+        self.without.get() != Some(&step)
+    }
+
+    /// Leaves a step out from now on.
+    #[cfg(test)]
+    pub(crate) fn leave_out(&self, step: Option<Step>) {
+        step.into_iter().for_each(|step| self.without.set(step).expect("one fault at a time"));
     }
 
     /// Locks a leaf against other writers.
@@ -175,7 +231,7 @@ impl<M: Medium> Tree<M> {
     #[inline]
     fn is_key(&self, record: &Record, key: &[u8]) -> bool {
         if self.bytes_are_keys {
-            return record.key_len == key.len() && self.region().cmp(record.key_at, record.key_len, key).is_eq();
+            return record.key_len == key.len() && self.region().holds(record.key_at, key);
         }
         let mut stored = Vec::new();
         record.key(self.region(), &mut stored);
@@ -203,7 +259,7 @@ impl<M: Medium> Tree<M> {
         let print = self.print(key);
         loop {
             let shape = self.shape.load(Ordering::Acquire);
-            let leaf = self.leaf(self.inner.leaf(Goal::At(key), pin));
+            let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), pin)));
             self.region().prefetch(leaf.at, LEAF_LEN);
             let changes = self.changes(leaf.at).load(Ordering::Acquire);
             if let Some(place) = self.look(leaf, leaf.commit(), key, print)? {

@@ -9,9 +9,10 @@ use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
 use crate::pmem::leaf::{Commit, Leaf};
 use crate::pmem::medium::{Medium, Site};
+use crate::pmem::order::Spot;
 use crate::pmem::record::{Head, Slot, buffer_len_for};
 use crate::pmem::space::Range;
-use crate::pmem::tree::{Place, Tree};
+use crate::pmem::tree::{Place, Step, Tree};
 
 /// Hardly a record comes with a sequence number so far above what was visible when its space was set aside.
 const SEQNO_LEAD: u64 = 1 << 24;
@@ -83,25 +84,13 @@ impl<M: Medium> Tree<M> {
         // half as many as a leaf before it is full again.
         let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
-        self.versions.check_room()?;
-        self.promise(leaves)?;
-        for (n, (key_len, value_len)) in records.iter().enumerate() {
-            let len = buffer_len_for(*key_len, *value_len, end);
-            match self.take(len) {
-                Ok(at) => rooms[n] = (at, len),
-                Err(error) => {
-                    rooms[..n].iter().for_each(|room| self.give_back(*room));
-                    self.end_promise(leaves);
-                    return Err(error);
-                }
-            }
+        if self.versions.check_room().is_err() {
+            let freed = self.versions.forget_now()?;
+            self.retire_all(freed)?;
+            self.versions.check_room()?;
         }
-        Ok(leaves)
-    }
-
-    fn promise(&self, leaves: usize) -> Result<()> {
-        let full = match self.space()?.promise_leaves(&self.medium, leaves) {
-            Ok(()) => return Ok(()),
+        let full = match self.set_aside(records, end, leaves, rooms) {
+            Ok(()) => return Ok(leaves),
             Err(error) => error,
         };
         let freed = self.versions.forget_now()?;
@@ -109,7 +98,26 @@ impl<M: Medium> Tree<M> {
             return Err(full);
         }
         self.retire_all(freed)?;
-        self.space()?.promise_leaves(&self.medium, leaves)
+        self.set_aside(records, end, leaves, rooms).map(|()| leaves)
+    }
+
+    /// All of it or nothing, under one lock.
+    fn set_aside(&self, records: &[(usize, usize)], end: SeqNo, leaves: usize, rooms: &mut [Range]) -> Result<()> {
+        let mut space = self.space()?;
+        space.end_promise(self.ended.swap(0, Ordering::Relaxed));
+        space.promise_leaves(&self.medium, leaves)?;
+        for (n, (key_len, value_len)) in records.iter().enumerate() {
+            let len = buffer_len_for(*key_len, *value_len, end);
+            match space.take(&self.medium, len) {
+                Ok(at) => rooms[n] = (at, len),
+                Err(error) => {
+                    rooms[..n].iter().for_each(|room| space.give_back(*room));
+                    space.end_promise(leaves);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Gives back what was set aside and not used.
@@ -119,11 +127,10 @@ impl<M: Medium> Tree<M> {
         }
     }
 
-    /// No more leaves will be taken of those that were set aside together.
+    /// No more leaves will be taken of those that were set aside together. The next one to set something aside sees it.
+    #[inline]
     pub(crate) fn end_promise(&self, leaves: usize) {
-        if let Ok(mut space) = self.space() {
-            space.end_promise(leaves);
-        }
+        self.ended.fetch_add(leaves, Ordering::Relaxed);
     }
 
     /// Takes the record of `key` away; false if there is none, or a newer one.
@@ -179,8 +186,8 @@ impl<M: Medium> Tree<M> {
     /// Gives back the space of records that no leaf and no version names.
     fn retire_all(&self, ranges: Vec<Range>) -> Result<()> {
         let mut space = self.space()?;
-        for (at, len) in ranges {
-            space.retire((at, len));
+        for range in ranges {
+            if self.does(Step::Limbo) { space.retire(range) } else { space.give_back(range) }
         }
         Ok(())
     }
@@ -190,11 +197,12 @@ impl<M: Medium> Tree<M> {
         loop {
             let shape = self.shape.load(Ordering::Acquire);
             // Not pinned while it waits: that would hold up all that waits for readers.
-            let leaf = self.inner.leaf(Goal::At(key), &Pin::new());
-            self.region().prefetch(leaf, crate::pmem::leaf::LEAF_LEN);
-            let locked = self.lock(leaf)?;
+            let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), &Pin::new())));
+            self.region().prefetch(leaf.at, crate::pmem::leaf::LEAF_LEN);
+            self.orders.prefetch(leaf.order);
+            let locked = self.lock(leaf.at)?;
             if self.shape.load(Ordering::Acquire) == shape {
-                return Ok((self.leaf(leaf), locked));
+                return Ok((leaf, locked));
             }
         }
     }
@@ -220,7 +228,7 @@ impl<M: Medium> Tree<M> {
         if let Some(old) = &old {
             new = self.without(leaf, new, old, print);
         }
-        self.open(leaf.at);
+        self.open(leaf);
         self.medium.store(leaf.slot_at(n), slot.0);
         self.medium.flush(leaf.slot_at(n), 8, Site::PutSlot);
         self.medium.store(leaf.print_at(n), leaf.print_word(n, print));
@@ -241,6 +249,9 @@ impl<M: Medium> Tree<M> {
 
     /// Has a record that `by` replaces or removes kept for its readers; false if it has none.
     fn keep(&self, key: &[u8], place: &Place, by: SeqNo, removed: bool) -> Result<bool> {
+        if !self.does(Step::Versions) {
+            return Ok(false);
+        }
         let (kept, freed) = self.versions.keep(key, &place.record, by, removed)?;
         if !freed.is_empty() {
             self.retire_all(freed)?;

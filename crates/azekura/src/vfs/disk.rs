@@ -74,7 +74,8 @@ fn cannot_reflink(dir: &Path) -> bool {
     rustix::fs::ioctl_ficlone(&to, &from) == Err(Errno::OPNOTSUPP)
 }
 
-/// Whether files in `dir` lie in memory that keeps its bytes, asked with an unnamed file that is gone when it is closed.
+/// Whether files in `dir` lie in memory that keeps its bytes, asked with an unnamed file that is gone when it is
+/// closed.
 fn is_memory(dir: &Path) -> bool {
     const LEN: u64 = 4096;
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;

@@ -14,7 +14,6 @@ mod data_blocks;
 mod faults;
 mod fs_contract;
 mod fuzz_replay;
-mod golden;
 mod kill;
 mod limits;
 mod model;

@@ -1,4 +1,8 @@
 //! Bugs that the proofs found, each as the shortest story that shows it.
+//!
+//! Room: `golden` (databases that older versions have written).
+
+mod golden;
 
 use std::path::Path;
 use std::sync::Arc;

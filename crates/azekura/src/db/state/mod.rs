@@ -1,5 +1,5 @@
-//! What the database knows, as values: what the manifest keeps, what stands behind partitions, what commits hold, how far writers are
-//! slowed, what failed.
+//! What the database knows, as values: what the manifest keeps, what stands behind partitions, what commits hold, how
+//! far writers are slowed, what failed.
 //!
 //! Invariants:
 //! - the ledger changes only by edits, and only after they are in the manifest;

@@ -2,9 +2,9 @@
 //! what belongs together with other changes.
 //!
 //! What a single change that is not in the log may forget: a removal leaves no trace, and a put of the same key that
-//! the log has from before would come back when it is added again. So the pool notes up to where all of the log is in it
-//! before it removes anything alone. What it notes, too, is a number that it never goes beyond: whoever opens it has to
-//! go on behind all numbers that were used, and the log does not have them.
+//! the log has from before would come back when it is added again. So the pool notes up to where all of the log is in
+//! it before it removes anything alone. What it notes, too, is a number that it never goes beyond: whoever opens it has
+//! to go on behind all numbers that were used, and the log does not have them.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard};
 use crate::base::sync::lock;
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::engine::{Host, TaskReport};
+use crate::pmem::engine::home::{PoolHome, copy_region};
 use crate::pmem::engine::pool::Keeper;
-use crate::pmem::engine::stored::{PoolHome, copy_region};
 use crate::pmem::medium::{Medium, Shared};
 use crate::pmem::notes::Note;
 use crate::pmem::store::PoolFile;

@@ -8,7 +8,7 @@ use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::{Engine, Host, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
 use crate::mem::slice::Slice;
-use crate::pmem::engine::{PmemTree, PoolFigures};
+use crate::pmem::engine::contract::{PmemTree, PoolFigures};
 use crate::pmem::medium::Medium;
 use crate::pmem::options::PmemOptions;
 use crate::pmem::tree::Tree;
@@ -169,7 +169,7 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
             leaves_free: usage.leaves_free as u64,
             len: usage.len,
             free: usage.free,
-            index: self.tree.inner.bytes(),
+            index: self.tree.inner.bytes() + self.tree.orders.bytes(),
             kept: self.tree.versions.memory_bytes(),
             disk,
             checkpoints,

@@ -4,17 +4,15 @@
 //! manifest says which; a database that was copied to another file system has its pools as images from then on, and
 //! the first checkpoint writes the image in the place of the file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::edit::PartitionId;
 use crate::base::file_header::{FileHeader, FileKind};
-use crate::base::{KeyOrder, Result, SeqNo};
-use crate::engine::{ReadPoints, Visible};
-use crate::mem::persist;
+use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::mem::region::{PAGE, Region};
-use crate::pmem::engine::PmemTree;
 use crate::pmem::engine::checkpoints::Checkpoints;
+use crate::pmem::engine::contract::PmemTree;
+use crate::pmem::engine::home::{PoolHome, copy_region, is_memory};
 use crate::pmem::engine::memory::Memory;
 use crate::pmem::engine::pool::Pool;
 use crate::pmem::medium::{Image, Medium, Shared};
@@ -22,60 +20,7 @@ use crate::pmem::notes::{Note, noted};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::recover;
 use crate::pmem::store::{ImageStore, Loaded, PoolFile};
-use crate::vfs::fs::PersistenceLevel;
-use crate::vfs::{Env, Fs, OpenMode};
-
-/// Bytes read at a time.
-const PIECE: usize = 1 << 20;
-
-/// Where a pool belongs.
-#[derive(Clone)]
-pub(crate) struct PoolHome {
-    pub(crate) fs: Arc<dyn Fs>,
-    pub(crate) env: Arc<dyn Env>,
-    pub(crate) dir: PathBuf,
-    pub(crate) partition: PartitionId,
-    pub(crate) name: String,
-    pub(crate) visible: Visible,
-    pub(crate) points: Arc<ReadPoints>,
-    pub(crate) read_only: bool,
-}
-
-impl PoolHome {
-    fn path(&self) -> PathBuf {
-        self.dir.join(PoolFile::Pool.name(self.partition))
-    }
-
-    /// Makes the file of a pool that is used as memory, with nothing in it; whole under its name when this returns.
-    ///
-    /// # Errors
-    /// `OutOfSpace` if there is none, and those of the files.
-    pub(crate) fn make_file(&self, options: &PmemOptions) -> Result<()> {
-        let temporary = self.dir.join(PoolFile::Shadow.name(self.partition));
-        if self.fs.exists(&temporary)? {
-            self.fs.remove_file(&temporary)?;
-        }
-        let file = self.fs.open(&temporary, OpenMode::Create)?;
-        let medium = Shared::new(Arc::clone(&file), options.pool().len_max)?;
-        let mut file_id = [0; 16];
-        self.env.random(&mut file_id);
-        let order = KeyOrder::bytewise(); // nothing is compared yet
-        drop(recover::create(medium, file_id, order, &options.pool(), Arc::clone(&self.points))?);
-        file.sync_all()?;
-        self.fs.rename(&temporary, &self.path())?;
-        self.fs.sync_dir(&self.dir)
-    }
-}
-
-/// Whether files in `dir` are used as memory: where the stores of this process into them survive what the file system
-/// says they do.
-pub(crate) fn is_memory(fs: &dyn Fs, dir: &Path) -> bool {
-    match fs.memory_level(dir) {
-        PersistenceLevel::Logged => false,
-        PersistenceLevel::Process => true,
-        PersistenceLevel::Power => persist::can_flush(),
-    }
-}
+use crate::vfs::OpenMode;
 
 /// A pool as its files have it, before the order of its keys is known.
 pub(crate) struct StoredPool {
@@ -87,7 +32,7 @@ pub(crate) struct StoredPool {
 
 enum Form {
     /// An image in a file of its own, none if there is nothing yet.
-    Image(ImageStore, Option<Image>),
+    Image(Box<ImageStore>, Option<Image>),
     Memory(Shared),
 }
 
@@ -111,7 +56,11 @@ impl StoredPool {
         if is_image {
             let (store, loaded) = open(!made_as_memory && flushed == SeqNo::ZERO)?;
             let at_open = loaded.as_ref().map_or_else(Default::default, |l: &Loaded| (l.replay_from, l.highest));
-            return Ok(StoredPool { home, form: Form::Image(store, loaded.map(|loaded| loaded.image)), at_open });
+            return Ok(StoredPool {
+                home,
+                form: Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)),
+                at_open,
+            });
         }
         let path = home.path();
         let read = |home: &PoolHome| {
@@ -120,11 +69,12 @@ impl StoredPool {
                 let at_open = notes_of(medium.region())?;
                 return Ok((Form::Memory(medium), at_open));
             }
-            let image = read_whole(&*home.fs, &path, len_max)?;
-            let at_open = notes_of(image.region())?;
-            Ok((Form::Image(open(true)?.0, Some(image)), at_open))
+            // Read as it is, and kept as it is until an image of it is permanent.
+            let (store, loaded) = open(false)?;
+            let at_open = loaded.as_ref().map_or(Ok(Default::default()), |loaded| notes_of(loaded.image.region()))?;
+            Ok((Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)), at_open))
         };
-        let (form, at_open) = read(&home).map_err(|error: crate::base::Error| error.in_file(&path))?;
+        let (form, at_open) = read(&home).map_err(|error: Error| error.in_file(&path))?;
         Ok(StoredPool { home, form, at_open })
     }
 
@@ -151,21 +101,21 @@ impl StoredPool {
     /// `Corruption` if it is no pool with keys in that order, `OutOfSpace` if there is no memory.
     pub(crate) fn open(self, order: KeyOrder, options: &PmemOptions) -> Result<Arc<dyn PmemTree>> {
         let StoredPool { home, form, at_open } = self;
-        let (pool, points, path) = (options.pool(), Arc::clone(&home.points), home.path());
+        let (pool, points, path, env) = (options.pool(), Arc::clone(&home.points), home.path(), Arc::clone(&home.env));
         match form {
             Form::Image(store, Some(image)) => {
-                let opened = recover::open(image, order, &pool, points);
+                let opened = recover::open_with(image, order, &pool, points, Some(&*env));
                 let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
-                Ok(Arc::new(Pool::new(tree, Checkpoints::new(store, home, at_open), options)))
+                Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
             }
             Form::Image(store, None) => {
                 let mut file_id = [0; 16];
                 home.env.random(&mut file_id);
                 let tree = recover::create(Image::new(pool.len_max)?, file_id, order, &pool, points)?;
-                Ok(Arc::new(Pool::new(tree, Checkpoints::new(store, home, at_open), options)))
+                Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
             }
             Form::Memory(medium) => {
-                let opened = recover::open(medium, order, &pool, points);
+                let opened = recover::open_with(medium, order, &pool, points, Some(&*env));
                 let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
                 let keeper = Memory::new(home, path, at_open);
                 Ok(Arc::new(Pool::new(tree, keeper, options)))
@@ -178,39 +128,10 @@ impl StoredPool {
 fn notes_of(region: &Region) -> Result<(SeqNo, SeqNo)> {
     let mut header = [0; FileHeader::LEN];
     if !region.contains(0, PAGE) {
-        return Err(crate::base::Error::corruption("the pool ends in its header"));
+        return Err(Error::corruption("the pool ends in its header"));
     }
     region.read(0, &mut header);
     let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
     let end = noted(region, &file_id, Note::NumbersEnd)?;
     Ok((noted(region, &file_id, Note::Applied)?, SeqNo(end.0.saturating_sub(1))))
-}
-
-/// A pool in a file that is not used as memory here.
-fn read_whole(fs: &dyn Fs, path: &Path, len_max: u64) -> Result<Image> {
-    let file = fs.open(path, OpenMode::Read)?;
-    let len = file.length()? / PAGE * PAGE;
-    let image = Image::new(len_max.max(len))?;
-    image.grow(len)?;
-    let (mut at, mut piece) = (0, vec![0; PIECE]);
-    while at < len {
-        let n = piece.len().min(usize::try_from(len - at).unwrap_or(usize::MAX));
-        file.read_exact_at(&mut piece[..n], at)?;
-        image.write(at, &[&piece[..n]]);
-        at += n as u64;
-    }
-    Ok(image)
-}
-
-/// Writes what a region holds to a new file, and syncs it.
-pub(crate) fn copy_region(fs: &dyn Fs, region: &Region, to: &Path) -> Result<()> {
-    let target = fs.open(to, OpenMode::Create)?;
-    let (len, mut at, mut piece) = (region.len(), 0, vec![0; PIECE]);
-    while at < len {
-        let n = piece.len().min(usize::try_from(len - at).unwrap_or(usize::MAX));
-        region.read(at, &mut piece[..n]);
-        target.write_at(&piece[..n], at)?;
-        at += n as u64;
-    }
-    target.sync_data()
 }

@@ -59,7 +59,7 @@ pub(crate) struct Loaded {
     pub(crate) image: Image,
     /// All that was visible through this number is in the image.
     pub(crate) replay_from: SeqNo,
-    /// The highest number that may be in it.
+    /// The highest number that may be in it. Both are 0 of a pool that was used as memory: it says itself what is known.
     pub(crate) highest: SeqNo,
 }
 
@@ -92,6 +92,8 @@ struct Files {
     named: bool,
     /// The last checkpoint that is permanent.
     last: Option<Head>,
+    /// There was none, and the file is a pool that was used as memory.
+    raw: bool,
     sums: Sums,
     /// A shadow that is permanent, and whose pages are perhaps not where they belong: until they are, the file of the
     /// pool is worth nothing without it.
@@ -99,7 +101,8 @@ struct Files {
 }
 
 impl ImageStore {
-    /// Opens the files of a partition's pool, and reads the image. With `never_written` there was no checkpoint yet,
+    /// Opens the files of a partition's pool, and reads the image: also a pool that was used as memory, of which the next
+    /// checkpoint makes an image; until that is permanent the file stays as it is. With `never_written` there was no checkpoint yet,
     /// and whatever is there goes with the first one: opening changes nothing.
     ///
     /// # Errors
@@ -149,6 +152,7 @@ impl ImageStore {
     }
 
     /// Of the pool's file, for messages.
+    #[cfg(test)]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -193,19 +197,25 @@ impl ImageStore {
             // Older than the pool it may be where a sync had lied; then it is of no use.
             let of_use = |found: &Shadow| match &head {
                 Ok(head) => head.file_id == found.file_id && head.number <= found.number,
-                Err(_) => true,
+                // Torn, and the shadow mends it; or a pool that this is the first image of.
+                Err(_) => FileHeader::decode(FileKind::Pool, &page).map_or(true, |pool| pool.file_id == found.file_id),
             };
             files.owed = Shadow::read(&*shadow)?.filter(of_use);
             files.shadow = Some(shadow);
         }
         files.pool = Some(Arc::clone(&pool));
-        if !self.read_only {
-            self.settle(files)?;
-        } else if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
+        // Opening changes nothing: the pages are put where they belong before the next checkpoint.
+        if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
             owed.each(&**shadow, |place, page| drop(overlay.insert(place, page.to_vec())))?;
         }
         files.named = !self.read_only;
-        let loaded = self.read(files, &*pool, &overlay, len_max).map_err(|error| error.in_file(&self.path))?;
+        let got = pool.read_at(&mut page, 0)?;
+        files.raw = overlay.is_empty() && FileHeader::decode(FileKind::Pool, &page[..got]).is_ok();
+        let loaded = match files.raw {
+            true => read_pool(&*pool, len_max),
+            false => self.read(files, &*pool, &overlay, len_max),
+        };
+        let loaded = loaded.map_err(|error| error.in_file(&self.path))?;
         self.measure(files)?;
         Ok(loaded)
     }
@@ -307,8 +317,7 @@ impl ImageStore {
 
     /// The file of the pool and that of the shadow, made if need be.
     fn files_to_write(&self, files: &mut Files) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
-        let first = files.last.is_none();
-        let open = |path: &Path| match !first && self.fs.exists(path)? {
+        let open = |path: &Path| match self.fs.exists(path)? {
             true => self.fs.open(path, OpenMode::Write),
             false => self.fs.open(path, OpenMode::Create),
         };
@@ -320,6 +329,10 @@ impl ImageStore {
             Some(shadow) => Arc::clone(shadow),
             None => {
                 files.named = false;
+                // Before the first checkpoint it means nothing, whoever left it there.
+                if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
+                    self.fs.remove_file(&self.shadow_path())?;
+                }
                 Arc::clone(files.shadow.insert(open(&self.shadow_path())?))
             }
         };
@@ -347,7 +360,7 @@ impl ImageStore {
     /// Those of the files.
     pub(crate) fn copy_to(&self, dir: &Path) -> Result<()> {
         let files = lock(&self.files);
-        if files.last.is_none() {
+        if files.last.is_none() && !files.raw {
             return Ok(());
         }
         for (file, kind) in [(&files.pool, PoolFile::Pool), (&files.shadow, PoolFile::Shadow)] {
@@ -414,6 +427,20 @@ fn finish(
         pool.allocate(len)?;
     }
     writer.finish(head.number, len)
+}
+
+/// Reads a pool that was used as memory where it cannot be any more: every page of it is still to be written.
+fn read_pool(pool: &dyn File, len_max: u64) -> Result<Loaded> {
+    let len = pool.length()? / PAGE * PAGE;
+    let image = Image::new(len_max.max(len))?;
+    image.grow(len)?;
+    let mut piece = vec![0; PIECE];
+    for at in (0..len).step_by(PIECE) {
+        let piece = &mut piece[..(len - at).min(PIECE as u64) as usize];
+        pool.read_exact_at(piece, at)?;
+        image.write(at, &[piece]);
+    }
+    Ok(Loaded { image, replay_from: SeqNo::ZERO, highest: SeqNo::ZERO })
 }
 
 /// Reads the pages of a group from `place` on, its check page first. What is behind the end of the file is zero.

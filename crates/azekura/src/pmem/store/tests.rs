@@ -2,14 +2,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::base::edit::PartitionId;
 use crate::base::file_header::{FileHeader, FileKind};
-use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
+use crate::engine::{ReadPoints, Visible};
 use crate::mem::region::PAGE;
+use crate::pmem::leaf::SLOTS;
 use crate::pmem::medium::{Image, Medium};
+use crate::pmem::recover;
 use crate::pmem::store::files::{ImageStore, Loaded, PoolFile, parse_name};
 use crate::pmem::store::format::GROUP;
+use crate::pmem::tree::{PoolOptions, Tree};
 use crate::vfs::dice::Dice;
 use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
 use crate::vfs::mem::{MemFs, Survival};
@@ -164,9 +169,12 @@ fn a_life_of_checkpoints_comes_back() {
     let reader = open(&fs, false, true).unwrap();
     let refused = reader.0.checkpoint(&life.image, &mut || SeqNo(1), &mut Ok);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
-    // Whoever knows of no checkpoint does not look.
-    assert!(open(&fs, true, true).unwrap().1.is_none() && fs.exists(Path::new("/db/p000003.pool")).unwrap());
-    assert!(open(&fs, true, false).unwrap().1.is_none() && !fs.exists(Path::new("/db/p000003.pool")).unwrap());
+    // Whoever knows of no checkpoint does not look, and begins anew.
+    assert!(open(&fs, true, true).unwrap().1.is_none());
+    let mut life = Life::begin(&fs, 2).unwrap();
+    assert!(fs.exists(Path::new("/db/p000003.pool")).unwrap(), "to open changes nothing");
+    life.run(2).unwrap();
+    life.is_kept(&fs, "in another life");
 }
 
 #[test]
@@ -425,4 +433,173 @@ fn flipped_bytes_and_cut_files_are_found_or_mean_nothing() {
         let found = opened(&old_pool, &bad, false);
         assert!([Some(&old), Some(&new)].contains(&found.as_ref()), "{from} {to} {len}");
     }
+}
+
+const KEYS: u64 = 240;
+
+/// Whether the change `round` of key `n` gives it a value.
+fn is_put(n: u64, round: u64) -> bool {
+    !(n * 7 + round).is_multiple_of(3)
+}
+
+/// A value that says of which change it is, and whether it is whole.
+fn value(n: u64, round: u64) -> Vec<u8> {
+    let mut value = [n.to_le_bytes(), round.to_le_bytes()].concat();
+    value.resize(16 + ((n + round) % 3000) as usize * usize::from(round.is_multiple_of(50)), (n ^ round) as u8);
+    value
+}
+
+fn numbers(of: &[AtomicU64]) -> Vec<u64> {
+    of.iter().map(|number| number.load(Ordering::SeqCst)).collect()
+}
+
+/// A tree that two threads change, and how far each key is.
+struct Changing {
+    tree: Tree<Image>,
+    visible: Visible,
+    next: AtomicU64,
+    begun: Vec<AtomicU64>,
+    ended: Vec<AtomicU64>,
+}
+
+impl Changing {
+    fn change(&self, n: u64) {
+        let round = self.begun[n as usize].fetch_add(1, Ordering::SeqCst) + 1;
+        let (seqno, key) = (SeqNo(self.next.fetch_add(1, Ordering::SeqCst)), n.to_be_bytes());
+        match is_put(n, round) {
+            true => self.tree.put(&key, seqno, &value(n, round)).unwrap(),
+            false => drop(self.tree.remove(&key, seqno).unwrap()),
+        }
+        while self.visible.get().0 + 1 != seqno.0 {
+            std::thread::yield_now();
+        }
+        self.visible.publish(seqno);
+        self.ended[n as usize].store(round, Ordering::SeqCst);
+    }
+}
+
+/// Opens what a crash leaves, and looks whether each key is where it was at the cut, or a little further.
+fn is_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at_end: &[u64]) {
+    let fork = fs.fork();
+    fork.crash(Survival::Nothing, 0);
+    let loaded = open(&(Arc::new(fork) as Arc<dyn Fs>), false, false).unwrap().1.unwrap();
+    let visible = Visible::default();
+    let readers = ReadPoints::new(visible.clone());
+    let (tree, report) = recover::open(loaded.image, KeyOrder::bytewise(), options, readers).unwrap();
+    assert!(report.highest <= loaded.highest);
+    visible.publish(SeqNo::MAX);
+    let mut present = 0;
+    for n in 0..KEYS {
+        let mut rounds = at_cut[n as usize]..=at_end[n as usize];
+        match tree.get(&n.to_be_bytes()).unwrap() {
+            Some(found) => {
+                let round = u64::from_le_bytes(found[8..16].try_into().unwrap());
+                assert!(found == value(n, round) && rounds.contains(&round), "key {n}: {round}, not in {rounds:?}");
+                present += 1;
+            }
+            None => assert!(rounds.any(|round| round == 0 || !is_put(n, round)), "key {n} is gone: {rounds:?}"),
+        }
+    }
+    assert_eq!(tree.len(), present);
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
+fn a_tree_that_never_stands_still_is_found_as_it_was() {
+    for slots in [4, SLOTS] {
+        let mem = MemFs::new();
+        directory(&mem);
+        let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+        let (store, _) = open(&fs, true, false).unwrap();
+        // Small, so that leaves and buffers are reused soon.
+        let options = PoolOptions { len_max: 512 * PAGE, grow_by: 4 * PAGE, slots };
+        let visible = Visible::default();
+        let readers = ReadPoints::new(visible.clone());
+        let image = Image::new(options.len_max).unwrap();
+        let tree = recover::create(image, [5; 16], KeyOrder::bytewise(), &options, readers).unwrap();
+        let numbers_of_keys = || (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+        let next = AtomicU64::new(1);
+        let world = Changing { tree, visible, next, begun: numbers_of_keys(), ended: numbers_of_keys() };
+        let (stop, mut pages) = (AtomicBool::new(false), 0);
+        std::thread::scope(|s| {
+            for writer in 0..2 {
+                let (world, stop) = (&world, &stop);
+                s.spawn(move || {
+                    let mut dice = Dice::new(writer, 3);
+                    while !stop.load(Ordering::Relaxed) {
+                        world.change(dice.below(KEYS as usize / 2) as u64 * 2 + writer);
+                    }
+                });
+            }
+            let (mut last, next) = (0, || world.next.load(Ordering::SeqCst));
+            for _ in 0..100 {
+                last = next().max(last + 40);
+                while next() < last + 40 {
+                    std::thread::yield_now();
+                }
+                let mut at_cut = Vec::new();
+                let cut = &mut || {
+                    let visible = world.visible.get();
+                    at_cut = numbers(&world.ended);
+                    visible
+                };
+                let highest = &mut |_| Ok(SeqNo(world.next.load(Ordering::SeqCst)));
+                pages += store.checkpoint(&world.tree.medium, cut, highest).unwrap().pages;
+                is_between(&mem, &options, &at_cut, &numbers(&world.begun));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let ended = numbers(&world.ended);
+        store.checkpoint(&world.tree.medium, &mut || world.visible.get(), &mut Ok).unwrap();
+        is_between(&mem, &options, &ended, &ended);
+        assert!(pages > 100, "{pages}");
+    }
+}
+
+/// A pool that was used as memory, copied to where files are none: it stays as it is until an image of it is permanent.
+#[test]
+fn a_pool_that_was_memory_becomes_an_image() {
+    let mem = MemFs::new();
+    directory(&mem);
+    let fs: Arc<dyn Fs> = Arc::new(mem.clone());
+    let mut life = Life::begin(&fs, 6).unwrap();
+    life.change(30);
+    let bytes = bytes_of(&life.image);
+    let file = fs.open(Path::new("/db/p000003.pool"), OpenMode::Create).unwrap();
+    file.write_at(&bytes, 0).unwrap();
+    file.sync_data().unwrap();
+    fs.sync_dir(Path::new(DIR)).unwrap();
+    let found = |fs: &MemFs, read_only| {
+        let loaded = open(&(Arc::new(fs.clone()) as Arc<dyn Fs>), false, read_only).unwrap().1.unwrap();
+        let there = bytes_of(&loaded.image);
+        // Room for the image may have been made already.
+        assert!(there[..bytes.len()] == bytes && there[bytes.len()..].iter().all(|byte| *byte == 0));
+        loaded.replay_from.0
+    };
+    assert_eq!((found(&mem, true), found(&mem, false)), (0, 0));
+    let mut after = 0;
+    loop {
+        let fork = mem.fork();
+        fork.freeze_after(Some(after));
+        let frozen: Arc<dyn Fs> = Arc::new(fork.clone());
+        let written = open(&frozen, false, false)
+            .and_then(|(store, loaded)| store.checkpoint(&loaded.unwrap().image, &mut || SeqNo(7), &mut Ok));
+        for seed in 0..6 {
+            let left = fork.fork();
+            left.crash(Survival::Random, seed);
+            let from = [found(&left, true), found(&left, false), found(&left, false)];
+            assert!(from == [7; 3] || written.is_err() && from == [0; 3], "after {after}: {from:?}");
+        }
+        if written.is_ok() {
+            break;
+        }
+        after += 1;
+    }
+    assert!(after > 5, "{after}");
+    let (store, loaded) = open(&fs, false, false).unwrap();
+    fs.create_dir_all(Path::new("/copy")).unwrap();
+    store.copy_to(Path::new("/copy")).unwrap();
+    assert_eq!(fs.open(Path::new("/copy/p000003.pool"), OpenMode::Read).unwrap().length().unwrap(), bytes.len() as u64);
+    let written = store.checkpoint(&loaded.unwrap().image, &mut || SeqNo(8), &mut Ok).unwrap();
+    assert_eq!((written.pages, found(&mem, false)), (bytes.len() as u64 / PAGE, 8));
 }

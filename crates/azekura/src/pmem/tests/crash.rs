@@ -15,7 +15,7 @@ use crate::engine::Visible;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
-use crate::pmem::medium::{Granularity, Medium, Site};
+use crate::pmem::medium::{Granularity, Site};
 use crate::pmem::notes::{Note, noted};
 use crate::pmem::recover::create;
 use crate::pmem::sim::{Planted, Point, Sim};

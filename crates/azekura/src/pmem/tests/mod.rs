@@ -1,10 +1,12 @@
 //! What a tree must do, whatever it stands on: against a map, through crashes, on damaged bytes, beside others.
 //!
-//! Rooms: [`world`] (a tree beside its model), [`model`], [`crash`], [`damage`], [`threads`], [`speed`] (ignored).
+//! Rooms: [`world`] (a tree beside its model), [`model`], [`crash`], [`damage`], [`threads`], [`schedules`], [`speed`]
+//! (ignored).
 
 mod crash;
 mod damage;
 mod model;
+mod schedules;
 mod speed;
 mod threads;
 mod world;

@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use super::model::{options, world};
 use super::world::{Op, World};
-use crate::base::SeqNo;
+use crate::base::{KeyRef, SeqNo};
 use crate::cursor::Cursor;
 use crate::mem::region::PAGE;
 use crate::mem::slice::Slice;
@@ -24,7 +24,7 @@ fn overhead<M: Medium>(world: &World<M>, bytes: u64) -> (f64, f64) {
     let records = world.tree.len() as f64;
     let idle = usage.leaves_free as u64 * crate::pmem::leaf::LEAF_LEN;
     let pool = (usage.len - usage.free - idle) as f64 / records;
-    let memory = pool + world.tree.inner.bytes() as f64 / records;
+    let memory = pool + (world.tree.inner.bytes() + world.tree.orders.bytes()) as f64 / records;
     (pool - bytes as f64, memory - bytes as f64)
 }
 
@@ -66,7 +66,7 @@ fn reopen(world: World<Image>, options: &PoolOptions) {
 }
 
 /// What `BTreeMap` takes for the same: insert, get hit, get miss, scan.
-fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64; 4] {
+fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64; 5] {
     println!("beside it, BTreeMap<[u8; 16], Box<[u8]>>");
     let (count, value) = (keys.len() as u64, [7; 100]);
     let mut map = BTreeMap::new();
@@ -88,7 +88,45 @@ fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64
     let scan = time("scan, per entry", count, || {
         assert_eq!(map.iter().filter(|(_, value)| black_box(value)[0] == 7).count() as u64, count);
     });
-    [insert, hit, miss, scan]
+    [insert, hit, miss, scan, scan]
+}
+
+/// The first walk, which finds leaves in no order, and another one; walks back, and short ones.
+fn scans(world: &World<Image>, from: &[[u8; 16]]) -> [f64; 2] {
+    let count = world.tree.len();
+    let pin = world.points.register();
+    let mut cursor = world.tree.cursor(pin.at());
+    let forward = ["first scan, per entry", "scan forward, per entry"].map(|what| {
+        time(what, count, || {
+            let mut met = 0;
+            cursor.seek_to_first().unwrap();
+            while cursor.valid() {
+                met += u64::from(black_box(cursor.entry()).value[0] == 7);
+                cursor.next().unwrap();
+            }
+            assert_eq!(met, count);
+        })
+    });
+    time("scan backward, per entry", count, || {
+        cursor.seek_to_last().unwrap();
+        while cursor.valid() {
+            black_box(cursor.entry().value[0]);
+            cursor.prev().unwrap();
+        }
+    });
+    let seeks = count / 10;
+    time("seek and 10 entries", seeks, || {
+        for key in &from[..seeks as usize] {
+            cursor.seek(KeyRef::first_of(key)).unwrap();
+            for _ in 0..10 {
+                if cursor.valid() {
+                    black_box(cursor.entry().value[0]);
+                    cursor.next().unwrap();
+                }
+            }
+        }
+    });
+    forward
 }
 
 fn measure(count: u64) {
@@ -116,25 +154,7 @@ fn measure(count: u64) {
             black_box(world.tree.get(key).unwrap().is_none());
         }
     }));
-    let pin = world.points.register();
-    let mut cursor = world.tree.cursor(pin.at());
-    ours.push(time("scan forward, per entry", count, || {
-        let mut met = 0;
-        cursor.seek_to_first().unwrap();
-        while cursor.valid() {
-            met += u64::from(black_box(cursor.entry()).value[0] == 7);
-            cursor.next().unwrap();
-        }
-        assert_eq!(met, count);
-    }));
-    time("scan backward, per entry", count, || {
-        cursor.seek_to_last().unwrap();
-        while cursor.valid() {
-            black_box(cursor.entry().value[0]);
-            cursor.prev().unwrap();
-        }
-    });
-    drop(cursor);
+    ours.extend(scans(&world, &shuffled));
     time("replace", count / 5, || {
         for (n, key) in shuffled.iter().take(count as usize / 5).enumerate() {
             let seqno = SeqNo(count + n as u64 + 1);
@@ -144,7 +164,7 @@ fn measure(count: u64) {
     });
     reopen(world, &options);
     let theirs = beside(&keys, &absent, &shuffled);
-    for ((what, ours), theirs) in ["insert", "get hit", "get miss", "scan"].iter().zip(ours).zip(theirs) {
+    for ((what, ours), theirs) in ["insert", "get hit", "get miss", "first scan", "scan"].iter().zip(ours).zip(theirs) {
         println!("  {what:<10} {:.2} of BTreeMap's time", ours / theirs);
     }
 }

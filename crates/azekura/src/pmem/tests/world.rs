@@ -11,6 +11,7 @@ use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
 use crate::pmem::leaf::{LEAF_LEN, bits};
 use crate::pmem::medium::Medium;
+use crate::pmem::order::Spot;
 use crate::pmem::record::Record;
 use crate::pmem::recover::{Report, create, open};
 use crate::pmem::tree::{HEAD, PoolOptions, Tree};
@@ -129,7 +130,7 @@ impl<M: Medium> World<M> {
         let (mut at, mut leaves, mut records, mut bytes) = (HEAD, 0, 0, 0);
         let mut last: Option<Record> = None;
         while at != 0 {
-            let leaf = tree.leaf(at);
+            let leaf = tree.leaf(Spot(at));
             let commit = leaf.commit();
             assert!(leaf.verifies(tree.seal, commit) && commit.count() < tree.slots);
             let all: Vec<Record> =
@@ -141,7 +142,8 @@ impl<M: Medium> World<M> {
                 assert!(last.is_none_or(|last| tree.cmp_keys(&last, &record).is_lt()), "keys are out of order");
                 let mut key = Vec::new();
                 record.key(tree.region(), &mut key);
-                assert_eq!(tree.inner.leaf(Goal::At(&key), &Pin::new()), at, "the way does not lead to its leaf");
+                let found = Spot(tree.inner.leaf(Goal::At(&key), &Pin::new())).leaf();
+                assert_eq!(found, at, "the way does not lead to its leaf");
                 assert!(record.verifies(tree.region(), &FILE_ID));
                 bytes += record.buffer_len();
                 last = Some(record);

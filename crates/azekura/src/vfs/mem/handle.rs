@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::sync::Words;
@@ -10,7 +11,7 @@ use crate::base::{Error, Result};
 use crate::vfs::fs::{File, FileLock, Mapping, PersistenceLevel, all_or_corruption};
 use crate::vfs::mem::content::{MAX_LEN, PAGE};
 use crate::vfs::mem::inode::Ino;
-use crate::vfs::mem::memory::MemWords;
+use crate::vfs::mem::memory::Shared;
 use crate::vfs::mem::tree::Tree;
 
 /// The tree, shared by all handles.
@@ -45,18 +46,6 @@ impl Handle {
         }
         tree.check()?;
         Ok(tree)
-    }
-
-    pub(crate) fn tree(&self) -> &SharedTree {
-        &self.tree
-    }
-
-    pub(crate) fn ino(&self) -> Ino {
-        self.ino
-    }
-
-    pub(crate) fn life(&self) -> u64 {
-        self.life
     }
 
     fn failed(&self, what: &str, error: io::Error) -> Error {
@@ -183,7 +172,42 @@ impl File for MemFile {
             self.handle.enter().and_then(|mut tree| Ok((tree.memory_level, tree.begin_memory(self.handle.ino, len)?)));
         let (level, words) = words.map_err(|e| self.handle.failed("map", e))?;
         let survives = level == PersistenceLevel::Power;
-        Ok(words.map(|words| Box::new(MemWords::new(Arc::clone(&self.handle), words, survives)) as Box<dyn Words>))
+        Ok(words.map(|words| {
+            Box::new(MemWords { handle: Arc::clone(&self.handle), words, survives_power_loss: survives })
+                as Box<dyn Words>
+        }))
+    }
+}
+
+/// The words of an open file, for as long as somebody has them.
+struct MemWords {
+    handle: Arc<Handle>,
+    words: Shared,
+    survives_power_loss: bool,
+}
+
+impl Words for MemWords {
+    fn words(&self) -> &[AtomicU64] {
+        self.words.words()
+    }
+
+    fn survives_power_loss(&self) -> bool {
+        self.survives_power_loss
+    }
+}
+
+impl Drop for MemWords {
+    fn drop(&mut self) {
+        let mut tree = enter(&self.handle.tree);
+        if tree.life() == self.handle.life {
+            tree.end_memory(self.handle.ino);
+        }
+    }
+}
+
+impl fmt::Debug for MemWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemWords").field("words", &self.words.words().len()).finish_non_exhaustive()
     }
 }
 

@@ -1,16 +1,28 @@
 //! Files used as memory: their words live apart, and become the file's bytes when somebody looks.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::sync::Words;
-use crate::vfs::mem::handle::{Handle, enter};
 use crate::vfs::mem::inode::{FileNode, Ino};
 
-/// The words of one file.
-pub(crate) type Shared = Arc<Box<[AtomicU64]>>;
+/// The words of one file, the first of them at the beginning of a line of the processor's caches.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    /// More than the file has, so that the first can be chosen.
+    all: Arc<[AtomicU64]>,
+    len: usize,
+}
+
+impl Shared {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        let first = self.all.as_ptr().align_offset(LINE).min(self.all.len() - self.len);
+        &self.all[first..first + self.len]
+    }
+}
+
+/// Bytes.
+const LINE: usize = 64;
 
 /// The files that are used as memory now.
 pub(crate) type Memory = BTreeMap<Ino, Shared>;
@@ -19,8 +31,12 @@ pub(crate) type Memory = BTreeMap<Ino, Shared>;
 pub(crate) fn words_of(file: &FileNode, len: usize) -> Shared {
     let mut bytes = vec![0; len];
     file.live.read(&mut bytes, 0);
-    let word = |chunk: &[u8]| AtomicU64::new(u64::from_le_bytes(chunk.try_into().expect("eight bytes")));
-    Arc::new(bytes.chunks_exact(8).map(word).collect())
+    let spare = LINE / 8 - 1;
+    let shared = Shared { all: (0..len / 8 + spare).map(|_| AtomicU64::new(0)).collect(), len: len / 8 };
+    for (chunk, word) in bytes.chunks_exact(8).zip(shared.words()) {
+        word.store(u64::from_le_bytes(chunk.try_into().expect("eight bytes")), Ordering::Relaxed);
+    }
+    shared
 }
 
 /// Gives a file what was stored into its words. All of it is durable: that is what such memory is for, and nothing says
@@ -47,50 +63,12 @@ pub(crate) fn settle(file: &mut FileNode, words: &[AtomicU64]) {
     }
 }
 
-/// The words of an open file, for as long as somebody has them.
-pub(crate) struct MemWords {
-    handle: Arc<Handle>,
-    words: Shared,
-    survives_power_loss: bool,
-}
-
-impl MemWords {
-    pub(crate) fn new(handle: Arc<Handle>, words: Shared, survives_power_loss: bool) -> MemWords {
-        MemWords { handle, words, survives_power_loss }
-    }
-}
-
-impl Words for MemWords {
-    fn words(&self) -> &[AtomicU64] {
-        &self.words
-    }
-
-    fn survives_power_loss(&self) -> bool {
-        self.survives_power_loss
-    }
-}
-
-impl Drop for MemWords {
-    fn drop(&mut self) {
-        let mut tree = enter(self.handle.tree());
-        if tree.life() == self.handle.life() {
-            tree.end_memory(self.handle.ino());
-        }
-    }
-}
-
-impl fmt::Debug for MemWords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemWords").field("words", &self.words.len()).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::vfs::fs::{File, Fs, OpenMode, PersistenceLevel};
+    use crate::vfs::fs::{Fs, OpenMode, PersistenceLevel};
     use crate::vfs::mem::{MemFs, Survival};
 
     #[test]

@@ -77,7 +77,7 @@ impl Tree {
         let words = memory::words_of(self.file(ino)?, len);
         match self.memory.contains_key(&ino) {
             true => Err(io::Error::other("the file is used as memory already")),
-            false => Ok(Some(Arc::clone(self.memory.entry(ino).or_insert(words)))),
+            false => Ok(Some(self.memory.entry(ino).or_insert(words).clone())),
         }
     }
 
@@ -86,7 +86,7 @@ impl Tree {
         if let Some(words) = self.memory.remove(&ino)
             && let Ok(file) = self.file_mut(ino)
         {
-            memory::settle(file, &words);
+            memory::settle(file, words.words());
         }
     }
 

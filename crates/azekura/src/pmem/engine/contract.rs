@@ -1,0 +1,93 @@
+//! What `db` asks of a pool.
+
+use std::path::Path;
+use std::sync::MutexGuard;
+
+use crate::base::{EntryRef, KeyOrder, Result, SeqNo};
+use crate::engine::{Engine, Room};
+use crate::pmem::medium::Moved;
+use crate::pmem::options::PmemOptions;
+use crate::vfs::fs::PersistenceLevel;
+
+/// What a pool asks of `db`, and tells it, beyond what any tree does.
+pub(crate) trait PmemTree: Engine {
+    fn order(&self) -> &KeyOrder;
+
+    /// Records in the tree.
+    fn approximate_len(&self) -> u64;
+
+    /// Sets space aside for records that will be put, each with the lengths of its key and its value: fills as many
+    /// rooms, and says how many leaves there are, which [`end_promise`](PmemTree::end_promise) wants to know when all
+    /// of them are put or not.
+    ///
+    /// # Errors
+    /// `OutOfSpace`; then nothing was set aside.
+    fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Room]) -> Result<usize>;
+
+    /// Gives back a room that was not used.
+    fn give_back(&self, room: Room);
+
+    fn end_promise(&self, leaves: usize);
+
+    /// What a change has survived when it returns, without the log.
+    fn level(&self) -> PersistenceLevel;
+
+    /// Puts one record into memory, as [`apply`](Engine::apply), that is not in the log: only for a pool that makes it
+    /// durable by itself.
+    fn apply_alone(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<()>;
+
+    /// Adds a record of the log again. What is there already may be more than the pool may hold for a while.
+    fn replay(&self, entry: EntryRef<'_>) -> Result<()>;
+
+    /// All of the log was added again: from now on the pool is no larger than it may be.
+    fn end_replay(&self) -> Result<()>;
+
+    fn set_options(&self, options: &PmemOptions) -> Result<()>;
+
+    /// The highest sequence number that its files may have held when it was opened.
+    fn highest_at_open(&self) -> SeqNo;
+
+    /// No change comes any more: the database closes.
+    fn close(&self);
+
+    /// Ends the tree of a deleted partition: waits for a checkpoint to give up.
+    fn discard(&self);
+
+    /// Removes the files of a tree that was discarded, as far as that can be done.
+    fn remove_files(&self);
+
+    fn figures(&self) -> PoolFigures;
+
+    /// Lets no checkpoint begin, for as long as what it returns is held; waits for the one under way.
+    fn hold(&self) -> MutexGuard<'_, ()>;
+
+    /// Copies the files as the last checkpoint left them, for who [holds](PmemTree::hold) them; where the file is the
+    /// memory, as it is now, for who lets nobody commit.
+    fn copy_to(&self, dir: &Path) -> Result<()>;
+}
+
+/// Counts of one moment, in bytes unless said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolFigures {
+    pub(crate) level: PersistenceLevel,
+    /// Records.
+    pub(crate) records: u64,
+    /// Leaves in use, and leaves that are cut out and free.
+    pub(crate) leaves: u64,
+    pub(crate) leaves_free: u64,
+    /// The length of the pool, and what of it is free, without leaves.
+    pub(crate) len: u64,
+    pub(crate) free: u64,
+    /// Memory that leads to the leaves.
+    pub(crate) index: u64,
+    /// Memory that says what was replaced, for readers.
+    pub(crate) kept: u64,
+    /// Of its files.
+    pub(crate) disk: u64,
+    /// Checkpoints since it was opened, and what they have written.
+    pub(crate) checkpoints: u64,
+    pub(crate) written: u64,
+    /// Leaves that were split since it was opened, and what that did.
+    pub(crate) splits: u64,
+    pub(crate) in_splits: Moved,
+}

@@ -1,0 +1,81 @@
+//! Where a pool belongs: a directory, a partition, and a name there.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::base::edit::PartitionId;
+use crate::base::{KeyOrder, Result};
+use crate::engine::{ReadPoints, Visible};
+use crate::mem::persist;
+use crate::mem::region::Region;
+use crate::pmem::medium::Shared;
+use crate::pmem::options::PmemOptions;
+use crate::pmem::recover;
+use crate::pmem::store::PoolFile;
+use crate::vfs::fs::PersistenceLevel;
+use crate::vfs::{Env, Fs, OpenMode};
+
+/// Bytes copied at a time.
+const PIECE: usize = 1 << 20;
+
+/// Where a pool belongs.
+#[derive(Clone)]
+pub(crate) struct PoolHome {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) env: Arc<dyn Env>,
+    pub(crate) dir: PathBuf,
+    pub(crate) partition: PartitionId,
+    pub(crate) name: String,
+    pub(crate) visible: Visible,
+    pub(crate) points: Arc<ReadPoints>,
+    pub(crate) read_only: bool,
+}
+
+impl PoolHome {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.join(PoolFile::Pool.name(self.partition))
+    }
+
+    /// Makes the file of a pool that is used as memory, with nothing in it; whole under its name when this returns.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there is none, and those of the files.
+    pub(crate) fn make_file(&self, options: &PmemOptions) -> Result<()> {
+        let temporary = self.dir.join(PoolFile::Shadow.name(self.partition));
+        if self.fs.exists(&temporary)? {
+            self.fs.remove_file(&temporary)?;
+        }
+        let file = self.fs.open(&temporary, OpenMode::Create)?;
+        let medium = Shared::new(Arc::clone(&file), options.pool().len_max)?;
+        let mut file_id = [0; 16];
+        self.env.random(&mut file_id);
+        let order = KeyOrder::bytewise(); // nothing is compared yet
+        drop(recover::create(medium, file_id, order, &options.pool(), Arc::clone(&self.points))?);
+        file.sync_all()?;
+        self.fs.rename(&temporary, &self.path())?;
+        self.fs.sync_dir(&self.dir)
+    }
+}
+
+/// Whether files in `dir` are used as memory: where the stores of this process into them survive what the file system
+/// says they do.
+pub(crate) fn is_memory(fs: &dyn Fs, dir: &Path) -> bool {
+    match fs.memory_level(dir) {
+        PersistenceLevel::Logged => false,
+        PersistenceLevel::Process => true,
+        PersistenceLevel::Power => persist::can_flush(),
+    }
+}
+
+/// Writes what a region holds to a new file, and syncs it.
+pub(crate) fn copy_region(fs: &dyn Fs, region: &Region, to: &Path) -> Result<()> {
+    let target = fs.open(to, OpenMode::Create)?;
+    let (len, mut at, mut piece) = (region.len(), 0, vec![0; PIECE]);
+    while at < len {
+        let n = piece.len().min(usize::try_from(len - at).unwrap_or(usize::MAX));
+        region.read(at, &mut piece[..n]);
+        target.write_at(&piece[..n], at)?;
+        at += n as u64;
+    }
+    target.sync_data()
+}
