@@ -80,10 +80,12 @@ impl File for DiskFile {
     }
 
     fn allocate(&self, len: u64) -> Result<()> {
-        if len == 0 {
-            return Ok(());
-        }
-        let done = match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len)) {
+        self.allocate_from(0, len)
+    }
+
+    fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
+        let Some(more) = len.checked_sub(from).filter(|more| *more > 0) else { return Ok(()) };
+        let done = match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), from, more)) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill(len),
             done => done.map_err(io::Error::from),
         };

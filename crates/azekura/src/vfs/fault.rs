@@ -330,6 +330,20 @@ impl FaultFile {
         whole_or_error(fault, &self.path)?;
         if fault.is_some() { Ok(()) } else { done() }
     }
+
+    fn allocate_by(&self, len: u64, allocate: impl Fn(u64) -> Result<()>) -> Result<()> {
+        match self.note(OpKind::Allocate) {
+            Some(Fault::Short) => {
+                let now = self.inner.length()?;
+                allocate(now + len.saturating_sub(now) / 2)?;
+                Err(injected(io::ErrorKind::StorageFull, &self.path))
+            }
+            fault => {
+                whole_or_error(fault, &self.path)?;
+                allocate(len)
+            }
+        }
+    }
 }
 
 impl File for FaultFile {
@@ -375,17 +389,11 @@ impl File for FaultFile {
     }
 
     fn allocate(&self, len: u64) -> Result<()> {
-        match self.note(OpKind::Allocate) {
-            Some(Fault::Short) => {
-                let now = self.inner.length()?;
-                self.inner.allocate(now + len.saturating_sub(now) / 2)?;
-                Err(injected(io::ErrorKind::StorageFull, &self.path))
-            }
-            fault => {
-                whole_or_error(fault, &self.path)?;
-                self.inner.allocate(len)
-            }
-        }
+        self.allocate_by(len, |len| self.inner.allocate(len))
+    }
+
+    fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
+        self.allocate_by(len, |len| self.inner.allocate_from(from, len))
     }
 
     fn sync_data(&self) -> Result<()> {

@@ -167,6 +167,12 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Makes sure that the first `len` bytes have space on the device; grows the file with zeros if it is shorter.
     fn allocate(&self, len: u64) -> Result<()>;
 
+    /// The same where the first `from` bytes have their space already: what it costs should follow what is new.
+    fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
+        let _ = from;
+        self.allocate(len)
+    }
+
     /// Makes bytes and length durable.
     fn sync_data(&self) -> Result<()>;
 

@@ -114,6 +114,11 @@ fn lengths(fs: &dyn Fs, dir: &Path) {
     file.allocate(300_000).unwrap();
     let now = bytes(&*file);
     assert!(now.len() == 300_000 && now[5_000..].iter().all(|b| *b == 0));
+    file.allocate_from(300_000, 310_000).unwrap();
+    file.allocate_from(310_000, 310_000).unwrap();
+    file.allocate_from(310_000, 7).unwrap();
+    let now = bytes(&*file);
+    assert!(now.len() == 310_000 && now[5_000..].iter().all(|b| *b == 0));
     file.set_length(0).unwrap();
     assert_eq!(bytes(&*file), b"");
     assert_eq!(listing(fs, dir), [("deep".to_owned(), 0, false), ("f".to_owned(), 0, true)]);

@@ -142,6 +142,10 @@ impl<W: Watch> File for ThroughFile<W> {
         self.inner.allocate(len)
     }
 
+    fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
+        self.inner.allocate_from(from, len)
+    }
+
     fn sync_data(&self) -> Result<()> {
         self.inner.sync_data()
     }
