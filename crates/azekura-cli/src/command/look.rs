@@ -185,6 +185,7 @@ fn metrics_json(m: &Metrics) -> Value {
             "blob": kind(&m.cache.blob),
         },
         "open_snapshots": m.open_snapshots,
+        "oldest_snapshot_age": m.oldest_snapshot_age,
         "poisoned": m.poisoned,
         "replayed_records": m.replayed_records,
         "recovery_ns": m.recovery_ns,

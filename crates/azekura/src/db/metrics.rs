@@ -128,6 +128,8 @@ pub struct Metrics {
     pub dropped_after_damage: Option<DroppedAfterDamage>,
     /// Snapshots and iterators that exist now.
     pub open_snapshots: usize,
+    /// Records written since the oldest of these was taken: what they replaced or removed is kept for it.
+    pub oldest_snapshot_age: u64,
     /// Whether writing has ended after a failure.
     pub poisoned: bool,
 }
@@ -157,6 +159,7 @@ impl Metrics {
             recovery_ns: shared.recovered.ns,
             dropped_after_damage: shared.recovered.dropped.clone(),
             open_snapshots: shared.read_points.count(),
+            oldest_snapshot_age: shared.visible.get().0.saturating_sub(shared.read_points.oldest().0),
             poisoned: shared.poison.is_set(),
             ..Metrics::default()
         };
@@ -218,6 +221,7 @@ impl fmt::Display for Metrics {
         row("replayed records", self.replayed_records.to_string())?;
         row("recovery, ms", format!("{:.1}", self.recovery_ns as f64 / 1e6))?;
         row("snapshots and iterators", self.open_snapshots.to_string())?;
+        row("records since the oldest", self.oldest_snapshot_age.to_string())?;
         if let Some(dropped) = &self.dropped_after_damage {
             let message = format!("{} frames of {}", dropped.frames, dropped.file.display());
             row("dropped after damage", message)?;

@@ -9,7 +9,8 @@
 //! Rooms in reading order: [`slice`], [`atomic`] (what threads meet at), [`pages`] (memory in big pieces), [`pool`]
 //! (buffers cut from them), [`append_vec`] (grows beside its readers), [`arena`] (byte records), [`epoch`] (a pointer
 //! that readers follow without a lock), [`link`] (many of them, to what somebody else keeps), [`prefetch`], [`simd`]
-//! (many bytes compared at once), [`persist`] (cache lines pushed out), [`region`] (words addressed by offsets).
+//! (many bytes compared at once), [`persist`] (cache lines pushed out), [`reserve`], [`region`] (words addressed by
+//! offsets).
 
 pub(crate) mod append_vec;
 pub(crate) mod arena;
@@ -23,6 +24,7 @@ pub(crate) mod persist;
 pub(crate) mod pool;
 pub(crate) mod prefetch;
 pub(crate) mod region;
+pub(crate) mod reserve;
 #[cfg(test)]
 mod schedules;
 pub(crate) mod simd;

@@ -17,9 +17,9 @@ use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::pmem::inner::{Goal, head_of};
+use crate::pmem::leaf::Spot;
 use crate::pmem::leaf::{LEAF_LEN, SLOTS, bits};
 use crate::pmem::medium::Medium;
-use crate::pmem::order::Spot;
 use crate::pmem::record::{Copied, Record, Slot};
 use crate::pmem::tree::Tree;
 

@@ -2,8 +2,7 @@
 
 use crate::mem::region::Region;
 use crate::mem::simd::{LANES, matches_in_pair};
-use crate::pmem::order::Spot;
-use crate::pmem::record::{STEP, Slot};
+use crate::pmem::record::{OFFSET_END, STEP, Slot};
 
 /// Slots of a leaf. One of them always stays free, so that a record can be replaced in a full leaf.
 pub(crate) const SLOTS: usize = 48;
@@ -15,6 +14,32 @@ pub(crate) const LEAF_ALIGN: u64 = 64;
 const NEXT_AT: u64 = 8;
 const PRINTS_AT: u64 = 16;
 const SLOTS_AT: u64 = 64;
+/// Leaves begin at multiples of 64 below 2^44: these bits say where. The number has the others.
+const LEAF_BITS: u32 = OFFSET_END.trailing_zeros();
+const LEAF: u64 = OFFSET_END - LEAF_ALIGN;
+
+/// Where a leaf stands and the number of its order, in one word; an offset alone is that of a leaf without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot(pub(crate) u64);
+
+impl Spot {
+    #[inline]
+    pub(crate) fn new(leaf: u64, number: u32) -> Spot {
+        let number = u64::from(number);
+        Spot(leaf | (number % LEAF_ALIGN) | ((number / LEAF_ALIGN) << LEAF_BITS))
+    }
+
+    #[inline]
+    pub(crate) fn leaf(self) -> u64 {
+        self.0 & LEAF
+    }
+
+    #[inline]
+    pub(crate) fn number(self) -> u32 {
+        ((self.0 >> LEAF_BITS) * LEAF_ALIGN + self.0 % LEAF_ALIGN) as u32
+    }
+}
+
 /// The bits of the commit word that say which slots are valid.
 pub(crate) const VALID: u64 = (1 << SLOTS) - 1;
 const NEXT_BITS: u32 = 40;

@@ -11,8 +11,7 @@
 
 use crate::mem::atomic::{Mutex, Ordering, PoisonError, fence};
 use crate::mem::region::{PAGE, Region};
-use crate::pmem::leaf::{LEAF_LEN, SLOTS};
-use crate::pmem::record::OFFSET_END;
+use crate::pmem::leaf::{LEAF_LEN, SLOTS, Spot};
 
 /// The bytes of one order.
 const LINE: u64 = 64;
@@ -29,32 +28,6 @@ const END: u8 = u8::MAX;
 /// The number of leaves that have no order.
 const NONE: u32 = 0;
 const NUMBER_MAX: u64 = (1 << 26) - 1;
-
-/// Leaves begin at multiples of 64 below 2^44: these bits say where. The number has the others.
-const LEAF_BITS: u32 = OFFSET_END.trailing_zeros();
-const LEAF: u64 = OFFSET_END - LINE;
-
-/// Where a leaf stands and the number of its order, in one word; an offset alone is that of a leaf without.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spot(pub(crate) u64);
-
-impl Spot {
-    #[inline]
-    pub(crate) fn new(leaf: u64, number: u32) -> Spot {
-        let number = u64::from(number);
-        Spot(leaf | (number % LINE) | ((number / LINE) << LEAF_BITS))
-    }
-
-    #[inline]
-    pub(crate) fn leaf(self) -> u64 {
-        self.0 & LEAF
-    }
-
-    #[inline]
-    pub(crate) fn number(self) -> u32 {
-        ((self.0 >> LEAF_BITS) * LINE + self.0 % LINE) as u32
-    }
-}
 
 /// Numbers that no leaf has.
 struct Free {
@@ -182,6 +155,7 @@ impl Orders {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pmem::record::OFFSET_END;
 
     #[test]
     fn spots_know_leaf_and_number() {

@@ -52,6 +52,7 @@ fn batches_snapshots_and_iterators_span_both_kinds() {
     let first = walk.next().unwrap().unwrap();
     write(1);
     left.flush().unwrap();
+    assert!(db.metrics().oldest_snapshot_age >= 400);
     let old: Vec<_> = before.iter(&left).map(Result::unwrap).collect();
     assert_eq!(old, before.iter(&right).map(Result::unwrap).collect::<Vec<_>>());
     assert!(old.iter().all(|(_, value)| value[0] == 0));
