@@ -49,6 +49,7 @@ impl Engine for MapEngine {
         Ok(found.is_some())
     }
 
+    #[expect(clippy::borrowed_box, reason = "that is what the map holds")]
     fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let map = self.read();
         let range = match scan {
