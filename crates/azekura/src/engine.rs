@@ -161,6 +161,9 @@ pub(crate) trait Host: Send + Sync {
     /// committed after this, or power loss could keep half of a commit.
     fn make_log_durable(&self, through: SeqNo) -> Result<()>;
 
+    /// The last sequence number that the log has; pools may have used later ones.
+    fn log_end(&self) -> SeqNo;
+
     /// Writes the edits to the manifest as one batch and syncs it.
     fn commit_edits(&self, edits: &[Edit]) -> Result<()>;
 

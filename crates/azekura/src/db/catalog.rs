@@ -23,6 +23,7 @@ use crate::lsm::tree::{LsmTree, check_files};
 use crate::pmem::engine::{PoolHome, StoredPool};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind};
+use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::{Env, Fs};
 
 /// What every tree of a database is built from.
@@ -101,6 +102,8 @@ pub(crate) struct PartitionState {
     /// What the manifest said when the database was opened, and the files of a pool; taken when the tree is built.
     stored: Mutex<Option<PartitionLedger>>,
     pool: Mutex<Option<StoredPool>>,
+    /// Why the tree could not be built: what it is built from is used up then.
+    broken: Mutex<Option<Error>>,
 }
 
 impl PartitionState {
@@ -210,6 +213,12 @@ impl PartitionState {
     pub(crate) fn end_replay(&self) -> Result<()> {
         let Some(pool) = self.tree.get().and_then(Tree::pmem) else { return Ok(()) };
         pool.end_replay()
+    }
+
+    /// Whether what is replayed into it is durable at once.
+    pub(crate) fn survives_power_loss(&self) -> bool {
+        let built = self.tree.get().and_then(Tree::pmem).map(|pool| pool.level() == PersistenceLevel::Power);
+        built.unwrap_or_else(|| lock(&self.pool).as_ref().is_some_and(StoredPool::survives_power_loss))
     }
 
     /// Copies the files of a pool whose order of keys is not known, in which nothing changes.
@@ -361,6 +370,7 @@ impl Catalog {
             early: Mutex::default(),
             stored: Mutex::new(stored),
             pool: Mutex::new(pool),
+            broken: Mutex::default(),
         });
         write(&self.by_name).insert(name, Arc::clone(&state));
         state
@@ -410,17 +420,48 @@ impl Catalog {
         if state.tree.get().is_some() {
             return Ok(()); // another caller was faster
         }
-        let tree = match lock(&state.pool).take() {
-            Some(pool) => Tree::Pmem(pool.open(order, &options.pmem())?),
-            None => Tree::Lsm(self.build_lsm(state, stored.take(), order, options)?),
+        if let Some(error) = &*lock(&state.broken) {
+            return Err(error.clone());
+        }
+        // Should it fail half way, or panic, nobody gets an empty tree instead.
+        let again = format!("partition {:?} could not be opened before: open the database anew", state.name);
+        *lock(&state.broken) = Some(Error::new(ErrorKind::Closed, again));
+        // Held until the tree is there: who asks what only the log has must find one or the other.
+        let mut pending = lock(&state.pending);
+        let built = self.make_tree(state, stored.take(), &pending, order, options);
+        match built {
+            Ok(tree) => {
+                let set = state.tree.set(tree);
+                debug_assert!(set.is_ok(), "the lock on `stored` lets one builder in");
+                pending.clear();
+                *lock(&state.broken) = None;
+                Ok(())
+            }
+            Err(error) => {
+                *lock(&state.broken) = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn make_tree(
+        &self,
+        state: &PartitionState,
+        stored: Option<PartitionLedger>,
+        pending: &[Pending],
+        order: KeyOrder,
+        options: &PartitionCreateOptions,
+    ) -> Result<Tree> {
+        let tree = match (state.engine, lock(&state.pool).take()) {
+            (EngineKind::Lsm, _) => Tree::Lsm(self.build_lsm(state, stored, order, options)?),
+            (_, Some(pool)) => Tree::Pmem(pool.open(order, &options.pmem())?),
+            (_, None) => return Err(Error::new(ErrorKind::Closed, "the pool was opened before, and failed")),
         };
-        *stored = None;
-        for record in lock(&state.pending).drain(..) {
+        let through = tree.flushed_through();
+        for record in pending.iter().filter(|record| record.seqno > through) {
             tree.replay(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
         }
-        let built = state.tree.set(tree);
-        debug_assert!(built.is_ok(), "the lock on `stored` lets one builder in");
-        Ok(())
+        Ok(tree)
     }
 
     fn build_lsm(

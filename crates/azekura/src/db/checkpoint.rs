@@ -65,6 +65,8 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
         return Err(Error::invalid("a checkpoint needs a path that does not exist yet").in_file(path));
     }
     let tmp = temporary(path)?;
+    // No partition is created, deleted or given its comparator meanwhile: each pool is held, or stays as it is.
+    let _names = lock(&shared.naming);
     let _hold = Hold::new(shared);
     for _ in 0..ATTEMPTS {
         if shared.fs.exists(&tmp)? {

@@ -6,7 +6,8 @@
 //! 3. it applies them to the memtables in order and publishes the last sequence number: only now are they seen;
 //! 4. it wakes its followers and hands the lead to the first of those that queued meanwhile;
 //! 5. whoever asked for more than [`Buffer`](crate::PersistMode::Buffer) waits for the log's sync by itself: syncs are
-//!    shared among all who wait, and nobody who did not ask waits for one.
+//!    shared among all who wait, and nobody who did not ask waits for one: but who comes behind a batch for a pool that
+//!    survives power loss by itself, because that is synced before it is applied.
 //!
 //! Thread safety: `leading` is the lock. Whoever set it may append, apply and publish, and must hand over or clear it,
 //! also when something panics.
@@ -196,6 +197,10 @@ impl Committer {
         }
         let mut next = self.visible.get().plus(1);
         let first = next;
+        let count: u64 = commits.iter().map(|commit| u64::from(commit.count)).sum();
+        if SeqNo::MAX.0 - first.0 < count {
+            return Err(Error::unsupported("the database has used up its sequence numbers"));
+        }
         match commits {
             [one] if one.path == Path::Logged && self.wal.appended().plus(1) == next => {
                 self.wal.append(&[one.numbered(&mut next)])?;

@@ -142,11 +142,14 @@ impl Database {
         // What a pool that is memory gets is durable by itself: there must be no moment at which the manifest has the
         // partition and not its file, or a commit and not the partition.
         let is_memory = engine == EngineKind::PmemMemory;
-        let make_files = |meta: &PartitionMeta| match is_memory {
-            true => shared.catalog.pool_home(meta).make_file(&options.pmem()),
+        if is_memory {
+            shared.catalog.pool_home(&meta).make_file(&options.pmem())?;
+        }
+        let name_file = |meta: &PartitionMeta| match is_memory {
+            true => shared.catalog.pool_home(meta).name_file(),
             false => Ok(()),
         };
-        let meta = shared.poison.watch(writer.metadata.create_partition(meta, make_files))?;
+        let meta = shared.poison.watch(writer.metadata.create_partition(meta, name_file))?;
         if shared.settings.durability != PersistMode::Buffer || is_memory {
             shared.poison.watch(writer.metadata.sync())?;
         }

@@ -53,7 +53,6 @@ impl Handle {
             }
         }
         if shared.writer.is_some() {
-            shared.catalog.all().iter().filter_map(|p| p.tree_if_built()?.pmem()).for_each(|pool| pool.close());
             // Nobody works any more. Who lets go of a table from now on leaves its file to the next open.
             for tree in shared.catalog.all().iter().filter_map(|p| p.lsm_if_built()) {
                 tree.give_up_paused();
@@ -64,6 +63,10 @@ impl Handle {
             shared.graveyard().close();
         }
         let finished = flushed.and_then(|()| self.finish_log());
+        if finished.is_ok() && shared.writer.is_some() {
+            // The log says where numbers go on now.
+            shared.catalog.all().iter().filter_map(|p| p.tree_if_built()?.pmem()).for_each(|pool| pool.close());
+        }
         shared.catalog.all().iter().for_each(|partition| partition.mark_closed());
         shared.tell(&Event::Closed);
         *lock(&shared.lock) = None;

@@ -5,7 +5,8 @@
 //! 2. no manifest and nothing else: create the database, atomically, by renaming its first manifest into place;
 //! 3. read the manifest into a ledger, check that every table it names is there and whole, read the pools;
 //! 4. read the log: every commit that is not in tables goes into memtables, or into pools; the whole log is validated
-//!    before anything is written, so that a failed open changes nothing;
+//!    before anything is written, so that a failed open changes nothing (but pools that are memory: what the log has
+//!    for them they get at once, and it is synced first);
 //! 5. sync what was replayed (it may be in the page cache only), make blob files of what it points to in files that
 //!    were never finished, write the manifest anew with the end of the log, begin a fresh segment, remove files that
 //!    nothing names, start the workers.
@@ -107,6 +108,7 @@ pub(crate) fn open(config: Config) -> Result<Arc<Handle>> {
         create(&*config.env, &fs, &dir)?;
     }
     let mut state = Loaded::read(&config, listing, false)?;
+    state.sync_for_pools(&config)?;
     let report = state.replay(&config)?;
     state.finish(config, report, lock, start)
 }
@@ -197,7 +199,20 @@ impl Loaded {
         Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, records: 0 })
     }
 
-    /// Reads the log into the trees. Writes nothing to disk.
+    /// Makes durable what is about to be replayed, where some of it is durable as soon as it is: a pool may not have
+    /// the half of a commit.
+    fn sync_for_pools(&self, config: &Config) -> Result<()> {
+        if !self.by_id.values().any(|partition| partition.survives_power_loss()) {
+            return Ok(());
+        }
+        let (fs, dir) = (&config.fs, &config.path);
+        let segments = self.listing.segments.keys().map(|id| segment_path(dir, *id));
+        std::iter::once(dir.join(NAME))
+            .chain(segments)
+            .try_for_each(|path| fs.open(&path, OpenMode::Write)?.sync_data())
+    }
+
+    /// Reads the log into the trees. Writes nothing to disk, but to pools that are memory.
     fn replay(&mut self, config: &Config) -> Result<ReplayReport> {
         let flushed = self.ledger.partitions.values().map(|p| p.flushed).min();
         let options = ReplayOptions {

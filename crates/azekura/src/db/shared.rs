@@ -349,6 +349,10 @@ impl Host for Shared {
         self.poison.watch(wal.sync(through, false))
     }
 
+    fn log_end(&self) -> SeqNo {
+        self.writer.as_ref().map_or(SeqNo::ZERO, |writer| writer.wal.appended())
+    }
+
     fn commit_edits(&self, edits: &[Edit]) -> Result<()> {
         let metadata = &self.host_writer()?.metadata;
         self.poison.watch(metadata.commit(edits))

@@ -426,7 +426,8 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
     tree.seal();
     loop {
         let seen = shared.done.count();
-        if tree.first_unflushed().is_none_or(|first| first > target) {
+        // Of a partition that was deleted meanwhile nothing is flushed any more.
+        if partition.is_deleted() || tree.first_unflushed().is_none_or(|first| first > target) {
             break;
         }
         shared.poison.check()?;

@@ -1,11 +1,11 @@
 //! The decoders that meet bytes from disk, each by itself.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::base::blob_ref::{BlobRef, References};
 use crate::base::coding;
-use crate::base::edit::{Edit, FileId};
+use crate::base::edit::{Edit, FileId, PartitionId};
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::ledger::Ledger;
 use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, Result};
@@ -18,10 +18,16 @@ use crate::block::cursor::BlockCursor;
 use crate::block::frame::{Body, FRAME_HEADER_LEN, open_frame};
 use crate::block::handle::BlockHandle;
 use crate::block::kind::BlockKind;
+use crate::engine::{ReadPoints, Visible};
 use crate::inspect::report::verify_table;
 use crate::manifest;
+use crate::pmem::recover;
+use crate::pmem::store::shadow::Shadow;
+use crate::pmem::store::{ImageStore, PoolFile};
+use crate::pmem::tree::PoolOptions;
 use crate::table::reader::Table;
 use crate::vfs::files::{DataFiles, DirectPolicy};
+use crate::vfs::mem::MemFs;
 use crate::vfs::{Fs, OpenMode};
 use crate::wal;
 use crate::wal::payload::Records;
@@ -46,6 +52,8 @@ pub enum Decoder {
     BlobPage,
     BlobPointer,
     BlobReferences,
+    Pool,
+    PoolShadow,
 }
 
 /// Reads bytes with one decoder, all that it would read of them.
@@ -71,6 +79,8 @@ pub fn decode(decoder: Decoder, bytes: &[u8]) -> Result<()> {
         Decoder::BlobPage => decode_blob_page(bytes),
         Decoder::BlobPointer => BlobRef::decode(bytes).map(drop),
         Decoder::BlobReferences => References::decode(bytes).map(drop),
+        Decoder::Pool => decode_pool(bytes),
+        Decoder::PoolShadow => decode_pool_shadow(bytes),
     }
 }
 
@@ -149,6 +159,30 @@ fn decode_blob_file(bytes: &[u8]) -> Result<()> {
     let cache = Arc::new(BlockCache::new(0));
     let meta = BlobFile::describe(&files, &cache, FileId(1))?;
     BlobFile::new(files, cache, FileId(1), meta.size).verify(&meta).map(drop)
+}
+
+/// A file system in memory with one file of these bytes.
+fn file_of(bytes: &[u8], path: &Path) -> Result<MemFs> {
+    let fs = MemFs::new();
+    fs.open(path, OpenMode::Create)?.write_at(bytes, 0)?;
+    Ok(fs)
+}
+
+/// The file of a pool, as memory or as an image, and all that stands in it.
+fn decode_pool(bytes: &[u8]) -> Result<()> {
+    // An image says whose it is.
+    let partition = bytes.get(72..80).map_or(Ok(0), |field| coding::Decoder::new(field).u64())?;
+    let (partition, dir) = (PartitionId(partition), Path::new("/"));
+    let fs: Arc<dyn Fs> = Arc::new(file_of(bytes, &dir.join(PoolFile::Pool.name(partition)))?);
+    let Some(loaded) = ImageStore::open(&fs, dir, partition, 0, false, true)?.1 else { return Ok(()) };
+    let points = ReadPoints::new(Visible::default());
+    recover::open_with(loaded.image, KeyOrder::bytewise(), &PoolOptions::default(), points, None).map(drop)
+}
+
+fn decode_pool_shadow(bytes: &[u8]) -> Result<()> {
+    let path = Path::new("/shadow");
+    let shadow = Shadow::read(&*file_of(bytes, path)?.open(path, OpenMode::Read)?)?;
+    shadow.map(drop).ok_or_else(|| Error::corruption("there is no whole shadow"))
 }
 
 /// A whole table, from memory.

@@ -65,7 +65,7 @@ impl PmemOptions {
     /// What a tree is opened with: it may get twice as large while the log is added again, because a checkpoint can
     /// hold what came after records that are gone by now.
     pub(crate) fn pool(&self) -> PoolOptions {
-        PoolOptions { len_max: 2 * self.max_size, grow_by: self.growth_step, ..PoolOptions::default() }
+        PoolOptions { len_max: self.max_size.saturating_mul(2), grow_by: self.growth_step, ..PoolOptions::default() }
     }
 
     /// What the stored settings of a partition say, by default if that is nothing.
@@ -89,7 +89,8 @@ impl PmemOptions {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<PmemOptions> {
         let mut d = Decoder::new(bytes);
-        Ok(PmemOptions { max_size: d.varint()?, growth_step: d.varint()? })
+        let options = PmemOptions { max_size: d.varint()?, growth_step: d.varint()? };
+        Ok(if options.check().is_ok() { options } else { PmemOptions::default() })
     }
 }
 

@@ -3,9 +3,9 @@
 //! All is read and judged first; what a crash left half done is repaired then, and made durable before anybody can
 //! write. A pool that is refused is as it was.
 //!
-//! The chain itself is followed by one thread; its leaves and their records are read and judged part by part, by several
-//! threads if there is much of it. What concerns two parts, the last leaf of one and the first of the next, is judged at
-//! the end.
+//! The chain itself is followed by one thread; its leaves and their records are read and judged part by part, by
+//! several threads if there is much of it. What concerns two parts, the last leaf of one and the first of the next, is
+//! judged at the end.
 
 use std::sync::Arc;
 
@@ -289,8 +289,12 @@ impl<M: Medium> Walk<M> {
         let panicked = || Error::new(ErrorKind::Poisoned, "a thread panicked while it read a pool");
         let Walk { tree, used, chain, parts, .. } = walk.ok_or_else(panicked)?;
         let mut all = Found::default();
-        for part in parts.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            // Parts behind one that failed may not have been read.
+        let mut parts = parts.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // Once one has failed, others may not have been read, before it and behind it.
+        if let Some(failed) = parts.iter_mut().find(|part| matches!(part, Some(Err(_)))) {
+            failed.take().unwrap_or_else(|| Err(panicked()))?;
+        }
+        for part in parts {
             let part = part.ok_or_else(panicked)??;
             all.add(&tree, &used, part)?;
         }
@@ -475,6 +479,7 @@ impl Found {
 mod tests {
     use super::*;
     use crate::engine::Visible;
+    use crate::memtable::speed::{random_key, time};
     use crate::pmem::medium::Image;
     use crate::vfs::env::SystemEnv;
 
@@ -535,5 +540,31 @@ mod tests {
             }
         }
         assert!(refused > 20, "{refused}");
+    }
+
+    /// Prints what a record takes: `cargo test --release -p azekura --lib recover::tests::speed -- --ignored
+    /// --nocapture`.
+    #[test]
+    #[ignore = "measures speed; run it alone, in release"]
+    fn speed() {
+        let (options, count) =
+            (PoolOptions { len_max: 1 << 30, grow_by: 16 << 20, ..PoolOptions::default() }, 1_000_000);
+        let image = Image::new(options.len_max).unwrap();
+        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options, points()).unwrap();
+        for n in 0..count {
+            tree.put(&random_key(n), SeqNo(n + 1), &[7; 100]).unwrap();
+        }
+        let mut bytes = vec![0; tree.region().len() as usize];
+        tree.region().read(0, &mut bytes);
+        let env = SystemEnv::new();
+        for round in 0..8 {
+            let image = Image::new(options.len_max).unwrap();
+            image.grow(bytes.len() as u64).unwrap();
+            image.load(0, &bytes);
+            let env: Option<&dyn Env> = if round % 2 == 0 { None } else { Some(&env) };
+            time(if env.is_some() { "open, threads" } else { "open, one thread" }, count, || {
+                open_with(image, KeyOrder::bytewise(), &options, points(), env).unwrap();
+            });
+        }
     }
 }

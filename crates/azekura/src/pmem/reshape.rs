@@ -8,6 +8,7 @@ use crate::pmem::leaf::{Commit, Leaf, SLOTS, VALID, bits};
 use crate::pmem::medium::{Counting, Medium, Site};
 use crate::pmem::order::Spot;
 use crate::pmem::record::{Record, Slot};
+use crate::pmem::space::Space;
 use crate::pmem::tree::{HEAD, Tree};
 use crate::pmem::versions::poisoned;
 
@@ -39,7 +40,7 @@ impl<M: Medium> Tree<M> {
     /// Splits the leaf of `key`, if it is full still. Where `key` comes behind all others of the tree, the leaf stays
     /// full and gets an empty one behind it.
     pub(crate) fn make_room(&self, key: &[u8]) -> Result<()> {
-        let at = self.space()?.take_leaf(&self.medium)?;
+        let at = self.space()?.insist(&self.medium, Space::take_leaf)?;
         let spot = self.orders.spot(at);
         let mut spare = Spare { tree: self, spot, used: false };
         let _structure = self.structure.lock().map_err(poisoned)?;

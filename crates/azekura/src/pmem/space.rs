@@ -51,6 +51,8 @@ pub(crate) struct Usage {
 pub(crate) struct Space {
     len: u64,
     len_max: u64,
+    /// What it may never exceed, whatever was set aside.
+    hard_max: u64,
     grow_by: u64,
     /// Small free buffers of each length, by their offsets; what is there at all, as bits.
     classes: Vec<Vec<u64>>,
@@ -74,6 +76,7 @@ impl Space {
         Space {
             len,
             len_max: len_max.min(OFFSET_END) / PAGE * PAGE,
+            hard_max: len_max.min(OFFSET_END) / PAGE * PAGE,
             grow_by: grow_by.next_multiple_of(PAGE).max(PAGE),
             classes: (0..CLASSES).map(|_| Vec::new()).collect(),
             filled: [0; CLASSES / 64],
@@ -142,6 +145,19 @@ impl Space {
     /// Those who were promised leaves have taken what they will take.
     pub(crate) fn end_promise(&mut self, count: usize) {
         self.promised -= count;
+    }
+
+    /// As `take`, for what must not fail any more: if need be the pool gets longer than it may be.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if that is not enough.
+    pub(crate) fn insist<M: Medium, T>(&mut self, medium: &M, take: impl Fn(&mut Space, &M) -> Result<T>) -> Result<T> {
+        take(self, medium).or_else(|_| {
+            let limit = std::mem::replace(&mut self.len_max, self.hard_max);
+            let taken = take(self, medium);
+            self.len_max = limit;
+            taken
+        })
     }
 
     fn cut_leaves<M: Medium>(&mut self, medium: &M) -> Result<()> {

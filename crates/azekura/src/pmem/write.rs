@@ -54,7 +54,8 @@ impl<M: Medium> Tree<M> {
         let len = head.buffer_len(entry);
         if len > room.1 {
             self.give_back(room);
-            return self.put(entry.user, entry.seqno, entry.value);
+            let at = self.space()?.insist(&self.medium, |space, medium| space.take(medium, len))?;
+            return self.put_at(entry, &mut head, (at, len));
         }
         if len < room.1 {
             self.give_back((room.0 + len, room.1 - len));

@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use azekura::fs::{Fs, MemFs, OpenMode};
+use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode};
 use azekura::inspect::{Decoder, decode};
-use azekura::{Config, ErrorKind, KvSeparationOptions, PartitionCreateOptions, PersistMode, Result};
+use azekura::{
+    Config, EngineType, ErrorKind, KvSeparationOptions, PartitionCreateOptions, PersistMode, PersistenceLevel,
+    PmemOptions, Result,
+};
 
 /// No input may take longer, in a build without optimisation on a busy machine.
 const INPUT_MAX: Duration = Duration::from_secs(2);
@@ -36,6 +39,8 @@ const TARGETS: &[Target] = &[
     ("filter_piece", |bytes| decode(Decoder::FilterPiece, bytes)),
     ("frame", |bytes| decode(Decoder::Frame, bytes)),
     ("manifest", |bytes| decode(Decoder::Manifest, bytes)),
+    ("pool", |bytes| decode(Decoder::Pool, bytes)),
+    ("pool_shadow", |bytes| decode(Decoder::PoolShadow, bytes)),
     ("table", |bytes| decode(Decoder::Table, bytes)),
     ("wal_frame", |bytes| decode(Decoder::WalFrame, bytes)),
 ];
@@ -142,8 +147,44 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
         file.read_exact_at(&mut bytes, 0).expect("the file can be read");
         files.push((target, bytes));
     }
-    for wanted in ["table", "blob_file", "manifest"] {
+    files.extend(files_of_a_pool());
+    for wanted in ["table", "blob_file", "manifest", "pool", "pool_shadow"] {
         assert!(files.iter().any(|(target, _)| *target == wanted), "the database has a {wanted}");
+    }
+    files
+}
+
+/// The image of a pool, a pool that is memory, and the shadow of an image that was never finished.
+fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
+    let (mut files, dir) = (Vec::new(), Path::new("/db"));
+    for (level, fails) in
+        [(PersistenceLevel::Logged, false), (PersistenceLevel::Process, false), (PersistenceLevel::Logged, true)]
+    {
+        let mem = MemFs::new();
+        mem.offer_memory(level);
+        let fs = FaultFs::new(Arc::new(mem.clone()));
+        let database = Config::new(dir).fs(Arc::new(fs.clone())).open().expect("a fresh database opens");
+        let pool = EngineType::Pmem(PmemOptions::default().max_size(256 << 10).growth_step(16 << 10));
+        let options = PartitionCreateOptions::default().engine(pool);
+        let partition = database.open_partition("p", options).expect("a partition is made");
+        for i in 0..300u32 {
+            partition.insert(format!("key{:05}", i * 7), vec![i as u8; 20]).expect("inserts");
+        }
+        if fails {
+            let broken = FaultPlan::new(OpKind::Write, 1, Fault::Error(std::io::ErrorKind::Other));
+            fs.fail(broken.in_path(".pool").forever());
+        }
+        assert_eq!(partition.flush().is_err(), fails, "the image does not get to its place, or it does");
+        let (suffix, target) = if fails { (".shadow", "pool_shadow") } else { (".pool", "pool") };
+        for entry in mem.read_dir(dir).expect("the directory can be listed") {
+            if entry.name.ends_with(suffix) {
+                let mut bytes = vec![0; entry.len as usize];
+                let file = mem.open(&dir.join(&entry.name), OpenMode::Read).expect("the file opens");
+                file.read_exact_at(&mut bytes, 0).expect("the file can be read");
+                decode(if fails { Decoder::PoolShadow } else { Decoder::Pool }, &bytes).expect("it decodes");
+                files.push((target, bytes));
+            }
+        }
     }
     files
 }

@@ -1,7 +1,8 @@
 //! Partitions that are pools: what they share with others, and what only they do.
 //!
-//! Rooms in reading order: `memory` (files that are used as memory), `space` (full pools).
+//! Rooms in reading order: `memory` (files that are used as memory), `space` (full pools), `found` (bugs).
 
+mod found;
 mod memory;
 mod space;
 

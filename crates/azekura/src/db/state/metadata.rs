@@ -55,15 +55,15 @@ impl Metadata {
     /// Notes a new partition, like [`append`](Metadata::append), under a number of its own. The number is taken under
     /// the same lock: a manifest written anew in between would say that it was used, and replay would take the
     /// partition for a deleted one.
-    /// Before that, `make_files` makes the files that it needs.
+    /// Before that, `name_files` gives those that it needs their names.
     pub(crate) fn create_partition(
         &self,
         mut meta: PartitionMeta,
-        make_files: impl FnOnce(&PartitionMeta) -> Result<()>,
+        name_files: impl FnOnce(&PartitionMeta) -> Result<()>,
     ) -> Result<PartitionMeta> {
         let mut ledger = lock(&self.ledger);
         meta.id = PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed));
-        make_files(&meta)?;
+        name_files(&meta)?;
         self.append_to(&mut ledger, &[Edit::PartitionCreated(meta.clone())])?;
         Ok(meta)
     }

@@ -108,6 +108,10 @@ pub(crate) fn files_in(fs: &dyn Fs) -> HashMap<(DataKind, FileId), u64> {
 }
 
 impl Host for FakeHost {
+    fn log_end(&self) -> SeqNo {
+        SeqNo::MAX
+    }
+
     fn make_log_durable(&self, through: SeqNo) -> Result<()> {
         self.durable.fetch_max(through.0, Ordering::SeqCst);
         Ok(())

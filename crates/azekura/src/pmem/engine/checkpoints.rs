@@ -92,7 +92,9 @@ impl Checkpoints {
             host.make_log_durable(highest)?;
             Ok(highest)
         })?;
-        host.commit_edits(&[Edit::Flushed { partition: self.home.partition, through: from }])?;
+        // Not beyond what the log has: where that ends is told by what was flushed, too.
+        let through = from.min(host.log_end());
+        host.commit_edits(&[Edit::Flushed { partition: self.home.partition, through }])?;
         Ok(written.bytes)
     }
 }
@@ -133,7 +135,7 @@ impl Keeper<Image> for Checkpoints {
     }
 
     fn is_busy(&self) -> bool {
-        *lock(&self.taken_from) != NOTHING
+        *lock(&self.taken_from) != NOTHING || self.turn.try_lock().is_err()
     }
 
     fn checkpoint(&self, tree: &Tree<Image>, host: &dyn Host) -> Result<TaskReport> {

@@ -47,7 +47,7 @@ pub(crate) trait PmemTree: Engine {
     /// The highest sequence number that its files may have held when it was opened.
     fn highest_at_open(&self) -> SeqNo;
 
-    /// No change comes any more: the database closes.
+    /// No change comes any more: the database has closed, and the log says where numbers go on.
     fn close(&self);
 
     /// Ends the tree of a deleted partition: waits for a checkpoint to give up.

@@ -36,12 +36,12 @@ impl PoolHome {
         self.dir.join(PoolFile::Pool.name(self.partition))
     }
 
-    /// Makes the file of a pool that is used as memory, with nothing in it; whole under its name when this returns.
+    /// Makes the file of a pool that is used as memory, with nothing in it, under a name that no partition has.
     ///
     /// # Errors
     /// `OutOfSpace` if there is none, and those of the files.
     pub(crate) fn make_file(&self, options: &PmemOptions) -> Result<()> {
-        let temporary = self.dir.join(PoolFile::Shadow.name(self.partition));
+        let temporary = self.temporary();
         if self.fs.exists(&temporary)? {
             self.fs.remove_file(&temporary)?;
         }
@@ -51,9 +51,18 @@ impl PoolHome {
         self.env.random(&mut file_id);
         let order = KeyOrder::bytewise(); // nothing is compared yet
         drop(recover::create(medium, file_id, order, &options.pool(), Arc::clone(&self.points))?);
-        file.sync_all()?;
-        self.fs.rename(&temporary, &self.path())?;
+        file.sync_all()
+    }
+
+    /// Gives the file that was [made](PoolHome::make_file) last the name of this pool, durably.
+    pub(crate) fn name_file(&self) -> Result<()> {
+        self.fs.rename(&self.temporary(), &self.path())?;
         self.fs.sync_dir(&self.dir)
+    }
+
+    /// Partitions are numbered from 1 on, and made one at a time.
+    fn temporary(&self) -> PathBuf {
+        self.dir.join(PoolFile::Shadow.name(PartitionId(0)))
     }
 }
 

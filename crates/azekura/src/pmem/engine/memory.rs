@@ -59,7 +59,8 @@ impl Memory {
     /// A number is about to be used.
     #[inline]
     fn use_number(&self, tree: &Tree<Shared>, seqno: SeqNo) {
-        self.last.store(seqno.0, Ordering::Relaxed);
+        // Not less: the log may be added again from before.
+        self.last.fetch_max(seqno.0, Ordering::Relaxed);
         if seqno.0 >= self.numbers_end.load(Ordering::Relaxed) {
             let end = SeqNo((seqno.0 + AHEAD).min(SeqNo::MAX.0));
             tree.note(Note::NumbersEnd, end);

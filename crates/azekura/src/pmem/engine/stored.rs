@@ -21,6 +21,7 @@ use crate::pmem::options::PmemOptions;
 use crate::pmem::recover;
 use crate::pmem::store::{ImageStore, Loaded, PoolFile};
 use crate::vfs::OpenMode;
+use crate::vfs::fs::PersistenceLevel;
 
 /// A pool as its files have it, before the order of its keys is known.
 pub(crate) struct StoredPool {
@@ -67,7 +68,10 @@ impl StoredPool {
             if !home.read_only && is_memory(&*home.fs, &home.dir) {
                 let medium = Shared::new(home.fs.open(&path, OpenMode::Write)?, len_max)?;
                 let at_open = notes_of(medium.region())?;
-                return Ok((Form::Memory(medium), at_open));
+                // A file of its own kind may lie in that directory.
+                if medium.level() == home.fs.memory_level(&home.dir) {
+                    return Ok((Form::Memory(medium), at_open));
+                }
             }
             // Read as it is, and kept as it is until an image of it is permanent.
             let (store, loaded) = open(false)?;
@@ -81,6 +85,11 @@ impl StoredPool {
     /// The highest sequence number that may be in it.
     pub(crate) fn highest(&self) -> SeqNo {
         self.at_open.1
+    }
+
+    /// Whether what is stored into it survives power loss by itself.
+    pub(crate) fn survives_power_loss(&self) -> bool {
+        matches!(&self.form, Form::Memory(medium) if medium.level() == PersistenceLevel::Power)
     }
 
     /// Copies the files, in which nothing changes.

@@ -59,7 +59,8 @@ pub(crate) struct Loaded {
     pub(crate) image: Image,
     /// All that was visible through this number is in the image.
     pub(crate) replay_from: SeqNo,
-    /// The highest number that may be in it. Both are 0 of a pool that was used as memory: it says itself what is known.
+    /// The highest number that may be in it. Both are 0 of a pool that was used as memory: it says itself what is
+    /// known.
     pub(crate) highest: SeqNo,
 }
 
@@ -101,9 +102,9 @@ struct Files {
 }
 
 impl ImageStore {
-    /// Opens the files of a partition's pool, and reads the image: also a pool that was used as memory, of which the next
-    /// checkpoint makes an image; until that is permanent the file stays as it is. With `never_written` there was no checkpoint yet,
-    /// and whatever is there goes with the first one: opening changes nothing.
+    /// Opens the files of a partition's pool, and reads the image: also a pool that was used as memory, of which the
+    /// next checkpoint makes an image; until that is permanent the file stays as it is. With `never_written` there was
+    /// no checkpoint yet, and whatever is there goes with the first one: opening changes nothing.
     ///
     /// # Errors
     /// `Corruption` if there is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there

@@ -10,7 +10,8 @@ use azekura::{Config, Database, Partition, PersistMode, PersistenceLevel, inspec
 use super::{DIR, config, open_pool};
 use crate::world::Dice;
 
-fn power() -> MemFs {
+/// A machine whose memory keeps its bytes.
+pub(super) fn power() -> MemFs {
     let fs = MemFs::new();
     fs.offer_memory(PersistenceLevel::Power);
     fs
