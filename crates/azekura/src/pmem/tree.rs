@@ -305,8 +305,9 @@ impl<M: Medium> Tree<M> {
             if let Some((kind, slot)) = self.versions.find(key, at) {
                 return self.of_version(kind, slot, &read);
             }
-            // No version is kept where the next one was visible already: then a later moment answers.
-            if newest.is_none_or(|record| record.seqno > self.versions.points().visible()) {
+            // What was visible at that moment may have been replaced, and that made visible, and it be forgotten: then a
+            // later moment answers.
+            if self.versions.has_all_since(at) {
                 return Ok(None);
             }
         }

@@ -41,6 +41,8 @@ struct Table {
 pub(crate) struct Versions {
     order: KeyOrder,
     bytes_max: u64,
+    /// The highest sequence number that replaced or removed something which is not kept any more.
+    forgotten: AtomicU64,
     memory: AtomicU64,
     memory_max: u64,
     points: Arc<ReadPoints>,
@@ -57,8 +59,9 @@ impl Versions {
         let tables = EpochCell::new(Arc::new(Vec::new()));
         let bytes_max = BYTES_MAX.min(len_max / SHARE);
         let (len, memory, writing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(VecDeque::new()));
+        let forgotten = AtomicU64::new(0);
         let memory_max = MEMORY_MIN.max(len_max / SHARE);
-        Versions { order, bytes_max, memory, memory_max, points, tables, len, writing }
+        Versions { order, bytes_max, forgotten, memory, memory_max, points, tables, len, writing }
     }
 
     #[inline]
@@ -74,6 +77,7 @@ impl Versions {
     pub(crate) fn keep(&self, key: &[u8], old: &Record, by: SeqNo, removed: bool) -> Result<(bool, Vec<Range>)> {
         let mut tables = self.writing.lock().map_err(poisoned)?;
         if by <= self.points.oldest() {
+            self.forgotten.fetch_max(by.0, Ordering::Release);
             return Ok((false, Vec::new()));
         }
         let mut freed = Vec::new();
@@ -125,6 +129,9 @@ impl Versions {
         if gone.is_empty() {
             return Vec::new();
         }
+        // Before anybody can miss them.
+        let through = gone.iter().map(|table| table.replaced_by.load(Ordering::Relaxed)).max();
+        self.forgotten.fetch_max(through.unwrap_or_default(), Ordering::Release);
         self.publish(tables);
         let mut freed = Vec::new();
         for table in &gone {
@@ -173,6 +180,13 @@ impl Versions {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether all is kept still that was replaced or removed behind `at`: then what is not found was not there. To be
+    /// asked after [`find`](Versions::find).
+    #[inline]
+    pub(crate) fn has_all_since(&self, at: SeqNo) -> bool {
+        self.forgotten.load(Ordering::Acquire) <= at.0
     }
 
     /// The newest version of `key` not newer than `at`, of those that are kept.
