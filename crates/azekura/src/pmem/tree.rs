@@ -52,8 +52,6 @@ impl Default for PoolOptions {
 /// What those at work beside each other rely on. A test leaves one of them out, and sees that it is missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It is said that slots are about to be written over.
-    Changes,
     /// It is said that keys have got another leaf.
     Shape,
     /// The order of a leaf is that of one version.
@@ -171,9 +169,7 @@ impl<M: Medium> Tree<M> {
     /// Says that slots of `leaf`, whose lock is held, are about to be written over.
     pub(crate) fn open(&self, leaf: Leaf<'_>) {
         let changes = self.changes(leaf.at);
-        if self.does(Step::Changes) {
-            changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        }
+        changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         if self.does(Step::Order) {
             self.orders.raise(leaf.order);
         }

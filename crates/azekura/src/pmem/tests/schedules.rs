@@ -288,15 +288,6 @@ mod left_out {
 
     #[test]
     #[should_panic]
-    fn that_slots_are_written_over_is_said_before() {
-        explore(|| {
-            let shared = Shared::new(REUSES, 1, Some(Step::Changes));
-            race(&shared, &[GET_20], &[&[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]);
-        });
-    }
-
-    #[test]
-    #[should_panic]
     fn that_keys_have_another_leaf_is_said_before_they_go() {
         explore(|| {
             let shared = Shared::new(SPLITS, 3, Some(Step::Shape));
