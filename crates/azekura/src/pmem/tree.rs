@@ -301,8 +301,8 @@ impl<M: Medium> Tree<M> {
             if let Some((kind, slot)) = self.versions.find(key, at) {
                 return self.of_version(kind, slot, &read);
             }
-            // What was visible at that moment may have been replaced, and that made visible, and it be forgotten: then a
-            // later moment answers.
+            // What was visible at that moment may have been replaced, and that made visible, and it be forgotten: then
+            // a later moment answers.
             if self.versions.has_all_since(at) {
                 return Ok(None);
             }
