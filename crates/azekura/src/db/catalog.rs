@@ -293,18 +293,9 @@ impl Catalog {
         files: &HashMap<(DataKind, FileId), u64>,
     ) -> Result<Arc<PartitionState>> {
         let meta = stored.meta.clone();
-        let engine = EngineKind::from_number(meta.engine).ok_or_else(|| {
-            let (name, engine) = (&meta.name, meta.engine);
-            Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura"))
-        })?;
+        let engine = engine_of(&meta)?;
         let options = PartitionCreateOptions::decode(&meta.settings)?;
-        let pool = match engine {
-            EngineKind::Lsm => None,
-            EngineKind::Pmem | EngineKind::PmemMemory => {
-                let made_as_memory = engine == EngineKind::PmemMemory;
-                Some(StoredPool::read(self.pool_home(&meta), made_as_memory, stored.flushed, &options.pmem())?)
-            }
-        };
+        let pool = self.read_pool(&meta, engine, stored.flushed, &options)?;
         check_files(stored.tables.values().map(|(_, table)| table), stored.blobs.values(), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = self.insert(&meta, engine, Some(stored), pool);
@@ -321,18 +312,27 @@ impl Catalog {
         order: KeyOrder,
         options: &PartitionCreateOptions,
     ) -> Result<Arc<PartitionState>> {
-        let (engine, pool) = match &options.engine {
-            EngineType::Lsm => (EngineKind::Lsm, None),
-            EngineType::Pmem(pmem) => {
-                let is_memory = meta.engine == EngineKind::PmemMemory as u8;
-                let kind = if is_memory { EngineKind::PmemMemory } else { EngineKind::Pmem };
-                (kind, Some(StoredPool::read(self.pool_home(meta), is_memory, SeqNo::ZERO, pmem)?))
-            }
-        };
+        let engine = engine_of(meta)?;
+        let pool = self.read_pool(meta, engine, SeqNo::ZERO, options)?;
         let state = self.insert(meta, engine, None, pool);
         self.build_tree(&state, order, options)?;
         state.end_replay()?;
         Ok(state)
+    }
+
+    /// The files of a partition, if it is a pool.
+    fn read_pool(
+        &self,
+        meta: &PartitionMeta,
+        engine: EngineKind,
+        flushed: SeqNo,
+        options: &PartitionCreateOptions,
+    ) -> Result<Option<StoredPool>> {
+        if engine == EngineKind::Lsm {
+            return Ok(None);
+        }
+        let made_as_memory = engine == EngineKind::PmemMemory;
+        StoredPool::read(self.pool_home(meta), made_as_memory, flushed, &options.pmem()).map(Some)
     }
 
     pub(crate) fn pool_home(&self, meta: &PartitionMeta) -> PoolHome {
@@ -483,4 +483,11 @@ impl Catalog {
         tree.show_early(lock(&state.early).drain(..));
         Ok(Arc::new(tree))
     }
+}
+
+fn engine_of(meta: &PartitionMeta) -> Result<EngineKind> {
+    EngineKind::from_number(meta.engine).ok_or_else(|| {
+        let (name, engine) = (&meta.name, meta.engine);
+        Error::unsupported(format!("partition {name:?} uses engine {engine} of a newer azekura"))
+    })
 }

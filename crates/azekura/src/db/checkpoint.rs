@@ -88,11 +88,6 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
             })
         });
         let moment = moment.inspect_err(|_| drop(shared.fs.remove_dir_all(&tmp)))?;
-        let is_known = |id| partitions.iter().any(|partition| partition.id == id);
-        if !moment.ledger.partitions.keys().all(|id| is_known(*id)) {
-            drop(shared.fs.remove_dir_all(&tmp));
-            continue; // created a moment ago, so that nobody held its pool
-        }
         match build(shared, &moment, &partitions, &tmp) {
             Ok(()) => {
                 shared.fs.rename(&tmp, path)?;
@@ -125,13 +120,14 @@ fn early_files(shared: &Shared) -> Vec<(FileId, PathBuf, u64)> {
 
 fn build(shared: &Shared, moment: &Moment, partitions: &[Arc<PartitionState>], tmp: &Path) -> Result<()> {
     let fs = &*shared.fs;
-    // One that was created behind the moment has nothing on disk, and is not in the ledger.
-    for partition in partitions.iter().filter(|partition| moment.ledger.partitions.contains_key(&partition.id)) {
-        match partition.tree_if_built().map(|tree| tree.pmem()) {
-            Some(Some(pool)) if pool.level() == PersistenceLevel::Logged => pool.copy_to(tmp)?,
-            Some(Some(_)) => {}
-            Some(None) => {}
-            None => partition.copy_unbuilt_pool(tmp)?,
+    for partition in partitions {
+        let Some(tree) = partition.tree_if_built() else {
+            partition.copy_unbuilt_pool(tmp)?;
+            continue;
+        };
+        // Those that are memory were copied at the moment.
+        if let Some(pool) = tree.pmem().filter(|pool| pool.level() == PersistenceLevel::Logged) {
+            pool.copy_to(tmp)?;
         }
     }
     for partition in moment.ledger.partitions.values() {

@@ -85,21 +85,11 @@ impl<M: Medium> Tree<M> {
         // half as many as a leaf before it is full again.
         let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
-        if self.versions.check_room().is_err() {
-            let freed = self.versions.forget_now()?;
-            self.retire_all(freed)?;
+        self.or_forgetting(|| {
             self.versions.check_room()?;
-        }
-        let full = match self.set_aside(records, end, leaves, rooms) {
-            Ok(()) => return Ok(leaves),
-            Err(error) => error,
-        };
-        let freed = self.versions.forget_now()?;
-        if freed.is_empty() {
-            return Err(full);
-        }
-        self.retire_all(freed)?;
-        self.set_aside(records, end, leaves, rooms).map(|()| leaves)
+            self.set_aside(records, end, leaves, rooms)
+        })?;
+        Ok(leaves)
     }
 
     /// All of it or nothing, under one lock.
@@ -172,8 +162,13 @@ impl<M: Medium> Tree<M> {
 
     /// Takes space, if need be that of versions that nobody reads any more.
     fn take(&self, len: u64) -> Result<u64> {
-        let full = match self.space()?.take(&self.medium, len) {
-            Ok(at) => return Ok(at),
+        self.or_forgetting(|| self.space()?.take(&self.medium, len))
+    }
+
+    /// Tries something that wants space, and once more if there were versions that nobody reads any more.
+    fn or_forgetting<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        let full = match attempt() {
+            Ok(done) => return Ok(done),
             Err(error) => error,
         };
         let freed = self.versions.forget_now()?;
@@ -181,7 +176,7 @@ impl<M: Medium> Tree<M> {
             return Err(full);
         }
         self.retire_all(freed)?;
-        self.space()?.take(&self.medium, len)
+        attempt()
     }
 
     /// Gives back the space of records that no leaf and no version names.

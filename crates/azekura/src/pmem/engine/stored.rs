@@ -19,7 +19,7 @@ use crate::pmem::medium::{Image, Medium, Shared};
 use crate::pmem::notes::{Note, noted};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::recover;
-use crate::pmem::store::{ImageStore, Loaded, PoolFile};
+use crate::pmem::store::{ImageStore, PoolFile};
 use crate::vfs::OpenMode;
 use crate::vfs::fs::PersistenceLevel;
 
@@ -49,37 +49,30 @@ impl StoredPool {
         flushed: SeqNo,
         options: &PmemOptions,
     ) -> Result<StoredPool> {
-        let len_max = options.pool().len_max;
-        let is_image = !made_as_memory || ImageStore::is_there(&*home.fs, &home.dir, home.partition)?;
-        let open = |never_written| {
-            ImageStore::open(&home.fs, &home.dir, home.partition, len_max, never_written, home.read_only)
-        };
-        if is_image {
-            let (store, loaded) = open(!made_as_memory && flushed == SeqNo::ZERO)?;
-            let at_open = loaded.as_ref().map_or_else(Default::default, |l: &Loaded| (l.replay_from, l.highest));
-            return Ok(StoredPool {
-                home,
-                form: Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)),
-                at_open,
-            });
-        }
-        let path = home.path();
-        let read = |home: &PoolHome| {
-            if !home.read_only && is_memory(&*home.fs, &home.dir) {
-                let medium = Shared::new(home.fs.open(&path, OpenMode::Write)?, len_max)?;
+        let (fs, dir, partition) = (&home.fs, &home.dir, home.partition);
+        let (len_max, path) = (options.pool().len_max, home.path());
+        let is_raw = made_as_memory && !ImageStore::is_there(&**fs, dir, partition)?;
+        if is_raw && !home.read_only && is_memory(&**fs, dir) {
+            let open = || {
+                let medium = Shared::new(fs.open(&path, OpenMode::Write)?, len_max)?;
                 let at_open = notes_of(medium.region())?;
-                // A file of its own kind may lie in that directory.
-                if medium.level() == home.fs.memory_level(&home.dir) {
-                    return Ok((Form::Memory(medium), at_open));
-                }
+                Ok((medium, at_open))
+            };
+            let (medium, at_open) = open().map_err(|error: Error| error.in_file(&path))?;
+            // A file of its own kind may lie in that directory.
+            if medium.level() == fs.memory_level(dir) {
+                return Ok(StoredPool { home, form: Form::Memory(medium), at_open });
             }
-            // Read as it is, and kept as it is until an image of it is permanent.
-            let (store, loaded) = open(false)?;
-            let at_open = loaded.as_ref().map_or(Ok(Default::default()), |loaded| notes_of(loaded.image.region()))?;
-            Ok((Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)), at_open))
+        }
+        // One that was memory is read as it is, and kept as it is until an image of it is permanent.
+        let never_written = !made_as_memory && flushed == SeqNo::ZERO;
+        let (store, loaded) = ImageStore::open(fs, dir, partition, len_max, never_written, home.read_only)?;
+        let at_open = match &loaded {
+            Some(loaded) if is_raw => notes_of(loaded.image.region()).map_err(|error| error.in_file(&path))?,
+            Some(loaded) => (loaded.replay_from, loaded.highest),
+            None => Default::default(),
         };
-        let (form, at_open) = read(&home).map_err(|error: Error| error.in_file(&path))?;
-        Ok(StoredPool { home, form, at_open })
+        Ok(StoredPool { home, form: Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)), at_open })
     }
 
     /// The highest sequence number that may be in it.

@@ -210,7 +210,6 @@ impl ImageStore {
             owed.each(&**shadow, |place, page| drop(overlay.insert(place, page.to_vec())))?;
         }
         files.named = !self.read_only;
-        let got = pool.read_at(&mut page, 0)?;
         files.raw = overlay.is_empty() && FileHeader::decode(FileKind::Pool, &page[..got]).is_ok();
         let loaded = match files.raw {
             true => read_pool(&*pool, len_max),

@@ -14,4 +14,4 @@ pub(crate) mod shadow;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use files::{ImageStore, Loaded, PoolFile, parse_name};
+pub(crate) use files::{ImageStore, PoolFile, parse_name};
