@@ -174,8 +174,11 @@ mod tests {
     use super::*;
     use crate::pmem::record::Head;
 
+    /// Where a record stands, its key, its value.
+    type Written = (Slot, Vec<u8>, Vec<u8>);
+
     /// Records with keys and values of these lengths, one behind the other.
-    fn pool(lengths: &[(usize, usize)]) -> (Region, Vec<(Slot, Vec<u8>, Vec<u8>)>) {
+    fn pool(lengths: &[(usize, usize)]) -> (Region, Vec<Written>) {
         let region = Region::private(1 << 20).unwrap();
         region.grow(1 << 20).unwrap();
         let mut at = 4096;
