@@ -4,13 +4,15 @@
 //! split in two: the tree *chooses* a [`Task`] from plain values, and *runs* it when told to, so that background
 //! threads and a test that runs one task at a time are the same thing.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::base::edit::Edit;
-use crate::base::sync::{Bell, lock};
+use crate::base::sync::Bell;
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::mem::atomic::{AtomicU64, AtomicUsize, EXPLORED, Ordering, spin_loop, yield_now};
+use crate::mem::atomic::{
+    AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, spin_loop, yield_now,
+};
 use crate::mem::slice::Slice;
 
 /// What a tree tells `db` about its state when asked whether writers should be slowed.
@@ -275,9 +277,13 @@ impl ReadPoints {
         Arc::new(ReadPoints { visible, held: Mutex::default() })
     }
 
+    fn held(&self) -> MutexGuard<'_, Vec<(SeqNo, usize)>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Registers a reader of the newest published commit.
     pub(crate) fn register(self: &Arc<Self>) -> ReadPin {
-        let mut held = lock(&self.held);
+        let mut held = self.held();
         let at = self.visible.get();
         match held.last_mut() {
             Some((last, readers)) if *last == at => *readers += 1,
@@ -288,7 +294,7 @@ impl ReadPoints {
 
     /// All moments that are looked at, ascending, ending with the newest published commit.
     pub(crate) fn list(&self) -> Vec<SeqNo> {
-        let held = lock(&self.held);
+        let held = self.held();
         let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| *at).collect();
         let newest = self.visible.get();
         if list.last() != Some(&newest) {
@@ -299,7 +305,7 @@ impl ReadPoints {
 
     /// No reader looks, or will look, at a moment before this.
     pub(crate) fn oldest(&self) -> SeqNo {
-        let held = lock(&self.held);
+        let held = self.held();
         held.first().map_or_else(|| self.visible.get(), |(at, _)| *at)
     }
 
@@ -311,7 +317,7 @@ impl ReadPoints {
 
     /// Readers that are registered.
     pub(crate) fn count(&self) -> usize {
-        lock(&self.held).iter().map(|(_, readers)| readers).sum()
+        self.held().iter().map(|(_, readers)| readers).sum()
     }
 }
 
@@ -330,7 +336,7 @@ impl ReadPin {
 
 impl Clone for ReadPin {
     fn clone(&self) -> ReadPin {
-        let mut held = lock(&self.points.held);
+        let mut held = self.points.held();
         if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
             held[i].1 += 1;
         }
@@ -341,7 +347,7 @@ impl Clone for ReadPin {
 
 impl Drop for ReadPin {
     fn drop(&mut self) {
-        let mut held = lock(&self.points.held);
+        let mut held = self.points.held();
         if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
             held[i].1 -= 1;
             if held[i].1 == 0 {
