@@ -16,6 +16,7 @@ use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
+use crate::db::state::tally::Tally;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::db::state::tree::Tree;
 use crate::engine::{Engine, Host, Pressure, ReadPoints, Visible};
@@ -45,7 +46,7 @@ pub(crate) struct Recovered {
 /// Counters since the database was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) user_bytes: AtomicU64,
+    pub(crate) user_bytes: Tally,
     pub(crate) early_bytes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
@@ -214,7 +215,7 @@ impl Shared {
         self.check_size(len)?;
         self.pace(len)?;
         let seqno = self.poison.watch(writer.committer.change(pool, record, payload))?;
-        self.counters.user_bytes.fetch_add(len, Ordering::Relaxed);
+        self.counters.user_bytes.add(len);
         if payload.is_some() { self.make_durable(seqno, mode) } else { Ok(()) }
     }
 
@@ -262,7 +263,7 @@ impl Shared {
             true => self.commit_to_pools(writer, commit)?,
             false => self.poison.watch(writer.committer.commit(commit))?,
         };
-        self.counters.user_bytes.fetch_add(commit.payload.len() as u64 + bytes, Ordering::Relaxed);
+        self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
         if sealed {
             self.refresh_pressure();
             self.work.ring();

@@ -201,7 +201,7 @@ impl<M: Medium> Tree<M> {
         self.medium.publish(leaf.at, left.0);
         self.medium.flush(leaf.at, 8, Site::RemoveCommit);
         self.medium.fence(Site::RemoveDone);
-        self.len.fetch_sub(1, Ordering::Release);
+        self.count(leaf.at, false);
         drop(locked);
         if !kept {
             self.space()?.retire((place.record.at, place.record.buffer_len()));
@@ -321,11 +321,13 @@ impl<M: Medium> Tree<M> {
         self.medium.flush(leaf.at, 8, Site::PutCommit);
         self.medium.fence(Site::PutDone);
         draft.used = true;
+        if old.is_none() {
+            self.count(leaf.at, true);
+        }
         drop(locked);
         match old {
             Some(old) if !kept => self.space()?.retire((old.record.at, old.record.buffer_len())),
-            Some(_) => {}
-            None => drop(self.len.fetch_add(1, Ordering::Release)),
+            _ => {}
         }
         Ok(Tried::Done)
     }
