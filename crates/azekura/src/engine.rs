@@ -4,13 +4,15 @@
 //! split in two: the tree *chooses* a [`Task`] from plain values, and *runs* it when told to, so that background
 //! threads and a test that runs one task at a time are the same thing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::base::edit::Edit;
-use crate::base::sync::lock;
+use crate::base::sync::Bell;
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::cursor::Cursor;
+use crate::mem::atomic::{
+    AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, spin_loop, yield_now,
+};
 use crate::mem::slice::Slice;
 
 /// What a tree tells `db` about its state when asked whether writers should be slowed.
@@ -51,15 +53,211 @@ pub(crate) enum ReadPoint {
 
 /// The newest sequence number whose commit every reader may see; moved by `db`, by whole commits, read by the trees.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Visible(Arc<AtomicU64>);
+pub(crate) struct Visible(Arc<Line<AtomicU64>>);
+
+/// What many threads write and others shall not lose by: alone on two cache lines, because processors fetch lines in
+/// pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line<T>(T);
 
 impl Visible {
+    #[inline]
     pub(crate) fn get(&self) -> SeqNo {
-        SeqNo(self.0.load(Ordering::Acquire))
+        SeqNo(self.0.0.load(Ordering::Acquire))
     }
 
     pub(crate) fn publish(&self, seqno: SeqNo) {
-        self.0.store(seqno.0, Ordering::Release);
+        self.0.0.store(seqno.0, Ordering::Release);
+    }
+}
+
+/// So many numbers may be done before one that is not: a power of two.
+const RING: u64 = if EXPLORED { 2 } else { 256 };
+/// The bit of [`Numbers::next`] that says that the gate is closed; numbers have 56 bits.
+const CLOSED: u64 = 1 << 63;
+/// Who takes numbers one by one stops so far before the last one, and leaves these to who holds the gate.
+const RESERVE: u64 = 1 << 20;
+/// Who waits for another thread spins so often, gives its turn away so often, and then sleeps so long at a time, in
+/// milliseconds.
+const SPINS: usize = if EXPLORED { 0 } else { 64 };
+const YIELDS: usize = if EXPLORED { usize::MAX } else { 256 };
+const SLEEP_MS: u64 = 10;
+
+/// Sequence numbers for single changes that are made beside each other: who takes which, and when they are seen.
+///
+/// A change takes a number, is made, and is then done; what is visible goes on from one number to the next, so nobody
+/// sees a change before all that have lower numbers are made. Between a number's taking and its being visible its
+/// change is *under way*. Who wants none under way (the leader of a group, who gives out numbers of its own) closes
+/// the gate and waits for those who are inside. There need be no count of these: it is what lies between the last
+/// number taken and the visible one.
+///
+/// A number whose change failed midway is *lost*: nothing behind it ever becomes visible, and the gate stays closed.
+/// Thread safe.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    /// The next number, with [`CLOSED`].
+    next: Line<AtomicU64>,
+    visible: Visible,
+    /// At a number's place stands the number if it is done and was not the one after the visible one.
+    done: Box<[AtomicU64]>,
+    /// The lowest number that was lost, `u64::MAX` if none was.
+    lost: AtomicU64,
+    /// Those under way that nobody makes visible any more: the lost ones, and those above them whose threads have left.
+    left: AtomicU64,
+    /// Threads that sleep.
+    asleep: AtomicUsize,
+    bell: Bell,
+}
+
+impl Numbers {
+    /// Goes on behind what is visible. Nobody else may publish but who holds the gate.
+    pub(crate) fn new(visible: Visible) -> Numbers {
+        let next = visible.get().0 + 1;
+        Numbers {
+            next: Line(AtomicU64::new(next)),
+            visible,
+            done: (0..RING).map(|_| AtomicU64::new(0)).collect(),
+            lost: AtomicU64::new(u64::MAX),
+            left: AtomicU64::new(0),
+            asleep: AtomicUsize::new(0),
+            bell: Bell::default(),
+        }
+    }
+
+    /// The next number, which the caller has to [finish](Numbers::finish) or [lose](Numbers::lose); none while the gate
+    /// is closed.
+    #[inline]
+    pub(crate) fn take(&self) -> Option<SeqNo> {
+        let mut next = self.next.0.load(Ordering::Relaxed);
+        // With the gate closed it is beyond all numbers.
+        while next < SeqNo::MAX.0 - RESERVE {
+            match self.next.0.compare_exchange_weak(next, next + 1, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Some(SeqNo(next)),
+                Err(other) => next = other,
+            }
+        }
+        None
+    }
+
+    /// About the next number.
+    pub(crate) fn next(&self) -> SeqNo {
+        SeqNo(self.next.0.load(Ordering::Relaxed) & !CLOSED)
+    }
+
+    /// The change of `seqno` is made. It is visible at once, or when the last one before it is done.
+    #[inline]
+    pub(crate) fn finish(&self, seqno: SeqNo) {
+        let visible = &self.visible.0.0;
+        if visible.load(Ordering::Acquire) + 1 == seqno.0 {
+            // Nobody else goes on from there: that this one is done stands nowhere.
+            visible.store(seqno.0, Ordering::SeqCst);
+        } else {
+            // Its place may be that of another which nobody has seen to be done yet.
+            if !self.until(seqno, |now| now + RING >= seqno.0) {
+                return;
+            }
+            self.done[(seqno.0 % RING) as usize].store(seqno.0, Ordering::SeqCst);
+        }
+        // Either this sees that the next one is done, or its thread sees what is visible now: all four are in one
+        // order.
+        loop {
+            let now = visible.load(Ordering::SeqCst);
+            let next = now + 1;
+            if self.done[(next % RING) as usize].load(Ordering::SeqCst) != next {
+                break;
+            }
+            let _another_did = visible.compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed);
+        }
+        self.wake();
+    }
+
+    /// Waits until `seqno`, which is done, is visible; false if it never will be.
+    #[inline]
+    pub(crate) fn wait(&self, seqno: SeqNo) -> bool {
+        self.visible.get() >= seqno || self.until(seqno, |now| now >= seqno.0) || {
+            self.leave();
+            false
+        }
+    }
+
+    /// The change of `seqno` failed, and nobody knows how much of it was made.
+    #[cold]
+    pub(crate) fn lose(&self, seqno: SeqNo) {
+        self.next.0.fetch_or(CLOSED, Ordering::SeqCst);
+        self.lost.fetch_min(seqno.0, Ordering::SeqCst);
+        self.leave();
+    }
+
+    #[cold]
+    fn leave(&self) {
+        self.left.fetch_add(1, Ordering::SeqCst);
+        self.bell.ring();
+    }
+
+    /// Closes the gate, and waits until no change is under way: what is visible then is the last number there is, or
+    /// some were lost. For one thread at a time.
+    pub(crate) fn close(&self) {
+        let next = self.next.0.fetch_or(CLOSED, Ordering::SeqCst) & !CLOSED;
+        if self.visible.get().0 + 1 != next {
+            self.until(SeqNo::ZERO, |now| next - 1 - now == self.left.load(Ordering::SeqCst));
+        }
+    }
+
+    /// Ends what [`close`](Numbers::close) began: numbers go on behind what is visible. The gate is open then, if it
+    /// shall be and no number was lost.
+    pub(crate) fn open(&self, open: bool) {
+        if self.lost.load(Ordering::Relaxed) == u64::MAX {
+            let next = self.visible.get().0 + 1;
+            self.next.0.store(if open { next } else { next | CLOSED }, Ordering::Release);
+        }
+    }
+
+    /// Waits a little while for the gate to be open.
+    pub(crate) fn linger(&self) {
+        for _ in 0..SPINS {
+            if self.next.0.load(Ordering::Relaxed) & CLOSED == 0 {
+                return;
+            }
+            spin_loop();
+        }
+    }
+
+    /// Waits until what is visible is as wanted; false if it will not be, because a number below `seqno` was lost.
+    fn until(&self, seqno: SeqNo, wanted: impl Fn(u64) -> bool) -> bool {
+        for round in 0usize.. {
+            // First: what was done before the loss may still become visible, and nothing behind it.
+            let lost = self.lost.load(Ordering::SeqCst) < seqno.0;
+            if wanted(self.visible.0.0.load(Ordering::SeqCst)) {
+                return true;
+            }
+            if lost {
+                return false;
+            }
+            match round {
+                _ if round < SPINS => spin_loop(),
+                _ if round < SPINS.saturating_add(YIELDS) => yield_now(),
+                _ => self.sleep(&wanted),
+            }
+        }
+        false
+    }
+
+    #[cold]
+    fn sleep(&self, wanted: &impl Fn(u64) -> bool) {
+        let rings = self.bell.count();
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+        if !wanted(self.visible.0.0.load(Ordering::SeqCst)) {
+            self.bell.wait(rings, SLEEP_MS);
+        }
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn wake(&self) {
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            self.bell.ring();
+        }
     }
 }
 
@@ -79,9 +277,13 @@ impl ReadPoints {
         Arc::new(ReadPoints { visible, held: Mutex::default() })
     }
 
+    fn held(&self) -> MutexGuard<'_, Vec<(SeqNo, usize)>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Registers a reader of the newest published commit.
     pub(crate) fn register(self: &Arc<Self>) -> ReadPin {
-        let mut held = lock(&self.held);
+        let mut held = self.held();
         let at = self.visible.get();
         match held.last_mut() {
             Some((last, readers)) if *last == at => *readers += 1,
@@ -92,7 +294,7 @@ impl ReadPoints {
 
     /// All moments that are looked at, ascending, ending with the newest published commit.
     pub(crate) fn list(&self) -> Vec<SeqNo> {
-        let held = lock(&self.held);
+        let held = self.held();
         let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| *at).collect();
         let newest = self.visible.get();
         if list.last() != Some(&newest) {
@@ -103,7 +305,7 @@ impl ReadPoints {
 
     /// No reader looks, or will look, at a moment before this.
     pub(crate) fn oldest(&self) -> SeqNo {
-        let held = lock(&self.held);
+        let held = self.held();
         held.first().map_or_else(|| self.visible.get(), |(at, _)| *at)
     }
 
@@ -115,7 +317,7 @@ impl ReadPoints {
 
     /// Readers that are registered.
     pub(crate) fn count(&self) -> usize {
-        lock(&self.held).iter().map(|(_, readers)| readers).sum()
+        self.held().iter().map(|(_, readers)| readers).sum()
     }
 }
 
@@ -134,7 +336,7 @@ impl ReadPin {
 
 impl Clone for ReadPin {
     fn clone(&self) -> ReadPin {
-        let mut held = lock(&self.points.held);
+        let mut held = self.points.held();
         if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
             held[i].1 += 1;
         }
@@ -145,7 +347,7 @@ impl Clone for ReadPin {
 
 impl Drop for ReadPin {
     fn drop(&mut self) {
-        let mut held = lock(&self.points.held);
+        let mut held = self.points.held();
         if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
             held[i].1 -= 1;
             if held[i].1 == 0 {

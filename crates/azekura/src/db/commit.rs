@@ -9,6 +9,11 @@
 //!    shared among all who wait, and nobody who did not ask waits for one: but who comes behind a batch for a pool that
 //!    survives power loss by itself, because that is synced before it is applied.
 //!
+//! A single change of a pool goes past all this ([`Committer::change`]): its own thread makes it, beside others that do
+//! the same. Numbers are given out and made visible in their order by [`Numbers`]; where the log gets the change, it
+//! gets it in the moment in which the number is taken. Whoever leads has closed the gate of the numbers and waited
+//! until no such change is under way; those that find it closed queue like everybody else.
+//!
 //! Thread safety: `leading` is the lock. Whoever set it may append, apply and publish, and must hand over or clear it,
 //! also when something panics.
 
@@ -21,8 +26,9 @@ use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::state::poison::Poison;
-use crate::engine::{Engine, Room, Visible};
-use crate::wal::payload::{Records, gap};
+use crate::engine::{Engine, Numbers, Room, Visible};
+use crate::pmem::engine::{PmemTree, TakeNumber};
+use crate::wal::payload::{Record, Records, gap};
 use crate::wal::{LogCommit, Wal};
 
 /// A commit that is ready to be written.
@@ -38,7 +44,7 @@ pub(crate) struct Commit<'a> {
     pub(crate) path: Path,
 }
 
-/// How a commit becomes durable.
+/// How a commit becomes durable; single changes of pools are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     /// By the log.
@@ -46,8 +52,6 @@ pub(crate) enum Path {
     /// By the log, which must be durable before the commit is applied: a pool that is durable by itself may not have
     /// the half of it.
     Ahead,
-    /// It is one change of a pool that is durable by itself.
-    Alone,
 }
 
 /// What became of a commit, or of the group it was written with.
@@ -96,9 +100,13 @@ pub(crate) struct Committer {
     queue: Mutex<Queue>,
     wal: Arc<Wal>,
     visible: Visible,
+    numbers: Numbers,
     poison: Arc<Poison>,
     /// Set between two commits, so that none comes after what closing takes for the last.
     closed: AtomicBool,
+    /// What was visible when it began to count.
+    start: SeqNo,
+    /// Of those who led.
     commits: AtomicU64,
     records: AtomicU64,
 }
@@ -107,8 +115,8 @@ impl Committer {
     /// Continues behind what is visible.
     pub(crate) fn new(wal: Arc<Wal>, visible: Visible, poison: Arc<Poison>) -> Committer {
         let (commits, records) = (AtomicU64::new(0), AtomicU64::new(0));
-        let closed = AtomicBool::new(false);
-        Committer { queue: Mutex::default(), wal, visible, poison, closed, commits, records }
+        let (closed, start, numbers) = (AtomicBool::new(false), visible.get(), Numbers::new(visible.clone()));
+        Committer { queue: Mutex::default(), wal, visible, numbers, poison, closed, start, commits, records }
     }
 
     /// Writes, applies and publishes a commit; says where it stands.
@@ -120,7 +128,7 @@ impl Committer {
         if !queue.leading {
             queue.leading = true;
             drop(queue);
-            let _lead = Lead(self);
+            let _lead = Lead::begin(self);
             return self.write(&[commit]);
         }
         let waiter = Arc::new(Waiter {
@@ -140,6 +148,90 @@ impl Committer {
         }
     }
 
+    /// Makes a single change of a pool, beside others; gives its number when it is visible. The log gets the `payload`,
+    /// if there is one.
+    ///
+    /// # Errors
+    /// `OutOfSpace` from the pool or the log, and others of the log: nothing was changed. `Poisoned` if nobody knows.
+    pub(crate) fn change(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
+        for _ in 0..2 {
+            if let Some(seqno) = self.change_beside(pool, record, payload)? {
+                return Ok(seqno);
+            }
+            self.numbers.linger();
+        }
+        self.alone(|| self.change_leading(pool, record, payload))
+    }
+
+    /// The same, unless somebody leads.
+    fn change_beside(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<Option<SeqNo>> {
+        let mut taken = None;
+        let made = self.make(pool, record, &mut || {
+            let mut take = || {
+                taken = self.numbers.take();
+                taken
+            };
+            let Some(payload) = payload else { return Ok(take()) };
+            let appended = self.wal.append_taking(payload, self.numbers.next(), take);
+            if let Err(error) = &appended
+                && error.kind() != ErrorKind::Poisoned
+                && let Some(unused) = taken.take()
+            {
+                // Nobody has it, and the log will say so.
+                self.numbers.finish(unused);
+            }
+            appended
+        });
+        match (made, taken) {
+            (Ok(_), None) => Ok(None),
+            (Ok(_), Some(seqno)) => {
+                self.numbers.finish(seqno);
+                if self.numbers.wait(seqno) { Ok(taken) } else { self.poison.check().map(|()| None) }
+            }
+            (Err(error), None) => Err(error),
+            (Err(error), Some(seqno)) => {
+                let error = self.poison.set(error);
+                self.numbers.lose(seqno);
+                Err(error)
+            }
+        }
+    }
+
+    /// The same for who leads.
+    fn change_leading(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
+        let seqno = self.next(1)?;
+        let mut taken = false;
+        let made = self.make(pool, record, &mut || {
+            if let Some(payload) = payload {
+                self.wal.append_taking(payload, seqno, || Some(seqno))?;
+            }
+            taken = true;
+            Ok(Some(seqno))
+        });
+        made.map_err(|error| if taken { self.poison.set(error) } else { error })?;
+        self.visible.publish(seqno);
+        Ok(seqno)
+    }
+
+    fn make(&self, pool: &dyn PmemTree, record: &Record<'_>, turn: &mut TakeNumber<'_>) -> Result<bool> {
+        let Record { kind, key, value, .. } = *record;
+        catch_unwind(AssertUnwindSafe(|| pool.change(kind, key, value, turn)))
+            .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a comparator panicked"))))
+    }
+
+    /// The next number, for who leads and wants so many.
+    fn next(&self, count: u64) -> Result<SeqNo> {
+        self.poison.check()?;
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Closed, "the database is closed"));
+        }
+        let next = self.visible.get().plus(1);
+        if SeqNo::MAX.0 - next.0 < count {
+            return Err(Error::unsupported("the database has used up its sequence numbers"));
+        }
+        Ok(next)
+    }
+
     /// Runs `work` while nobody else commits: what it sees is the state between two commits.
     pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
         let mut queue = lock(&self.queue);
@@ -156,11 +248,12 @@ impl Committer {
             queue.waiting.push_back(Arc::clone(&waiter));
             drop(queue);
             waiter.wait();
-        } else {
-            queue.leading = true;
-            drop(queue);
+            let _lead = Lead(self);
+            return work();
         }
-        let _lead = Lead(self);
+        queue.leading = true;
+        drop(queue);
+        let _lead = Lead::begin(self);
         work()
     }
 
@@ -191,16 +284,8 @@ impl Committer {
 
     /// Steps 2 and 3, for the leader.
     fn write(&self, commits: &[Commit<'_>]) -> Result<Committed> {
-        self.poison.check()?;
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Closed, "the database is closed"));
-        }
-        let mut next = self.visible.get().plus(1);
-        let first = next;
-        let count: u64 = commits.iter().map(|commit| u64::from(commit.count)).sum();
-        if SeqNo::MAX.0 - first.0 < count {
-            return Err(Error::unsupported("the database has used up its sequence numbers"));
-        }
+        let first = self.next(commits.iter().map(|commit| u64::from(commit.count)).sum())?;
+        let mut next = first;
         match commits {
             [one] if one.path == Path::Logged && self.wal.appended().plus(1) == next => {
                 self.wal.append(&[one.numbered(&mut next)])?;
@@ -212,9 +297,10 @@ impl Committer {
         // The log has these sequence numbers now; going on without them in memory would use them twice.
         let committed = applied.map_err(|error| self.poison.set(error))?;
         let last = committed.last;
-        self.visible.publish(last);
+        // Before that is visible: see `counts`.
         self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
+        self.visible.publish(last);
         Ok(committed)
     }
 
@@ -223,16 +309,9 @@ impl Committer {
         let mut frames = Vec::with_capacity(commits.len());
         let mut in_log = self.wal.appended().plus(1);
         for commit in commits {
-            if commit.path == Path::Alone {
-                next = next.plus(u64::from(commit.count));
-                continue;
-            }
             frames.extend(gap(in_log, next));
             frames.push(commit.numbered(&mut next));
             in_log = next;
-        }
-        if frames.is_empty() {
-            return Ok(());
         }
         self.wal.append(&frames)?;
         match commits.iter().any(|commit| commit.path == Path::Ahead) {
@@ -251,7 +330,11 @@ impl Committer {
 
     /// Commits and records written since the database was opened.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.commits.load(Ordering::Relaxed), self.records.load(Ordering::Relaxed))
+        // What is visible and came in no group were single changes.
+        let visible = self.visible.get().0 - self.start.0;
+        let (commits, grouped) = (self.commits.load(Ordering::Relaxed), self.records.load(Ordering::Relaxed));
+        let single = visible.saturating_sub(grouped);
+        (commits + single, grouped + single)
     }
 }
 
@@ -274,10 +357,7 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
             let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
             if let Some(tree) = commit.partitions[at].tree_if_built() {
                 let room = if tree.takes_room(record.kind) { rooms.next().copied() } else { None };
-                sealed |= match (commit.path, tree.pmem()) {
-                    (Path::Alone, Some(pool)) => pool.apply_alone(entry, room).map(|()| false)?,
-                    _ => tree.apply(entry, room)?,
-                };
+                sealed |= tree.apply(entry, room)?;
             }
             seqno = seqno.plus(1);
         }
@@ -287,6 +367,15 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
 
 /// The lead, handed over when dropped, also by a panic.
 struct Lead<'a>(&'a Committer);
+
+impl<'a> Lead<'a> {
+    /// For who has set `leading`. Who gets the lead from another gets it with the gate closed.
+    fn begin(committer: &'a Committer) -> Lead<'a> {
+        let lead = Lead(committer);
+        committer.numbers.close();
+        lead
+    }
+}
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
@@ -299,7 +388,12 @@ impl Drop for Lead<'_> {
                 drop(queue);
                 next.finish(Turn::Lead);
             }
-            None => queue.leading = false,
+            None => {
+                // Otherwise it stays closed: what comes finds out why.
+                let open = !self.0.closed.load(Ordering::Relaxed) && !self.0.poison.is_set();
+                self.0.numbers.open(open);
+                queue.leading = false;
+            }
         }
     }
 }

@@ -141,7 +141,7 @@ impl Metrics {
         let partitions = shared.catalog.all();
         let mut metrics = Metrics {
             partitions: partitions.len(),
-            user_bytes: load(&counters.user_bytes),
+            user_bytes: counters.user_bytes.sum(),
             early_bytes: load(&counters.early_bytes),
             flushes: load(&counters.flushes),
             flushed_bytes: load(&counters.flushed_bytes),

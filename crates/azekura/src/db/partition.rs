@@ -12,9 +12,11 @@ use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::state::claims::Claims;
+use crate::db::state::tree::Tree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadPin, ReadPoint};
 use crate::mem::slice::Slice;
+use crate::vfs::fs::PersistenceLevel;
 use crate::wal::payload::{Record, check_limits, put_record};
 
 /// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
@@ -47,6 +49,19 @@ const KEPT_BUFFER_MAX: usize = 1 << 20;
 thread_local! {
     /// Where a single write is put together.
     static PAYLOAD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `write` with what the log gets of a single write.
+fn with_payload<R>(record: &Record<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
+    // A listener or comparator may write from within a write: then the buffer is taken and a fresh one serves.
+    let mut payload = PAYLOAD.with(|kept| std::mem::take(&mut *kept.borrow_mut()));
+    payload.clear();
+    put_record(&mut payload, record);
+    let result = write(&payload);
+    if payload.capacity() <= KEPT_BUFFER_MAX {
+        PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
+    }
+    result
 }
 
 impl Partition {
@@ -95,17 +110,22 @@ impl Partition {
             let message = format!("value has {} bytes, more than half the memory budget ({limit})", value.len());
             return Err(Error::invalid(message));
         }
-        // A listener or comparator may write from within a write: then the buffer is taken and a fresh one serves.
-        let mut payload = PAYLOAD.with(|kept| std::mem::take(&mut *kept.borrow_mut()));
-        payload.clear();
-        put_record(&mut payload, &Record { kind, partition: self.state.id, key, value });
-        let partitions = std::slice::from_ref(&self.state);
-        let commit = Commit { payload: &payload, count: 1, partitions, rooms: &[], path: Path::Logged };
-        let result = shared.commit(commit, shared.settings.durability);
-        if payload.capacity() <= KEPT_BUFFER_MAX {
-            PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
+        let (record, mode) = (Record { kind, partition: self.state.id, key, value }, shared.settings.durability);
+        let pool = self.state.tree_if_built().and_then(Tree::pmem);
+        let Some(pool) = pool else {
+            return with_payload(&record, |payload| {
+                let partitions = std::slice::from_ref(&self.state);
+                shared.commit(Commit { payload, count: 1, partitions, rooms: &[], path: Path::Logged }, mode)
+            });
+        };
+        shared.writer()?;
+        self.state.tree()?;
+        match pool.level() {
+            PersistenceLevel::Logged => {
+                with_payload(&record, |payload| shared.change(&**pool, &record, Some(payload), mode))
+            }
+            _ => shared.change(&**pool, &record, None, mode),
         }
-        result
     }
 
     /// Writes a large value to a blob file, and the record with the pointer behind it.

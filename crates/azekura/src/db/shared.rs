@@ -9,19 +9,24 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{Commit, Committed, Committer, Path};
+use crate::db::commit::{Commit, Committed, Committer};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
+use crate::db::state::tally::Tally;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
+use crate::db::state::tree::Tree;
 use crate::engine::{Engine, Host, Pressure, ReadPoints, Visible};
 use crate::lsm::blobs::early::Claim;
+use crate::pmem::engine::PmemTree;
 use crate::table::graveyard::Graveyard;
+use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
+use crate::wal::payload::{Record, Records, record_len};
 
 /// The half of a database that only one with the right to write has.
 pub(crate) struct Writer {
@@ -41,7 +46,7 @@ pub(crate) struct Recovered {
 /// Counters since the database was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) user_bytes: AtomicU64,
+    pub(crate) user_bytes: Tally,
     pub(crate) early_bytes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
@@ -196,8 +201,35 @@ impl Shared {
         Ok(claim)
     }
 
+    /// Makes a single change of a pool and returns when it is as durable as `mode` asks. The log gets the `payload`, if
+    /// there is one.
+    pub(crate) fn change(
+        &self,
+        pool: &dyn PmemTree,
+        record: &Record<'_>,
+        payload: Option<&[u8]>,
+        mode: PersistMode,
+    ) -> Result<()> {
+        let writer = self.writer()?;
+        let len = record_len(record);
+        self.check_size(len)?;
+        self.pace(len)?;
+        let seqno = self.poison.watch(writer.committer.change(pool, record, payload))?;
+        self.counters.user_bytes.add(len);
+        if payload.is_some() { self.make_durable(seqno, mode) } else { Ok(()) }
+    }
+
     /// Writes a commit and returns when it is as durable as `mode` asks.
     pub(crate) fn commit(&self, commit: Commit<'_>, mode: PersistMode) -> Result<()> {
+        if let [partition] = commit.partitions
+            && let Some(pool) = partition.tree_if_built().and_then(Tree::pmem)
+            && commit.count == 1
+        {
+            partition.tree()?;
+            let record = Records::new(commit.payload).next().expect("a commit has records")?;
+            let logged = pool.level() == PersistenceLevel::Logged;
+            return self.change(&**pool, &record, logged.then_some(commit.payload), mode);
+        }
         let last = self.write(commit, 0)?;
         self.make_durable(last, mode)
     }
@@ -221,10 +253,7 @@ impl Shared {
     /// log has to be synced for it.
     fn write(&self, commit: Commit<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
-        if commit.payload.len() as u64 > self.settings.memory_budget / 2 {
-            let (size, limit) = (commit.payload.len(), self.settings.memory_budget / 2);
-            return Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")));
-        }
+        self.check_size(commit.payload.len() as u64)?;
         let mut in_pools = false;
         for partition in commit.partitions {
             in_pools |= partition.tree()?.pmem().is_some();
@@ -234,12 +263,20 @@ impl Shared {
             true => self.commit_to_pools(writer, commit)?,
             false => self.poison.watch(writer.committer.commit(commit))?,
         };
-        self.counters.user_bytes.fetch_add(commit.payload.len() as u64 + bytes, Ordering::Relaxed);
+        self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
         if sealed {
             self.refresh_pressure();
             self.work.ring();
         }
         Ok(last)
+    }
+
+    fn check_size(&self, size: u64) -> Result<()> {
+        let limit = self.settings.memory_budget / 2;
+        if size <= limit {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("commit has {size} bytes, more than half the memory budget ({limit})")))
     }
 
     /// Sets aside what the pools of a commit will need before the log has it: nothing can fail in between.
@@ -250,8 +287,7 @@ impl Shared {
         if committed.is_ok() || self.poison.is_set() {
             rooms.settle();
         }
-        // The log has nothing of one that is alone.
-        committed.map(|done| if path == Path::Alone { Committed { last: SeqNo::ZERO, ..done } } else { done })
+        committed
     }
 
     fn make_durable(&self, last: SeqNo, mode: PersistMode) -> Result<()> {

@@ -37,10 +37,13 @@ struct Contents {
 }
 
 impl<M: Medium> Tree<M> {
-    /// Splits the leaf of `key`, if it is full still. Where `key` comes behind all others of the tree, the leaf stays
-    /// full and gets an empty one behind it.
-    pub(crate) fn make_room(&self, key: &[u8]) -> Result<()> {
-        let at = self.space()?.insist(&self.medium, Space::take_leaf)?;
+    /// Splits the leaf of `key`, if it is full still, with one that is taken by `take`. Where `key` comes behind all
+    /// others of the tree, the leaf stays full and gets an empty one behind it.
+    ///
+    /// # Errors
+    /// Those of `take`; then nothing was changed.
+    pub(crate) fn make_room(&self, key: &[u8], take: impl FnOnce(&mut Space, &M) -> Result<u64>) -> Result<()> {
+        let at = take(&mut *self.space()?, &self.medium)?;
         let spot = self.orders.spot(at);
         let mut spare = Spare { tree: self, spot, used: false };
         let _structure = self.structure.lock().map_err(poisoned)?;

@@ -129,6 +129,16 @@ impl Space {
         Ok(self.leaves.pop().expect("some were cut"))
     }
 
+    /// Takes a leaf that was promised to nobody.
+    ///
+    /// # Errors
+    /// `OutOfSpace`, as [`Space::take`].
+    pub(crate) fn take_spare_leaf<M: Medium>(&mut self, medium: &M) -> Result<u64> {
+        self.promise_leaves(medium, 1)?;
+        self.promised -= 1;
+        self.take_leaf(medium)
+    }
+
     /// Sets so many leaves aside for those who will take some of them: at most so many.
     ///
     /// # Errors

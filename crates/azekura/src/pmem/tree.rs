@@ -69,6 +69,8 @@ pub(crate) struct Stripe {
     /// Raised before any slot or fingerprint is written over: what was read with the same number before and after, and
     /// by the same commit word, is one state.
     changes: AtomicU64,
+    /// Its share of the records that came and went, with the lock held; modulo 2^64.
+    records: AtomicU64,
 }
 
 /// A B+ tree on a medium. Readers never wait; writers wait for those of the same leaf.
@@ -90,6 +92,7 @@ pub(crate) struct Tree<M> {
     stripes: Box<[Stripe]>,
     pub(crate) space: Mutex<Space>,
     pub(crate) versions: Versions,
+    /// Records that it was opened with.
     pub(crate) len: AtomicU64,
     pub(crate) leaves: AtomicU64,
     /// Promises of leaves that have ended, and that `space` was not told of yet.
@@ -121,7 +124,7 @@ impl<M: Medium> Tree<M> {
         points: Arc<ReadPoints>,
     ) -> Tree<M> {
         let (inner, space, len, leaves) = found;
-        let stripe = || Stripe { lock: Mutex::new(()), changes: AtomicU64::new(0) };
+        let stripe = || Stripe { lock: Mutex::new(()), changes: AtomicU64::new(0), records: AtomicU64::new(0) };
         Tree {
             seal: seal_of(&file_id),
             hash_seed: place_seed(&file_id, 16),
@@ -174,6 +177,13 @@ impl<M: Medium> Tree<M> {
             self.orders.raise(leaf.order);
         }
         fence(Ordering::Release);
+    }
+
+    /// Counts a record that came to `leaf`, whose lock is held, or went.
+    pub(crate) fn count(&self, leaf: u64, came: bool) {
+        let records = &self.stripes[Self::stripe_no(leaf)].records;
+        let by = if came { 1 } else { u64::MAX };
+        records.store(records.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
     }
 
     /// Says that keys have got another leaf, which the way to it leads to already.
@@ -340,7 +350,9 @@ impl<M: Medium> Tree<M> {
 
     /// Records in the tree.
     pub(crate) fn len(&self) -> u64 {
-        self.len.load(Ordering::Acquire)
+        let shares = self.stripes.iter().map(|stripe| stripe.records.load(Ordering::Acquire));
+        // One that came to another leaf meanwhile than it went from may be missing.
+        shares.fold(self.len.load(Ordering::Acquire), u64::wrapping_add).cast_signed().max(0).cast_unsigned()
     }
 
     pub(crate) fn level(&self) -> PersistenceLevel {

@@ -1,7 +1,10 @@
 //! Putting and removing records.
 //!
-//! A record is written and flushed before its leaf is locked. Under the lock a free slot is filled, one fence makes
+//! A record is written and flushed when its leaf is locked and has a free slot, which is filled then; one fence makes
 //! both durable, and the commit word makes them count: with the new slot, and without the one it replaces.
+//!
+//! Only with the leaf locked a change gets its number, if it has none yet: so those of one key have rising ones,
+//! however many threads make them. Whatever may be refused has been refused before.
 
 use crate::base::{EntryRef, RecordKind, Result, SeqNo};
 use crate::mem::atomic::{MutexGuard, Ordering};
@@ -11,13 +14,37 @@ use crate::pmem::leaf::Spot;
 use crate::pmem::leaf::{Commit, Leaf};
 use crate::pmem::medium::{Medium, Site};
 use crate::pmem::record::{Head, Slot, buffer_len_for};
-use crate::pmem::space::Range;
+use crate::pmem::space::{Range, Space};
 use crate::pmem::tree::{Place, Step, Tree};
 
 /// Hardly a record comes with a sequence number so far above what was visible when its space was set aside.
 const SEQNO_LEAD: u64 = 1 << 24;
 
-/// A record that no leaf names yet. Dropped, it gives its space back.
+/// So many bytes of its space are fetched into the cache before a record is written, while its leaf is looked for.
+const FETCHED: u64 = 256;
+
+/// The number of a change, taken when its leaf is locked; none if it may not be made now.
+pub(crate) type Taken = Result<Option<SeqNo>>;
+
+/// What came of a put.
+enum Tried {
+    Done,
+    /// Its leaf must be split before.
+    Full,
+    /// It got no number.
+    NotNow,
+}
+
+/// What came of a removal.
+enum Removed {
+    Record,
+    /// There was none.
+    Nothing,
+    /// It got no number.
+    NotNow,
+}
+
+/// Space for a record that no leaf names yet. Dropped, it gives its space back.
 struct Draft<'a, M: Medium> {
     tree: &'a Tree<M>,
     range: Range,
@@ -42,34 +69,42 @@ impl<M: Medium> Tree<M> {
     /// `Invalid` if key or value is too long, `OutOfSpace` if the pool is full; then nothing was changed.
     pub(crate) fn put(&self, key: &[u8], seqno: SeqNo, value: &[u8]) -> Result<()> {
         let entry = EntryRef { user: key, seqno, kind: RecordKind::Put, value };
-        let mut head = Head::new(entry)?;
-        let len = head.buffer_len(entry);
+        let len = Head::new(entry)?.buffer_len(entry);
         let range = (self.take(len)?, len);
-        self.put_at(entry, &mut head, range)
+        self.put_into(entry, range)
     }
 
     /// The same in space that was set aside for it. If it fails, the space is free again.
     pub(crate) fn put_into(&self, entry: EntryRef<'_>, room: Range) -> Result<()> {
-        let mut head = Head::new(entry)?;
-        let len = head.buffer_len(entry);
-        if len > room.1 {
-            self.give_back(room);
-            let at = self.space()?.insist(&self.medium, |space, medium| space.take(medium, len))?;
-            return self.put_at(entry, &mut head, (at, len));
-        }
-        if len < room.1 {
-            self.give_back((room.0 + len, room.1 - len));
-        }
-        self.put_at(entry, &mut head, (room.0, len))
-    }
-
-    fn put_at(&self, entry: EntryRef<'_>, head: &mut Head, range: Range) -> Result<()> {
-        let mut draft = self.draft(entry, head, range);
+        let mut draft = Draft { tree: self, range: room, used: false };
         let print = self.print(entry.user);
-        while !self.try_put(entry, print, &mut draft)? {
-            self.make_room(entry.user)?;
+        while let Tried::Full = self.try_put(entry, print, &mut draft, || Ok(Some(entry.seqno)))? {
+            self.make_room(entry.user, |space, medium| space.insist(medium, Space::take_leaf))?;
         }
         Ok(())
+    }
+
+    /// Gives `key` the value `value` under the number that `turn` gives: false if it gives none.
+    ///
+    /// # Errors
+    /// As [`put`](Tree::put), before a number is asked for; and those of `turn`. Other errors leave nobody knowing.
+    pub(crate) fn put_in_turn(&self, key: &[u8], value: &[u8], mut turn: impl FnMut() -> Taken) -> Result<bool> {
+        let len = buffer_len_for(key.len(), value.len(), self.highest_soon());
+        let at = self.or_forgetting(|| {
+            self.versions.check_room()?;
+            self.space_after_promises()?.take(&self.medium, len)
+        })?;
+        let mut draft = Draft { tree: self, range: (at, len), used: false };
+        self.region().prefetch(draft.range.0, len.min(FETCHED));
+        let print = self.print(key);
+        let entry = EntryRef { user: key, seqno: SeqNo::ZERO, kind: RecordKind::Put, value };
+        loop {
+            match self.try_put(entry, print, &mut draft, &mut turn)? {
+                Tried::Done => return Ok(true),
+                Tried::NotNow => return Ok(false),
+                Tried::Full => self.or_forgetting(|| self.make_room(key, Space::take_spare_leaf))?,
+            }
+        }
     }
 
     /// Sets space aside for records that will be put, each with the lengths of its key and its value, and for the
@@ -80,7 +115,7 @@ impl<M: Medium> Tree<M> {
     /// # Errors
     /// `OutOfSpace` if the pool is full, or keeps too much for readers; then nothing was set aside.
     pub(crate) fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Range]) -> Result<usize> {
-        let end = SeqNo((self.versions.points().visible().0 + SEQNO_LEAD).min(SeqNo::MAX.0));
+        let end = self.highest_soon();
         // Each leaf that is full by now may be split for the first record that it gets. What a split has left takes
         // half as many as a leaf before it is full again.
         let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
@@ -94,8 +129,7 @@ impl<M: Medium> Tree<M> {
 
     /// All of it or nothing, under one lock.
     fn set_aside(&self, records: &[(usize, usize)], end: SeqNo, leaves: usize, rooms: &mut [Range]) -> Result<()> {
-        let mut space = self.space()?;
-        space.end_promise(self.ended.swap(0, Ordering::Relaxed));
+        let mut space = self.space_after_promises()?;
         space.promise_leaves(&self.medium, leaves)?;
         for (n, (key_len, value_len)) in records.iter().enumerate() {
             let len = buffer_len_for(*key_len, *value_len, end);
@@ -109,6 +143,21 @@ impl<M: Medium> Tree<M> {
             }
         }
         Ok(())
+    }
+
+    /// A number that none gets beyond while a change is made.
+    fn highest_soon(&self) -> SeqNo {
+        SeqNo((self.versions.points().visible().0 + SEQNO_LEAD).min(SeqNo::MAX.0))
+    }
+
+    /// The free space, which has heard of promises that have ended.
+    #[inline]
+    fn space_after_promises(&self) -> Result<MutexGuard<'_, Space>> {
+        let mut space = self.space()?;
+        if self.ended.load(Ordering::Relaxed) > 0 {
+            space.end_promise(self.ended.swap(0, Ordering::Relaxed));
+        }
+        Ok(space)
     }
 
     /// Gives back what was set aside and not used.
@@ -129,18 +178,30 @@ impl<M: Medium> Tree<M> {
     /// # Errors
     /// `OutOfSpace` if there is no memory to keep it for those who still read it; then nothing was changed.
     pub(crate) fn remove(&self, key: &[u8], seqno: SeqNo) -> Result<bool> {
+        Ok(matches!(self.try_remove(key, || Ok(Some(seqno)))?, Removed::Record))
+    }
+
+    /// Takes the record of `key` away, if there is one, under the number that `turn` gives: false if it gives none.
+    ///
+    /// # Errors
+    /// As [`put_in_turn`](Tree::put_in_turn).
+    pub(crate) fn remove_in_turn(&self, key: &[u8], turn: impl FnOnce() -> Taken) -> Result<bool> {
+        Ok(!matches!(self.try_remove(key, turn)?, Removed::NotNow))
+    }
+
+    fn try_remove(&self, key: &[u8], turn: impl FnOnce() -> Taken) -> Result<Removed> {
         let print = self.print(key);
         let (leaf, locked) = self.lock_leaf(key)?;
         let commit = leaf.commit();
-        let Some(place) = self.look(leaf, commit, key, print)?.filter(|place| place.record.seqno < seqno) else {
-            return Ok(false);
-        };
+        let found = self.look(leaf, commit, key, print)?;
+        let Some(seqno) = turn()? else { return Ok(Removed::NotNow) };
+        let Some(place) = found.filter(|place| place.record.seqno < seqno) else { return Ok(Removed::Nothing) };
         let kept = self.keep(key, &place, seqno, true)?;
         let left = self.without(leaf, commit, &place, print);
         self.medium.publish(leaf.at, left.0);
         self.medium.flush(leaf.at, 8, Site::RemoveCommit);
         self.medium.fence(Site::RemoveDone);
-        self.len.fetch_sub(1, Ordering::Release);
+        self.count(leaf.at, false);
         drop(locked);
         if !kept {
             self.space()?.retire((place.record.at, place.record.buffer_len()));
@@ -149,20 +210,38 @@ impl<M: Medium> Tree<M> {
         if left.count() == 0 || left.count() == self.slots / 4 {
             self.make_dense(key)?;
         }
-        Ok(true)
+        Ok(Removed::Record)
     }
 
-    /// Writes a record into space of its own.
-    fn draft(&self, entry: EntryRef<'_>, head: &mut Head, range: Range) -> Draft<'_, M> {
-        let draft = Draft { tree: self, range, used: false };
-        self.medium.write(range.0, &[head.seal(&self.file_id, range.0, entry), entry.user, entry.value]);
-        self.medium.flush(range.0, range.1, Site::PutRecord);
-        draft
+    /// Writes a record into its space, of which it gives back what is too much, and makes its slot.
+    fn write(&self, entry: EntryRef<'_>, draft: &mut Draft<'_, M>) -> Result<Slot> {
+        let mut head = Head::new(entry)?;
+        let (len, (at, room)) = (head.buffer_len(entry), draft.range);
+        if len != room {
+            self.fit(draft, at, len, room)?;
+        }
+        let (at, len) = draft.range;
+        self.medium.write(at, &[head.seal(&self.file_id, at, entry), entry.user, entry.value]);
+        self.medium.flush(at, len, Site::PutRecord);
+        Ok(Slot::new(at, len))
+    }
+
+    #[cold]
+    fn fit(&self, draft: &mut Draft<'_, M>, at: u64, len: u64, room: u64) -> Result<()> {
+        let mut space = self.space()?;
+        if len < room {
+            space.give_back((at + len, room - len));
+            draft.range = (at, len);
+        } else {
+            let longer = (space.insist(&self.medium, |space, medium| space.take(medium, len))?, len);
+            space.give_back(std::mem::replace(&mut draft.range, longer));
+        }
+        Ok(())
     }
 
     /// Takes space, if need be that of versions that nobody reads any more.
     fn take(&self, len: u64) -> Result<u64> {
-        self.or_forgetting(|| self.space()?.take(&self.medium, len))
+        self.or_forgetting(|| self.space_after_promises()?.take(&self.medium, len))
     }
 
     /// Tries something that wants space, and once more if there were versions that nobody reads any more.
@@ -203,23 +282,31 @@ impl<M: Medium> Tree<M> {
         }
     }
 
-    /// Puts the draft of `entry` into its leaf; false if that is full.
-    fn try_put(&self, entry: EntryRef<'_>, print: u8, draft: &mut Draft<'_, M>) -> Result<bool> {
+    /// Puts `entry` into its leaf, under the number that `turn` gives.
+    fn try_put(
+        &self,
+        entry: EntryRef<'_>,
+        print: u8,
+        draft: &mut Draft<'_, M>,
+        turn: impl FnOnce() -> Taken,
+    ) -> Result<Tried> {
         let (leaf, locked) = self.lock_leaf(entry.user)?;
         let commit = leaf.commit();
         let old = self.look(leaf, commit, entry.user, print)?;
-        if old.as_ref().is_some_and(|old| old.record.seqno >= entry.seqno) {
-            return Ok(true);
-        }
         if old.is_none() && commit.count() + 1 >= self.slots {
-            return Ok(false);
+            return Ok(Tried::Full);
         }
+        let Some(seqno) = turn()? else { return Ok(Tried::NotNow) };
+        if old.as_ref().is_some_and(|old| old.record.seqno >= seqno) {
+            return Ok(Tried::Done);
+        }
+        let entry = EntryRef { seqno, ..entry };
         let kept = match &old {
             Some(old) => self.keep(entry.user, old, entry.seqno, false)?,
             None => true,
         };
         let n = commit.free().expect("one slot always stays free");
-        let slot = Slot::new(draft.range.0, draft.range.1);
+        let slot = self.write(entry, draft)?;
         let mut new = commit.flipped(n, self.seal.of_slot(leaf.at, n, print, slot));
         if let Some(old) = &old {
             new = self.without(leaf, new, old, print);
@@ -234,13 +321,15 @@ impl<M: Medium> Tree<M> {
         self.medium.flush(leaf.at, 8, Site::PutCommit);
         self.medium.fence(Site::PutDone);
         draft.used = true;
+        if old.is_none() {
+            self.count(leaf.at, true);
+        }
         drop(locked);
         match old {
             Some(old) if !kept => self.space()?.retire((old.record.at, old.record.buffer_len())),
-            Some(_) => {}
-            None => drop(self.len.fetch_add(1, Ordering::Release)),
+            _ => {}
         }
-        Ok(true)
+        Ok(Tried::Done)
     }
 
     /// Has a record that `by` replaces or removes kept for its readers; false if it has none.

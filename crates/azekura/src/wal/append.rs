@@ -8,6 +8,7 @@ use crate::record::frame::Place;
 use crate::record::writer::{FrameWriter, Record, Sink};
 use crate::wal::log::{Log, Wal};
 use crate::wal::options::LogCommit;
+use crate::wal::payload::{GAP, gap};
 
 impl Wal {
     /// Appends commits as one group: afterwards they survive the death of the process, and power loss after
@@ -38,6 +39,47 @@ impl Wal {
         }
         self.appended.store(log.last().0, Ordering::Release);
         Ok(())
+    }
+
+    /// Appends one commit of one record under the number that `take` gives it while nobody else appends, so that the
+    /// order of the log is that of the numbers; none if `take` has none. Numbers that were given out since and are not
+    /// in the log, up to about `next`, are told by a frame before it.
+    ///
+    /// # Errors
+    /// As [`Wal::append`]. Where `take` was called the number is used up all the same: the next commit tells of it.
+    pub(crate) fn append_taking(
+        &self,
+        payload: &[u8],
+        next: SeqNo,
+        take: impl FnOnce() -> Option<SeqNo>,
+    ) -> Result<Option<SeqNo>> {
+        self.poison.check()?;
+        let durable = self.durable();
+        let mut log = self.log();
+        // What they take is the longest for the highest numbers.
+        let longest = LogCommit { first: SeqNo::MAX, count: u32::MAX, payload: GAP };
+        let gaps = 1 + (next.0.saturating_sub(log.next.0) + 1) / u64::from(u32::MAX);
+        let one = LogCommit { first: SeqNo::MAX, count: 1, payload };
+        let need = log.writer.stored_len(&record(&one, SeqNo::ZERO));
+        let need = need + gaps * log.writer.stored_len(&record(&longest, SeqNo::ZERO));
+        if log.active().room() < need {
+            log = self.make_room(log, need)?;
+        }
+        log.active().reserve(need)?;
+        let Some(first) = take() else { return Ok(None) };
+        let commit = LogCommit { first, count: 1, payload };
+        let written = if log.next == first {
+            log.write(&[commit], durable)
+        } else {
+            let frames: Vec<_> = gap(log.next, first).chain([commit]).collect();
+            log.write(&frames, durable)
+        };
+        if let Err(error) = written {
+            // As in `append`.
+            return Err(log.active().give_up(error).unwrap_or_else(|error| self.poison.set(error)));
+        }
+        self.appended.store(log.last().0, Ordering::Release);
+        Ok(Some(first))
     }
 
     /// Begins a segment if the active one has no room for `need` bytes.

@@ -1,7 +1,7 @@
 #![doc = include_str!("../../docs/format/commit.md")]
 
 use crate::base::blob_ref::BlobRef;
-use crate::base::coding::{Decoder, put_bytes, put_varint};
+use crate::base::coding::{Decoder, put_bytes, put_varint, varint_len};
 use crate::base::edit::PartitionId;
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{Error, RecordKind, Result, SeqNo};
@@ -50,6 +50,13 @@ pub(crate) fn put_record(out: &mut Vec<u8>, record: &Record<'_>) {
     if record.kind.is_value() {
         put_bytes(out, record.value);
     }
+}
+
+/// The bytes that a record takes.
+pub(crate) fn record_len(record: &Record<'_>) -> u64 {
+    let bytes = |bytes: &[u8]| varint_len(bytes.len() as u64) + bytes.len();
+    let value = if record.kind.is_value() { bytes(record.value) } else { 0 };
+    (1 + varint_len(record.partition.0) + bytes(record.key) + value) as u64
 }
 
 /// Reads the records of a payload; ends after the first error.
@@ -158,6 +165,7 @@ mod tests {
         let mut ends = vec![0];
         for record in &records {
             put_record(&mut payload, record);
+            assert_eq!(payload.len() as u64, ends[ends.len() - 1] as u64 + record_len(record));
             ends.push(payload.len());
         }
         let back: Vec<_> = Records::new(&payload).collect::<Result<_>>().unwrap();

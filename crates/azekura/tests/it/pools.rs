@@ -1,10 +1,12 @@
 //! Partitions that are pools: what they share with others, and what only they do.
 //!
-//! Rooms in reading order: `memory` (files that are used as memory), `space` (full pools), `found` (bugs).
+//! Rooms in reading order: `memory` (files that are used as memory), `space` (full pools), `together`
+//! (several writers), `found` (bugs).
 
 mod found;
 mod memory;
 mod space;
+mod together;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //! - numbers of files, partitions and epochs are never handed out twice, across restarts too.
 //!
 //! Rooms in reading order: [`metadata`] (ledger and manifest), [`tree`], [`poison`], [`throttle`],
-//! [`setbacks`], [`claims`] (large values that a commit has written ahead), [`rooms`]
+//! [`setbacks`], [`tally`] (a sum), [`claims`] (large values that a commit has written ahead), [`rooms`]
 //! (space that pools have set aside for one).
 
 pub(crate) mod claims;
@@ -14,5 +14,6 @@ pub(crate) mod metadata;
 pub(crate) mod poison;
 pub(crate) mod rooms;
 pub(crate) mod setbacks;
+pub(crate) mod tally;
 pub(crate) mod throttle;
 pub(crate) mod tree;

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::base::edit::Edit;
 use crate::base::sync::lock;
-use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
+use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{Host, TaskReport};
 use crate::pmem::engine::home::PoolHome;
 use crate::pmem::engine::pool::Keeper;
@@ -103,17 +103,17 @@ impl Keeper<Image> for Checkpoints {
     #[inline]
     fn before_logged(&self, _tree: &Tree<Image>, seqno: SeqNo) -> Result<()> {
         // Both in one order with what `begin_cut` and `end_cut` do: either this finds that a checkpoint has begun, or
-        // that finds this record.
-        self.applied.store(seqno.0, Ordering::SeqCst);
-        if self.dirty_from.load(Ordering::SeqCst) == NOTHING {
+        // that finds this record. Numbers do not come in their order.
+        self.applied.fetch_max(seqno.0, Ordering::SeqCst);
+        if self.dirty_from.load(Ordering::SeqCst) > seqno.0 {
             self.dirty_from.fetch_min(seqno.0, Ordering::SeqCst);
         }
         Ok(())
     }
 
-    fn before_alone(&self, tree: &Tree<Image>, entry: &EntryRef<'_>) -> Result<()> {
+    fn before_alone(&self, tree: &Tree<Image>, _kind: RecordKind, seqno: SeqNo) -> Result<()> {
         debug_assert!(false, "an image is not durable by itself");
-        self.before_logged(tree, entry.seqno)
+        self.before_logged(tree, seqno)
     }
 
     fn at_open(&self) -> (SeqNo, SeqNo) {

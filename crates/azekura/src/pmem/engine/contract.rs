@@ -3,11 +3,15 @@
 use std::path::Path;
 use std::sync::MutexGuard;
 
-use crate::base::{EntryRef, KeyOrder, Result, SeqNo};
+use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, Room};
 use crate::pmem::medium::Moved;
 use crate::pmem::options::PmemOptions;
+use crate::pmem::write::Taken;
 use crate::vfs::fs::PersistenceLevel;
+
+/// Gives a change its number.
+pub(crate) type TakeNumber<'a> = dyn FnMut() -> Taken + 'a;
 
 /// What a pool asks of `db`, and tells it, beyond what any tree does.
 pub(crate) trait PmemTree: Engine {
@@ -32,9 +36,14 @@ pub(crate) trait PmemTree: Engine {
     /// What a change has survived when it returns, without the log.
     fn level(&self) -> PersistenceLevel;
 
-    /// Puts one record into memory, as [`apply`](Engine::apply), that is not in the log: only for a pool that makes it
-    /// durable by itself.
-    fn apply_alone(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<()>;
+    /// Makes one change that stands for itself; its thread need not be the only one. `turn` is called at most once,
+    /// when nothing can refuse the change any more, and gives it its number or, if it may not be made now, none: false
+    /// then. Changes of one key get their numbers in the order in which they are made. The log has it by then, unless
+    /// the pool makes it durable by itself.
+    ///
+    /// # Errors
+    /// `OutOfSpace`, before `turn` is called; those of `turn`; other errors leave nobody knowing what was changed.
+    fn change(&self, kind: RecordKind, key: &[u8], value: &[u8], turn: &mut TakeNumber<'_>) -> Result<bool>;
 
     /// Adds a record of the log again. What is there already may be more than the pool may hold for a while.
     fn replay(&self, entry: EntryRef<'_>) -> Result<()>;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use crate::base::sync::lock;
-use crate::base::{EntryRef, Result, SeqNo};
+use crate::base::{RecordKind, Result, SeqNo};
 use crate::engine::{Host, TaskReport};
 use crate::pmem::engine::home::{PoolHome, copy_region};
 use crate::pmem::engine::pool::Keeper;
@@ -33,8 +33,8 @@ pub(crate) struct Memory {
     /// The last number from the log, and the one that is noted.
     logged: AtomicU64,
     noted: AtomicU64,
-    /// The last number of all.
-    last: AtomicU64,
+    /// Held by who makes a note.
+    noting: Mutex<()>,
     discarded: AtomicBool,
     turn: Mutex<()>,
 }
@@ -50,7 +50,7 @@ impl Memory {
             numbers_end: AtomicU64::new(last + 1),
             logged: AtomicU64::new(applied),
             noted: AtomicU64::new(applied),
-            last: AtomicU64::new(last),
+            noting: Mutex::new(()),
             discarded: AtomicBool::new(false),
             turn: Mutex::new(()),
         }
@@ -59,30 +59,47 @@ impl Memory {
     /// A number is about to be used.
     #[inline]
     fn use_number(&self, tree: &Tree<Shared>, seqno: SeqNo) {
-        // Not less: the log may be added again from before.
-        self.last.fetch_max(seqno.0, Ordering::Relaxed);
+        if seqno.0 >= self.numbers_end.load(Ordering::Acquire) {
+            self.note_numbers(tree, seqno);
+        }
+    }
+
+    /// Numbers up to `seqno` and many more will be used. Who finds them noted finds the note durable.
+    #[cold]
+    fn note_numbers(&self, tree: &Tree<Shared>, seqno: SeqNo) {
+        let _noting = lock(&self.noting);
         if seqno.0 >= self.numbers_end.load(Ordering::Relaxed) {
             let end = SeqNo((seqno.0 + AHEAD).min(SeqNo::MAX.0));
             tree.note(Note::NumbersEnd, end);
-            self.numbers_end.store(end.0, Ordering::Relaxed);
+            self.numbers_end.store(end.0, Ordering::Release);
+        }
+    }
+
+    /// All through `logged`, the last number that the log has for it, is in the pool.
+    #[cold]
+    fn note_applied(&self, tree: &Tree<Shared>, logged: u64) {
+        let _noting = lock(&self.noting);
+        if logged > self.noted.load(Ordering::Relaxed) {
+            tree.note(Note::Applied, SeqNo(logged));
+            self.noted.store(logged, Ordering::Release);
         }
     }
 }
 
 impl Keeper<Shared> for Memory {
+    /// Only by who makes no changes beside others: when a single change is made, all that the log has is applied.
     fn before_logged(&self, tree: &Tree<Shared>, seqno: SeqNo) -> Result<()> {
         self.use_number(tree, seqno);
-        self.logged.store(seqno.0, Ordering::Relaxed);
+        self.logged.store(seqno.0, Ordering::Release);
         Ok(())
     }
 
     #[inline]
-    fn before_alone(&self, tree: &Tree<Shared>, entry: &EntryRef<'_>) -> Result<()> {
-        self.use_number(tree, entry.seqno);
-        let logged = self.logged.load(Ordering::Relaxed);
-        if !entry.kind.is_value() && logged > self.noted.load(Ordering::Relaxed) {
-            tree.note(Note::Applied, SeqNo(logged));
-            self.noted.store(logged, Ordering::Relaxed);
+    fn before_alone(&self, tree: &Tree<Shared>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
+        self.use_number(tree, seqno);
+        let logged = self.logged.load(Ordering::Acquire);
+        if !kind.is_value() && logged > self.noted.load(Ordering::Acquire) {
+            self.note_applied(tree, logged);
         }
         Ok(())
     }
@@ -119,8 +136,8 @@ impl Keeper<Shared> for Memory {
     }
 
     fn close(&self, tree: &Tree<Shared>) {
-        // Exactly, so that numbers go on without a gap.
-        let end = SeqNo((self.last.load(Ordering::Relaxed) + 1).min(SeqNo::MAX.0));
+        // Exactly, so that numbers go on without a gap: all that were used are visible.
+        let end = SeqNo((self.home.visible.get().0 + 1).min(SeqNo::MAX.0));
         if end.0 < self.numbers_end.load(Ordering::Relaxed) {
             tree.note(Note::NumbersEnd, end);
         }

@@ -14,6 +14,6 @@ pub(crate) mod memory;
 pub(crate) mod pool;
 pub(crate) mod stored;
 
-pub(crate) use contract::{PmemTree, PoolFigures};
+pub(crate) use contract::{PmemTree, PoolFigures, TakeNumber};
 pub(crate) use home::{PoolHome, is_memory};
 pub(crate) use stored::StoredPool;

@@ -8,7 +8,7 @@ use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::{Engine, Host, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
 use crate::mem::slice::Slice;
-use crate::pmem::engine::contract::{PmemTree, PoolFigures};
+use crate::pmem::engine::contract::{PmemTree, PoolFigures, TakeNumber};
 use crate::pmem::medium::Medium;
 use crate::pmem::options::PmemOptions;
 use crate::pmem::tree::Tree;
@@ -16,11 +16,11 @@ use crate::vfs::fs::PersistenceLevel;
 
 /// What makes the records of a tree durable. Thread safe.
 pub(crate) trait Keeper<M: Medium>: Send + Sync {
-    /// To be called before a record of the log goes into the tree.
+    /// To be called before a record of the log goes into the tree. Others may do so at the same time.
     fn before_logged(&self, tree: &Tree<M>, seqno: SeqNo) -> Result<()>;
 
-    /// To be called before a record goes into the tree that the log does not get.
-    fn before_alone(&self, tree: &Tree<M>, entry: &EntryRef<'_>) -> Result<()>;
+    /// To be called before a record goes into the tree that the log does not get. Others may do so at the same time.
+    fn before_alone(&self, tree: &Tree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()>;
 
     /// All through this number was in the files when they were opened, and perhaps more, through the other one.
     fn at_open(&self) -> (SeqNo, SeqNo);
@@ -72,8 +72,13 @@ fn change<M: Medium>(tree: &Tree<M>, entry: EntryRef<'_>, room: Option<Room>) ->
         (RecordKind::Put, Some(room)) => tree.put_into(entry, room),
         (RecordKind::Put, None) => tree.put(entry.user, entry.seqno, entry.value),
         (RecordKind::Delete | RecordKind::SingleDelete, _) => tree.remove(entry.user, entry.seqno).map(drop),
-        (kind, _) => Err(Error::corruption(format!("a record of kind {kind:?} does not stand in a pool"))),
+        (kind, _) => Err(no_pool_record(kind)),
     }
+}
+
+#[cold]
+fn no_pool_record(kind: RecordKind) -> Error {
+    Error::corruption(format!("a record of kind {kind:?} does not stand in a pool"))
 }
 
 /// A pool, from which cursors can be made.
@@ -123,9 +128,21 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
         self.tree.level()
     }
 
-    fn apply_alone(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<()> {
-        self.keeper.before_alone(&self.tree, &entry)?;
-        change(&self.tree, entry, room)
+    fn change(&self, kind: RecordKind, key: &[u8], value: &[u8], turn: &mut TakeNumber<'_>) -> Result<bool> {
+        let (tree, keeper) = (&*self.tree, &self.keeper);
+        let take = || {
+            let Some(seqno) = turn()? else { return Ok(None) };
+            match tree.level() {
+                PersistenceLevel::Logged => keeper.before_logged(tree, seqno)?,
+                _ => keeper.before_alone(tree, kind, seqno)?,
+            }
+            Ok(Some(seqno))
+        };
+        match kind {
+            RecordKind::Put => tree.put_in_turn(key, value, take),
+            RecordKind::Delete | RecordKind::SingleDelete => tree.remove_in_turn(key, take),
+            kind => Err(no_pool_record(kind)),
+        }
     }
 
     fn replay(&self, entry: EntryRef<'_>) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What a tree must do, whatever it stands on: against a map, through crashes, on damaged bytes, beside others.
 //!
-//! Rooms: [`world`] (a tree beside its model), [`model`], [`crash`], [`damage`], [`threads`], [`schedules`], [`speed`]
-//! (ignored).
+//! Rooms: [`world`] (a tree beside its model), [`model`], [`crash`], [`damage`], [`threads`], [`schedules`],
+//! [`turn_schedules`] (writers beside each other), [`speed`] (ignored).
 
 mod crash;
 mod damage;
@@ -9,4 +9,5 @@ mod model;
 mod schedules;
 mod speed;
 mod threads;
+mod turn_schedules;
 mod world;

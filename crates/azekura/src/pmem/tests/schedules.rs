@@ -318,7 +318,11 @@ mod left_out {
     fn space_is_not_reused_under_readers() {
         explore(|| {
             let shared = Shared::new(REUSES, 1, Some(Step::Limbo));
-            race(&shared, &[GET_20], &[&[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]);
+            race(
+                &shared,
+                &[GET_20, |shared| (0..12).for_each(|_| shared.get(20))],
+                &[&[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]],
+            );
         });
     }
 

@@ -1,0 +1,232 @@
+//! Several threads that write to pools at the same time, beside readers, batches and checkpoints.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use azekura::fs::{DiskFs, Fs, MemFs, Survival, SystemEnv};
+use azekura::{Config, Database, Partition, PersistenceLevel};
+
+use super::pool;
+use crate::world::{Dice, number};
+
+const WRITERS: u64 = 3;
+/// Keys that all of them write to.
+const SHARED: u64 = 4;
+
+struct Stage {
+    db: Database,
+    pool: Partition,
+    tree: Partition,
+    stop: AtomicBool,
+    checks: AtomicU64,
+}
+
+/// `first` is written before `second`, in each round.
+fn key(writer: u64, which: &str) -> String {
+    format!("{which} of {writer}")
+}
+
+fn value(writer: u64, round: u64) -> Vec<u8> {
+    let mut value = [writer.to_le_bytes(), round.to_le_bytes()].concat();
+    value.resize(16 + (round * 13 % 90) as usize, (writer ^ round) as u8);
+    value
+}
+
+/// Who wrote a value, and in which round; 0 if there is none.
+fn round_of(bytes: Option<&[u8]>) -> (u64, u64) {
+    let Some(bytes) = bytes else { return (0, 0) };
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(bytes, value(word(0), word(8)), "a value is torn");
+    (word(0), word(8))
+}
+
+impl Stage {
+    fn open(config: Config) -> Stage {
+        let db = config.env(Arc::new(SystemEnv::new())).workers(1).log_segment_size(64 << 10).open().unwrap();
+        let pool = db.open_partition("pool", pool(16 << 20)).unwrap();
+        let tree = db.open_partition("tree", Default::default()).unwrap();
+        Stage { db, pool, tree, stop: AtomicBool::new(false), checks: AtomicU64::new(0) }
+    }
+
+    fn round(&self, key: &str) -> u64 {
+        round_of(self.pool.get(key).unwrap().as_deref()).1
+    }
+
+    /// What the writer has been acknowledged it finds.
+    fn write(&self, writer: u64, rounds: u64) {
+        let mut dice = Dice::new(writer);
+        for round in 1..=rounds {
+            for which in ["first", "second"] {
+                let key = key(writer, which);
+                self.pool.insert(&key, value(writer, round)).unwrap();
+                assert_eq!(self.round(&key), round);
+            }
+            let shared = format!("shared {}", dice.below(SHARED));
+            match dice.one_in(4) {
+                true => self.pool.remove(shared).unwrap(),
+                false => self.pool.insert(shared, value(writer, round)).unwrap(),
+            }
+            if round % 8 == 0 {
+                let mut batch = self.db.batch();
+                for part in [&self.pool, &self.tree] {
+                    batch.insert(part, key(writer, "batch"), value(writer, round));
+                }
+                batch.commit().unwrap();
+            }
+        }
+    }
+
+    /// A snapshot has no change without those before it, and stays as it is.
+    fn look(&self) {
+        let snapshot = self.db.snapshot();
+        let round = |part: &Partition, key: &str| round_of(snapshot.get(part, key).unwrap().as_deref()).1;
+        for writer in 0..WRITERS {
+            // The second one first: had it been taken from a later moment, it would be too new.
+            let (second, first) = (round(&self.pool, &key(writer, "second")), round(&self.pool, &key(writer, "first")));
+            assert!(first == second || first == second + 1, "round {second} behind round {first}");
+            let batch = key(writer, "batch");
+            assert_eq!(round(&self.pool, &batch), round(&self.tree, &batch), "half a batch");
+            assert!(round(&self.pool, &batch) <= second);
+        }
+        let all = || snapshot.iter(&self.pool).map(Result::unwrap).collect::<Vec<_>>();
+        let once = all();
+        once.iter().for_each(|(_, value)| _ = round_of(Some(value)));
+        assert_eq!(once, all(), "a snapshot has changed");
+    }
+
+    /// What was read once never goes back.
+    fn read(&self, seed: u64) {
+        let (mut dice, mut seen) = (Dice::new(seed), [[0; 2]; WRITERS as usize]);
+        while !self.stop.load(Ordering::SeqCst) {
+            for _ in 0..50 {
+                let (writer, which) = (dice.below(WRITERS) as usize, dice.below(2) as usize);
+                let round = self.round(&key(writer as u64, ["first", "second"][which]));
+                assert!(round >= seen[writer][which], "round {round} behind {:?}", seen[writer]);
+                seen[writer][which] = round;
+            }
+            self.look();
+            if dice.one_in(8) {
+                self.pool.flush().unwrap();
+            }
+            self.checks.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn race(&self, rounds: u64) {
+        thread::scope(|scope| {
+            for reader in 0..2 {
+                scope.spawn(move || self.read(100 + reader));
+            }
+            let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || self.write(writer, rounds))).collect();
+            let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+            while self.checks.load(Ordering::SeqCst) < 2 && results.iter().all(Result::is_ok) {
+                thread::yield_now();
+            }
+            self.stop.store(true, Ordering::SeqCst);
+            results.into_iter().for_each(|result| result.unwrap());
+        });
+    }
+
+    fn has(&self, rounds: u64) {
+        self.look();
+        for writer in 0..WRITERS {
+            assert_eq!(self.round(&key(writer, "first")), rounds);
+            assert_eq!(self.round(&key(writer, "second")), rounds);
+        }
+        let metrics = self.pool.metrics().pool.unwrap();
+        assert_eq!(metrics.records, self.pool.len().unwrap());
+    }
+}
+
+fn rounds() -> u64 {
+    number("AZEKURA_THREAD_ROUNDS", 400)
+}
+
+#[test]
+fn writers_of_a_pool_keep_their_order_on_every_kind_of_memory() {
+    for level in [PersistenceLevel::Logged, PersistenceLevel::Process, PersistenceLevel::Power] {
+        for ends_well in [true, false] {
+            let fs = MemFs::new();
+            if level > PersistenceLevel::Logged {
+                fs.offer_memory(level);
+            }
+            let config = || Config::new("/db").fs(Arc::new(fs.clone()));
+            let stage = Stage::open(config());
+            assert_eq!(stage.pool.metrics().pool.unwrap().level, level);
+            stage.race(rounds());
+            stage.has(rounds());
+            let pairs = |stage: &Stage| stage.pool.iter().map(Result::unwrap).collect::<Vec<_>>();
+            let (before, counts) = (pairs(&stage), stage.db.metrics());
+            let singles = WRITERS * rounds() * 3;
+            assert_eq!(counts.commits, singles + WRITERS * (rounds() / 8));
+            assert_eq!(counts.records, singles + WRITERS * (rounds() / 8) * 2);
+            if ends_well {
+                stage.db.clone().close().unwrap();
+                assert!(stage.pool.insert("late", "").is_err());
+            } else {
+                fs.crash(Survival::Everything, 0);
+            }
+            drop(stage);
+            let again = Stage::open(config());
+            again.has(rounds());
+            assert_eq!(pairs(&again), before);
+            // Numbers go on behind all that were used.
+            again.pool.insert("first of 0", value(0, rounds() + 1)).unwrap();
+            assert_eq!(again.round("first of 0"), rounds() + 1);
+        }
+    }
+}
+
+#[test]
+fn writers_of_a_pool_keep_their_order_on_real_files() {
+    let places = [Some(tempfile::tempdir().unwrap()), tempfile::tempdir_in("/dev/shm").ok()];
+    for place in places.into_iter().flatten() {
+        let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+        let path: &Path = &place.path().join("db");
+        let stage = Stage::open(Config::new(path).fs(Arc::clone(&fs)));
+        stage.race(rounds());
+        stage.has(rounds());
+        stage.db.clone().close().unwrap();
+        drop(stage);
+        Stage::open(Config::new(path).fs(fs)).has(rounds());
+    }
+}
+
+/// Writers find the database closed, and what they were told is there is there.
+#[test]
+fn closing_beside_writers_loses_nothing() {
+    for level in [PersistenceLevel::Logged, PersistenceLevel::Power] {
+        let fs = MemFs::new();
+        if level > PersistenceLevel::Logged {
+            fs.offer_memory(level);
+        }
+        let config = || Config::new("/db").fs(Arc::new(fs.clone()));
+        let stage = Stage::open(config());
+        let written: Vec<u64> = thread::scope(|scope| {
+            let write = |writer| {
+                let stage = &stage;
+                move || {
+                    let mut round = 0;
+                    while stage.pool.insert(key(writer, "first"), value(writer, round + 1)).is_ok() {
+                        round += 1;
+                        stage.checks.fetch_add(1, Ordering::SeqCst);
+                    }
+                    round
+                }
+            };
+            let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(write(writer))).collect();
+            while stage.checks.load(Ordering::SeqCst) < 500 {
+                thread::yield_now();
+            }
+            stage.db.clone().close().unwrap();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        drop(stage);
+        let again = Stage::open(config());
+        for (writer, round) in (0..).zip(written) {
+            assert_eq!(again.round(&key(writer, "first")), round);
+        }
+    }
+}
