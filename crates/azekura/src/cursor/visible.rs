@@ -169,6 +169,7 @@ impl<C: Cursor> Descending<C> {
 
     /// To the visible key before; only while valid.
     pub(crate) fn prev(&mut self) -> Result<()> {
+        self.valid = false;
         if self.plain {
             self.inner.prev()?;
         }

@@ -12,7 +12,8 @@
 //! A single change of a pool goes past all this ([`Committer::change`]): its own thread makes it, beside others that do
 //! the same. Numbers are given out and made visible in their order by [`Numbers`]; where the log gets the change, it
 //! gets it in the moment in which the number is taken. Whoever leads has closed the gate of the numbers and waited
-//! until no such change is under way; those that find it closed queue like everybody else.
+//! until no such change is under way. Those that find it closed wait outside and try again when it is opened, which is
+//! whenever the lead is handed over while somebody waits outside; who tries in vain for too long queues for the lead.
 //!
 //! Thread safety: `leading` is the lock. Whoever set it may append, apply and publish, and must hand over or clear it,
 //! also when something panics.
@@ -86,14 +87,23 @@ struct Waiter {
 enum Turn {
     Waiting,
     Lead,
+    /// Nobody leads, or did not for a moment: what needs no lead may try again.
+    Again,
     Done(Result<Committed>),
 }
 
 #[derive(Default)]
 struct Queue {
     leading: bool,
+    /// Who gets the lead, one after the other.
     waiting: VecDeque<Arc<Waiter>>,
+    /// Single changes that found the gate closed: they want no lead, and queued for it they would keep the gate closed
+    /// for each other for as long as there is always one. One for each thread at most.
+    outside: Vec<Arc<Waiter>>,
 }
+
+/// How often a single change waits for the gate before it queues for the lead.
+const PATIENCE: usize = 3;
 
 /// The path of every write. Thread safe.
 pub(crate) struct Committer {
@@ -144,7 +154,7 @@ impl Committer {
         drop(queue);
         match waiter.wait() {
             Turn::Done(result) => result,
-            Turn::Lead | Turn::Waiting => self.lead_group(&waiter),
+            Turn::Lead | Turn::Again | Turn::Waiting => self.lead_group(&waiter),
         }
     }
 
@@ -154,18 +164,32 @@ impl Committer {
     /// # Errors
     /// `OutOfSpace` from the pool or the log, and others of the log: nothing was changed. `Poisoned` if nobody knows.
     pub(crate) fn change(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
-        for _ in 0..2 {
-            if let Some(seqno) = self.change_beside(pool, record, payload)? {
-                return Ok(seqno);
+        for _ in 0..PATIENCE {
+            for _ in 0..2 {
+                if let Some(seqno) = self.change_beside(pool, record, payload)? {
+                    return Ok(seqno);
+                }
+                self.numbers.linger();
             }
-            self.numbers.linger();
+            self.wait_outside();
         }
         self.alone(|| self.change_leading(pool, record, payload))
     }
 
+    /// Waits until who leads has ended, if anybody does.
+    fn wait_outside(&self) {
+        let mut queue = lock(&self.queue);
+        if queue.leading {
+            let waiter = Arc::new(Waiter::empty());
+            queue.outside.push(Arc::clone(&waiter));
+            drop(queue);
+            waiter.wait();
+        }
+    }
+
     /// The same, unless somebody leads.
     fn change_beside(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<Option<SeqNo>> {
-        let mut taken = None;
+        let (mut taken, mut unused) = (None, None);
         let made = self.make(pool, record, &mut || {
             let mut take = || {
                 taken = self.numbers.take();
@@ -175,13 +199,17 @@ impl Committer {
             let appended = self.wal.append_taking(payload, self.numbers.next(), take);
             if let Err(error) = &appended
                 && error.kind() != ErrorKind::Poisoned
-                && let Some(unused) = taken.take()
             {
-                // Nobody has it, and the log will say so.
-                self.numbers.finish(unused);
+                unused = taken.take();
             }
             appended
         });
+        if let Some(unused) = unused {
+            // Nobody has it, and the log will say so. Not before the leaf is let go of, because this may wait; and
+            // where it never becomes visible it has to be counted.
+            self.numbers.finish(unused);
+            self.numbers.wait(unused);
+        }
         match (made, taken) {
             (Ok(_), None) => Ok(None),
             (Ok(_), Some(seqno)) => {
@@ -203,7 +231,7 @@ impl Committer {
         let mut taken = false;
         let made = self.make(pool, record, &mut || {
             if let Some(payload) = payload {
-                self.wal.append_taking(payload, seqno, || Some(seqno))?;
+                self.poison.watch(self.wal.append_taking(payload, seqno, || Some(seqno)))?;
             }
             taken = true;
             Ok(Some(seqno))
@@ -236,23 +264,14 @@ impl Committer {
     pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
         let mut queue = lock(&self.queue);
         if queue.leading {
-            let waiter = Arc::new(Waiter {
-                payload: Vec::new(),
-                count: 0,
-                partitions: Vec::new(),
-                rooms: Vec::new(),
-                path: Path::Logged,
-                state: Mutex::new(Turn::Waiting),
-                woken: Condvar::new(),
-            });
+            let waiter = Arc::new(Waiter::empty());
             queue.waiting.push_back(Arc::clone(&waiter));
             drop(queue);
             waiter.wait();
-            let _lead = Lead(self);
-            return work();
+        } else {
+            queue.leading = true;
+            drop(queue);
         }
-        queue.leading = true;
-        drop(queue);
         let _lead = Lead::begin(self);
         work()
     }
@@ -264,7 +283,7 @@ impl Committer {
 
     /// The new leader takes everybody who queued behind it along.
     fn lead_group(&self, own: &Arc<Waiter>) -> Result<Committed> {
-        let lead = Lead(self);
+        let lead = Lead::begin(self);
         let mut group = vec![Arc::clone(own)];
         {
             let mut queue = lock(&self.queue);
@@ -282,13 +301,13 @@ impl Committer {
         result
     }
 
-    /// Steps 2 and 3, for the leader.
+    /// Steps 2 and 3, for the leader. What ends all writing is known to everybody before the lead is handed over.
     fn write(&self, commits: &[Commit<'_>]) -> Result<Committed> {
         let first = self.next(commits.iter().map(|commit| u64::from(commit.count)).sum())?;
         let mut next = first;
         match commits {
             [one] if one.path == Path::Logged && self.wal.appended().plus(1) == next => {
-                self.wal.append(&[one.numbered(&mut next)])?;
+                self.poison.watch(self.wal.append(&[one.numbered(&mut next)]))?;
             }
             many => self.append(many, next)?,
         }
@@ -313,7 +332,7 @@ impl Committer {
             frames.push(commit.numbered(&mut next));
             in_log = next;
         }
-        self.wal.append(&frames)?;
+        self.poison.watch(self.wal.append(&frames))?;
         match commits.iter().any(|commit| commit.path == Path::Ahead) {
             true => self.poison.watch(self.wal.sync(self.wal.appended(), false)),
             false => Ok(()),
@@ -324,7 +343,7 @@ impl Committer {
     pub(crate) fn close_gap(&self) -> Result<()> {
         self.alone(|| {
             let frames: Vec<_> = gap(self.wal.appended().plus(1), self.visible.get().plus(1)).collect();
-            if frames.is_empty() { Ok(()) } else { self.wal.append(&frames) }
+            if frames.is_empty() { Ok(()) } else { self.poison.watch(self.wal.append(&frames)) }
         })
     }
 
@@ -369,7 +388,7 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
 struct Lead<'a>(&'a Committer);
 
 impl<'a> Lead<'a> {
-    /// For who has set `leading`. Who gets the lead from another gets it with the gate closed.
+    /// For who has set `leading`, or got the lead from another.
     fn begin(committer: &'a Committer) -> Lead<'a> {
         let lead = Lead(committer);
         committer.numbers.close();
@@ -382,23 +401,35 @@ impl Drop for Lead<'_> {
         if std::thread::panicking() {
             self.0.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"));
         }
+        // Otherwise it stays closed: what comes finds out why.
+        let may_open = !self.0.closed.load(Ordering::Relaxed) && !self.0.poison.is_set();
         let mut queue = lock(&self.0.queue);
-        match queue.waiting.pop_front() {
-            Some(next) => {
-                drop(queue);
-                next.finish(Turn::Lead);
-            }
-            None => {
-                // Otherwise it stays closed: what comes finds out why.
-                let open = !self.0.closed.load(Ordering::Relaxed) && !self.0.poison.is_set();
-                self.0.numbers.open(open);
-                queue.leading = false;
-            }
+        let (next, outside) = (queue.waiting.pop_front(), std::mem::take(&mut queue.outside));
+        // For a moment at least, if somebody waits for that.
+        self.0.numbers.open(may_open && (next.is_none() || !outside.is_empty()));
+        queue.leading = next.is_some();
+        drop(queue);
+        outside.iter().for_each(|waiter| waiter.finish(Turn::Again));
+        if let Some(next) = next {
+            next.finish(Turn::Lead);
         }
     }
 }
 
 impl Waiter {
+    /// One with nothing to commit.
+    fn empty() -> Waiter {
+        Waiter {
+            payload: Vec::new(),
+            count: 0,
+            partitions: Vec::new(),
+            rooms: Vec::new(),
+            path: Path::Logged,
+            state: Mutex::new(Turn::Waiting),
+            woken: Condvar::new(),
+        }
+    }
+
     fn commit(&self) -> Commit<'_> {
         Commit {
             payload: &self.payload,

@@ -30,6 +30,8 @@ impl Wal {
             // The log was let go of in between.
             check(&log, commits, durable)?;
         }
+        // Who had the log before may have failed.
+        self.poison.check()?;
         log.active().reserve(need)?;
         if let Err(error) = log.write(commits, durable) {
             // Frames of this group may be whole in the file already, with sequence numbers that a later group would use
@@ -65,6 +67,8 @@ impl Wal {
         if log.active().room() < need {
             log = self.make_room(log, need)?;
         }
+        // Who had the log before may have failed.
+        self.poison.check()?;
         log.active().reserve(need)?;
         let Some(first) = take() else { return Ok(None) };
         let commit = LogCommit { first, count: 1, payload };

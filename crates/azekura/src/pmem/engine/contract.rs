@@ -42,7 +42,7 @@ pub(crate) trait PmemTree: Engine {
     /// the pool makes it durable by itself.
     ///
     /// # Errors
-    /// `OutOfSpace`, before `turn` is called; those of `turn`; other errors leave nobody knowing what was changed.
+    /// Before `turn` is called, `OutOfSpace`; those of `turn`: nothing was changed. After any other nobody knows.
     fn change(&self, kind: RecordKind, key: &[u8], value: &[u8], turn: &mut TakeNumber<'_>) -> Result<bool>;
 
     /// Adds a record of the log again. What is there already may be more than the pool may hold for a while.
