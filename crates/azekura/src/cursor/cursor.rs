@@ -32,6 +32,12 @@ pub(crate) trait Cursor: Send {
         Ok(self.peek().map(|entry| (entry.key(), entry.kind)))
     }
 
+    /// One entry on, and all of what stands there: one call for those who read every value too.
+    fn lend(&mut self) -> Result<Option<EntryRef<'_>>> {
+        self.next()?;
+        Ok(self.peek())
+    }
+
     /// Whether it stands on an entry.
     fn valid(&self) -> bool;
 
@@ -41,6 +47,12 @@ pub(crate) trait Cursor: Send {
     /// The entry it stands on, if it stands on one: both questions in one call, for those who ask at every step.
     fn peek(&self) -> Option<EntryRef<'_>> {
         self.valid().then(|| self.entry())
+    }
+
+    /// Whether it shows every key once at most, as its point shows it, with the value beside it, and no removed ones:
+    /// then nobody has to look for older versions behind an entry.
+    fn shows_one_point(&self) -> bool {
+        false
     }
 
     /// The value of the entry it stands on, to keep without a copy; none where what it stands in is more than twice as
@@ -79,6 +91,10 @@ impl Cursor for Box<dyn Cursor> {
         (**self).forward()
     }
 
+    fn lend(&mut self) -> Result<Option<EntryRef<'_>>> {
+        (**self).lend()
+    }
+
     fn valid(&self) -> bool {
         (**self).valid()
     }
@@ -89,6 +105,10 @@ impl Cursor for Box<dyn Cursor> {
 
     fn peek(&self) -> Option<EntryRef<'_>> {
         (**self).peek()
+    }
+
+    fn shows_one_point(&self) -> bool {
+        (**self).shows_one_point()
     }
 
     fn share(&self) -> Option<Part> {

@@ -21,12 +21,15 @@ pub(crate) struct Ascending<C> {
     /// deleted. Nothing older comes behind a record with sequence number 0.
     decided: Vec<u8>,
     is_decided: bool,
+    /// What it walks over shows what is visible by itself.
+    plain: bool,
     valid: bool,
 }
 
 impl<C: Cursor> Ascending<C> {
     pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Ascending<C> {
-        Ascending { inner, order, at, decided: Vec::new(), is_decided: false, valid: false }
+        let plain = inner.shows_one_point();
+        Ascending { inner, order, at, decided: Vec::new(), is_decided: false, plain, valid: false }
     }
 
     /// To the first visible key within the bound.
@@ -49,6 +52,10 @@ impl<C: Cursor> Ascending<C> {
     #[inline]
     pub(crate) fn next(&mut self) -> Result<()> {
         self.valid = false;
+        if self.plain {
+            self.valid = self.inner.forward()?.is_some();
+            return Ok(());
+        }
         self.settle(true)
     }
 
@@ -85,6 +92,22 @@ impl<C: Cursor> Ascending<C> {
         }
     }
 
+    /// Whether [`lend`](Ascending::lend) may be asked.
+    #[inline]
+    pub(crate) fn lends(&self) -> bool {
+        self.plain && self.valid
+    }
+
+    /// To the next visible key, and the entry there.
+    #[inline]
+    pub(crate) fn lend(&mut self) -> Result<Option<EntryRef<'_>>> {
+        self.valid = false;
+        let entry = self.inner.lend()?;
+        self.valid = entry.is_some();
+        Ok(entry)
+    }
+
+    #[inline]
     pub(crate) fn valid(&self) -> bool {
         self.valid
     }
@@ -112,13 +135,15 @@ pub(crate) struct Descending<C> {
     value: Vec<u8>,
     shared: Option<Part>,
     kind: RecordKind,
+    /// What it walks over shows what is visible by itself: nothing is copied then, and it stands where that stands.
+    plain: bool,
     valid: bool,
 }
 
 impl<C: Cursor> Descending<C> {
     pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Descending<C> {
-        let (key, value) = (Vec::new(), Vec::new());
-        Descending { inner, order, at, key, value, shared: None, kind: RecordKind::Delete, valid: false }
+        let (key, value, plain) = (Vec::new(), Vec::new(), inner.shows_one_point());
+        Descending { inner, order, at, key, value, shared: None, kind: RecordKind::Delete, plain, valid: false }
     }
 
     /// To the last visible key within the bound.
@@ -144,13 +169,16 @@ impl<C: Cursor> Descending<C> {
 
     /// To the visible key before; only while valid.
     pub(crate) fn prev(&mut self) -> Result<()> {
+        if self.plain {
+            self.inner.prev()?;
+        }
         self.settle() // the inner cursor stands on the key before already
     }
 
     /// Takes all versions of one key after another until one shows a value.
     fn settle(&mut self) -> Result<()> {
-        self.valid = false;
-        while self.inner.valid() && !self.valid {
+        self.valid = self.plain && self.inner.valid();
+        while !self.plain && self.inner.valid() && !self.valid {
             let entry = self.inner.entry();
             self.key.clear();
             self.key.extend_from_slice(entry.user);
@@ -181,17 +209,21 @@ impl<C: Cursor> Descending<C> {
 
     /// Only while valid.
     pub(crate) fn key(&self) -> &[u8] {
-        &self.key
+        if self.plain { self.inner.entry().user } else { &self.key }
     }
 
     /// The value, or a pointer to it: its kind says which. Only while valid.
     pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
+        if self.plain {
+            let entry = self.inner.entry();
+            return (entry.kind, entry.value);
+        }
         (self.kind, self.shared.as_deref().unwrap_or(&self.value))
     }
 
     /// The value to keep, if that needs no copy; only while valid.
     pub(crate) fn share(&self) -> Option<Part> {
-        self.shared.clone()
+        if self.plain { self.inner.share() } else { self.shared.clone() }
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct Walk {
     pin: ReadPin,
     front: Front,
     back: Back,
-    /// The last key that each end gave.
+    /// The last key that each end gave, since there are two.
     front_key: Option<Vec<u8>>,
     back_key: Option<Vec<u8>>,
     /// Set by an error or by the meeting of the ends: nothing comes any more.
@@ -109,6 +109,12 @@ impl Walk {
     }
 
     fn step_front(&mut self) -> Result<bool> {
+        if self.front.is_none() {
+            // From now on the back has to say where it stands.
+            if let Some(back) = self.back.as_ref().filter(|back| back.valid()) {
+                remember(&mut self.back_key, back.key());
+            }
+        }
         let front = match &mut self.front {
             Some(front) => {
                 front.next()?;
@@ -173,7 +179,9 @@ impl Walk {
         if !inside || self.front_key.as_ref().is_some_and(|front| self.order.cmp(key, front).is_le()) {
             return Ok(false);
         }
-        remember(&mut self.back_key, key);
+        if self.front.is_some() {
+            remember(&mut self.back_key, key);
+        }
         Ok(true)
     }
 
@@ -190,6 +198,31 @@ impl Walk {
             _ => keep(&self.front, &self.back, end, bytes),
         };
         Ok((key, value))
+    }
+
+    /// Whether the next pair at the front may be lent in one step: nobody comes towards it, and what is walked over
+    /// shows what is visible by itself.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.back.is_none() && self.front.as_ref().is_some_and(Ascending::lends)
+    }
+
+    /// Steps the front and lends what it stands on then; only where [`is_plain`](Walk::is_plain) says so.
+    fn lend_next(&mut self) -> Result<Option<(&[u8], &[u8])>> {
+        let Walk { front: Some(front), ended, order, bounds, handle, .. } = self else { return Ok(None) };
+        let was_ended = std::mem::replace(ended, true);
+        if was_ended {
+            return Ok(None);
+        }
+        handle.shared.check_open()?;
+        let Some(entry) = front.lend()? else { return Ok(None) };
+        let inside = match &bounds.1 {
+            Bound::Unbounded => true,
+            Bound::Included(end) => order.cmp(entry.user, end).is_le(),
+            Bound::Excluded(end) => order.cmp(entry.user, end).is_lt(),
+        };
+        *ended = !inside;
+        Ok(inside.then_some((entry.user, entry.value)))
     }
 
     /// The same without a copy.
@@ -278,6 +311,12 @@ impl Source {
 
     /// The next key and value at that end, borrowed until the next step.
     fn lend(&mut self, end: End) -> Option<Result<(&[u8], &[u8])>> {
+        if let (Source::Walk(walk), End::Front) = (&mut *self, end)
+            && walk.is_plain()
+        {
+            let Source::Walk(walk) = self else { return None };
+            return walk.lend_next().transpose();
+        }
         self.step(end).map(|walk| walk.and_then(|walk| walk.lend(end)))
     }
 }

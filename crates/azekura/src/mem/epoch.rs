@@ -252,6 +252,18 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
         unsafe { &*self.value.load(Ordering::SeqCst) }
     }
 
+    /// The value of now, to keep.
+    pub(crate) fn share(&self) -> Arc<T> {
+        let _pin = Pin::new();
+        let value = self.value.load(Ordering::SeqCst).cast_const();
+        // SAFETY: from `Arc::into_raw`, and while this thread is pinned the count that the cell owns, or owned when it
+        // was asked, is there: `store` leaves it to those who free, and `drop` needs the cell for itself.
+        unsafe {
+            Arc::increment_strong_count(value);
+            Arc::from_raw(value)
+        }
+    }
+
     /// Puts `value` in; the old one is freed as soon as no reader can see it. Never waits for readers.
     pub(crate) fn store(&self, value: Arc<T>) {
         let old = self.value.swap(Arc::into_raw(value).cast_mut(), Ordering::SeqCst);

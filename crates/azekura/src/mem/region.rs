@@ -232,11 +232,8 @@ impl Region {
         debug_assert!(at.is_multiple_of(8) && out.len().is_multiple_of(8));
         turn();
         let span = &self.words()[(at / 8) as usize..][..out.len() / 8];
-        let to = out.as_mut_ptr().cast::<[u8; 8]>();
-        for (n, from) in span.iter().enumerate() {
-            // SAFETY: `out` has eight bytes for each word of the span.
-            unsafe { to.add(n).write(word_of(from).to_le_bytes()) };
-        }
+        // SAFETY: `out` has eight bytes for each word of the span.
+        unsafe { copy_words(span, out.as_mut_ptr().cast()) };
     }
 
     /// As [`read`](Region::read); all of `out` is written.
@@ -274,10 +271,15 @@ impl Region {
             self.read(at, &mut bytes[..len]);
             return Slice::from(&bytes[..len]);
         }
-        let mut bytes = Arc::<[u8]>::new_uninit_slice(len);
-        self.copy(at, Arc::get_mut(&mut bytes).expect("nobody else has it yet"));
-        // SAFETY: `copy` has written all of it.
-        Slice::shared(unsafe { bytes.assume_init() }, 0)
+        // Whole words, which need no shifting; a few bytes more than are asked for.
+        turn();
+        let (span, skip) = (self.span(at, len as u64), (at % 8) as usize);
+        let mut bytes = Arc::<[u8]>::new_uninit_slice(8 * span.len());
+        let to = Arc::get_mut(&mut bytes).expect("nobody else has it yet");
+        // SAFETY: there are eight bytes for each word of the span.
+        unsafe { copy_words(span, to.as_mut_ptr().cast()) };
+        // SAFETY: all of it was written.
+        Slice::part(unsafe { bytes.assume_init() }, skip, len)
     }
 
     /// Whether the bytes from `at` on are `other`.
@@ -374,6 +376,25 @@ impl Region {
 fn turn() {
     #[cfg(azekura_explore)]
     crate::mem::atomic::spin_loop();
+}
+
+/// Copies words to `to`.
+///
+/// # Safety
+/// There must be memory of the caller's alone for as many.
+#[inline]
+unsafe fn copy_words(from: &[AtomicU64], to: *mut [u8; 8]) {
+    // Two at a time, because of atomics the compiler makes no more of it than is said.
+    let (pairs, rest) = from.as_chunks::<2>();
+    for (n, pair) in pairs.iter().enumerate() {
+        let words = pair.each_ref().map(|word| word_of(word).to_le_bytes());
+        // SAFETY: there is room for all words of `from`.
+        unsafe { to.add(2 * n).cast::<[[u8; 8]; 2]>().write(words) };
+    }
+    if let [last] = rest {
+        // SAFETY: as above.
+        unsafe { to.add(2 * pairs.len()).write(word_of(last).to_le_bytes()) };
+    }
 }
 
 #[inline]

@@ -84,6 +84,17 @@ impl Slice {
         Slice(Repr::Shared { bytes, start, len })
     }
 
+    /// The `len` bytes of `bytes` from `start` on, shared.
+    ///
+    /// # Panics
+    /// If they are not in there, or are 4 GiB or more.
+    #[inline]
+    pub(crate) fn part(bytes: Arc<[u8]>, start: usize, len: usize) -> Slice {
+        assert!(start <= bytes.len() && len <= bytes.len() - start, "a slice lies in what it shares");
+        let in_range = |n: usize| u32::try_from(n).expect("a slice holds less than 4 GiB");
+        Slice(Repr::Shared { start: in_range(start), len: in_range(len), bytes })
+    }
+
     fn inline(value: &[u8]) -> Option<Slice> {
         let mut bytes = [0; INLINE_LEN_MAX];
         bytes.get_mut(..value.len())?.copy_from_slice(value);

@@ -1,8 +1,10 @@
 //! The way to the leaves: a tree of separators in memory.
 //!
-//! A node is never changed: it is made anew and put in place of the old one, so a reader that is pinned walks from node
-//! to node without a lock or a version to look at. Nodes that are split are replaced together, by one store above them,
-//! and stay as they were for those who are on their way. So what a walk finds was right at some moment of the walk.
+//! A node is never changed, but for the pointers to the nodes below it: it is made anew and put in place of the old
+//! one, so a reader that is pinned walks from node to node without a lock or a version to look at. Nodes that are split
+//! are replaced together, by one store above them, and stay as they were for those who are on their way. The old node
+//! above them goes on to point to what was below it when it was replaced, which was after such a reader began. So what
+//! a walk finds was right at some moment of the walk.
 //!
 //! One thread at a time changes it; any number walk.
 
@@ -37,15 +39,23 @@ pub(crate) struct Found<'p> {
     pub(crate) low: Option<&'p [u8]>,
     /// Its keys are before this; others in it belong to the leaf behind it.
     pub(crate) high: Option<&'p [u8]>,
-    /// The leaves on both sides, as far as they hang on the same node.
-    pub(crate) beside: (Option<u64>, Option<u64>),
+    /// Those that hang on the same node, and its number among them.
+    all: &'p [u64],
+    at: usize,
 }
 
-type Cell = Arc<EpochCell<Node>>;
+impl Found<'_> {
+    /// The leaf so many leaves on, or, below 0, back, as far as they hang on the same node.
+    #[inline]
+    pub(crate) fn beside(&self, leaves: isize) -> Option<u64> {
+        self.all.get(self.at.wrapping_add_signed(leaves)).copied()
+    }
+}
+
+type Cell = EpochCell<Node>;
 
 /// A node: separator `n` stands between the children `n` and `n + 1`, is behind every key of the former and not behind
 /// any of the latter. One more of both fits in than belongs there: what is split was that large for a moment.
-#[derive(Clone)]
 #[repr(C, align(64))]
 struct Node {
     /// What all separators begin with, in bytes.
@@ -60,22 +70,22 @@ struct Node {
     /// The separators one behind the other, and where each ends.
     ends: Box<[u32]>,
     bytes: Box<[u8]>,
-    /// Where the order is that of the bytes: eight bytes of each separator behind what all of them begin with, and
-    /// behind the last one the highest numbers. In the
-    /// node itself, as what is looked at in every walk, so that all of it can be fetched at once.
-    heads: [u64; FAN],
+    /// Where the order is that of the bytes: four bytes of each separator behind what all of them begin with, as of
+    /// [`short_head`], and behind the last one the highest numbers. In the node itself, as what is looked at in every
+    /// walk, so that all of it can be fetched at once.
+    heads: [i32; FAN],
     /// On the lowest level: offsets in the pool.
     leaves: [u64; FAN + 1],
 }
 
 enum Child {
     Leaf(u64),
-    Node(Cell),
+    Node(Arc<Node>),
 }
 
 enum Children {
     Leaves(Vec<u64>),
-    Nodes(Vec<Cell>),
+    Nodes(Vec<Arc<Node>>),
 }
 
 impl Children {
@@ -109,10 +119,6 @@ impl Children {
     }
 }
 
-fn cell_of(node: Node) -> Cell {
-    Arc::new(EpochCell::new(Arc::new(node)))
-}
-
 /// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed: of two keys the numbers are never
 /// in the opposite order.
 #[inline]
@@ -126,16 +132,18 @@ pub(crate) fn head_of(key: &[u8], from: usize) -> u64 {
     u64::from_be_bytes(word)
 }
 
-/// How many of `heads` are lower than `head`. Always the same steps, without a branch: which way they go nobody can
-/// foresee.
+/// The four bytes of `key` from `from` on, ordered as these are: signed, because that is what processors compare many
+/// of at once.
 #[inline]
-fn lower(heads: &[u64; FAN], head: u64) -> usize {
-    let mut low = 0;
-    for step in [32, 16, 8, 4, 2, 1] {
-        // At most 62 + 1 before the last step.
-        low += if heads[low + step - 1] < head { step } else { 0 };
-    }
-    low + usize::from(heads[low] < head)
+fn short_head(key: &[u8], from: usize) -> i32 {
+    ((head_of(key, from) >> 32) as u32 ^ 1 << 31).cast_signed()
+}
+
+/// How many of `heads` are lower than `head`. All are looked at: that is quicker than to look where it is, because
+/// nothing waits for anything, and which way a search goes nobody can foresee.
+#[inline]
+fn lower(heads: &[i32; FAN], head: i32) -> usize {
+    heads.iter().map(|other| u32::from(*other < head)).sum::<u32>() as usize
 }
 
 impl Node {
@@ -154,14 +162,14 @@ impl Node {
             nodes: Box::default(),
             ends: ends.collect(),
             bytes: separators.concat().into(),
-            heads: [u64::MAX; FAN],
+            heads: [i32::MAX; FAN],
             leaves: [0; FAN + 1],
         };
         match children {
             Children::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
             Children::Nodes(nodes) => {
-                node.level = nodes[0].load().level + 1;
-                node.nodes = nodes.into();
+                node.level = nodes[0].level + 1;
+                node.nodes = nodes.into_iter().map(EpochCell::new).collect();
             }
         }
         if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
@@ -170,7 +178,7 @@ impl Node {
             node.common = common as u32;
             node.begin = head_of(&first[..common], 0);
             for (head, separator) in node.heads.iter_mut().zip(separators) {
-                *head = head_of(separator, common);
+                *head = short_head(separator, common);
             }
         }
         node
@@ -195,7 +203,7 @@ impl Node {
         if self.nodes.is_empty() {
             Children::Leaves(self.leaves[..self.len()].to_vec())
         } else {
-            Children::Nodes(self.nodes.to_vec())
+            Children::Nodes(self.nodes.iter().map(EpochCell::share).collect())
         }
     }
 
@@ -211,7 +219,7 @@ impl Node {
                     return if beside.is_lt() { 0 } else { high };
                 }
             }
-            let head = head_of(key, common);
+            let head = short_head(key, common);
             low = lower(&self.heads, head);
             if low >= high || self.heads[low] != head {
                 return low;
@@ -234,7 +242,7 @@ impl Node {
 
     /// The node of `cell`, below this one. What every walk looks at of it is fetched together.
     #[inline]
-    fn below<'p>(&self, cell: &'p EpochCell<Node>, pin: &'p Pin) -> &'p Node {
+    fn below<'p>(&self, cell: &'p Cell, pin: &'p Pin) -> &'p Node {
         let node = cell.read(pin);
         prefetch(&node.count);
         prefetch(&node.heads);
@@ -255,16 +263,12 @@ impl Node {
         if key.starts_with(begins) { Order::Equal } else { key.cmp(begins) }
     }
 
-    /// With `child` in place of child `at`.
-    fn instead(&self, at: usize, child: Node) -> Node {
-        let mut node = self.clone();
-        node.nodes[at] = cell_of(child);
-        node
-    }
-
-    /// With `child` behind child `at`, and `separator` between them.
-    fn with(&self, at: usize, separator: &[u8], child: Child, order: &KeyOrder) -> Node {
+    /// With `instead`, if there is one, in place of child `at`, `child` behind it, and `separator` between them.
+    fn with(&self, at: usize, instead: Option<Node>, separator: &[u8], child: Child, order: &KeyOrder) -> Node {
         let (mut separators, mut children) = (self.separators(), self.children());
+        if let (Some(node), Children::Nodes(nodes)) = (instead, &mut children) {
+            nodes[at] = Arc::new(node);
+        }
         separators.insert(at, separator);
         children.insert(at + 1, child);
         Node::new(&separators, children, order)
@@ -302,7 +306,7 @@ pub(crate) struct Inner {
 }
 
 /// The nodes from the root down to the leaf, with the number of the child that was taken in each.
-type Path<'p> = Vec<(&'p EpochCell<Node>, &'p Node, usize)>;
+type Path<'p> = Vec<(&'p Cell, &'p Node, usize)>;
 
 impl Inner {
     /// The way to `leaves`, at least one, each with what separates it from the one before (that of the first is not
@@ -321,13 +325,13 @@ impl Inner {
                 let part: Vec<_> = nodes.by_ref().take(BUILT).collect();
                 let separators: Vec<&[u8]> = part[1..].iter().map(|(separator, _)| *separator).collect();
                 let first = part[0].0;
-                let children = part.into_iter().map(|(_, node)| cell_of(node)).collect();
+                let children = part.into_iter().map(|(_, node)| Arc::new(node)).collect();
                 above.push((first, Node::new(&separators, Children::Nodes(children), &order)));
             }
             level = above;
         }
         let (_, root) = level.pop().expect("there is a leaf");
-        Inner { root: cell_of(root), bytewise: order.is_bytewise(), order }
+        Inner { root: EpochCell::new(Arc::new(root)), bytewise: order.is_bytewise(), order }
     }
 
     /// The number of the child where `goal` is.
@@ -365,7 +369,7 @@ impl Inner {
                 high = Some(node.separator(at));
             }
             let Some(below) = node.nodes.get(at) else {
-                return Found { leaf: node.leaves[at], low, high, beside: node.beside(at) };
+                return Found { leaf: node.leaves[at], low, high, all: &node.leaves[..node.len()], at };
             };
             node = node.below(below, pin);
         }
@@ -379,7 +383,7 @@ impl Inner {
     }
 
     fn path<'p>(&'p self, key: &[u8], pin: &'p Pin) -> Path<'p> {
-        let (mut path, mut cell): (Path<'p>, &EpochCell<Node>) = (Vec::new(), &self.root);
+        let (mut path, mut cell): (Path<'p>, &Cell) = (Vec::new(), &self.root);
         loop {
             let node = cell.read(pin);
             let at = self.child(node, Goal::At(key));
@@ -395,10 +399,9 @@ impl Inner {
         let mut change: Option<(Node, Vec<u8>, Node)> = None;
         for (cell, node, at) in self.path(separator, &pin).into_iter().rev() {
             let whole = match change.take() {
-                None => node.with(at, separator, Child::Leaf(leaf), &self.order),
+                None => node.with(at, None, separator, Child::Leaf(leaf), &self.order),
                 Some((left, between, right)) => {
-                    let node = node.instead(at, left);
-                    node.with(at, &between, Child::Node(cell_of(right)), &self.order)
+                    node.with(at, Some(left), &between, Child::Node(Arc::new(right)), &self.order)
                 }
             };
             if whole.len() <= FAN {
@@ -409,7 +412,7 @@ impl Inner {
             change = Some(whole.halves(keep, &self.order));
         }
         let (left, between, right) = change.expect("the root is on every path, and was not stored");
-        let children = Children::Nodes(vec![cell_of(left), cell_of(right)]);
+        let children = Children::Nodes(vec![Arc::new(left), Arc::new(right)]);
         self.root.store(Arc::new(Node::new(&[&between], children, &self.order)));
     }
 
@@ -428,8 +431,7 @@ impl Inner {
     /// The bytes that it takes.
     pub(crate) fn bytes(&self) -> u64 {
         fn below(node: &Node, pin: &Pin) -> u64 {
-            let under =
-                node.nodes.iter().map(|cell| size_of::<EpochCell<Node>>() as u64 + 16 + below(cell.read(pin), pin));
+            let under = node.nodes.iter().map(|cell| below(cell.read(pin), pin));
             node.bytes() + under.sum::<u64>()
         }
         let pin = Pin::new();
@@ -468,7 +470,8 @@ mod tests {
             let found = inner.find(Goal::At(key), &pin);
             let (low, high) = (at.map(|(key, _)| key.as_slice()), behind.map(|(key, _)| key.as_slice()));
             assert_eq!((found.leaf, found.low, found.high), (expected, low, high));
-            assert_eq!(found.beside, inner.neighbours(key, &pin));
+            assert_eq!((found.beside(-1), found.beside(1)), inner.neighbours(key, &pin));
+            assert_eq!(found.beside(0), Some(expected));
             let before = model.range(..key.clone()).next_back().map_or(leftmost, |(_, leaf)| *leaf);
             assert_eq!(inner.leaf(Goal::Before(key), &pin), before);
         }

@@ -14,12 +14,11 @@
 //!   alone may lock two.
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
-//! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a leaf's slots), [`cursor`],
+//! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a leaf's slots), [`walk`],
 //! [`versions`] (what was replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`]
 //! (what a partition calls).
 #![deny(unsafe_code)]
 
-pub(crate) mod cursor;
 pub(crate) mod engine;
 pub(crate) mod inner;
 pub(crate) mod leaf;
@@ -38,4 +37,5 @@ pub(crate) mod store;
 mod tests;
 pub(crate) mod tree;
 pub(crate) mod versions;
+pub(crate) mod walk;
 pub(crate) mod write;

@@ -1,13 +1,10 @@
 //! One record: what is known of its key and value, in one buffer with them. See the format of pools.
 
-use std::cell::OnceCell;
-
 use crate::base::checksum::{place_seed, xxh3, xxh3_pieces};
 use crate::base::coding::Decoder;
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{EntryRef, Error, RecordKind, Result, SeqNo};
 use crate::mem::region::Region;
-use crate::pmem::inner::head_of;
 
 /// Buffers of records begin at multiples of this, and their lengths are multiples of it, in bytes.
 pub(crate) const STEP: u64 = 16;
@@ -17,11 +14,6 @@ const HEAD_LEN_MAX: usize = 4 + 1 + 3 + 5 + 7;
 /// The bits of the tag that say how many bytes the sequence number takes; the others are those of the kind.
 const WIDTH_SHIFT: u32 = 3;
 const WIDTH_MASK: u8 = 0b0011_1000;
-
-/// Records up to this length in bytes are copied as a whole.
-const COPIED: u64 = 1024;
-/// Longer than any record that [`Record::short`] knows.
-const SHORT: u64 = 288;
 
 const OFFSET_BITS: u32 = 40;
 /// A length that the record itself knows.
@@ -154,9 +146,25 @@ impl Record {
         }
     }
 
-    /// The record that begins with these words; none where it is not like most: then [`Record::read`] says what it is.
+    /// The record of a slot, whose whole buffer is `bytes`.
+    ///
+    /// # Errors
+    /// As [`Record::read`].
     #[inline(always)]
-    pub(crate) fn short(slot: Slot, first: u64, second: u64) -> Option<Record> {
+    pub(crate) fn of(bytes: &[u8], slot: Slot) -> Result<Record> {
+        let Some(([first, second], _)) = bytes.as_chunks().0.split_first_chunk() else {
+            return Err(nowhere(slot.at()));
+        };
+        match Record::short(slot, u64::from_le_bytes(*first), u64::from_le_bytes(*second)) {
+            Some(record) => Ok(record),
+            None => Record::decode(bytes, slot).and_then(|record| record.in_slot(slot)),
+        }
+    }
+
+    /// The record that begins with these words; none where it is not like most: then [`Record::decode`] says what it
+    /// is.
+    #[inline(always)]
+    fn short(slot: Slot, first: u64, second: u64) -> Option<Record> {
         let [_, _, _, _, tag, key_len, value_len, low] = first.to_le_bytes();
         let width = u32::from(tag & WIDTH_MASK) >> WIDTH_SHIFT;
         let put = tag & !WIDTH_MASK == RecordKind::Put.to_byte();
@@ -176,7 +184,13 @@ impl Record {
         let there = (region.len() - at).min(slot.len().unwrap_or(u64::MAX)).min(HEAD_LEN_MAX as u64) as usize;
         let mut bytes = [0; HEAD_LEN_MAX];
         region.read(at, &mut bytes[..there]);
-        let mut decoder = Decoder::new(&bytes[4..there.max(4)]);
+        Record::decode(&bytes[..there], slot)?.checked(region, slot)
+    }
+
+    #[cold]
+    fn decode(bytes: &[u8], slot: Slot) -> Result<Record> {
+        let (at, there) = (slot.at(), bytes.len().min(HEAD_LEN_MAX));
+        let mut decoder = Decoder::new(&bytes[there.min(4)..there]);
         let tag = decoder.u8()?;
         let width = usize::from((tag & WIDTH_MASK) >> WIDTH_SHIFT);
         let (key_len, value_len) = (decoder.varint()?, decoder.varint_u32()?);
@@ -189,18 +203,19 @@ impl Record {
         if width == 0 {
             return Err(nowhere(at));
         }
-        let record = Record { at, seqno: SeqNo(u64::from_le_bytes(seqno)), kind, key_at, key_len, value_len };
-        record.checked(region, slot)
+        Ok(Record { at, seqno: SeqNo(u64::from_le_bytes(seqno)), kind, key_at, key_len, value_len })
     }
 
-    #[inline]
     fn checked(self, region: &Region, slot: Slot) -> Result<Record> {
         let len = self.buffer_len();
-        let fits = match slot.len() {
-            // That it is in the region was looked at before anything of it was read.
-            Some(there) => len == there,
-            None => len / STEP >= LONG && region.contains(self.at, len),
-        };
+        // That what a slot knows to be there is in the region was looked at before anything of it was read.
+        let fits = slot.len().is_some() || len / STEP >= LONG && region.contains(self.at, len);
+        if fits { self.in_slot(slot) } else { Err(nowhere(self.at)) }
+    }
+
+    /// It, if it is as long as its slot says.
+    fn in_slot(self, slot: Slot) -> Result<Record> {
+        let fits = slot.len().is_none_or(|there| self.buffer_len() == there);
         if fits { Ok(self) } else { Err(nowhere(self.at)) }
     }
 
@@ -236,71 +251,6 @@ impl Record {
         let sum = xxh3_pieces(sum, self.key_len as u64, read(self.key_at));
         let sum = xxh3_pieces(sum, self.value_len as u64, read(self.value_at()));
         fold(sum).to_le_bytes() == head[..4]
-    }
-}
-
-/// A record that was copied out of its pool; a long value is when somebody asks for it.
-pub(crate) struct Copied {
-    pub(crate) record: Record,
-    /// The bytes of the record from its beginning on, at least up to its value.
-    bytes: Vec<u8>,
-    /// The value if it is not in there, once it was asked for.
-    value: OnceCell<Vec<u8>>,
-}
-
-impl Copied {
-    /// None yet.
-    pub(crate) fn new() -> Copied {
-        let record = Record { at: 0, seqno: SeqNo(0), kind: RecordKind::Put, key_at: 0, key_len: 0, value_len: 0 };
-        Copied { record, bytes: vec![0; COPIED as usize], value: OnceCell::new() }
-    }
-
-    /// Takes the record of a slot if it is like most, visible at `point`, and its key's head before `bound`. If not,
-    /// what was there before is lost.
-    #[inline]
-    pub(crate) fn take_short(&mut self, region: &Region, slot: Slot, point: SeqNo, bound: u64) -> bool {
-        let (at, len) = (slot.at(), slot.len().unwrap_or(u64::MAX));
-        if len > SHORT || !region.contains(at, len) {
-            return false;
-        }
-        let bytes = &mut self.bytes[..len as usize];
-        region.read_words(at, bytes);
-        let Some(([first, second], _)) = bytes.as_chunks().0.split_first_chunk() else { return false };
-        let Some(record) = Record::short(slot, u64::from_le_bytes(*first), u64::from_le_bytes(*second)) else {
-            return false;
-        };
-        self.record = record;
-        record.seqno <= point && head_of(self.key(), 0) < bound
-    }
-
-    /// Takes the record of a slot.
-    pub(crate) fn take(&mut self, region: &Region, slot: Slot) -> Result<()> {
-        let record = Record::read(region, slot)?;
-        let whole = record.buffer_len();
-        let len = if whole <= COPIED { whole } else { record.value_at() - record.at } as usize;
-        self.bytes.resize(self.bytes.len().max(len), 0);
-        region.read(record.at, &mut self.bytes[..len]);
-        self.value = OnceCell::new();
-        self.record = record;
-        Ok(())
-    }
-
-    #[inline]
-    pub(crate) fn key(&self) -> &[u8] {
-        &self.bytes[(self.record.key_at - self.record.at) as usize..][..self.record.key_len]
-    }
-
-    #[inline]
-    pub(crate) fn value(&self, region: &Region) -> &[u8] {
-        let Record { at, value_len, .. } = self.record;
-        if self.record.buffer_len() <= COPIED {
-            return &self.bytes[(self.record.value_at() - at) as usize..][..value_len];
-        }
-        self.value.get_or_init(|| {
-            let mut value = vec![0; value_len];
-            region.read(self.record.value_at(), &mut value);
-            value
-        })
     }
 }
 

@@ -21,4 +21,5 @@ mod pools;
 mod regressions;
 mod separation;
 mod tidy;
+mod walks;
 mod world;

@@ -1,12 +1,9 @@
 //! Walking over what one point shows.
 //!
 //! A cursor takes a leaf at a time: its slots, in the order of the keys that they lead to, with those of the versions
-//! that the leaf has forgotten. What it stands on is read when it gets there; until then it stays readable because the
-//! point is registered, also what is newer than the point and is stepped over: whatever replaces that is newer still.
-//! It goes on by key, so leaves may be split and merged meanwhile.
-//!
-//! Memory is slow to answer and can be asked many questions at once. So while one leaf is walked over, the records of
-//! the one behind it are fetched, a few at each step.
+//! that the leaf has forgotten. What they lead to is copied in batches; until then it stays readable because the point
+//! is registered, also what is newer than the point and is stepped over: whatever replaces that is newer still. It goes
+//! on by key, so leaves may be split and merged meanwhile.
 
 use std::cmp::Ordering as Order;
 use std::sync::Arc;
@@ -15,23 +12,20 @@ use crate::base::{EntryRef, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
-use crate::mem::region::Region;
 use crate::pmem::inner::{Goal, head_of};
 use crate::pmem::leaf::Spot;
 use crate::pmem::leaf::{LEAF_LEN, SLOTS, bits};
 use crate::pmem::medium::Medium;
-use crate::pmem::record::{Copied, Record, Slot};
+use crate::pmem::record::{Record, Slot};
 use crate::pmem::tree::Tree;
+use crate::pmem::walk::ahead::{Ahead, fetch};
+use crate::pmem::walk::batch::Batch;
 
-/// So many bytes of a record are fetched into the cache before it is stood on.
-const FETCHED: u64 = 256;
 /// In the leaf where a walk begins records are fetched so many entries ahead.
 const AHEAD: usize = 8;
-/// At this step into a leaf the slots of the next one have arrived; from then on so many of its records are fetched at
-/// each. Later in the leaf where a walk begins: it may be a short one.
-const NEXT_FROM: usize = 4;
-const NEXT_FROM_COLD: usize = 12;
-const NEXT_PACE: usize = 2;
+/// So many records are copied first where a walk begins, each time twice as many as before, and in the leaves that it
+/// goes on to all.
+const FIRST_BATCH: usize = 8;
 
 /// A shorter beginning that all keys have leaves heads that differ behind it.
 const COMMON_MIN: usize = 6;
@@ -49,27 +43,20 @@ struct View {
     high_head: u64,
 }
 
-/// The leaf that a walk comes to next, as far as is known.
-#[derive(Default)]
-struct Next {
-    spot: Option<Spot>,
-    /// After so many steps in the leaf before it its slots are looked at; 0 if they were.
-    steps: usize,
-    slots: Vec<u64>,
-    fetched: usize,
-}
-
 /// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
 pub(crate) struct TreeCursor<M: Medium> {
     tree: Arc<Tree<M>>,
     /// Registered by whoever has the cursor, for as long.
     point: SeqNo,
     view: View,
-    /// Index in the view; `None` = not valid.
-    at: Option<usize>,
-    /// The entry it stands on.
-    here: Copied,
-    next: Next,
+    /// Whether it stands on an entry: one of the batch, whose records are numbered as in the view.
+    valid: bool,
+    batch: Batch,
+    /// Which way the batch goes.
+    way: Way,
+    /// How many records of the view are copied next.
+    want: usize,
+    ahead: Ahead,
     /// Whether nobody has fetched the records of this leaf on the way to it.
     cold: bool,
     /// Scratch for sorting.
@@ -84,9 +71,11 @@ impl<M: Medium> Tree<M> {
             tree: Arc::clone(self),
             point,
             view: View::default(),
-            at: None,
-            here: Copied::new(),
-            next: Next::default(),
+            valid: false,
+            batch: Batch::default(),
+            way: Way::Up,
+            want: FIRST_BATCH,
+            ahead: Ahead::default(),
             cold: true,
             records: Vec::new(),
             sorted: Vec::new(),
@@ -115,8 +104,9 @@ enum Way {
 impl<M: Medium> TreeCursor<M> {
     /// Takes the leaf of `goal`, on the way to one that lies behind or before it.
     fn fill(&mut self, goal: Goal<'_>, way: Way) -> Result<()> {
-        self.at = None;
-        let TreeCursor { tree, view, next, cold, .. } = self;
+        (self.valid, self.way) = (false, way);
+        self.ahead.fetch_all(self.tree.region());
+        let TreeCursor { tree, view, ahead, cold, .. } = self;
         let pin = Pin::new();
         let (slots, valid, order, number, version) = loop {
             let shape = tree.shape.load(Ordering::Acquire);
@@ -131,10 +121,9 @@ impl<M: Medium> TreeCursor<M> {
             if tree.unchanged(leaf.at, changes, shape) {
                 copy(found.low, &mut view.low);
                 copy(found.high, &mut view.high);
-                let (before, behind) = found.beside;
-                *cold = next.spot != Some(Spot(found.leaf));
-                let from = if *cold { NEXT_FROM_COLD } else { NEXT_FROM };
-                next.begin(from, tree, if way == Way::Up { behind } else { before });
+                *cold = !ahead.has(Spot(found.leaf));
+                let [next, behind] = [1, 2].map(|n| found.beside(if way == Way::Up { n } else { -n }).map(Spot));
+                ahead.begin(tree, next, behind);
                 break (slots, valid, order, leaf.order, version);
             }
         };
@@ -170,10 +159,7 @@ impl<M: Medium> TreeCursor<M> {
     /// Reads the heads of the records of a leaf; with `visible` only of those that the point shows.
     fn read(&mut self, slots: &[u64; SLOTS], valid: u64, visible: bool) -> Result<()> {
         let TreeCursor { tree, records, point, cold, .. } = self;
-        for n in bits(if *cold { valid } else { 0 }) {
-            let slot = Slot(slots[n]);
-            tree.region().prefetch(slot.at(), slot.len().unwrap_or(FETCHED).min(FETCHED / 2));
-        }
+        bits(if *cold { valid } else { 0 }).for_each(|n| fetch(tree.region(), Slot(slots[n])));
         records.clear();
         for n in bits(valid) {
             let record = Record::read(tree.region(), Slot(slots[n]))?;
@@ -241,72 +227,70 @@ impl<M: Medium> TreeCursor<M> {
         }
     }
 
-    /// Stands on entry `at` of the view, if there is one and it is like most.
-    #[inline]
-    fn stand_short(&mut self, at: usize) -> bool {
-        let TreeCursor { tree, view, here, point, .. } = self;
-        let Some(slot) = view.slots.get(at) else { return false };
-        if !here.take_short(tree.region(), *slot, *point, view.high_head) {
-            return false;
-        }
-        self.at = Some(at);
-        self.next.step(&self.tree);
-        true
-    }
-
-    /// Stands on entry `at` of the view; false if the point does not show it, or it belongs to the leaf behind.
-    fn stand(&mut self, at: usize) -> Result<bool> {
-        let TreeCursor { tree, view, here, .. } = self;
-        here.take(tree.region(), view.slots[at])?;
-        if here.record.seqno > self.point {
-            return Ok(false);
-        }
-        if head_of(here.key(), 0) >= view.high_head && view.is_behind(tree, here.key()) {
-            return Ok(false);
-        }
-        self.at = Some(at);
-        Ok(true)
-    }
-
-    #[inline]
-    fn fetch(&self, at: Option<usize>) {
-        if let Some(slot) = at.and_then(|at| self.view.slots.get(at)) {
-            fetch(self.tree.region(), *slot);
+    /// Copies records of the view from number `at` on, and stands on the first one that the point shows; false if all
+    /// of them are behind the end of the view, the point does not show them, or they belong to the leaf behind.
+    fn stand(&mut self, mut at: usize) -> Result<bool> {
+        let TreeCursor { tree, point, view, batch, ahead, want, way, cold, .. } = self;
+        let region = tree.region();
+        loop {
+            batch.clear();
+            if *want > FIRST_BATCH {
+                ahead.look(tree);
+            }
+            let mut left = *want;
+            while left > 0 && at < view.slots.len() {
+                if *cold && let Some(slot) = view.slots.get(way.on(at, AHEAD)) {
+                    fetch(region, *slot);
+                }
+                let shown = |key: &[u8], seqno| {
+                    seqno <= *point && (head_of(key, 0) < view.high_head || !view.is_behind(tree, key))
+                };
+                if !batch.take(region, view.slots[at], at, shown)? {
+                    break;
+                }
+                at = way.on(at, 1);
+                left -= 1;
+            }
+            *want = (*want * 2).min(SLOTS);
+            let ends = at >= view.slots.len();
+            if !batch.is_empty() || ends {
+                self.valid = !batch.is_empty();
+                return Ok(self.valid);
+            }
         }
     }
 
     /// Stands on the first entry from `at` on, in this leaf or behind it.
     fn up_from(&mut self, mut at: usize) -> Result<()> {
-        self.at = None;
-        loop {
-            while at < self.view.slots.len() {
-                self.next.step(&self.tree);
-                if self.stand(at)? {
-                    return Ok(());
-                }
-                at += 1;
-            }
+        self.valid = false;
+        self.way = Way::Up;
+        while !self.stand(at)? {
             let Some(high) = self.view.high.take() else { return Ok(()) };
             self.fill(Goal::At(&high), Way::Up)?;
+            self.want = SLOTS;
             at = if self.view.low.as_deref() == Some(&high) { 0 } else { self.rank(KeyRef::first_of(&high))? };
         }
+        Ok(())
     }
 
     /// Stands on the last entry before `end`, in this leaf or before it.
     fn down_from(&mut self, mut end: usize) -> Result<()> {
-        self.at = None;
-        loop {
-            while let Some(at) = end.checked_sub(1) {
-                self.next.step(&self.tree);
-                if self.stand(at)? {
-                    return Ok(());
-                }
-                end = at;
-            }
+        self.valid = false;
+        self.way = Way::Down;
+        while !self.stand(end.wrapping_sub(1))? {
             let Some(low) = self.view.low.take() else { return Ok(()) };
             self.fill(Goal::Before(&low), Way::Down)?;
+            self.want = SLOTS;
             let all = self.view.high.as_deref() == Some(&low);
             end = if all { self.view.slots.len() } else { self.rank(KeyRef::first_of(&low))? };
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn fetch(&self, at: usize) {
+        if let Some(slot) = self.view.slots.get(at) {
+            fetch(self.tree.region(), *slot);
         }
     }
 
@@ -316,7 +300,7 @@ impl<M: Medium> TreeCursor<M> {
         let slots = &view.slots;
         // What the first questions are about, and then what is left, is fetched together.
         for part in 1..8 {
-            self.fetch(Some(slots.len() * part / 8));
+            self.fetch(slots.len() * part / 8);
         }
         let (mut low, mut high) = (0, slots.len());
         for asked in 0.. {
@@ -324,7 +308,7 @@ impl<M: Medium> TreeCursor<M> {
                 break;
             }
             if asked == 3 {
-                (low..high).for_each(|at| self.fetch(Some(at)));
+                (low..high).for_each(|at| self.fetch(at));
             }
             let middle = (low + high) / 2;
             let record = Record::read(tree.region(), slots[middle])?;
@@ -346,109 +330,90 @@ impl View {
     }
 }
 
-impl Next {
-    /// Fetches the leaf that comes next, if it is known.
-    fn begin<M: Medium>(&mut self, steps: usize, tree: &Tree<M>, leaf: Option<u64>) {
-        (self.spot, self.steps, self.fetched) = (leaf.map(Spot), steps, 0);
-        self.slots.clear();
-        if let Some(spot) = self.spot {
-            tree.region().prefetch(spot.leaf(), LEAF_LEN);
-            tree.orders.prefetch(spot.number());
-        }
-    }
-
-    /// Fetches some records of the leaf that comes next. Whether it is one still does not matter: all this is hints.
+impl Way {
+    /// The number `n` steps on from `at`; one that nothing has where it would be below 0.
     #[inline]
-    fn step<M: Medium>(&mut self, tree: &Tree<M>) {
-        if self.steps > 0 {
-            self.steps -= 1;
-            if self.steps == 0 {
-                self.look(tree);
-            }
-        }
-        if let Some((now, _)) = self.slots.get(self.fetched..).and_then(<[u64]>::split_first_chunk::<NEXT_PACE>) {
-            now.iter().for_each(|slot| fetch(tree.region(), Slot(*slot)));
-            self.fetched += NEXT_PACE;
+    fn on(self, at: usize, n: usize) -> usize {
+        match self {
+            Way::Up => at + n,
+            Way::Down => at.wrapping_sub(n),
         }
     }
-
-    /// Learns which records there are in the leaf that comes next.
-    fn look<M: Medium>(&mut self, tree: &Tree<M>) {
-        if let Some(spot) = self.spot {
-            let leaf = tree.leaf(spot);
-            let slots = leaf.slots();
-            self.slots.extend(bits(leaf.commit().valid()).map(|n| slots[n]));
-            // Whole groups: the last record once more will do no harm.
-            let more = self.slots.len().next_multiple_of(NEXT_PACE) - self.slots.len();
-            self.slots.extend(self.slots.last().copied().into_iter().cycle().take(more));
-        }
-    }
-}
-
-#[inline]
-fn fetch(region: &Region, slot: Slot) {
-    region.prefetch(slot.at(), slot.len().unwrap_or(FETCHED).min(FETCHED));
 }
 
 impl<M: Medium> Cursor for TreeCursor<M> {
     fn seek_to_first(&mut self) -> Result<()> {
+        self.want = FIRST_BATCH;
         self.fill(Goal::First, Way::Up)?;
         self.up_from(0)
     }
 
     fn seek_to_last(&mut self) -> Result<()> {
+        self.want = FIRST_BATCH;
         self.fill(Goal::Last, Way::Down)?;
         self.down_from(self.view.slots.len())
     }
 
     fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
+        self.want = FIRST_BATCH;
         self.fill(Goal::At(target.user), Way::Up)?;
         let at = self.rank(target)?;
-        (at..at + AHEAD).for_each(|at| self.fetch(Some(at)));
+        (at..at + AHEAD).for_each(|at| self.fetch(at));
         self.up_from(at)
     }
 
     fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+        self.want = FIRST_BATCH;
         self.fill(Goal::At(target.user), Way::Down)?;
         let end = self.rank(target)?;
-        (end.saturating_sub(AHEAD)..end).for_each(|at| self.fetch(Some(at)));
+        (end.saturating_sub(AHEAD)..end).for_each(|at| self.fetch(at));
         self.down_from(end)
     }
 
     #[inline]
     fn next(&mut self) -> Result<()> {
-        let at = self.at.expect("a cursor steps only where it is valid") + 1;
-        if self.cold {
-            self.fetch(Some(at + AHEAD));
+        assert!(self.valid, "a cursor steps only where it is valid");
+        if self.way == Way::Up && self.batch.step() {
+            self.ahead.fetch(self.tree.region());
+            return Ok(());
         }
-        if self.stand_short(at) { Ok(()) } else { self.up_from(at) }
+        self.up_from(self.batch.number() + 1)
     }
 
     #[inline]
     fn prev(&mut self) -> Result<()> {
-        let at = self.at.expect("a cursor steps only where it is valid");
-        if self.cold {
-            self.fetch(at.checked_sub(AHEAD));
+        assert!(self.valid, "a cursor steps only where it is valid");
+        if self.way == Way::Down && self.batch.step() {
+            self.ahead.fetch(self.tree.region());
+            return Ok(());
         }
-        if self.stand_short(at.wrapping_sub(1)) { Ok(()) } else { self.down_from(at) }
+        self.down_from(self.batch.number())
     }
 
     #[inline]
     fn forward(&mut self) -> Result<Option<(KeyRef<'_>, RecordKind)>> {
         self.next()?;
-        let Record { seqno, kind, .. } = self.here.record;
-        Ok(self.at.map(|_| (KeyRef::new(self.here.key(), seqno), kind)))
+        Ok(self.valid.then(|| self.batch.head()))
+    }
+
+    #[inline]
+    fn lend(&mut self) -> Result<Option<EntryRef<'_>>> {
+        self.next()?;
+        Ok(self.valid.then(|| self.batch.entry(self.tree.region())))
     }
 
     #[inline]
     fn valid(&self) -> bool {
-        self.at.is_some()
+        self.valid
+    }
+
+    fn shows_one_point(&self) -> bool {
+        true
     }
 
     #[inline]
     fn entry(&self) -> EntryRef<'_> {
-        assert!(self.at.is_some(), "only a valid cursor stands on an entry");
-        let Record { seqno, kind, .. } = self.here.record;
-        EntryRef { user: self.here.key(), seqno, kind, value: self.here.value(self.tree.region()) }
+        assert!(self.valid, "only a valid cursor stands on an entry");
+        self.batch.entry(self.tree.region())
     }
 }
