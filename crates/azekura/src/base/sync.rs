@@ -1,12 +1,13 @@
-//! Taking a lock whose holder may have panicked, the bell that wakes who waits, and memory that others change
-//! meanwhile.
+//! Taking a lock whose holder may have panicked, the bell that wakes who waits, which part of something is a thread's
+//! own, and memory that others change meanwhile.
 //!
 //! A user's comparator or listener may panic while the engine holds one of its locks. The panic is caught at the
 //! thread's boundary and poisons the *database*; the data under the lock is kept consistent by its owner at every point
 //! where foreign code runs, so the lock itself stays usable and no later caller panics in turn.
 
+use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -19,6 +20,27 @@ pub(crate) fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 
 pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Things that threads should not share are there so often; each thread has one of them.
+pub(crate) const PARTS: usize = 8;
+
+static NEXT_PART: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// [`PARTS`] = not chosen yet.
+    static OWN_PART: Cell<usize> = const { Cell::new(PARTS) };
+}
+
+/// The number of this thread's part, below [`PARTS`]. Threads take turns at choosing one.
+#[inline]
+pub(crate) fn own_part() -> usize {
+    OWN_PART.with(|own| {
+        if own.get() == PARTS {
+            own.set(NEXT_PART.fetch_add(1, Ordering::Relaxed) % PARTS);
+        }
+        own.get()
+    })
 }
 
 /// A piece of memory as atomic words, the same ones for as long as it lives.

@@ -16,7 +16,7 @@ use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
 use crate::pmem::medium::{Medium, Splits};
 use crate::pmem::order::Orders;
 use crate::pmem::record::{Record, Slot};
-use crate::pmem::space::{Space, Usage};
+use crate::pmem::space::{Shelves, Space, Usage};
 use crate::pmem::versions::{Versions, poisoned};
 use crate::vfs::fs::PersistenceLevel;
 
@@ -91,6 +91,7 @@ pub(crate) struct Tree<M> {
     pub(crate) shape: AtomicU64,
     stripes: Box<[Stripe]>,
     pub(crate) space: Mutex<Space>,
+    pub(crate) shelves: Shelves,
     pub(crate) versions: Versions,
     /// Records that it was opened with.
     pub(crate) len: AtomicU64,
@@ -139,6 +140,7 @@ impl<M: Medium> Tree<M> {
             shape: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| stripe()).collect(),
             space: Mutex::new(space),
+            shelves: Shelves::default(),
             len: AtomicU64::new(len),
             leaves: AtomicU64::new(leaves),
             ended: AtomicUsize::new(0),
@@ -361,7 +363,9 @@ impl<M: Medium> Tree<M> {
 
     /// The space of the pool, and leaves in use.
     pub(crate) fn usage(&self) -> Result<(Usage, u64)> {
-        Ok((self.space()?.usage(), self.leaves.load(Ordering::Acquire)))
+        let usage = self.space()?.usage();
+        let free = usage.free + self.shelves.bytes();
+        Ok((Usage { free, ..usage }, self.leaves.load(Ordering::Acquire)))
     }
 
     /// Compares the keys of two records.

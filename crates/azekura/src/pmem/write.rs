@@ -92,7 +92,7 @@ impl<M: Medium> Tree<M> {
         let len = buffer_len_for(key.len(), value.len(), self.highest_soon());
         let at = self.or_forgetting(|| {
             self.versions.check_room()?;
-            self.space_after_promises()?.take(&self.medium, len)
+            self.shelves.take(&self.medium, len, || self.space_after_promises())
         })?;
         let mut draft = Draft { tree: self, range: (at, len), used: false };
         self.region().prefetch(draft.range.0, len.min(FETCHED));
@@ -241,20 +241,24 @@ impl<M: Medium> Tree<M> {
 
     /// Takes space, if need be that of versions that nobody reads any more.
     fn take(&self, len: u64) -> Result<u64> {
-        self.or_forgetting(|| self.space_after_promises()?.take(&self.medium, len))
+        self.or_forgetting(|| self.shelves.take(&self.medium, len, || self.space_after_promises()))
     }
 
-    /// Tries something that wants space, and once more if there were versions that nobody reads any more.
+    /// Tries something that wants space, and once more if there were versions that nobody reads any more, or space on
+    /// shelves.
     fn or_forgetting<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let full = match attempt() {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        let freed = self.versions.forget_now()?;
-        if freed.is_empty() {
+        let (freed, shelved) = (self.versions.forget_now()?, self.shelves.clear());
+        if freed.is_empty() && shelved.is_empty() {
             return Err(full);
         }
         self.retire_all(freed)?;
+        let mut space = self.space()?;
+        shelved.into_iter().for_each(|run| space.give_back(run));
+        drop(space);
         attempt()
     }
 

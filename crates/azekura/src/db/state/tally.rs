@@ -1,10 +1,8 @@
 //! A sum that many threads add to.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Parts of a sum: threads take turns at choosing one.
-const PARTS: usize = 8;
+use crate::base::sync::{PARTS, own_part};
 
 /// Alone on two cache lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
@@ -14,22 +12,6 @@ struct Part(AtomicU64);
 /// A sum in parts, so that threads that add to it don't take its line away from each other. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct Tally([Part; PARTS]);
-
-static NEXT: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    /// The part of this thread; [`PARTS`] = not chosen yet.
-    static OWN: Cell<usize> = const { Cell::new(PARTS) };
-}
-
-fn own_part() -> usize {
-    OWN.with(|own| {
-        if own.get() == PARTS {
-            own.set(NEXT.fetch_add(1, Ordering::Relaxed) % PARTS);
-        }
-        own.get()
-    })
-}
 
 impl Tally {
     #[inline]

@@ -186,3 +186,38 @@ fn writers_of_the_same_leaf_lose_nothing() {
     assert!((0..count).all(|n| world.tree.get(&key(n)).unwrap().is_some()));
     world.is_sound();
 }
+
+/// Two threads fill a pool, each from a shelf of its own; a third one finds what they have left there before it finds
+/// the pool full.
+#[test]
+fn a_full_pool_has_nothing_on_its_shelves() {
+    let options = options(4 << 20, SLOTS);
+    let world: World<Image> = world(&options);
+    let fill = |from: u64| {
+        let mut count = 0;
+        let order = AtomicU64::new(from);
+        let take = || Ok(Some(SeqNo(order.fetch_add(1, Ordering::Relaxed))));
+        loop {
+            match world.tree.put_in_turn(&key(from + count), &[7; 60], take) {
+                Ok(put) => assert!(put),
+                Err(error) => {
+                    assert_eq!(error.kind(), crate::base::ErrorKind::OutOfSpace);
+                    return count;
+                }
+            }
+            count += 1;
+        }
+    };
+    std::thread::scope(|s| {
+        let fill = &fill;
+        for from in [1 << 20, 2 << 20] {
+            s.spawn(move || assert!(fill(from) > 1000));
+        }
+    });
+    fill(3 << 20);
+    let (usage, _) = world.tree.usage().unwrap();
+    assert!(usage.len == 4 << 20 && usage.free < 64 << 10, "{usage:?}");
+    assert_eq!(world.tree.shelves.bytes(), 0);
+    world.visible.publish(SeqNo(4 << 20));
+    world.is_sound();
+}
