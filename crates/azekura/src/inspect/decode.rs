@@ -21,7 +21,7 @@ use crate::block::kind::BlockKind;
 use crate::engine::{ReadPoints, Visible};
 use crate::inspect::report::verify_table;
 use crate::manifest;
-use crate::pmem::recover;
+use crate::pmem::recover::{self, Trust};
 use crate::pmem::store::shadow::Shadow;
 use crate::pmem::store::{ImageStore, PoolFile};
 use crate::pmem::tree::PoolOptions;
@@ -174,9 +174,13 @@ fn decode_pool(bytes: &[u8]) -> Result<()> {
     let partition = bytes.get(72..80).map_or(Ok(0), |field| coding::Decoder::new(field).u64())?;
     let (partition, dir) = (PartitionId(partition), Path::new("/"));
     let fs: Arc<dyn Fs> = Arc::new(file_of(bytes, &dir.join(PoolFile::Pool.name(partition)))?);
-    let Some(loaded) = ImageStore::open(&fs, dir, partition, 0, false, true)?.1 else { return Ok(()) };
-    let points = ReadPoints::new(Visible::default());
-    recover::open_with(loaded.image, KeyOrder::bytewise(), &PoolOptions::default(), points, None).map(drop)
+    let mut outcome = Ok(());
+    for trust in [Trust::Bytes, Trust::Nothing] {
+        let Some(loaded) = ImageStore::open(&fs, dir, partition, 0, false, true, None)?.1 else { return Ok(()) };
+        let (order, points) = (KeyOrder::bytewise(), ReadPoints::new(Visible::default()));
+        outcome = recover::open_with(loaded.image, order, &PoolOptions::default(), points, trust, None).map(drop);
+    }
+    outcome
 }
 
 fn decode_pool_shadow(bytes: &[u8]) -> Result<()> {

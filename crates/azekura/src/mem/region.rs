@@ -219,6 +219,17 @@ impl Region {
         }
     }
 
+    /// As [`write`](Region::write), of whole words.
+    pub(crate) fn write_words(&self, at: u64, bytes: &[u8]) {
+        debug_assert!(at.is_multiple_of(8) && bytes.len().is_multiple_of(8));
+        turn();
+        let span = &self.words()[(at / 8) as usize..][..bytes.len() / 8];
+        for (to, from) in span.iter().zip(bytes.as_chunks().0) {
+            // Words are little-endian in memory, too.
+            to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);
+        }
+    }
+
     /// Copies the bytes from `at` on to `out`.
     #[inline]
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
@@ -460,6 +471,8 @@ mod tests {
         assert_eq!(region.load(64 + 96) >> 32, 0, "what is left of the last word is zero");
         region.write(8, &[&bytes[..16]], |_, _| ());
         assert_eq!(region.load(8).to_le_bytes(), bytes[..8]);
+        region.write_words(16, &bytes[..32]);
+        assert_eq!(region.slice(8, 40), [&bytes[..8], &bytes[..32]].concat().as_slice());
         let long = pattern(3000);
         region.write(1000, &[&long], |_, _| ());
         assert_eq!(region.slice(1000, 3000), long.as_slice());

@@ -53,6 +53,10 @@ pub(crate) enum Site {
     RepairDone,
     NoteWord,
     NoteDone,
+    ClosedWord,
+    ClosedDone,
+    OpenedWord,
+    OpenedDone,
 }
 
 /// A persistence back end. Thread safe; who changes which bytes is the tree's business.
@@ -125,9 +129,9 @@ impl Image {
         Ok(Image { region: Region::private(len_max)?, pages: Pages::new(len_max)? })
     }
 
-    /// Puts bytes where a file has them, while nobody else has the image. Leaves no mark.
+    /// Puts whole words where a file has them, while the image is being read. Leaves no mark.
     pub(crate) fn load(&self, at: u64, bytes: &[u8]) {
-        self.region.write(at, &[bytes], |_, _| ());
+        self.region.write_words(at, bytes);
     }
 
     /// All that was changed is in the file, or is to be looked at as if it were.

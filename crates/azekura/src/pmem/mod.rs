@@ -15,10 +15,11 @@
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
 //! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a leaf's slots), [`walk`],
-//! [`versions`] (what was replaced), [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`]
-//! (what a partition calls).
+//! [`versions`] (what was replaced), [`crew`] (threads), [`recover`], [`notes`] (about numbers), [`store`] (files),
+//! [`options`], [`engine`] (what a partition calls).
 #![deny(unsafe_code)]
 
+pub(crate) mod crew;
 pub(crate) mod engine;
 pub(crate) mod inner;
 pub(crate) mod leaf;

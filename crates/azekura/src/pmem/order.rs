@@ -17,7 +17,7 @@ use crate::pmem::leaf::{LEAF_LEN, SLOTS, Spot};
 const LINE: u64 = 64;
 const TAG_AT: u64 = 8;
 const SLOTS_AT: u64 = 16;
-/// Orders come into being so many bytes at a time.
+/// Orders come into being so many bytes at a time, or more.
 const GROW_BY: u64 = 4 * PAGE;
 
 /// The tag of an order that is being written; no version gets here. The others are versions of leaves, 0 is none's.
@@ -63,7 +63,9 @@ impl Orders {
             None => {
                 let end = u64::from(free.last + 1) * LINE;
                 let whole = (u64::from(self.most) * LINE).next_multiple_of(PAGE);
-                if end > region.len() && region.grow((region.len() + GROW_BY).min(whole)).is_err() {
+                // More at a time where there are many: each step is a call of the system.
+                let more = GROW_BY.max(region.len() / 4 / PAGE * PAGE);
+                if end > region.len() && region.grow((region.len() + more).min(whole)).is_err() {
                     return NONE;
                 }
                 free.last += 1;

@@ -164,7 +164,7 @@ impl Record {
     /// The record that begins with these words; none where it is not like most: then [`Record::decode`] says what it
     /// is.
     #[inline(always)]
-    fn short(slot: Slot, first: u64, second: u64) -> Option<Record> {
+    pub(crate) fn short(slot: Slot, first: u64, second: u64) -> Option<Record> {
         let [_, _, _, _, tag, key_len, value_len, low] = first.to_le_bytes();
         let width = u32::from(tag & WIDTH_MASK) >> WIDTH_SHIFT;
         let put = tag & !WIDTH_MASK == RecordKind::Put.to_byte();

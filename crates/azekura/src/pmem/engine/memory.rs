@@ -141,6 +141,7 @@ impl Keeper<Shared> for Memory {
         if end.0 < self.numbers_end.load(Ordering::Relaxed) {
             tree.note(Note::NumbersEnd, end);
         }
+        tree.note_closed();
     }
 
     fn discard(&self) {

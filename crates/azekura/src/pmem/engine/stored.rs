@@ -16,9 +16,9 @@ use crate::pmem::engine::home::{PoolHome, copy_region, is_memory};
 use crate::pmem::engine::memory::Memory;
 use crate::pmem::engine::pool::Pool;
 use crate::pmem::medium::{Image, Medium, Shared};
-use crate::pmem::notes::{Note, noted};
+use crate::pmem::notes::{Note, is_closed, noted};
 use crate::pmem::options::PmemOptions;
-use crate::pmem::recover;
+use crate::pmem::recover::{self, Trust};
 use crate::pmem::store::{ImageStore, PoolFile};
 use crate::vfs::OpenMode;
 use crate::vfs::fs::PersistenceLevel;
@@ -29,6 +29,8 @@ pub(crate) struct StoredPool {
     form: Form,
     /// All through the first is in it; perhaps more, through the second.
     at_open: (SeqNo, SeqNo),
+    /// What is known of its bytes.
+    trust: Trust,
 }
 
 enum Form {
@@ -55,24 +57,48 @@ impl StoredPool {
         if is_raw && !home.read_only && is_memory(&**fs, dir) {
             let open = || {
                 let medium = Shared::new(fs.open(&path, OpenMode::Write)?, len_max)?;
-                let at_open = notes_of(medium.region())?;
-                Ok((medium, at_open))
+                let notes = notes_of(medium.region())?;
+                Ok((medium, notes))
             };
-            let (medium, at_open) = open().map_err(|error: Error| error.in_file(&path))?;
+            let (medium, (at_open, trust)) = open().map_err(|error: Error| error.in_file(&path))?;
             // A file of its own kind may lie in that directory.
             if medium.level() == fs.memory_level(dir) {
-                return Ok(StoredPool { home, form: Form::Memory(medium), at_open });
+                return Ok(StoredPool { home, form: Form::Memory(medium), at_open, trust });
             }
         }
         // One that was memory is read as it is, and kept as it is until an image of it is permanent.
         let never_written = !made_as_memory && flushed == SeqNo::ZERO;
-        let (store, loaded) = ImageStore::open(fs, dir, partition, len_max, never_written, home.read_only)?;
-        let at_open = match &loaded {
-            Some(loaded) if is_raw => notes_of(loaded.image.region()).map_err(|error| error.in_file(&path))?,
-            Some(loaded) => (loaded.replay_from, loaded.highest),
-            None => Default::default(),
+        let env = Some(&*home.env);
+        let (store, loaded) = ImageStore::open(fs, dir, partition, len_max, never_written, home.read_only, env)?;
+        let (at_open, trust) = match &loaded {
+            Some(loaded) if is_raw => {
+                let (at_open, trust) = notes_of(loaded.image.region()).map_err(|error| error.in_file(&path))?;
+                // On its way to what is no memory anything may have become of it.
+                (at_open, if is_memory(&**fs, dir) { trust } else { Trust::Nothing })
+            }
+            // Each page has a checksum of its own, and all of them have one.
+            Some(loaded) => ((loaded.replay_from, loaded.highest), Trust::Bytes),
+            None => (Default::default(), Trust::Nothing),
         };
-        Ok(StoredPool { home, form: Form::Image(Box::new(store), loaded.map(|loaded| loaded.image)), at_open })
+        let form = Form::Image(Box::new(store), loaded.map(|loaded| loaded.image));
+        Ok(StoredPool { home, form, at_open, trust })
+    }
+
+    /// Reads all of it and believes nothing; how many records there are. What only makes sense in the order of its keys
+    /// is left out where that is not `bytewise`.
+    ///
+    /// # Errors
+    /// `Corruption` if it is not what was written.
+    pub(crate) fn verify(self, bytewise: bool, options: &PmemOptions) -> Result<u64> {
+        match &self.form {
+            Form::Image(_, None) => Ok(0),
+            _ if bytewise => {
+                let doubted = StoredPool { trust: Trust::Nothing, ..self };
+                Ok(doubted.open(KeyOrder::bytewise(), options)?.approximate_len())
+            }
+            Form::Image(_, Some(image)) => recover::check_records(image.region()),
+            Form::Memory(medium) => recover::check_records(medium.region()),
+        }
     }
 
     /// The highest sequence number that may be in it.
@@ -102,11 +128,11 @@ impl StoredPool {
     /// # Errors
     /// `Corruption` if it is no pool with keys in that order, `OutOfSpace` if there is no memory.
     pub(crate) fn open(self, order: KeyOrder, options: &PmemOptions) -> Result<Arc<dyn PmemTree>> {
-        let StoredPool { home, form, at_open } = self;
+        let StoredPool { home, form, at_open, trust } = self;
         let (pool, points, path, env) = (options.pool(), Arc::clone(&home.points), home.path(), Arc::clone(&home.env));
         match form {
             Form::Image(store, Some(image)) => {
-                let opened = recover::open_with(image, order, &pool, points, Some(&*env));
+                let opened = recover::open_with(image, order, &pool, points, trust, Some(&*env));
                 let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
                 Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
             }
@@ -117,8 +143,9 @@ impl StoredPool {
                 Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
             }
             Form::Memory(medium) => {
-                let opened = recover::open_with(medium, order, &pool, points, Some(&*env));
+                let opened = recover::open_with(medium, order, &pool, points, trust, Some(&*env));
                 let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
+                tree.note_open();
                 let keeper = Memory::new(home, path, at_open);
                 Ok(Arc::new(Pool::new(tree, keeper, options)))
             }
@@ -126,8 +153,9 @@ impl StoredPool {
     }
 }
 
-/// What a pool that is memory says about its numbers: all through the first is in it, and none behind the second.
-fn notes_of(region: &Region) -> Result<(SeqNo, SeqNo)> {
+/// What a pool that is memory says about its numbers, all through the first is in it, and none behind the second; and
+/// whether it was closed.
+fn notes_of(region: &Region) -> Result<((SeqNo, SeqNo), Trust)> {
     let mut header = [0; FileHeader::LEN];
     if !region.contains(0, PAGE) {
         return Err(Error::corruption("the pool ends in its header"));
@@ -135,5 +163,6 @@ fn notes_of(region: &Region) -> Result<(SeqNo, SeqNo)> {
     region.read(0, &mut header);
     let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
     let end = noted(region, &file_id, Note::NumbersEnd)?;
-    Ok((noted(region, &file_id, Note::Applied)?, SeqNo(end.0.saturating_sub(1))))
+    let trust = if is_closed(region, &file_id) { Trust::Bytes } else { Trust::Nothing };
+    Ok(((noted(region, &file_id, Note::Applied)?, SeqNo(end.0.saturating_sub(1))), trust))
 }

@@ -5,7 +5,6 @@
 //!
 //! [`pages`]: crate::pmem::store::pages
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,10 +15,11 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::mem::region::PAGE;
 use crate::pmem::medium::{Image, Medium};
-use crate::pmem::store::format::{Before, GROUP, Head, PAGE_LEN, Sums, check_place, file_len, page_sum, place};
+use crate::pmem::store::format::{Before, Head, PAGE_LEN, Sums, check_place, file_len, place};
+use crate::pmem::store::load::{load_image, load_raw};
 use crate::pmem::store::pages::Cut;
 use crate::pmem::store::shadow::{Shadow, ShadowWriter};
-use crate::vfs::{File, Fs, OpenMode};
+use crate::vfs::{Env, File, Fs, OpenMode};
 
 /// A shadow that is longer than this is cut when nobody needs it any more, in bytes.
 const SHADOW_KEPT: u64 = 8 << 20;
@@ -64,6 +64,12 @@ pub(crate) struct Loaded {
     pub(crate) highest: SeqNo,
 }
 
+impl Loaded {
+    fn raw(image: Image) -> Loaded {
+        Loaded { image, replay_from: SeqNo::ZERO, highest: SeqNo::ZERO }
+    }
+}
+
 /// What a checkpoint has cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Written {
@@ -104,7 +110,8 @@ struct Files {
 impl ImageStore {
     /// Opens the files of a partition's pool, and reads the image: also a pool that was used as memory, of which the
     /// next checkpoint makes an image; until that is permanent the file stays as it is. With `never_written` there was
-    /// no checkpoint yet, and whatever is there goes with the first one: opening changes nothing.
+    /// no checkpoint yet, and whatever is there goes with the first one: opening changes nothing. A large one is read
+    /// with threads of `env`.
     ///
     /// # Errors
     /// `Corruption` if there is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there
@@ -116,6 +123,7 @@ impl ImageStore {
         len_max: u64,
         never_written: bool,
         read_only: bool,
+        env: Option<&dyn Env>,
     ) -> Result<(ImageStore, Option<Loaded>)> {
         let store = ImageStore {
             fs: Arc::clone(fs),
@@ -129,7 +137,7 @@ impl ImageStore {
         if never_written {
             return Ok((store, None));
         }
-        let loaded = store.load(&mut lock(&store.files), len_max)?;
+        let loaded = store.load(&mut lock(&store.files), len_max, env)?;
         Ok((store, Some(loaded)))
     }
 
@@ -182,7 +190,7 @@ impl ImageStore {
         Ok(())
     }
 
-    fn load(&self, files: &mut Files, len_max: u64) -> Result<Loaded> {
+    fn load(&self, files: &mut Files, len_max: u64, env: Option<&dyn Env>) -> Result<Loaded> {
         let mode = if self.read_only { OpenMode::Read } else { OpenMode::Write };
         if !self.fs.exists(&self.path)? {
             return Err(Error::corruption("the file of a pool is missing").in_file(&self.path));
@@ -190,8 +198,8 @@ impl ImageStore {
         let pool = self.fs.open(&self.path, mode)?;
         let mut page = vec![0; PAGE_LEN];
         let got = pool.read_at(&mut page, 0)?;
-        let head = Head::decode(&page[..got]);
-        let mut overlay = HashMap::new();
+        page.truncate(got);
+        let head = Head::decode(&page);
         let shadow_path = self.shadow_path();
         if self.fs.exists(&shadow_path)? {
             let shadow = self.fs.open(&shadow_path, mode)?;
@@ -205,61 +213,21 @@ impl ImageStore {
             files.shadow = Some(shadow);
         }
         files.pool = Some(Arc::clone(&pool));
-        // Opening changes nothing: the pages are put where they belong before the next checkpoint.
-        if let (Some(owed), Some(shadow)) = (&files.owed, &files.shadow) {
-            owed.each(&**shadow, |place, page| drop(overlay.insert(place, page.to_vec())))?;
-        }
         files.named = !self.read_only;
-        files.raw = overlay.is_empty() && FileHeader::decode(FileKind::Pool, &page[..got]).is_ok();
+        files.raw = files.owed.is_none() && FileHeader::decode(FileKind::Pool, &page).is_ok();
+        // Opening changes no file: the pages of the shadow are put where they belong before the next checkpoint.
+        let newer = files.owed.as_ref().zip(files.shadow.as_deref());
         let loaded = match files.raw {
-            true => read_pool(&*pool, len_max),
-            false => self.read(files, &*pool, &overlay, len_max),
+            true => load_raw(&*pool, len_max).map(Loaded::raw),
+            false => load_image(&pool, page, newer, self.partition, len_max, env).map(|(image, sums, head)| {
+                let (replay_from, highest) = (head.replay_from, head.highest);
+                (files.sums, files.last) = (sums, Some(head));
+                Loaded { image, replay_from, highest }
+            }),
         };
         let loaded = loaded.map_err(|error| error.in_file(&self.path))?;
         self.measure(files)?;
         Ok(loaded)
-    }
-
-    /// Reads and checks the pool's file, under the pages of `overlay`.
-    fn read(
-        &self,
-        files: &mut Files,
-        pool: &dyn File,
-        overlay: &HashMap<u64, Vec<u8>>,
-        len_max: u64,
-    ) -> Result<Loaded> {
-        let mut page = vec![0; PAGE_LEN];
-        let got = match overlay.get(&0) {
-            Some(bytes) => {
-                page.copy_from_slice(bytes);
-                PAGE_LEN
-            }
-            None => pool.read_at(&mut page, 0)?,
-        };
-        let head = Head::decode(&page[..got])?;
-        if head.partition != self.partition {
-            return Err(Error::corruption("the file belongs to another partition").at_offset(0));
-        }
-        let whole = file_len(head.len).is_some_and(|len| pool.length().is_ok_and(|there| len <= there));
-        if !whole && (overlay.is_empty() || head.len > len_max) {
-            return Err(Error::corruption("the file ends before the image does").at_offset(pool.length()?));
-        }
-        let image = Image::new(len_max.max(head.len))?;
-        image.grow(head.len)?;
-        files.sums.grow(head.len / PAGE)?;
-        let mut bytes = vec![0; (GROUP as usize + 1) * PAGE_LEN];
-        for group in 0..(head.len / PAGE).div_ceil(GROUP) {
-            let pages = GROUP.min(head.len / PAGE - group * GROUP);
-            let bytes = &mut bytes[..(pages as usize + 1) * PAGE_LEN];
-            read_group(pool, overlay, check_place(group), bytes)?;
-            fill(&image, &mut files.sums, &head.file_id, group, bytes)?;
-        }
-        if files.sums.root(&head.file_id) != head.root {
-            return Err(Error::corruption("pages of different checkpoints lie in one file").at_offset(0));
-        }
-        let (replay_from, highest) = (head.replay_from, head.highest);
-        files.last = Some(head);
-        Ok(Loaded { image, replay_from, highest })
     }
 
     /// Brings what has changed since the last time to the files. `cut` is called once, before any page is copied, and
@@ -427,50 +395,4 @@ fn finish(
         pool.allocate(len)?;
     }
     writer.finish(head.number, len)
-}
-
-/// Reads a pool that was used as memory where it cannot be any more: every page of it is still to be written.
-fn read_pool(pool: &dyn File, len_max: u64) -> Result<Loaded> {
-    let len = pool.length()? / PAGE * PAGE;
-    let image = Image::new(len_max.max(len))?;
-    image.grow(len)?;
-    let mut piece = vec![0; PIECE];
-    for at in (0..len).step_by(PIECE) {
-        let piece = &mut piece[..(len - at).min(PIECE as u64) as usize];
-        pool.read_exact_at(piece, at)?;
-        image.write(at, &[piece]);
-    }
-    Ok(Loaded { image, replay_from: SeqNo::ZERO, highest: SeqNo::ZERO })
-}
-
-/// Reads the pages of a group from `place` on, its check page first. What is behind the end of the file is zero.
-fn read_group(pool: &dyn File, overlay: &HashMap<u64, Vec<u8>>, place: u64, bytes: &mut [u8]) -> Result<()> {
-    let got = pool.read_at(bytes, place * PAGE)?;
-    bytes[got..].fill(0);
-    if !overlay.is_empty() {
-        for (n, page) in bytes.chunks_exact_mut(PAGE_LEN).enumerate() {
-            if let Some(newer) = overlay.get(&(place + n as u64)) {
-                page.copy_from_slice(newer);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Checks the pages of a group, and puts them into the image.
-fn fill(image: &Image, sums: &mut Sums, file_id: &[u8; 16], group: u64, bytes: &[u8]) -> Result<()> {
-    let (check, pages) = bytes.split_at(PAGE_LEN);
-    sums.read_check_page(file_id, group, check)?;
-    for (n, page) in pages.chunks_exact(PAGE_LEN).enumerate() {
-        let number = group * GROUP + n as u64;
-        let (sum, place) = (sums.of(number), place(number));
-        if sum == 0 {
-            continue;
-        }
-        if page_sum(file_id, place, page) != sum {
-            return Err(Error::corruption("checksum of a page does not match").at_offset(place * PAGE));
-        }
-        image.load(number * PAGE, page);
-    }
-    Ok(())
 }

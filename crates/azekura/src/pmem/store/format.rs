@@ -27,6 +27,12 @@ pub(crate) fn check_place(group: u64) -> u64 {
     1 + group * (GROUP + 1)
 }
 
+/// The page of the image that lies at a place of its file; none at that of a check page, or of the first page.
+pub(crate) fn page_at(place: u64) -> Option<u64> {
+    let (group, n) = (place.checked_sub(1)? / (GROUP + 1), place.checked_sub(1)? % (GROUP + 1));
+    n.checked_sub(1).map(|n| group * GROUP + n)
+}
+
 /// The length of the file of an image of `len` bytes.
 pub(crate) fn file_len(len: u64) -> Option<u64> {
     match len / PAGE {
@@ -138,6 +144,44 @@ impl Before {
     }
 }
 
+/// What a check page says.
+#[derive(Debug)]
+pub(crate) struct CheckPage {
+    /// Its own checksum, 0 if it was never written.
+    own: u64,
+    /// Those of the pages of its group, as far as there are so many; none if it was never written.
+    sums: Vec<u64>,
+}
+
+impl CheckPage {
+    /// The check page of a group of `count` pages.
+    ///
+    /// # Errors
+    /// `Corruption` if it does not verify.
+    pub(crate) fn read(file_id: &[u8; 16], group: u64, count: u64, page: &[u8]) -> Result<CheckPage> {
+        let mut d = Decoder::new(page);
+        let own = d.u64()?;
+        if own == 0 {
+            return Ok(CheckPage { own, sums: Vec::new() });
+        }
+        if own != page_sum(file_id, check_place(group), d.rest()) {
+            let at = check_place(group) * PAGE;
+            return Err(Error::corruption("checksum of a check page does not match").at_offset(at));
+        }
+        let sums = (0..count).map(|_| d.u64()).collect::<Result<_>>()?;
+        // A page behind the end of the image was never written.
+        match d.rest().iter().all(|byte| *byte == 0) {
+            true => Ok(CheckPage { own, sums }),
+            false => Err(Error::corruption("a check page knows of more pages than there are")),
+        }
+    }
+
+    /// The checksum of the page with that number in the group, 0 if it was never written.
+    pub(crate) fn of(&self, n: u64) -> u64 {
+        self.sums.get(n as usize).copied().unwrap_or(0)
+    }
+}
+
 /// The checksums of all pages of an image as its file has them.
 #[derive(Default)]
 pub(crate) struct Sums {
@@ -195,31 +239,11 @@ impl Sums {
         page
     }
 
-    /// Takes over what the check page of a group says. None of a group that was never written.
-    ///
-    /// # Errors
-    /// `Corruption` if it does not verify.
-    pub(crate) fn read_check_page(&mut self, file_id: &[u8; 16], group: u64, page: &[u8]) -> Result<()> {
-        let own = Decoder::new(page).u64()?;
-        self.checks[group as usize] = own;
-        if own == 0 {
-            return Ok(());
-        }
-        if own != page_sum(file_id, check_place(group), &page[8..]) {
-            let at = check_place(group) * PAGE;
-            return Err(Error::corruption("checksum of a check page does not match").at_offset(at));
-        }
+    /// Takes over what the check page of a group says.
+    pub(crate) fn take(&mut self, group: u64, page: CheckPage) {
+        self.checks[group as usize] = page.own;
         let first = (group * GROUP) as usize;
-        let count = self.pages.len().min(first + GROUP as usize) - first;
-        let (sums, rest) = page[8..].split_at(8 * count);
-        for (sum, bytes) in self.pages[first..].iter_mut().zip(sums.chunks_exact(8)) {
-            *sum = Decoder::new(bytes).u64()?;
-        }
-        // A page behind the end of the image was never written.
-        match rest.iter().all(|byte| *byte == 0) {
-            true => Ok(()),
-            false => Err(Error::corruption("a check page knows of more pages than there are")),
-        }
+        self.pages[first..][..page.sums.len()].copy_from_slice(&page.sums);
     }
 
     /// The checksum of a page, 0 if it was never written.
@@ -245,6 +269,8 @@ mod tests {
         assert_eq!(places, (1..=3 * (GROUP + 1)).collect::<Vec<_>>());
         assert_eq!((file_len(0), file_len(PAGE), file_len(512 * PAGE)), (Some(PAGE), Some(3 * PAGE), Some(515 * PAGE)));
         assert_eq!(file_len(u64::MAX / PAGE * PAGE), None);
+        assert!((0..3 * GROUP).all(|page| page_at(place(page)) == Some(page)));
+        assert!((0..3).all(|group| page_at(check_place(group)).is_none()) && page_at(0).is_none());
     }
 
     #[test]
@@ -287,12 +313,10 @@ mod tests {
         assert_eq!((sums.of(GROUP + 1), sums.root(&id)), (0, empty));
         let mut again = Sums::default();
         again.grow(GROUP + 3).unwrap();
-        again.read_check_page(&id, 0, &[0; PAGE_LEN]).unwrap();
-        again.read_check_page(&id, 1, &page).unwrap();
+        again.take(0, CheckPage::read(&id, 0, GROUP, &[0; PAGE_LEN]).unwrap());
+        again.take(1, CheckPage::read(&id, 1, 3, &page).unwrap());
         assert_eq!((again.of(GROUP + 1), again.of(GROUP), again.root(&id)), (77, 0, root));
-        assert!(again.read_check_page(&id, 0, &page).is_err(), "another group's");
-        let mut fewer = Sums::default();
-        fewer.grow(GROUP + 1).unwrap();
-        assert!(fewer.read_check_page(&id, 1, &page).is_err(), "there are not so many pages");
+        assert!(CheckPage::read(&id, 0, GROUP, &page).is_err(), "another group's");
+        assert!(CheckPage::read(&id, 1, 1, &page).is_err(), "there are not so many pages");
     }
 }

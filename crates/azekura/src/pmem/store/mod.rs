@@ -5,10 +5,12 @@
 //! - the files hold a whole checkpoint at every moment, whichever writes were lost;
 //! - what a checkpoint costs follows the pages that were changed.
 //!
-//! Rooms in reading order: [`pages`] (what was changed, and the cut), [`format`] (bytes), [`shadow`], [`files`].
+//! Rooms in reading order: [`pages`] (what was changed, and the cut), [`format`] (bytes), [`shadow`], [`load`] (reading
+//! an image), [`files`].
 
 pub(crate) mod files;
 pub(crate) mod format;
+mod load;
 pub(crate) mod pages;
 pub(crate) mod shadow;
 #[cfg(test)]

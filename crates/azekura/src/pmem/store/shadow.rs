@@ -109,14 +109,18 @@ impl Shadow {
         })
     }
 
+    /// Where its pages belong, in no order.
+    pub(crate) fn places(&self) -> impl Iterator<Item = u64> {
+        self.entries.iter().map(|(place, _)| *place)
+    }
+
     /// Shows every page with where it belongs, in no order.
     ///
     /// # Errors
-    /// As for [`apply`](Shadow::apply).
-    pub(crate) fn each(&self, file: &dyn File, mut show: impl FnMut(u64, &[u8])) -> Result<()> {
+    /// As for [`apply`](Shadow::apply), and what `show` returns.
+    pub(crate) fn each(&self, file: &dyn File, mut show: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         self.each_batch(file, |batch, bytes| {
-            batch.iter().zip(bytes.chunks_exact(PAGE_LEN)).for_each(|((place, _), page)| show(*place, page));
-            Ok(())
+            batch.iter().zip(bytes.chunks_exact(PAGE_LEN)).try_for_each(|((place, _), page)| show(*place, page))
         })
     }
 }

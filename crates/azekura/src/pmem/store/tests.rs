@@ -11,14 +11,15 @@ use crate::engine::{ReadPoints, Visible};
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
 use crate::pmem::medium::{Image, Medium};
-use crate::pmem::recover;
+use crate::pmem::recover::{self, Trust};
 use crate::pmem::store::files::{ImageStore, Loaded, PoolFile, parse_name};
 use crate::pmem::store::format::GROUP;
 use crate::pmem::tree::{PoolOptions, Tree};
 use crate::vfs::dice::Dice;
+use crate::vfs::env::SystemEnv;
 use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
 use crate::vfs::mem::{MemFs, Survival};
-use crate::vfs::{Fs, OpenMode};
+use crate::vfs::{Env, Fs, OpenMode};
 
 const DIR: &str = "/db";
 const PARTITION: PartitionId = PartitionId(3);
@@ -28,7 +29,7 @@ const LEN_MAX: u64 = 1200 * PAGE;
 type State = (Vec<u8>, u64);
 
 fn open(fs: &Arc<dyn Fs>, never_written: bool, read_only: bool) -> Result<(ImageStore, Option<Loaded>)> {
-    ImageStore::open(fs, Path::new(DIR), PARTITION, LEN_MAX, never_written, read_only)
+    ImageStore::open(fs, Path::new(DIR), PARTITION, LEN_MAX, never_written, read_only, None)
 }
 
 fn bytes_of(image: &Image) -> Vec<u8> {
@@ -164,7 +165,7 @@ fn a_life_of_checkpoints_comes_back() {
 
     fs.create_dir_all(Path::new("/copy")).unwrap();
     life.store.copy_to(Path::new("/copy")).unwrap();
-    let copy = |partition| ImageStore::open(&fs, Path::new("/copy"), partition, 0, false, false);
+    let copy = |partition| ImageStore::open(&fs, Path::new("/copy"), partition, 0, false, false, None);
     let loaded = copy(PARTITION).unwrap().1.unwrap();
     assert_eq!(state_of(&loaded), (bytes_of(&life.image), 99));
     fs.rename(Path::new("/copy/p000003.pool"), Path::new("/copy/p000004.pool")).unwrap();
@@ -187,7 +188,7 @@ fn a_life_of_checkpoints_comes_back() {
 fn a_large_shadow_does_not_stay() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     directory(&*fs);
-    let (store, _) = ImageStore::open(&fs, Path::new(DIR), PARTITION, 3000 * PAGE, true, false).unwrap();
+    let (store, _) = ImageStore::open(&fs, Path::new(DIR), PARTITION, 3000 * PAGE, true, false, None).unwrap();
     let image = Image::new(3000 * PAGE).unwrap();
     image.grow(3000 * PAGE).unwrap();
     image.write(0, &[&FileHeader { kind: FileKind::Pool, file_id: [1; 16] }.encode()]);
@@ -440,6 +441,57 @@ fn flipped_bytes_and_cut_files_are_found_or_mean_nothing() {
     }
 }
 
+/// However many read an image, under a shadow or not: the same is found, and the same is refused.
+#[test]
+fn threads_read_what_one_does() {
+    let (_, fs) = fresh();
+    let mut life = Life::begin(&fs, 12).unwrap();
+    life.image.grow(LEN_MAX).unwrap();
+    (1..1190).for_each(|page| life.image.publish(page * PAGE + 800, page));
+    life.checkpoint().unwrap();
+    (100..900).step_by(3).for_each(|page| life.image.publish(page * PAGE + 808, page));
+    let faulty = FaultFs::new(Arc::clone(&fs));
+    let through: Arc<dyn Fs> = Arc::new(faulty.clone());
+    let mut life = Life { store: open(&through, false, false).unwrap().0, ..life };
+    // Half of the shadow's pages get where they belong.
+    faulty.fail(FaultPlan::new(OpKind::Write, 100, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool"));
+    assert!(life.checkpoint().is_err());
+    let env = SystemEnv::new();
+    let load = |pool: &[u8], shadow: &[u8], env: Option<&dyn Env>| {
+        let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+        directory(&*fs);
+        for (bytes, file) in [(pool, PoolFile::Pool), (shadow, PoolFile::Shadow)] {
+            let file = fs.open(&Path::new(DIR).join(file.name(PARTITION)), OpenMode::Create).unwrap();
+            file.write_at(bytes, 0).unwrap();
+        }
+        let loaded = ImageStore::open(&fs, Path::new(DIR), PARTITION, LEN_MAX, false, false, env);
+        loaded.map(|(_, loaded)| state_of(&loaded.unwrap())).map_err(|error| (error.kind(), error.offset()))
+    };
+    let (pool, shadow) = (contents(&*fs, "p000003.pool"), contents(&*fs, "p000003.shadow"));
+    let (mut dice, mut seen) = (Dice::new(3, 3), [0; 3]);
+    for round in 0..80 {
+        let (mut pool, mut shadow) = (pool.clone(), shadow.clone());
+        for _ in 0..round % 3 {
+            let place = dice.below(pool.len());
+            pool[place] ^= 1 << dice.below(8);
+        }
+        if round % 8 == 7 {
+            let place = dice.below(shadow.len());
+            shadow[place] ^= 1;
+        }
+        let (alone, together) = (load(&pool, &shadow, None), load(&pool, &shadow, Some(&env)));
+        assert_eq!(alone.as_ref().err().map(|error| error.0), together.as_ref().err().map(|error| error.0));
+        assert!(alone.is_err() || alone == together, "round {round}");
+        seen[match &alone {
+            Ok(found) if Some(found) == life.under_way.as_ref() => 0,
+            Ok(found) => usize::from(Some(found) == life.finished.as_ref()),
+            Err(_) => 2,
+        }] += 1;
+    }
+    // Without the shadow a file that has half of its pages is worth nothing.
+    assert!(seen[0] > 20 && seen[1] == 0 && seen[2] > 20, "{seen:?}");
+}
+
 const KEYS: u64 = 240;
 
 /// Whether the change `round` of key `n` gives it a value.
@@ -490,7 +542,8 @@ fn is_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at_end: &[u64])
     let loaded = open(&(Arc::new(fork) as Arc<dyn Fs>), false, false).unwrap().1.unwrap();
     let visible = Visible::default();
     let readers = ReadPoints::new(visible.clone());
-    let (tree, report) = recover::open(loaded.image, KeyOrder::bytewise(), options, readers).unwrap();
+    let (tree, report) =
+        recover::open_with(loaded.image, KeyOrder::bytewise(), options, readers, Trust::Bytes, None).unwrap();
     assert!(report.highest <= loaded.highest);
     visible.publish(SeqNo::MAX);
     let mut present = 0;

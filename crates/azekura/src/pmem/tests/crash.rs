@@ -15,11 +15,11 @@ use crate::engine::Visible;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
-use crate::pmem::medium::{Granularity, Site};
-use crate::pmem::notes::{Note, noted};
+use crate::pmem::medium::{Granularity, Medium, Site};
+use crate::pmem::notes::{Note, is_closed, noted};
 use crate::pmem::recover::create;
 use crate::pmem::sim::{Planted, Point, Sim};
-use crate::pmem::tree::PoolOptions;
+use crate::pmem::tree::{PoolOptions, Tree};
 use crate::vfs::dice::Dice;
 
 /// Images of one point are all shown up to this number.
@@ -60,8 +60,11 @@ struct Judge {
     planted: Option<Planted>,
     dice: Dice,
     seen: Seen,
-    /// Images that were judged, and what they held: most changes begin where the one before ended.
-    known: HashMap<u64, Model>,
+    /// Images that were judged, and what they held, and whether they said that they were closed: most changes begin
+    /// where the one before ended.
+    known: HashMap<u64, (Model, bool)>,
+    /// Whether images must say that they were closed, or must not.
+    closed: Option<bool>,
 }
 
 type Verdict = Result<(), String>;
@@ -83,14 +86,22 @@ impl Judge {
 
     fn image(&mut self, image: &[u8], allowed: &[&Model], outer: bool) -> Verdict {
         let hash = xxh3(2, image);
-        if let (true, Some(model)) = (outer, self.known.get(&hash)) {
-            return if allowed.contains(&model) {
+        let wanted = self.closed;
+        let is_wrong = |closed| outer && wanted.is_some_and(|wanted| closed != wanted);
+        if let (true, Some((model, closed))) = (outer, self.known.get(&hash)) {
+            return if is_wrong(*closed) {
+                Err("it was closed and open before, or the other way round".into())
+            } else if allowed.contains(&model) {
                 Ok(())
             } else {
                 Err("it holds what was there at another time".into())
             };
         }
         let sim = Sim::new(image, LEN_MAX, self.granularity, self.planted);
+        let closed = is_closed(sim.region(), &FILE_ID);
+        if is_wrong(closed) {
+            return Err(format!("closed: {closed}"));
+        }
         sim.record();
         let (mut world, report) =
             World::open(sim, &self.options).map_err(|error| format!("it was refused: {error}"))?;
@@ -113,7 +124,7 @@ impl Judge {
             }
         }
         if outer {
-            self.known.insert(hash, model.clone());
+            self.known.insert(hash, (model.clone(), closed));
             // Where faults are planted, only what goes on from a repair can show one.
             if report.repairs > 0 {
                 self.first_change_fails(&mut world, &mut model)?;
@@ -144,6 +155,24 @@ impl Judge {
             });
         }
         verdict
+    }
+
+    /// The pool is closed, and opened again: it says so when it was, and not any more before it may change.
+    fn life(&mut self, world: &World<Sim>, model: &Model, opened: &impl Fn(&Tree<Sim>)) -> Verdict {
+        for closed in [true, false] {
+            world.tree.medium.record();
+            match closed {
+                true => world.tree.note_closed(),
+                false => opened(&world.tree),
+            }
+            let mut points = world.tree.medium.take_points();
+            let last = points.pop().expect("now is a point");
+            self.closed = None;
+            points.iter().try_for_each(|point| self.point(point, &[model]))?;
+            self.closed = Some(closed);
+            self.point(&last, &[model])?;
+        }
+        Ok(())
     }
 
     /// Every image of `point` has the note that was made last.
@@ -203,10 +232,22 @@ fn random_op(dice: &mut Dice, model: &Model) -> Op {
 
 /// Random changes, grown to some size and shrunk again, and every state of each judged.
 fn explore(granularity: Granularity, planted: Option<Planted>, seed: u64, ops: usize) -> Result<Seen, String> {
+    explore_with(granularity, planted, seed, ops, Tree::note_open)
+}
+
+/// The same; `opened` is called when the pool was closed, and goes on.
+fn explore_with(
+    granularity: Granularity,
+    planted: Option<Planted>,
+    seed: u64,
+    ops: usize,
+    opened: impl Fn(&Tree<Sim>),
+) -> Result<Seen, String> {
     let options = PoolOptions { grow_by: PAGE, ..options(LEN_MAX, 6) };
     let (mut dice, seen) = (Dice::new(seed, 0), Seen::default());
+    let (known, closed) = (HashMap::new(), Some(false));
     let mut judge =
-        Judge { options: options.clone(), granularity, planted, dice: Dice::new(seed, 1), seen, known: HashMap::new() };
+        Judge { options: options.clone(), granularity, planted, dice: Dice::new(seed, 1), seen, known, closed };
     let sim = Sim::new(&[], LEN_MAX, granularity, planted);
     sim.record();
     let mut world = World::create(sim, &options);
@@ -245,6 +286,7 @@ fn explore(granularity: Granularity, planted: Option<Planted>, seed: u64, ops: u
             world.tree.note(Note::Applied, now);
             let noted = world.tree.medium.take_points().pop().expect("now is a point");
             judge.noted(&noted, now)?;
+            judge.life(&world, &model, &opened)?;
         }
     }
     judge.seen.sites.extend(world.tree.medium.met());
@@ -279,7 +321,7 @@ fn every_flush_fence_and_order_is_needed() {
     }
     planted.sort();
     planted.dedup();
-    assert_eq!(planted.len(), Site::NoteDone as usize + 1, "all sites were met: {planted:?}");
+    assert_eq!(planted.len(), Site::OpenedDone as usize + 1, "all sites were met: {planted:?}");
     let faults = planted.iter().flat_map(|site| {
         [Planted::NoFlush(*site), Planted::NoFence(*site), Planted::Swapped(*site)]
             .into_iter()
@@ -298,6 +340,15 @@ fn every_flush_fence_and_order_is_needed() {
     }
     println!("{tried} faults planted, {} not noticed", unnoticed.len());
     assert_eq!(unnoticed, [], "not needed, or not tested");
+}
+
+/// Who goes on with a pool that was closed and does not take back that it was is found out.
+#[test]
+fn a_pool_that_is_changed_does_not_say_that_it_is_closed() {
+    for granularity in [Granularity::Line, Granularity::Word] {
+        let found = explore_with(granularity, None, 1, 40, |_| ());
+        assert!(found.is_err_and(|error| error.contains("closed")), "{granularity:?}");
+    }
 }
 
 /// Whether a site flushes, fences, or orders two stores.
@@ -319,6 +370,8 @@ fn does_something(planted: Planted) -> bool {
                 | UnlinkDone
                 | RepairDone
                 | NoteDone
+                | ClosedDone
+                | OpenedDone
         ),
         Planted::NoFlush(site) => !does_something(Planted::NoFence(site)) || matches!(site, SplitLink | MergeJoin),
         Planted::Swapped(site) => matches!(site, SplitLink | MergeJoin),

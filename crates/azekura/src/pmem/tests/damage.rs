@@ -2,11 +2,15 @@
 
 use super::model::options;
 use super::world::{FILE_ID, Model, Op, World};
-use crate::base::ErrorKind;
+use crate::base::{Error, ErrorKind, KeyOrder};
+use crate::cursor::Cursor;
+use crate::engine::{ReadPoints, Visible};
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::{Commit, Leaf};
 use crate::pmem::medium::{Granularity, Medium};
+use crate::pmem::notes::is_closed;
 use crate::pmem::record::Slot;
+use crate::pmem::recover::{Trust, check_records, open_with};
 use crate::pmem::sim::Sim;
 use crate::pmem::tree::{HEAD, seal_of};
 use crate::vfs::dice::Dice;
@@ -39,6 +43,132 @@ fn opened(image: &[u8]) -> Option<Model> {
             None
         }
     }
+}
+
+/// The pool, which says that it was closed.
+fn closed_pool() -> (Vec<u8>, Model) {
+    let (image, model) = pool();
+    let (world, _) = World::open(Sim::new(&image, LEN_MAX, Granularity::Line, None), &options(LEN_MAX, 6)).unwrap();
+    world.tree.note_closed();
+    let closed = world.tree.medium.image();
+    assert!(closed != image && is_closed(world.tree.region(), &FILE_ID));
+    (closed, model)
+}
+
+/// What came of a pool that was believed.
+#[derive(Debug, PartialEq, Eq)]
+enum Believed {
+    Refused,
+    /// It is what it was, going forward and back.
+    Right,
+    Wrong,
+}
+
+/// Opens an image, and does with it whatever can be done: the answers may be wrong, or errors.
+fn used(image: &[u8], model: &Model) -> Believed {
+    let may_fail = |error: Error| {
+        let kinds = [ErrorKind::Corruption, ErrorKind::Unsupported, ErrorKind::OutOfSpace];
+        assert!(kinds.contains(&error.kind()), "{error}");
+    };
+    let sim = Sim::new(image, LEN_MAX, Granularity::Line, None);
+    let mut world = match World::open(sim, &options(LEN_MAX, 6)) {
+        Ok((world, _)) => world,
+        Err(error) => {
+            may_fail(error);
+            return Believed::Refused;
+        }
+    };
+    let (mut right, pin) = (true, world.points.register());
+    for forward in [true, false] {
+        let (mut cursor, mut found) = (world.tree.cursor(pin.at()), Model::new());
+        let mut moved = if forward { cursor.seek_to_first() } else { cursor.seek_to_last() };
+        for _ in 0..200 {
+            let Some(entry) = cursor.peek().filter(|_| moved.is_ok()) else { break };
+            found.insert(entry.user.to_vec(), entry.value.to_vec());
+            moved = if forward { cursor.next() } else { cursor.prev() };
+        }
+        right &= moved.map_err(may_fail).is_ok() && found == *model;
+    }
+    drop(pin);
+    for (key, value) in model {
+        match world.tree.get(key) {
+            Ok(found) => right &= found.as_deref() == Some(value.as_slice()),
+            Err(error) => {
+                may_fail(error);
+                right = false;
+            }
+        }
+    }
+    for (n, key) in model.keys().enumerate() {
+        let op =
+            if n % 3 == 0 { Op::Remove(key.clone()) } else { Op::Put([key.as_slice(), b"+"].concat(), vec![1; 9]) };
+        let _ = world.apply(&op).map_err(may_fail);
+    }
+    if right { Believed::Right } else { Believed::Wrong }
+}
+
+/// A pool that was closed is believed. What is damaged then is found by who verifies it, and whoever uses it gets wrong
+/// bytes or an error, and nothing worse.
+#[test]
+fn what_is_believed_and_damaged_is_found_by_who_doubts() {
+    let (image, model) = closed_pool();
+    assert_eq!(used(&image, &model), Believed::Right);
+    let (mut dice, mut wrong, mut refused) = (Dice::new(17, 0), 0, 0);
+    for at in 0..image.len() {
+        let mut damaged = image.clone();
+        damaged[at] ^= 1 << dice.below(8);
+        let sim = Sim::new(&damaged, LEN_MAX, Granularity::Line, None);
+        let found = open_with(
+            sim,
+            KeyOrder::bytewise(),
+            &options(LEN_MAX, 6),
+            ReadPoints::new(Visible::default()),
+            Trust::Nothing,
+            None,
+        );
+        match used(&damaged, &model) {
+            Believed::Right => {}
+            Believed::Wrong => {
+                assert!(found.is_err(), "byte {at} was believed, and who verifies does not find it");
+                wrong += 1;
+            }
+            Believed::Refused => {
+                assert!(found.is_err(), "byte {at} was refused, and who verifies does not find it");
+                refused += 1;
+            }
+        }
+        let region = Sim::new(&damaged, LEN_MAX, Granularity::Line, None);
+        if let (Ok(_), Err(error)) = (found, check_records(region.region())) {
+            panic!("byte {at} is refused only where the order is not known: {error}");
+        }
+    }
+    assert!(wrong > 500 && refused > 500, "{wrong} {refused}");
+}
+
+#[test]
+fn any_bytes_of_a_pool_that_is_believed_do_no_harm() {
+    let (image, model) = closed_pool();
+    let mut dice = Dice::new(19, 0);
+    let mut seen = [0; 3];
+    for round in 0..4000 {
+        let mut damaged = image.clone();
+        for _ in 0..1 + dice.below(4) {
+            match round % 3 {
+                0 => {
+                    let (from, to) = (96 + dice.below(image.len() - 96), 96 + dice.below(image.len() - 96));
+                    let len = dice.below(600).min(image.len() - from.max(to));
+                    damaged.copy_within(from..from + len, to);
+                }
+                1 => {
+                    let at = 96 + dice.below(image.len() - 104) / 8 * 8;
+                    damaged[at..at + 8].copy_from_slice(&dice.throw().to_le_bytes());
+                }
+                _ => damaged[96 + dice.below(image.len() - 96)] = dice.throw() as u8,
+            }
+        }
+        seen[used(&damaged, &model) as usize] += 1;
+    }
+    assert!(seen.iter().all(|count| *count > 200), "{seen:?}");
 }
 
 #[test]
@@ -96,6 +226,7 @@ fn well_made_nonsense_is_refused() {
     let seal = seal_of(&FILE_ID);
     let mut dice = Dice::new(11, 0);
     let mut refused = 0;
+    let closed = closed_pool().0;
     for round in 0..3000 {
         let sim = Sim::new(&image, LEN_MAX, Granularity::Line, None);
         let mut leaves = vec![HEAD];
@@ -134,6 +265,10 @@ fn well_made_nonsense_is_refused() {
                 sim.store(leaf.at, shares.0);
             }
         }
+        // Believed, it is wrong or refused, and does no harm.
+        let mut believed = sim.image();
+        believed[64..96].copy_from_slice(&closed[64..96]);
+        used(&believed, &model);
         match opened(&sim.image()) {
             None => refused += 1,
             // Nobody can tell a chain that was cut at a leaf, or an old slot whose record is there still, from what was

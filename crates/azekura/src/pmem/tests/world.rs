@@ -12,8 +12,9 @@ use crate::pmem::inner::Goal;
 use crate::pmem::leaf::Spot;
 use crate::pmem::leaf::{LEAF_LEN, bits};
 use crate::pmem::medium::Medium;
+use crate::pmem::notes::is_closed;
 use crate::pmem::record::Record;
-use crate::pmem::recover::{Report, create, open};
+use crate::pmem::recover::{Report, Trust, create, open_with};
 use crate::pmem::tree::{HEAD, PoolOptions, Tree};
 
 pub(super) const FILE_ID: [u8; 16] = [0x5A; 16];
@@ -67,7 +68,9 @@ impl<M: Medium> World<M> {
 
     pub(super) fn open_in(medium: M, options: &PoolOptions, order: KeyOrder) -> Result<(World<M>, Report)> {
         let (visible, points) = points(0);
-        let (tree, report) = open(medium, order, options, Arc::clone(&points))?;
+        let trust = if is_closed(medium.region(), &FILE_ID) { Trust::Bytes } else { Trust::Nothing };
+        let (tree, report) = open_with(medium, order, options, Arc::clone(&points), trust, None)?;
+        tree.note_open();
         visible.publish(report.highest);
         Ok((World { tree: Arc::new(tree), visible, points, seqno: report.highest.0 }, report))
     }

@@ -1,13 +1,13 @@
 //! Pools whose files are used as memory: single changes are durable without the log, batches by it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{DiskFs, Fs, MemFs, Survival};
-use azekura::{Config, Database, Partition, PersistMode, PersistenceLevel, inspect};
+use azekura::fs::{DiskFs, Fs, MemFs, OpenMode, Survival};
+use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel, inspect};
 
-use super::{DIR, config, open_pool};
+use super::{DIR, config, open_pool, pool};
 use crate::world::Dice;
 
 /// A machine whose memory keeps its bytes.
@@ -198,6 +198,81 @@ fn a_copy_elsewhere_goes_on_with_images() {
     }
     let db = Config::new(copy).fs(Arc::new(fs.clone())).env(Arc::new(azekura::fs::TestEnv::new(5))).open().unwrap();
     assert_eq!(db.partition("pool").unwrap().len().unwrap(), 500);
+}
+
+/// The one file of a pool, and where in it these bytes stand.
+fn place_of(fs: &MemFs, bytes: &[u8]) -> (PathBuf, u64) {
+    let name = fs.read_dir(Path::new(DIR)).unwrap().into_iter().find(|entry| entry.name.ends_with(".pool")).unwrap();
+    let path = Path::new(DIR).join(name.name);
+    let mut all = vec![0; name.len as usize];
+    fs.open(&path, OpenMode::Read).unwrap().read_exact_at(&mut all, 0).unwrap();
+    let at = all.windows(bytes.len()).position(|window| window == bytes).unwrap();
+    (path, at as u64)
+}
+
+fn is_clean(fs: &MemFs) -> bool {
+    inspect::verify(&(Arc::new(fs.clone()) as Arc<dyn Fs>), Path::new(DIR), &mut |_, _| {}).unwrap().is_clean()
+}
+
+/// Backwards, in bytes.
+struct Backwards;
+
+impl Comparator for Backwards {
+    fn name(&self) -> &str {
+        "backwards"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+        b.cmp(a)
+    }
+}
+
+/// What was closed is opened without a look at every value; `verify` looks at each. What was not closed is looked at,
+/// also where nothing was changed since it was opened.
+#[test]
+fn a_closed_pool_is_believed_by_who_opens_it_and_not_by_who_verifies_it() {
+    for backwards in [false, true] {
+        let fs = power();
+        let part_of = |db: &Database| match backwards {
+            true => db.open_partition_with_comparator("pool", pool(4 << 20), Arc::new(Backwards)),
+            false => db.open_partition("pool", pool(4 << 20)),
+        };
+        let value = |n: u32| format!("the value of {n:04}, and no other's");
+        let db = config(&fs).open().unwrap();
+        let part = part_of(&db).unwrap();
+        (0..500u32).for_each(|n| part.insert(n.to_be_bytes(), value(n)).unwrap());
+        (0..500u32).step_by(3).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
+        drop(part);
+        db.close().unwrap();
+        assert!(is_clean(&fs));
+        let (path, at) = place_of(&fs, value(301).as_bytes());
+        fs.open(&path, OpenMode::Write).unwrap().write_at(b"T", at).unwrap();
+        assert!(!is_clean(&fs), "a changed byte was not found");
+        for _ in 0..2 {
+            let db = config(&fs).open().unwrap();
+            let part = part_of(&db).unwrap();
+            assert_eq!(part.len().unwrap(), 333);
+            assert_eq!(part.get(301u32.to_be_bytes()).unwrap().unwrap(), value(301).replacen('t', "T", 1));
+            assert_eq!(part.get(302u32.to_be_bytes()).unwrap().unwrap(), value(302));
+            drop(part);
+            db.close().unwrap();
+            assert!(!is_clean(&fs), "closing made it right");
+        }
+        // Opened, and not closed: no change, but there could have been one.
+        let db = config(&fs).open().unwrap();
+        let part = part_of(&db).unwrap();
+        let left = fs.fork();
+        left.crash(Survival::Everything, 0);
+        left.offer_memory(PersistenceLevel::Power);
+        let opened = config(&left).open().and_then(|db| part_of(&db).map(drop));
+        let error = opened.unwrap_err();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(&*path)));
+        // Who only reads changes nothing of it.
+        drop(part);
+        db.close().unwrap();
+        drop(Config::new(DIR).fs(Arc::new(fs.clone())).open_read_only().unwrap());
+        config(&fs).open().unwrap();
+    }
 }
 
 #[test]

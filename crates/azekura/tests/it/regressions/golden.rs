@@ -1,8 +1,8 @@
 //! Databases that earlier builds wrote, kept byte for byte: every later build reads them.
 //!
 //! `testdata/golden/N` is the directory of a database as a killed process left it, in format generation N: a few
-//! partitions with tables on two levels, blob files, and a log with records that are in no table. A change of a format
-//! adds a directory and leaves the old ones.
+//! partitions with tables on two levels, blob files, pools, and a log with records that are in no table. A change of a
+//! format adds a directory and leaves the old ones.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use azekura::fs::{DiskFs, Fs, TestEnv};
 use azekura::{
-    CompressionType, Config, DataBlockIndexType, Database, KvSeparationOptions, PartitionCreateOptions, PersistMode,
-    inspect,
+    CompressionType, Config, DataBlockIndexType, Database, EngineType, KvSeparationOptions, PartitionCreateOptions,
+    PersistMode, PmemOptions, inspect,
 };
 
 /// The generation that this build writes.
-const NEWEST: u32 = 4;
+const NEWEST: u32 = 5;
 
 fn golden(generation: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(generation.to_string())
@@ -38,7 +38,8 @@ fn options(codec: CompressionType) -> PartitionCreateOptions {
 }
 
 /// What the golden databases of a generation hold; from the second on, in data blocks of every layout, from the third
-/// on also in blob files, from the fourth on also in one that the log alone points into.
+/// on also in blob files, from the fourth on also in one that the log alone points into, from the fifth on also in a
+/// pool.
 fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     let number = |n: u32| format!("key {n:04}").into_bytes();
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again").into_bytes();
@@ -61,6 +62,14 @@ fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>
             apart.extend((62..66).map(|n| (number(n), large(n, 3))));
         }
         contents.insert("apart", apart);
+    }
+    if generation > 4 {
+        let mut pool: BTreeMap<_, _> = (0..400).map(|n| (number(n), value(n, 4))).collect();
+        pool.retain(|key, _| key.last() != Some(&b'3'));
+        pool.extend((0..400).step_by(9).map(|n| (number(n), value(n, 5))));
+        pool.insert(number(401), large(61, 2));
+        pool.remove(&number(8));
+        contents.insert("pool", pool);
     }
     contents
 }
@@ -104,6 +113,7 @@ fn open_and_write_on(generation: u32) {
     assert_eq!(layouts, if generation == 1 { &[][..] } else { &all }, "the first generation does not say");
     let blobs = inspect::blobs(&fs, &dir).unwrap();
     assert_eq!(blobs.len() > 2, generation > 2);
+    assert_eq!(report.files.iter().any(|file| file.kind == "pool" && file.entries > 100), generation > 4);
     assert!(blobs.iter().all(|file| file.partition == "apart" && file.referenced_values > 0));
     assert_eq!(inspect::tables(&fs, &dir).unwrap().iter().map(|table| table.level).max(), Some(6));
     let read_only = config(&dir).open_read_only().unwrap();
@@ -158,7 +168,15 @@ fn write_the_newest_generation() {
         (0..200).step_by(7).for_each(|n| plain.insert(number(n), value(n, 1)).unwrap());
         plain.flush().unwrap();
     }
+    let sizes = PmemOptions::default().max_size(1 << 20).growth_step(4 << 10);
+    let pool = db.open_partition("pool", PartitionCreateOptions::default().engine(EngineType::Pmem(sizes))).unwrap();
+    (0..400).for_each(|n| pool.insert(number(n), value(n, 4)).unwrap());
+    (3..400).step_by(10).for_each(|n| pool.remove(number(n)).unwrap());
+    pool.flush().unwrap();
     let mut batch = db.batch().durability(PersistMode::SyncData);
+    (0..400).step_by(9).for_each(|n| batch.insert(&pool, number(n), value(n, 5)));
+    batch.insert(&pool, number(401), large(61, 2));
+    batch.remove(&pool, number(8));
     for plain in &plain {
         batch.remove(plain, number(5));
         batch.insert(plain, "", "of the empty key");
