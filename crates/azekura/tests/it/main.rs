@@ -21,5 +21,4 @@ mod pools;
 mod regressions;
 mod separation;
 mod tidy;
-mod walks;
 mod world;
