@@ -256,6 +256,9 @@ impl Database {
     /// Flushes everything, stops the workers and gives the directory free; other handles return `Closed` from now on.
     /// While another handle is closing, this returns at once: only the first call says when the directory is free.
     ///
+    /// Files that nobody needs any more are gone then, but for those that an iterator, or a read that is under way in
+    /// this process, be it in another database, still holds: the next open removes them.
+    ///
     /// # Errors
     /// Those of flushing; the directory is given free all the same, and the log has what was acknowledged.
     pub fn close(self) -> Result<()> {

@@ -1,9 +1,10 @@
 //! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing
 //! that it acknowledged is lost, and every batch is whole.
 //!
-//! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database. In a
-//! second run one of its partitions has key-value separation, and the writer collects blob files without pause; in
-//! others its partitions are pools, with checkpoints without pause on disk, and as memory in `/dev/shm`.
+//! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database. What
+//! is left is checked by a process of its own too, which has no other database. In a second run one of the writer's
+//! partitions has key-value separation, and the writer collects blob files without pause; in others its partitions are
+//! pools, with checkpoints without pause on disk, and as memory in `/dev/shm`.
 //!
 //! - `AZEKURA_KILLS`: how often; in the other runs half as often.
 
@@ -27,6 +28,8 @@ use crate::world::{Dice, Map, Replay, number};
 
 /// Tells the process that it is the writer, and where.
 const WRITER: &str = "AZEKURA_KILL_WRITER";
+/// Tells the process that it is the one who checks, and where.
+const CHECKER: &str = "AZEKURA_KILL_CHECKER";
 /// Each has keys of its own.
 const WRITERS: u64 = 2;
 const KEYS: u64 = 40;
@@ -241,15 +244,17 @@ struct Tally {
     interrupted: u64,
 }
 
+/// This program, to do what one of its tests says, in the place that `role` tells it.
+fn program(test: &str, role: &str, dir: &Path) -> Command {
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(role, dir);
+    program
+}
+
 /// Starts the writer and kills it some time after it says `word`.
 fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
-    let mut child: Child = Command::new(std::env::current_exe().unwrap())
-        .args(["kill::writer", "--exact", "--nocapture", "--test-threads=1"])
-        .env(WRITER, dir)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut writer = program("kill::writer", WRITER, dir);
+    let mut child: Child = writer.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut said = Vec::new();
     let mut line = String::new();
@@ -272,9 +277,30 @@ fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
     said
 }
 
-/// Opens what the killed process left and compares it with its notes.
+/// Has what the killed process left checked by another process.
 fn check(dir: &Path, tally: &mut Tally) {
-    tally.interrupted += u64::from(blob_files(dir).is_ok_and(|(owned, there)| owned != there));
+    let output = program("kill::checker", CHECKER, dir).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    let figures = out.lines().find_map(|line| line.strip_prefix("found ")?.split_once(' '));
+    let (interrupted, replayed) = figures.expect("it says what it has found");
+    tally.interrupted += interrupted.parse::<u64>().unwrap();
+    tally.replayed += replayed.parse::<u64>().unwrap();
+}
+
+/// The one who checks. It is alone in its process, because a reader of another database may keep a file that nobody
+/// needs while this one closes: the file stays for the next open to remove then.
+#[test]
+fn checker() {
+    let Some(dir) = std::env::var_os(CHECKER).map(PathBuf::from) else { return };
+    let (interrupted, replayed) = check_left(&dir);
+    println!("\nfound {} {replayed}", u64::from(interrupted));
+}
+
+/// Opens what the killed process left and compares it with its notes. Says whether there were blob files without an
+/// owner, and how many records were replayed.
+fn check_left(dir: &Path) -> (bool, u64) {
+    let interrupted = blob_files(dir).is_ok_and(|(owned, there)| owned != there);
     let db = open(dir).unwrap_or_else(|e| panic!("does not open: {e}"));
     let parts = parts(dir, &db).unwrap();
     let states: Vec<Map> = (0..WRITERS).map(|writer| held(&parts, writer).unwrap()).collect();
@@ -289,7 +315,7 @@ fn check(dir: &Path, tally: &mut Tally) {
             check_alone(alone, writer, noted);
         }
     }
-    tally.replayed += db.metrics().replayed_records;
+    let replayed = db.metrics().replayed_records;
     for name in PARTS {
         assert!(db.partition_exists(name));
     }
@@ -304,6 +330,7 @@ fn check(dir: &Path, tally: &mut Tally) {
     db.close().unwrap();
     let (owned, there) = blob_files(dir).unwrap();
     assert_eq!(there, owned);
+    (interrupted, replayed)
 }
 
 /// The blob files that have an owner, and those that are there.

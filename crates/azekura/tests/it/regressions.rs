@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, Survival, TestEnv};
-use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
+use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode};
 
 /// A database that works by hand only, in a machine that can lose power.
 fn open(machine: &MemFs, dir: &str, salt: u64) -> Database {
@@ -279,6 +279,46 @@ fn a_reader_of_another_database_removes_no_files() {
     assert_eq!(tables(&machine, Path::new("/db")).len(), 4, "a reader of another database removed files");
     settle(&machine, &db, std::slice::from_ref(&p));
     assert_eq!(tables(&machine, Path::new("/db")).len(), 1);
+}
+
+/// Closing left a blob file that no partition had now and then: another database of the process was reading.
+#[test]
+fn what_a_reader_of_another_database_keeps_at_closing_goes_with_the_next_open() {
+    let (machine, other) = (MemFs::new(), MemFs::new());
+    let (db, away) = (open(&machine, "/db", 1), open(&other, "/away", 2));
+    let apart = KvSeparationOptions::default().separation_threshold(50);
+    let p = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
+    for round in 0..3u8 {
+        p.insert("k", [round; 100]).unwrap();
+        p.flush().unwrap();
+    }
+    let files = {
+        let machine = machine.clone();
+        move || {
+            let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
+            let blobs = names.filter(|name| name.ends_with(".blob")).count();
+            (tables(&machine, Path::new("/db")).len(), blobs)
+        }
+    };
+    assert_eq!(files(), (3, 3));
+    let busy = Arc::new(Busy::default());
+    let read = away.open_partition_with_comparator("read", Default::default(), busy.clone()).unwrap();
+    read.insert("a", "v").unwrap();
+    let closed = files.clone();
+    *busy.0.lock().unwrap() = Some(Box::new(move || {
+        p.major_compact().unwrap();
+        drop(p);
+        db.close().unwrap();
+        assert_eq!(closed(), (4, 3), "the reader keeps what may be freed");
+    }));
+    assert_eq!(read.get("a").unwrap().as_deref(), Some(&b"v"[..]));
+    assert!(busy.0.lock().unwrap().is_none(), "the read compared");
+    assert_eq!(files(), (4, 3), "the directory was given free: it may be another's");
+    let db = open(&machine, "/db", 3);
+    assert_eq!(files(), (1, 1), "opening removes what nobody has");
+    assert_eq!(part(&db, "p").get("k").unwrap().as_deref(), Some(&[2; 100][..]));
+    db.close().unwrap();
+    assert_eq!(files(), (1, 1));
 }
 
 #[test]
