@@ -62,10 +62,16 @@ impl Handle {
             }
             shared.graveyard().close();
         }
+        let pools: Vec<_> =
+            shared.catalog.all().iter().filter_map(|p| Some(Arc::clone(p.tree_if_built()?.pmem()?))).collect();
+        if shared.writer.is_some() {
+            // Before the directory is given free, however this ends: another process may open the files then.
+            pools.iter().for_each(|pool| pool.end_changes());
+        }
         let finished = flushed.and_then(|()| self.finish_log());
         if finished.is_ok() && shared.writer.is_some() {
             // The log says where numbers go on now.
-            shared.catalog.all().iter().filter_map(|p| p.tree_if_built()?.pmem()).for_each(|pool| pool.close());
+            pools.iter().for_each(|pool| pool.close());
         }
         shared.catalog.all().iter().for_each(|partition| partition.mark_closed());
         shared.tell(&Event::Closed);

@@ -46,7 +46,7 @@ impl<M: Medium> Tree<M> {
         let at = take(&mut *self.space()?, &self.medium)?;
         let spot = self.orders.spot(at);
         let mut spare = Spare { tree: self, spot, used: false };
-        let _structure = self.structure.lock().map_err(poisoned)?;
+        let _structure = self.lock_structure()?;
         let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), &Pin::new())));
         let _locked = self.lock_both(leaf.at, at)?;
         let commit = leaf.commit();

@@ -34,6 +34,10 @@ const SHELVED_MAX: u64 = 1024;
 const SHELF: u64 = 16 << 10;
 const POOL_MIN: u64 = 256 * SHELF;
 
+/// While a pool cannot grow any more, runs go to shelves only if one so long is free: what was taken back from shelves
+/// because space is short does not go there again.
+const AMPLE: u64 = 2 * PARTS as u64 * SHELF;
+
 /// A buffer, or a leaf: where it begins and how long it is.
 pub(crate) type Range = (u64, u64);
 
@@ -62,6 +66,8 @@ pub(crate) struct Space {
     /// What it may never exceed, whatever was set aside.
     hard_max: u64,
     grow_by: u64,
+    /// It does not grow any more, whatever it may.
+    ended: bool,
     /// Small free buffers of each length, by their offsets; what is there at all, as bits.
     classes: Vec<Vec<u64>>,
     filled: [u64; CLASSES / 64],
@@ -86,6 +92,7 @@ impl Space {
             len_max: len_max.min(OFFSET_END) / PAGE * PAGE,
             hard_max: len_max.min(OFFSET_END) / PAGE * PAGE,
             grow_by: grow_by.next_multiple_of(PAGE).max(PAGE),
+            ended: false,
             classes: (0..CLASSES).map(|_| Vec::new()).collect(),
             filled: [0; CLASSES / 64],
             small: 0,
@@ -132,7 +139,8 @@ impl Space {
         if let Some(at) = self.pop(class) {
             return Ok(at);
         }
-        let found = if self.len_max >= POOL_MIN { self.find(SHELF) } else { None };
+        let is_short = self.len + self.grow_by > self.len_max && self.longest() < AMPLE;
+        let found = if self.len_max >= POOL_MIN && !is_short { self.find(SHELF) } else { None };
         let Some(at) = found else { return self.take(medium, len) };
         self.put(std::mem::replace(shelf, (at + len, SHELF - len)));
         Ok(at)
@@ -382,6 +390,9 @@ impl Space {
     /// Makes the pool longer by one step, or so that there is a span of `len` bytes; by less, if it may not get longer:
     /// what is free at its end may make up for that.
     fn grow<M: Medium>(&mut self, medium: &M, len: u64) -> Result<()> {
+        if self.ended {
+            return Err(Error::new(ErrorKind::Closed, "the database is closed"));
+        }
         let wanted = self.len.saturating_add(len.max(self.grow_by));
         let to = wanted.checked_next_multiple_of(self.grow_by).unwrap_or(u64::MAX).min(self.len_max);
         if to <= self.len {
@@ -391,6 +402,16 @@ impl Space {
         let from = std::mem::replace(&mut self.len, to);
         self.put((from, to - from));
         Ok(())
+    }
+
+    /// The most bytes that are free side by side.
+    fn longest(&self) -> u64 {
+        self.by_len.last().map_or(0, |(len, _)| *len)
+    }
+
+    /// It does not grow any more.
+    pub(crate) fn end(&mut self) {
+        self.ended = true;
     }
 
     /// From now on it grows up to `len_max` only; what it has got, it keeps.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use crate::base::checksum::{key_hash, place_seed};
 use crate::base::key::KEY_LEN_MAX;
-use crate::base::{KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::ReadPoints;
-use crate::mem::atomic::{AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, fence};
+use crate::mem::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, fence,
+};
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
@@ -87,6 +89,8 @@ pub(crate) struct Tree<M> {
     pub(crate) orders: Orders,
     /// Held by who changes `inner`, and who locks two leaves.
     pub(crate) structure: Mutex<()>,
+    /// Set under `structure`: nothing is changed any more.
+    closed: AtomicBool,
     /// Raised when keys have got another leaf, before they are gone from the one where they were.
     pub(crate) shape: AtomicU64,
     stripes: Box<[Stripe]>,
@@ -137,6 +141,7 @@ impl<M: Medium> Tree<M> {
             inner,
             orders: Orders::new(options.len_max.max(medium.region().len())),
             structure: Mutex::new(()),
+            closed: AtomicBool::new(false),
             shape: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| stripe()).collect(),
             space: Mutex::new(space),
@@ -222,6 +227,28 @@ impl<M: Medium> Tree<M> {
     pub(crate) fn lock_both(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
         let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock(b)?) };
         Ok((self.lock(a)?, second))
+    }
+
+    /// The lock of the structure, for who splits a leaf.
+    ///
+    /// # Errors
+    /// `Closed` if nothing may be changed any more.
+    pub(crate) fn lock_structure(&self) -> Result<MutexGuard<'_, ()>> {
+        let structure = self.structure.lock().map_err(poisoned)?;
+        match self.closed.load(Ordering::Relaxed) {
+            false => Ok(structure),
+            true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
+        }
+    }
+
+    /// Nothing is changed any more when this returns, by those neither who are about to split a leaf or to grow the
+    /// pool for a change that will not come: all that happens before a change has a number. Nobody has one any more.
+    pub(crate) fn end_changes(&self) {
+        // What a panic has left behind is left as it is.
+        let structure = self.structure.lock().unwrap_or_else(PoisonError::into_inner);
+        self.closed.store(true, Ordering::Relaxed);
+        drop(structure);
+        self.space.lock().unwrap_or_else(PoisonError::into_inner).end();
     }
 
     pub(crate) fn space(&self) -> Result<MutexGuard<'_, Space>> {

@@ -2,8 +2,8 @@
 //!
 //! `AZEKURA_SEED` runs one seed only; `AZEKURA_MODEL_RUNS` says how many there are in memory.
 //!
-//! Rooms in reading order: `book` (the model), `subject` (a database beside its model), `writes`, `reads`, `walks` (from
-//! both ends), `threads`.
+//! Rooms in reading order: `book` (the model), `subject` (a database beside its model), `writes`, `reads`, `walks`
+//! (from both ends), `threads`.
 
 mod book;
 mod reads;

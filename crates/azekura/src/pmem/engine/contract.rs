@@ -56,6 +56,10 @@ pub(crate) trait PmemTree: Engine {
     /// The highest sequence number that its files may have held when it was opened.
     fn highest_at_open(&self) -> SeqNo;
 
+    /// Changes end. Those that have a number have been made; who is about to make space for one that has none gets
+    /// `Closed`, and nobody is at the pool any more when this returns.
+    fn end_changes(&self);
+
     /// No change comes any more: the database has closed, and the log says where numbers go on.
     fn close(&self);
 

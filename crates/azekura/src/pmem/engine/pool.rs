@@ -163,6 +163,10 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
         self.keeper.at_open().1
     }
 
+    fn end_changes(&self) {
+        self.tree.end_changes();
+    }
+
     fn close(&self) {
         self.keeper.close(&self.tree);
     }

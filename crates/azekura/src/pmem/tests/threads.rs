@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::model::{options, reopened, world};
 use super::world::World;
-use crate::base::SeqNo;
+use crate::base::{ErrorKind, SeqNo};
 use crate::cursor::Cursor;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
@@ -220,4 +220,30 @@ fn a_full_pool_has_nothing_on_its_shelves() {
     assert_eq!(world.tree.shelves.bytes(), 0);
     world.visible.publish(SeqNo(4 << 20));
     world.is_sound();
+}
+
+/// Who makes space for a change that has no number yet stands outside of what closing waits for. It happened that a
+/// leaf was split in a file that the next process had opened.
+#[test]
+fn nothing_is_changed_behind_the_end() {
+    let options = options(64 * PAGE, 4);
+    let world = world(&options);
+    let mut seqno = 0;
+    let mut put = |key: &[u8]| {
+        world.tree.put_in_turn(key, &[7; 100], || {
+            seqno += 1;
+            Ok(Some(SeqNo(seqno)))
+        })
+    };
+    // Three are all that a leaf of four slots takes.
+    (0..3).for_each(|n| assert!(put(&key(n)).unwrap()));
+    world.tree.end_changes();
+    let region = world.tree.region();
+    let bytes = || region.slice(0, region.len() as usize);
+    let (before, leaves) = (bytes(), world.tree.usage().unwrap().1);
+    assert_eq!(put(&key(3)).unwrap_err().kind(), ErrorKind::Closed, "it would split the leaf");
+    let long = vec![7; 200 * PAGE as usize];
+    let too_long = world.tree.put_in_turn(&key(4), &long, || panic!("there is no space for it"));
+    assert_eq!(too_long.unwrap_err().kind(), ErrorKind::Closed, "the pool would grow, or be full");
+    assert!(bytes() == before && world.tree.usage().unwrap().1 == leaves && seqno == 3);
 }

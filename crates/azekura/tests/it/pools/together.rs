@@ -230,3 +230,57 @@ fn closing_beside_writers_loses_nothing() {
         }
     }
 }
+
+/// What one writer has inserted: a row of keys without a gap, so that a copy of any moment has a beginning of it. Many
+/// of its leaves are split while the copy is made.
+#[test]
+fn a_copy_beside_writers_is_of_one_moment() {
+    let number_of = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_be_bytes();
+    for level in [PersistenceLevel::Logged, PersistenceLevel::Process, PersistenceLevel::Power] {
+        let fs = MemFs::new();
+        if level > PersistenceLevel::Logged {
+            fs.offer_memory(level);
+        }
+        let stage = Stage::open(Config::new("/db").fs(Arc::new(fs.clone())));
+        let copies: Vec<String> = (0..4).map(|n| format!("/copy {n}")).collect();
+        let row = |writer: u64, n: u64| [&[writer as u8][..], &number_of(n)].concat();
+        let at_least: Vec<[u64; 2]> = thread::scope(|scope| {
+            let counts: [Arc<AtomicU64>; 2] = Default::default();
+            for writer in 0..2 {
+                let (stage, count) = (&stage, Arc::clone(&counts[writer as usize]));
+                scope.spawn(move || {
+                    while !stage.stop.load(Ordering::SeqCst) && count.load(Ordering::SeqCst) < 40_000 {
+                        let n = count.load(Ordering::SeqCst);
+                        stage.pool.insert(row(writer, n), value(writer, n)).unwrap();
+                        count.store(n + 1, Ordering::SeqCst);
+                    }
+                });
+            }
+            let seen = || [0, 1].map(|writer: usize| counts[writer].load(Ordering::SeqCst));
+            let copied = copies.iter().enumerate().map(|(n, copy)| {
+                while seen().iter().any(|count| *count < 300 * (n as u64 + 1)) {
+                    thread::yield_now();
+                }
+                let before = seen();
+                stage.db.checkpoint(copy).map(|()| before)
+            });
+            let copied: Vec<_> = copied.collect();
+            stage.stop.store(true, Ordering::SeqCst);
+            copied.into_iter().map(Result::unwrap).collect()
+        });
+        for (copy, at_least) in copies.iter().zip(at_least) {
+            let copied = Stage::open(Config::new(copy).fs(Arc::new(fs.clone())));
+            let mut all = 0;
+            for (writer, at_least) in (0..).zip(at_least) {
+                let there = (0..).take_while(|n| {
+                    let found = copied.pool.get(row(writer, *n)).unwrap();
+                    found.is_some_and(|found| round_of(Some(&found)) == (writer, *n))
+                });
+                let there = there.count() as u64;
+                assert!(there >= at_least, "{there} of {at_least} in {copy} at {level:?}");
+                all += there;
+            }
+            assert_eq!(copied.pool.len().unwrap(), all, "a row has a gap in {copy} at {level:?}");
+        }
+    }
+}
