@@ -241,6 +241,13 @@ impl<M: Medium> Tree<M> {
         }
     }
 
+    /// Runs `work` while no leaf is split: that happens for changes that have no number yet, so that who lets nobody
+    /// have one has not stopped it.
+    pub(crate) fn while_still<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        let _structure = self.structure.lock().map_err(poisoned)?;
+        work()
+    }
+
     /// Nothing is changed any more when this returns, by those neither who are about to split a leaf or to grow the
     /// pool for a change that will not come: all that happens before a change has a number. Nobody has one any more.
     pub(crate) fn end_changes(&self) {

@@ -19,7 +19,6 @@ use crate::pmem::medium::{Medium, Shared};
 use crate::pmem::notes::Note;
 use crate::pmem::store::PoolFile;
 use crate::pmem::tree::Tree;
-use crate::pmem::versions::poisoned;
 
 /// So many numbers are noted ahead.
 const AHEAD: u64 = 1 << 20;
@@ -132,11 +131,8 @@ impl Keeper<Shared> for Memory {
     }
 
     fn copy_to(&self, tree: &Tree<Shared>, dir: &Path) -> Result<()> {
-        // Leaves are split for changes that have no number yet: a copy must not see the one half of a leaf before and
-        // the other after.
-        let _structure = tree.structure.lock().map_err(poisoned)?;
         let name = PoolFile::Pool.name(self.home.partition);
-        copy_region(&*self.home.fs, tree.region(), &dir.join(name))
+        tree.while_still(|| copy_region(&*self.home.fs, tree.region(), &dir.join(name)))
     }
 
     fn close(&self, tree: &Tree<Shared>) {

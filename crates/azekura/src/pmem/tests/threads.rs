@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::model::{options, reopened, world};
-use super::world::World;
+use super::world::{Op, World};
 use crate::base::{ErrorKind, SeqNo};
 use crate::cursor::Cursor;
 use crate::mem::region::PAGE;
@@ -246,4 +246,45 @@ fn nothing_is_changed_behind_the_end() {
     let too_long = world.tree.put_in_turn(&key(4), &long, || panic!("there is no space for it"));
     assert_eq!(too_long.unwrap_err().kind(), ErrorKind::Closed, "the pool would grow, or be full");
     assert!(bytes() == before && world.tree.usage().unwrap().1 == leaves && seqno == 3);
+}
+
+/// As who makes a copy sees to it that nobody gets a number, and forgot that leaves are split before one is asked for:
+/// the copy had one half of a leaf as it was before, and the other as it was after.
+#[test]
+fn a_copy_is_of_one_shape() {
+    let options = options(4096 * PAGE, 8);
+    let mut world = world(&options);
+    let stop = AtomicBool::new(false);
+    let some_key = |n: u64| key(n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    for round in 0..20u64 {
+        for n in 0..300 {
+            world.apply(&Op::Put(some_key(300 * round + n).to_vec(), vec![7; 20])).unwrap();
+        }
+        let copy = Image::new(options.len_max).unwrap();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let mut dice = Dice::new(round, 5);
+                while !stop.load(Ordering::SeqCst) {
+                    let key = key(dice.throw());
+                    assert!(!world.tree.put_in_turn(&key, &[7; 20], || Ok(None)).unwrap(), "it gets no number");
+                }
+            });
+            let copied = world.tree.while_still(|| {
+                let region = world.tree.region();
+                copy.grow(region.len())?;
+                let mut piece = [0; PAGE as usize];
+                for at in (0..region.len()).step_by(piece.len()) {
+                    region.read(at, &mut piece);
+                    copy.write(at, &[&piece]);
+                    std::thread::yield_now();
+                }
+                Ok(())
+            });
+            stop.store(true, Ordering::SeqCst);
+            copied.unwrap();
+        });
+        stop.store(false, Ordering::SeqCst);
+        let (copied, _) = World::open(copy, &options).unwrap();
+        assert_eq!(copied.tree.len(), 300 * (round + 1));
+    }
 }
