@@ -13,10 +13,10 @@
 //! - writers of different leaves don't wait for each other; leaves are split and merged by one thread at a time, which
 //!   alone may lock two.
 //!
-//! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`], [`inner`]
-//! (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a leaf's slots), [`walk`],
-//! [`versions`] (what was replaced), [`crew`] (threads), [`recover`], [`notes`] (about numbers), [`store`] (files),
-//! [`options`], [`engine`] (what a partition calls).
+//! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`],
+//! [`shelves`], [`inner`] (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a
+//! leaf's slots), [`walk`], [`versions`] (what was replaced), [`crew`] (threads), [`recover`], [`notes`] (about
+//! numbers), [`store`] (files), [`options`], [`engine`] (what a partition calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod crew;
@@ -30,6 +30,7 @@ pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod recover;
 pub(crate) mod reshape;
+pub(crate) mod shelves;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod space;

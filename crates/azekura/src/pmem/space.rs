@@ -3,13 +3,13 @@
 //! Small buffers have a list for each length; they are cut from runs, and put back into the list of their length. Large
 //! ones are spans, which grow together with their neighbours. Where many small ones lie free side by side and something
 //! else is wanted, they are made spans again ([`Space::gather`]). Threads that only put new records cut them from runs
-//! of their own ([`Shelves`]), which go back when nothing else is left.
+//! of their own (`shelves.rs`), which go back when nothing else is left.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::base::sync::{PARTS, own_part};
+use crate::base::sync::PARTS;
 use crate::base::{Error, ErrorKind, Result};
-use crate::mem::atomic::{EXPLORED, Mutex, MutexGuard, PoisonError, spin_loop};
+use crate::mem::atomic::{EXPLORED, spin_loop};
 use crate::mem::epoch::Moment;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN};
@@ -28,9 +28,7 @@ const LIMBO_BATCH: usize = if EXPLORED { 1 } else { 128 };
 /// How often the readers are looked for before there is no space.
 const PATIENCE: usize = if EXPLORED { 2 } else { 10_000 };
 
-/// A thread cuts buffers up to this length from a run of its own, which is so long; in pools that may be so long at
-/// least.
-const SHELVED_MAX: u64 = 1024;
+/// The length of the runs that threads take for themselves, and of a pool that has any.
 const SHELF: u64 = 16 << 10;
 const POOL_MIN: u64 = 256 * SHELF;
 
@@ -68,6 +66,8 @@ pub(crate) struct Space {
     grow_by: u64,
     /// It does not grow any more, whatever it may.
     ended: bool,
+    /// There was nothing to grow by when it last tried.
+    refused: bool,
     /// Small free buffers of each length, by their offsets; what is there at all, as bits.
     classes: Vec<Vec<u64>>,
     filled: [u64; CLASSES / 64],
@@ -93,6 +93,7 @@ impl Space {
             hard_max: len_max.min(OFFSET_END) / PAGE * PAGE,
             grow_by: grow_by.next_multiple_of(PAGE).max(PAGE),
             ended: false,
+            refused: false,
             classes: (0..CLASSES).map(|_| Vec::new()).collect(),
             filled: [0; CLASSES / 64],
             small: 0,
@@ -133,13 +134,13 @@ impl Space {
     }
 
     /// As [`Space::take`], for a thread that has come to the end of the run on its shelf and may get another.
-    fn take_or_shelve<M: Medium>(&mut self, medium: &M, len: u64, shelf: &mut Range) -> Result<u64> {
+    pub(crate) fn take_or_shelve<M: Medium>(&mut self, medium: &M, len: u64, shelf: &mut Range) -> Result<u64> {
         self.settle(false);
         let class = class_of(len);
         if let Some(at) = self.pop(class) {
             return Ok(at);
         }
-        let is_short = self.len + self.grow_by > self.len_max && self.longest() < AMPLE;
+        let is_short = (self.refused || self.len + self.grow_by > self.len_max) && self.longest() < AMPLE;
         let found = if self.len_max >= POOL_MIN && !is_short { self.find(SHELF) } else { None };
         let Some(at) = found else { return self.take(medium, len) };
         self.put(std::mem::replace(shelf, (at + len, SHELF - len)));
@@ -398,7 +399,9 @@ impl Space {
         if to <= self.len {
             return Err(out_of_space(len));
         }
-        medium.grow(to)?;
+        let grown = medium.grow(to);
+        self.refused = grown.is_err();
+        grown?;
         let from = std::mem::replace(&mut self.len, to);
         self.put((from, to - from));
         Ok(())
@@ -434,57 +437,6 @@ impl Space {
             free: spans + self.small + (self.run.1 - self.run.0) + limbo + waiting(&self.open.0),
             leaves_free: self.leaves.len() + leaves + self.open.1.len(),
         }
-    }
-}
-
-/// Runs that threads cut small buffers from without asking for the space of the pool, so that they don't wait for each
-/// other. Thread safe. A shelf may be locked first, and then the space; never the other way round.
-#[derive(Default)]
-pub(crate) struct Shelves([Shelf; PARTS]);
-
-/// Alone on two cache lines, because processors fetch lines in pairs.
-#[derive(Default)]
-#[repr(align(128))]
-struct Shelf(Mutex<Range>);
-
-impl Shelf {
-    fn lock(&self) -> MutexGuard<'_, Range> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Shelves {
-    /// Takes a buffer of `len` bytes from the shelf of this thread, or from `space`.
-    ///
-    /// # Errors
-    /// As [`Space::take`]; there may be space on shelves.
-    pub(crate) fn take<'s, M: Medium>(
-        &self,
-        medium: &M,
-        len: u64,
-        space: impl FnOnce() -> Result<MutexGuard<'s, Space>>,
-    ) -> Result<u64> {
-        if len > SHELVED_MAX {
-            return space()?.take(medium, len);
-        }
-        let mut shelf = self.0[own_part()].lock();
-        if shelf.1 >= len {
-            let at = shelf.0;
-            *shelf = (at + len, shelf.1 - len);
-            return Ok(at);
-        }
-        space()?.take_or_shelve(medium, len, &mut shelf)
-    }
-
-    /// Takes all runs away.
-    pub(crate) fn clear(&self) -> Vec<Range> {
-        let runs = self.0.iter().map(|shelf| std::mem::take(&mut *shelf.lock()));
-        runs.filter(|(_, len)| *len > 0).collect()
-    }
-
-    /// What is on them, in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.0.iter().map(|shelf| shelf.lock().1).sum()
     }
 }
 

@@ -18,7 +18,8 @@ use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
 use crate::pmem::medium::{Medium, Splits};
 use crate::pmem::order::Orders;
 use crate::pmem::record::{Record, Slot};
-use crate::pmem::space::{Shelves, Space, Usage};
+use crate::pmem::shelves::Shelves;
+use crate::pmem::space::{Space, Usage};
 use crate::pmem::versions::{Versions, poisoned};
 use crate::vfs::fs::PersistenceLevel;
 

@@ -18,8 +18,9 @@ use crate::pmem::engine::pool::Pool;
 use crate::pmem::medium::{Image, Medium, Shared};
 use crate::pmem::notes::{Note, is_closed, noted};
 use crate::pmem::options::PmemOptions;
-use crate::pmem::recover::{self, Trust};
+use crate::pmem::recover::{self, Report, Trust};
 use crate::pmem::store::{ImageStore, PoolFile};
+use crate::pmem::tree::Tree;
 use crate::vfs::OpenMode;
 use crate::vfs::fs::PersistenceLevel;
 
@@ -71,10 +72,11 @@ impl StoredPool {
         let env = Some(&*home.env);
         let (store, loaded) = ImageStore::open(fs, dir, partition, len_max, never_written, home.read_only, env)?;
         let (at_open, trust) = match &loaded {
-            Some(loaded) if is_raw => {
+            Some(loaded) if loaded.is_raw => {
                 let (at_open, trust) = notes_of(loaded.image.region()).map_err(|error| error.in_file(&path))?;
-                // On its way to what is no memory anything may have become of it.
-                (at_open, if is_memory(&**fs, dir) { trust } else { Trust::Nothing })
+                // Where it is memory, and is only looked at. On its way to what is none anything may have become of it.
+                let is_at_home = is_raw && home.read_only && is_memory(&**fs, dir);
+                (at_open, if is_at_home { trust } else { Trust::Nothing })
             }
             // Each page has a checksum of its own, and all of them have one.
             Some(loaded) => ((loaded.replay_from, loaded.highest), Trust::Bytes),
@@ -133,7 +135,7 @@ impl StoredPool {
         match form {
             Form::Image(store, Some(image)) => {
                 let opened = recover::open_with(image, order, &pool, points, trust, Some(&*env));
-                let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
+                let tree = opened.and_then(|opened| known(opened, at_open)).map_err(|error| error.in_file(&path))?;
                 Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
             }
             Form::Image(store, None) => {
@@ -144,11 +146,22 @@ impl StoredPool {
             }
             Form::Memory(medium) => {
                 let opened = recover::open_with(medium, order, &pool, points, trust, Some(&*env));
-                let (tree, _) = opened.map_err(|error| error.in_file(&path))?;
+                let tree = opened.and_then(|opened| known(opened, at_open)).map_err(|error| error.in_file(&path))?;
                 tree.note_open();
                 let keeper = Memory::new(home, path, at_open);
                 Ok(Arc::new(Pool::new(tree, keeper, options)))
             }
+        }
+    }
+}
+
+/// The tree, unless there is a number in it that none can be: whatever is put under its key would be taken for older,
+/// and be lost.
+fn known<M: Medium>((tree, report): (Tree<M>, Report), (_, highest): (SeqNo, SeqNo)) -> Result<Tree<M>> {
+    match report.highest <= highest {
+        true => Ok(tree),
+        false => {
+            Err(Error::corruption(format!("a record has the number {}, the last is {}", report.highest.0, highest.0)))
         }
     }
 }

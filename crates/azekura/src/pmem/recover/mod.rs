@@ -17,5 +17,4 @@ mod walk;
 
 pub(crate) use leaves::{Trust, check_records};
 pub(crate) use open::{create, open_with};
-#[cfg(test)]
 pub(crate) use walk::Report;

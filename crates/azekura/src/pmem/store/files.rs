@@ -62,11 +62,13 @@ pub(crate) struct Loaded {
     /// The highest number that may be in it. Both are 0 of a pool that was used as memory: it says itself what is
     /// known.
     pub(crate) highest: SeqNo,
+    /// It was used as memory.
+    pub(crate) is_raw: bool,
 }
 
 impl Loaded {
     fn raw(image: Image) -> Loaded {
-        Loaded { image, replay_from: SeqNo::ZERO, highest: SeqNo::ZERO }
+        Loaded { image, replay_from: SeqNo::ZERO, highest: SeqNo::ZERO, is_raw: true }
     }
 }
 
@@ -222,7 +224,7 @@ impl ImageStore {
             false => load_image(&pool, page, newer, self.partition, len_max, env).map(|(image, sums, head)| {
                 let (replay_from, highest) = (head.replay_from, head.highest);
                 (files.sums, files.last) = (sums, Some(head));
-                Loaded { image, replay_from, highest }
+                Loaded { image, replay_from, highest, is_raw: false }
             }),
         };
         let loaded = loaded.map_err(|error| error.in_file(&self.path))?;

@@ -307,3 +307,22 @@ fn on_a_file_system_in_memory_it_survives_the_process_and_says_so() {
     assert_eq!(part.len().unwrap(), 4_000);
     assert_eq!(part.get(4_321u32.to_be_bytes()).unwrap().unwrap(), 4_321u32.to_le_bytes());
 }
+
+/// Whatever is put under the key of a record is newer than that, or the put would be taken for one that the log brings
+/// again and left out, without a word. So a number that none can be is found when the pool is opened, closed or not.
+#[test]
+fn a_number_that_nobody_was_given_is_found_where_bytes_are_believed() {
+    let fs = power();
+    let db = config(&fs).open().unwrap();
+    let part = open_pool(&db, "pool");
+    let value = |n: u32| format!("the value of {n:04}, and no other's");
+    (0..500u32).for_each(|n| part.insert(n.to_be_bytes(), value(n)).unwrap());
+    drop(part);
+    db.close().unwrap();
+    // Before the value stands the key, and before that the number, its highest byte last.
+    let (path, at) = place_of(&fs, value(301).as_bytes());
+    fs.open(&path, OpenMode::Write).unwrap().write_at(&[0x7F], at - 5).unwrap();
+    let opened = config(&fs).open().and_then(|db| db.open_partition("pool", pool(4 << 20)).map(drop));
+    let error = opened.unwrap_err();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(&*path)));
+}

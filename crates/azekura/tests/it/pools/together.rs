@@ -231,8 +231,7 @@ fn closing_beside_writers_loses_nothing() {
     }
 }
 
-/// What one writer has inserted: a row of keys without a gap, so that a copy of any moment has a beginning of it. Many
-/// of its leaves are split while the copy is made.
+/// What one writer has inserted: a row of keys without a gap, so that a copy of any moment has a beginning of it.
 #[test]
 fn a_copy_beside_writers_is_of_one_moment() {
     let number_of = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_be_bytes();
@@ -246,7 +245,7 @@ fn a_copy_beside_writers_is_of_one_moment() {
         let row = |writer: u64, n: u64| [&[writer as u8][..], &number_of(n)].concat();
         let at_least: Vec<[u64; 2]> = thread::scope(|scope| {
             let counts: [Arc<AtomicU64>; 2] = Default::default();
-            for writer in 0..2 {
+            let writers = [0, 1].map(|writer| {
                 let (stage, count) = (&stage, Arc::clone(&counts[writer as usize]));
                 scope.spawn(move || {
                     while !stage.stop.load(Ordering::SeqCst) && count.load(Ordering::SeqCst) < 40_000 {
@@ -254,11 +253,12 @@ fn a_copy_beside_writers_is_of_one_moment() {
                         stage.pool.insert(row(writer, n), value(writer, n)).unwrap();
                         count.store(n + 1, Ordering::SeqCst);
                     }
-                });
-            }
+                })
+            });
+            let are_at_it = || writers.iter().all(|writer| !writer.is_finished());
             let seen = || [0, 1].map(|writer: usize| counts[writer].load(Ordering::SeqCst));
             let copied = copies.iter().enumerate().map(|(n, copy)| {
-                while seen().iter().any(|count| *count < 300 * (n as u64 + 1)) {
+                while are_at_it() && seen().iter().any(|count| *count < 300 * (n as u64 + 1)) {
                     thread::yield_now();
                 }
                 let before = seen();
