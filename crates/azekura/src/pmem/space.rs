@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::base::sync::PARTS;
 use crate::base::{Error, ErrorKind, Result};
-use crate::mem::atomic::{EXPLORED, spin_loop};
+use crate::mem::atomic::{EXPLORED, spin_loop, yield_now};
 use crate::mem::epoch::Moment;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN};
@@ -25,8 +25,10 @@ const RUN: u64 = 64 << 10;
 const LEAF_GROUP: u64 = 16;
 /// So many buffers wait together for the readers to leave.
 const LIMBO_BATCH: usize = if EXPLORED { 1 } else { 128 };
-/// How often the readers are looked for before there is no space.
+/// How often the readers are looked for before there is no space; the last times others get the processor first,
+/// because a reader that is in the way and does not go on has none.
 const PATIENCE: usize = if EXPLORED { 2 } else { 10_000 };
+const YIELDS: usize = if EXPLORED { 0 } else { 64 };
 
 /// The length of the runs that threads take for themselves, and of a pool that has any.
 const SHELF: u64 = 16 << 10;
@@ -262,7 +264,7 @@ impl Space {
                 self.leaves.extend(leaves);
             } else if patience > 0 {
                 patience -= 1;
-                spin_loop();
+                if patience < YIELDS { yield_now() } else { spin_loop() }
             } else {
                 break;
             }
