@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::base::edit::Edit;
-use crate::base::sync::Bell;
+use crate::base::sync::{Bell, Line};
 use crate::base::{EntryRef, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::mem::atomic::{
@@ -54,12 +54,6 @@ pub(crate) enum ReadPoint {
 /// The newest sequence number whose commit every reader may see; moved by `db`, by whole commits, read by the trees.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Visible(Arc<Line<AtomicU64>>);
-
-/// What many threads write and others shall not lose by: alone on two cache lines, because processors fetch lines in
-/// pairs.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Line<T>(T);
 
 impl Visible {
     #[inline]

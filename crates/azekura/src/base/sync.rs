@@ -22,6 +22,12 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What many threads write and others shall not lose by: alone on two cache lines, because processors fetch lines in
+/// pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Line<T>(pub(crate) T);
+
 /// Things that threads should not share are there so often; each thread has one of them.
 pub(crate) const PARTS: usize = 8;
 

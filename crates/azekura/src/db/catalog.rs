@@ -20,7 +20,7 @@ use crate::lsm::blobs::early::EarlyFile;
 use crate::lsm::blobs::unsynced::Unsynced;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
-use crate::pmem::engine::{PoolHome, StoredPool};
+use crate::pmem::engine::{PmemTree, PoolHome, StoredPool};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind};
 use crate::vfs::fs::PersistenceLevel;
@@ -137,6 +137,12 @@ impl PartitionState {
     /// The same, if it is made of tables.
     pub(crate) fn lsm_if_built(&self) -> Option<&Arc<LsmTree>> {
         self.tree.get().and_then(Tree::lsm)
+    }
+
+    /// The same, if it is a pool.
+    #[inline]
+    pub(crate) fn pool_if_built(&self) -> Option<&Arc<dyn PmemTree>> {
+        self.tree.get().and_then(Tree::pmem)
     }
 
     /// Whether a value of that length is written ahead of its commit.

@@ -74,7 +74,7 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
         }
         // No pool may come to hold on disk what is committed behind the moment.
         let partitions = shared.catalog.all();
-        let pools = || partitions.iter().filter_map(|partition| partition.tree_if_built()?.pmem());
+        let pools = || partitions.iter().filter_map(|partition| partition.pool_if_built());
         let _held: Vec<_> = pools().map(|pool| pool.hold()).collect();
         shared.fs.create_dir_all(&tmp)?;
         let moment = writer.committer.alone(|| {

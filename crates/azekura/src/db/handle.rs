@@ -62,8 +62,7 @@ impl Handle {
             }
             shared.graveyard().close();
         }
-        let pools: Vec<_> =
-            shared.catalog.all().iter().filter_map(|p| Some(Arc::clone(p.tree_if_built()?.pmem()?))).collect();
+        let pools: Vec<_> = shared.catalog.all().iter().filter_map(|p| p.pool_if_built().cloned()).collect();
         if shared.writer.is_some() {
             // Before the directory is given free, however this ends: another process may open the files then.
             pools.iter().for_each(|pool| pool.end_changes());

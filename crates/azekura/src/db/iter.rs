@@ -134,11 +134,7 @@ impl Walk {
             return Ok(true);
         }
         let key = front.entry().user;
-        let inside = match &self.bounds.1 {
-            Bound::Unbounded => true,
-            Bound::Included(end) => self.order.cmp(key, end).is_le(),
-            Bound::Excluded(end) => self.order.cmp(key, end).is_lt(),
-        };
+        let inside = is_before_end(&self.order, &self.bounds.1, key);
         if !inside || self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
             return Ok(false);
         }
@@ -216,11 +212,7 @@ impl Walk {
         }
         handle.shared.check_open()?;
         let Some(entry) = front.lend()? else { return Ok(None) };
-        let inside = match &bounds.1 {
-            Bound::Unbounded => true,
-            Bound::Included(end) => order.cmp(entry.user, end).is_le(),
-            Bound::Excluded(end) => order.cmp(entry.user, end).is_lt(),
-        };
+        let inside = is_before_end(order, &bounds.1, entry.user);
         *ended = !inside;
         Ok(inside.then_some((entry.user, entry.value)))
     }
@@ -248,6 +240,16 @@ impl Walk {
             _ => EntryValue::Here(keep(&self.front, &self.back, end, bytes)),
         };
         Ok(Entry { key: Slice::from(key), value })
+    }
+}
+
+/// Whether a walk up comes to `key` before its end.
+#[inline]
+fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+    match end {
+        Bound::Unbounded => true,
+        Bound::Included(end) => order.cmp(key, end).is_le(),
+        Bound::Excluded(end) => order.cmp(key, end).is_lt(),
     }
 }
 

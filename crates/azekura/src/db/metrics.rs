@@ -394,7 +394,7 @@ impl BlobFileMetrics {
 impl PartitionMetrics {
     pub(crate) fn of(state: &Arc<PartitionState>) -> PartitionMetrics {
         let mut metrics = PartitionMetrics { name: state.name.to_string(), ..PartitionMetrics::default() };
-        if let Some(pool) = state.tree_if_built().and_then(Tree::pmem) {
+        if let Some(pool) = state.pool_if_built() {
             let figures = pool.figures();
             metrics.pool = Some(PoolMetrics::of(&figures));
             metrics.disk_bytes = figures.disk;

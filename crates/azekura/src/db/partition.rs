@@ -12,7 +12,6 @@ use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::state::claims::Claims;
-use crate::db::state::tree::Tree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadPin, ReadPoint};
 use crate::mem::slice::Slice;
@@ -111,20 +110,17 @@ impl Partition {
             return Err(Error::invalid(message));
         }
         let (record, mode) = (Record { kind, partition: self.state.id, key, value }, shared.settings.durability);
-        let pool = self.state.tree_if_built().and_then(Tree::pmem);
-        let Some(pool) = pool else {
+        let Some(pool) = self.state.pool_if_built() else {
             return with_payload(&record, |payload| {
                 let partitions = std::slice::from_ref(&self.state);
                 shared.commit(Commit { payload, count: 1, partitions, rooms: &[], path: Path::Logged }, mode)
             });
         };
-        shared.writer()?;
-        self.state.tree()?;
         match pool.level() {
             PersistenceLevel::Logged => {
-                with_payload(&record, |payload| shared.change(&**pool, &record, Some(payload), mode))
+                with_payload(&record, |payload| shared.change(&self.state, &**pool, &record, Some(payload), mode))
             }
-            _ => shared.change(&**pool, &record, None, mode),
+            _ => shared.change(&self.state, &**pool, &record, None, mode),
         }
     }
 

@@ -18,7 +18,6 @@ use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
 use crate::db::state::tally::Tally;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
-use crate::db::state::tree::Tree;
 use crate::engine::{Engine, Host, Pressure, ReadPoints, Visible};
 use crate::lsm::blobs::early::Claim;
 use crate::pmem::engine::PmemTree;
@@ -201,16 +200,18 @@ impl Shared {
         Ok(claim)
     }
 
-    /// Makes a single change of a pool and returns when it is as durable as `mode` asks. The log gets the `payload`, if
-    /// there is one.
+    /// Makes a single change of `partition`, a pool, and returns when it is as durable as `mode` asks. The log gets the
+    /// `payload`, if there is one.
     pub(crate) fn change(
         &self,
+        partition: &PartitionState,
         pool: &dyn PmemTree,
         record: &Record<'_>,
         payload: Option<&[u8]>,
         mode: PersistMode,
     ) -> Result<()> {
         let writer = self.writer()?;
+        partition.tree()?;
         let len = record_len(record);
         self.check_size(len)?;
         self.pace(len)?;
@@ -222,13 +223,12 @@ impl Shared {
     /// Writes a commit and returns when it is as durable as `mode` asks.
     pub(crate) fn commit(&self, commit: Commit<'_>, mode: PersistMode) -> Result<()> {
         if let [partition] = commit.partitions
-            && let Some(pool) = partition.tree_if_built().and_then(Tree::pmem)
+            && let Some(pool) = partition.pool_if_built()
             && commit.count == 1
         {
-            partition.tree()?;
             let record = Records::new(commit.payload).next().expect("a commit has records")?;
             let logged = pool.level() == PersistenceLevel::Logged;
-            return self.change(&**pool, &record, logged.then_some(commit.payload), mode);
+            return self.change(partition, &**pool, &record, logged.then_some(commit.payload), mode);
         }
         let last = self.write(commit, 0)?;
         self.make_durable(last, mode)

@@ -79,9 +79,8 @@ impl Slice {
         if let Some(short) = Slice::inline(&bytes[start..]) {
             return short;
         }
-        let in_range = |n: usize| u32::try_from(n).expect("a slice holds less than 4 GiB");
-        let (start, len) = (in_range(start), in_range(bytes.len() - start));
-        Slice(Repr::Shared { bytes, start, len })
+        let len = bytes.len() - start;
+        Slice::part(bytes, start, len)
     }
 
     /// The `len` bytes of `bytes` from `start` on, shared.

@@ -1,7 +1,7 @@
 //! Runs of free space that threads have for themselves.
 
 use crate::base::Result;
-use crate::base::sync::{PARTS, own_part};
+use crate::base::sync::{Line, PARTS, own_part};
 use crate::mem::atomic::{Mutex, MutexGuard, PoisonError};
 use crate::pmem::medium::Medium;
 use crate::pmem::space::{Range, Space};
@@ -14,15 +14,10 @@ const SHELVED_MAX: u64 = 1024;
 #[derive(Default)]
 pub(crate) struct Shelves([Shelf; PARTS]);
 
-/// Alone on two cache lines, because processors fetch lines in pairs.
-#[derive(Default)]
-#[repr(align(128))]
-struct Shelf(Mutex<Range>);
+type Shelf = Line<Mutex<Range>>;
 
-impl Shelf {
-    fn lock(&self) -> MutexGuard<'_, Range> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(shelf: &Shelf) -> MutexGuard<'_, Range> {
+    shelf.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shelves {
@@ -39,7 +34,7 @@ impl Shelves {
         if len > SHELVED_MAX {
             return space()?.take(medium, len);
         }
-        let mut shelf = self.0[own_part()].lock();
+        let mut shelf = lock(&self.0[own_part()]);
         if shelf.1 >= len {
             let at = shelf.0;
             *shelf = (at + len, shelf.1 - len);
@@ -50,12 +45,12 @@ impl Shelves {
 
     /// Takes all runs away.
     pub(crate) fn clear(&self) -> Vec<Range> {
-        let runs = self.0.iter().map(|shelf| std::mem::take(&mut *shelf.lock()));
+        let runs = self.0.iter().map(|shelf| std::mem::take(&mut *lock(shelf)));
         runs.filter(|(_, len)| *len > 0).collect()
     }
 
     /// What is on them, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.0.iter().map(|shelf| shelf.lock().1).sum()
+        self.0.iter().map(|shelf| lock(shelf).1).sum()
     }
 }

@@ -32,7 +32,7 @@ fn share(pool: &dyn PmemTree) -> Share<'_> {
 }
 
 fn pool_of(partition: &PartitionState) -> Option<&dyn PmemTree> {
-    partition.tree_if_built()?.pmem().map(|pool| &**pool)
+    partition.pool_if_built().map(|pool| &**pool)
 }
 
 impl<'a> Rooms<'a> {

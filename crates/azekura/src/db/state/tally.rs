@@ -2,16 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::sync::{PARTS, own_part};
-
-/// Alone on two cache lines, because processors fetch lines in pairs.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Part(AtomicU64);
+use crate::base::sync::{Line, PARTS, own_part};
 
 /// A sum in parts, so that threads that add to it don't take its line away from each other. Thread safe.
 #[derive(Debug, Default)]
-pub(crate) struct Tally([Part; PARTS]);
+pub(crate) struct Tally([Line<AtomicU64>; PARTS]);
 
 impl Tally {
     #[inline]

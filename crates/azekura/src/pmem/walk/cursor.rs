@@ -104,7 +104,7 @@ enum Way {
 impl<M: Medium> TreeCursor<M> {
     /// Takes the leaf of `goal`, on the way to one that lies behind or before it.
     fn fill(&mut self, goal: Goal<'_>, way: Way) -> Result<()> {
-        (self.valid, self.way) = (false, way);
+        (self.valid, self.way, self.want) = (false, way, FIRST_BATCH);
         self.ahead.fetch_all(self.tree.region());
         let TreeCursor { tree, view, ahead, cold, .. } = self;
         let pin = Pin::new();
@@ -343,19 +343,16 @@ impl Way {
 
 impl<M: Medium> Cursor for TreeCursor<M> {
     fn seek_to_first(&mut self) -> Result<()> {
-        self.want = FIRST_BATCH;
         self.fill(Goal::First, Way::Up)?;
         self.up_from(0)
     }
 
     fn seek_to_last(&mut self) -> Result<()> {
-        self.want = FIRST_BATCH;
         self.fill(Goal::Last, Way::Down)?;
         self.down_from(self.view.slots.len())
     }
 
     fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
-        self.want = FIRST_BATCH;
         self.fill(Goal::At(target.user), Way::Up)?;
         let at = self.rank(target)?;
         (at..at + AHEAD).for_each(|at| self.fetch(at));
@@ -363,7 +360,6 @@ impl<M: Medium> Cursor for TreeCursor<M> {
     }
 
     fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
-        self.want = FIRST_BATCH;
         self.fill(Goal::At(target.user), Way::Down)?;
         let end = self.rank(target)?;
         (end.saturating_sub(AHEAD)..end).for_each(|at| self.fetch(at));
