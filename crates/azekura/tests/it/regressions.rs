@@ -1,8 +1,16 @@
-//! Bugs that the proofs found, each as the shortest story that shows it.
+//! Defects that were found and repaired, each as the shortest program that shows it.
 //!
-//! Room: `golden` (databases that older versions have written).
+//! Modules: `golden` (databases written by older versions), and by part of the engine `log_damage`, `pool_files`,
+//! `pool_space`, `tables`, `background`, `paths`, `disk_full`.
 
+mod background;
+mod disk_full;
 mod golden;
+mod log_damage;
+mod paths;
+mod pool_files;
+mod pool_space;
+mod tables;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -209,11 +209,11 @@ fn innocents_stay_green() {
 }
 
 #[test]
-fn seventy_lines_of_function_and_five_hundred_of_file_are_allowed() {
+fn longest_function_and_file_are_allowed() {
     let function = format!("fn f() {{\n{}}}\n", "    g(\"}\");\n".repeat(68));
     assert_eq!(broken(&source("table/a.rs"), &function), Vec::<&str>::new());
     let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", "    const X: u8 = 1;\n".repeat(300));
-    let file = format!("{}{tests}", "const X: u8 = 1;\n".repeat(500));
+    let file = format!("{}{tests}", "const X: u8 = 1;\n".repeat(800));
     assert_eq!(broken(&source("table/a.rs"), &file), Vec::<&str>::new());
 }
 

@@ -8,9 +8,9 @@ use super::source::words;
 use super::tree::Tree;
 
 const DOOR_PLATE_LINES_MAX: usize = 60;
-const FILE_LINES_MAX: usize = 500;
+const FILE_LINES_MAX: usize = 800;
 const FUNCTION_LINES_MAX: usize = 70;
-const FOLDER_FILES_MAX: usize = 16;
+const FOLDER_FILES_MAX: usize = 25;
 const COLUMNS_MAX: usize = 120;
 const NAMES_FORBIDDEN: &[&str] = &["util", "utils", "common", "helpers", "helper", "types", "misc"];
 

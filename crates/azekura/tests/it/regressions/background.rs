@@ -1,0 +1,1 @@
+//! Workers, budgets, listeners, deletion of partitions.

@@ -1,0 +1,1 @@
+//! Recovery from damaged logs, in every recovery mode.

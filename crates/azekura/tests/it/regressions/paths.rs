@@ -1,0 +1,1 @@
+//! Paths, working directories, locks, checkpoint targets.

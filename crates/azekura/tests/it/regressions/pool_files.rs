@@ -1,0 +1,1 @@
+//! Pool files: creation, images, close and reopen, comparators.

@@ -1,0 +1,1 @@
+//! Pools that are full, small or hold versions for old snapshots.

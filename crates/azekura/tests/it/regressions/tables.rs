@@ -1,0 +1,1 @@
+//! Tables, blob files, compaction and iteration.
