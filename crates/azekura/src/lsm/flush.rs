@@ -38,6 +38,23 @@ impl LsmTree {
         else {
             return Ok(TaskReport::default());
         };
+        if let Err(error) = self.commit_flush(&mut written, host) {
+            // Files that an edit may name stay, and so does the edit.
+            if written.unnamed.is_none() {
+                *lock(&self.uncommitted_flush) = Some(written);
+            }
+            return Err(error);
+        }
+        let bytes_written = written.blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
+        let report =
+            TaskReport { level: 0, tables: written.tables.len() as u64, bytes_written, ..TaskReport::default() };
+        self.publish_flush(written);
+        Counters::add(&self.counters.flushes, 1);
+        Counters::add(&self.counters.flushed_bytes, bytes_written);
+        Ok(report)
+    }
+
+    fn commit_flush(&self, written: &mut Written, host: &dyn Host) -> Result<()> {
         // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent
         // too.
         host.make_log_durable(written.through)?;
@@ -51,17 +68,7 @@ impl LsmTree {
         if let Some(unnamed) = written.unnamed.take() {
             unnamed.keep();
         }
-        if let Err(error) = host.commit_edits(&edits) {
-            *lock(&self.uncommitted_flush) = Some(written);
-            return Err(error);
-        }
-        let bytes_written = written.blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
-        let report =
-            TaskReport { level: 0, tables: written.tables.len() as u64, bytes_written, ..TaskReport::default() };
-        self.publish_flush(written);
-        Counters::add(&self.counters.flushes, 1);
-        Counters::add(&self.counters.flushed_bytes, bytes_written);
-        Ok(report)
+        host.commit_edits(&edits)
     }
 
     fn write_sealed(&self, host: &dyn Host) -> Result<Option<Written>> {

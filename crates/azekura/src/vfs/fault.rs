@@ -92,12 +92,14 @@ pub struct FaultPlan {
     pub what: Fault,
     /// Only operations on paths that contain this are counted and struck. For a rename or a link, either path.
     pub path_contains: Option<String>,
+    /// Operations count only after this many have been struck, by whichever plan.
+    pub after_strikes: u64,
 }
 
 impl FaultPlan {
     /// The `nth` operation of that kind from now on, once, on any path.
     pub fn new(op: OpKind, nth: u64, what: Fault) -> FaultPlan {
-        FaultPlan { op, nth, times: Times::Once, what, path_contains: None }
+        FaultPlan { op, nth, times: Times::Once, what, path_contains: None, after_strikes: 0 }
     }
 
     /// The same, and every later one too.
@@ -111,6 +113,13 @@ impl FaultPlan {
     #[must_use]
     pub fn in_path(mut self, part: impl Into<String>) -> FaultPlan {
         self.path_contains = Some(part.into());
+        self
+    }
+
+    /// The same, for operations that come after this many strikes: the second fault of a pair.
+    #[must_use]
+    pub fn after_strikes(mut self, strikes: u64) -> FaultPlan {
+        self.after_strikes = strikes;
         self
     }
 }
@@ -165,7 +174,10 @@ impl Board {
             let plan = &armed.plan;
             let kind = plan.op == op || plan.op == OpKind::Any;
             let part = plan.path_contains.as_deref().unwrap_or("");
-            if kind && paths.iter().any(|path| path.to_string_lossy().contains(part)) {
+            if kind
+                && self.struck >= plan.after_strikes
+                && paths.iter().any(|path| path.to_string_lossy().contains(part))
+            {
                 armed.seen += 1;
                 let first = plan.nth.max(1);
                 let due = armed.seen == first || (armed.seen > first && plan.times == Times::Forever);
@@ -484,6 +496,16 @@ mod tests {
         assert!(fs.open(Path::new("/1.wal"), OpenMode::Create).is_err());
         assert!(fs.rename(Path::new("/f"), Path::new("/2.wal")).is_err(), "either path of a rename counts");
         assert!(fs.exists(Path::new("/f")).unwrap());
+    }
+
+    #[test]
+    fn a_plan_after_strikes_waits_for_the_first_one() {
+        let (_, fs, file) = faulty();
+        let broken = error(io::ErrorKind::Other);
+        fs.fail(FaultPlan::new(OpKind::Write, 2, broken).after_strikes(1));
+        fs.fail(FaultPlan::new(OpKind::Write, 3, broken));
+        let outcome: Vec<bool> = (0..7).map(|_| file.write_at(b"x", 0).is_ok()).collect();
+        assert_eq!(outcome, [true, true, false, true, false, true, true]);
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! The n-th call of each kind to the file system fails, once or for ever, in every phase of a database's life: no
-//! panic, no wait without an end, nothing acknowledged is lost.
+//! panic, no wait without an end, nothing acknowledged is lost. Then two calls of one life fail.
 //!
 //! - `AZEKURA_FAULT_STRIDE`: try every so many calls only.
+//! - `AZEKURA_FAULT_PAIRS`: how many random pairs of faults to try; `AZEKURA_SEED` tries one of them.
 //!
-//! Rooms in reading order: `life` (the phases, and what must hold at their end), `sweep` (every call), `rules` (failed
-//! syncs poison, a full disk does not), `setbacks` (what fails for ever keeps nobody else from their work).
+//! Rooms in reading order: `life` (the phases, and what must hold at their end), `sweep` (every call), `pairs` (a second
+//! fault after the first), `rules` (failed syncs poison, a full disk does not), `setbacks` (what fails for ever keeps
+//! nobody else from their work).
 
 mod life;
+mod pairs;
 mod rules;
 mod setbacks;
 mod sweep;

@@ -141,10 +141,11 @@ impl LsmTree {
         if let Some(meta) = &state.finished {
             return Ok(meta.clone());
         }
-        let meta = match writing.tail.has_failed() {
-            true => carry_over(file, &writing.tail, &state, unnamed, created_ms)?,
-            false => self.finish(file, &writing.tail, &mut state)?,
-        };
+        if writing.tail.has_failed() {
+            // The new file belongs to `unnamed`, which removes it if the flush fails: a later flush needs another one.
+            return carry_over(file, &writing.tail, &state, unnamed, created_ms);
+        }
+        let meta = self.finish(file, &writing.tail, &mut state)?;
         state.finished = Some(meta.clone());
         Ok(meta)
     }

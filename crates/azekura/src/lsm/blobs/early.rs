@@ -76,7 +76,7 @@ pub(super) struct Writing {
 
 pub(super) struct WriterState {
     pub(super) writer: EarlyWriter,
-    /// What an edit is to say, once the file is finished and durable.
+    /// What an edit is to say, once this file itself is finished and durable.
     pub(super) finished: Option<BlobMeta>,
 }
 

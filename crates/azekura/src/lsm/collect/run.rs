@@ -182,7 +182,10 @@ impl LsmTree {
     /// Puts new files in the place of old ones. If the edit cannot be committed, the collection stays as it is: whether
     /// the manifest names its files is not known then.
     fn complete_collection(&self, mut job: Collection, host: &dyn Host) -> Result<TaskReport> {
-        self.check_open()?;
+        if let Err(error) = self.check_open() {
+            lock(&self.remembered).collecting = Some(job); // `discard` removes its files
+            return Err(error);
+        }
         let partition = self.context.partition;
         let files = job.name_output().to_vec();
         let added = files.iter().map(|file| Edit::BlobFileAdded { partition, file: file.clone() });

@@ -119,7 +119,10 @@ impl LsmTree {
     /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is:
     /// whether the manifest names its tables is not known then.
     fn complete(&self, mut job: Job, host: &dyn Host) -> Result<TaskReport> {
-        self.check_open()?;
+        if let Err(error) = self.check_open() {
+            lock(&self.remembered).paused = Some(job); // `discard` removes its files
+            return Err(error);
+        }
         let (plan, bytes_read) = (job.plan.clone(), job.bytes_read);
         let (partition, level) = (self.context.partition, plan.to);
         let inputs: Vec<FileId> = plan.upper.iter().chain(&plan.lower).copied().collect();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, SystemEnv, TestEnv};
 use azekura::{
-    Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode, Result,
+    Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PmemOptions, Result,
 };
 
 use crate::world::{Dice, Map};
@@ -20,17 +21,19 @@ pub(super) enum Phase {
     Write,
     Flush,
     Compact,
+    Collect,
     Checkpoint,
     Close,
     Reopen,
     Last,
 }
 
-pub(super) const PHASES: [Phase; 8] = [
+pub(super) const PHASES: [Phase; 9] = [
     Phase::Create,
     Phase::Write,
     Phase::Flush,
     Phase::Compact,
+    Phase::Collect,
     Phase::Checkpoint,
     Phase::Close,
     Phase::Reopen,
@@ -42,6 +45,18 @@ pub(super) const PHASES: [Phase; 8] = [
 pub(super) struct Style {
     pub(super) workers: usize,
     pub(super) mapped: bool,
+    /// Bytes after which a blob file is full: one large value each, or many.
+    pub(super) blob_file_size: u64,
+    /// Every how many commits one asks for a sync.
+    pub(super) sync_every: u32,
+    /// The partition `right` is a pool.
+    pub(super) pool: bool,
+}
+
+impl Style {
+    pub(super) fn new(workers: usize, mapped: bool) -> Style {
+        Style { workers, mapped, blob_file_size: 8 << 10, sync_every: 3, pool: false }
+    }
 }
 
 /// One database with the record of what it said. Both partitions get the same writes.
@@ -72,8 +87,15 @@ fn config(fs: Arc<dyn Fs>, style: Style, salt: u64) -> Config {
         .cache_size(4 << 10)
 }
 
-fn options() -> PartitionCreateOptions {
-    let apart = KvSeparationOptions::default().separation_threshold(60).blob_file_target_size(8 << 10).early_from(120);
+fn options(style: Style, name: &str) -> PartitionCreateOptions {
+    if style.pool && name == PARTS[1] {
+        let sizes = PmemOptions::default().max_size(8 << 20).growth_step(4 << 10);
+        return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));
+    }
+    let apart = KvSeparationOptions::default()
+        .separation_threshold(60)
+        .blob_file_target_size(style.blob_file_size)
+        .early_from(120);
     PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10).with_kv_separation(apart)
 }
 
@@ -127,6 +149,16 @@ impl Life {
                 self.write(3);
                 self.read();
             }
+            Phase::Collect => {
+                for part in self.parts.clone() {
+                    self.note(part.gc_with_space_amp_target(1.0));
+                }
+                self.write(3);
+                for part in self.parts.clone() {
+                    self.note(part.flush());
+                }
+                self.read();
+            }
             Phase::Checkpoint => {
                 if let Some(db) = self.db.clone() {
                     self.note(db.checkpoint("/data/copy"));
@@ -157,8 +189,9 @@ impl Life {
         }
         let Some(db) = self.db.clone() else { return };
         if self.parts.len() < PARTS.len() {
-            let parts: Vec<Option<Partition>> =
-                PARTS.iter().map(|name| db.open_partition(name, options())).map(|part| self.note(part)).collect();
+            let style = self.style;
+            let parts = PARTS.iter().map(|name| db.open_partition(name, options(style, name)));
+            let parts: Vec<Option<Partition>> = parts.map(|part| self.note(part)).collect();
             self.parts = parts.into_iter().collect::<Option<Vec<_>>>().unwrap_or_default();
         }
     }
@@ -182,7 +215,8 @@ impl Life {
         }
         for _ in 0..commits {
             self.commits += 1;
-            let mode = [PersistMode::Buffer, PersistMode::Buffer, PersistMode::SyncData][self.commits as usize % 3];
+            let asks = (self.commits + 1).is_multiple_of(self.style.sync_every);
+            let mode = if asks { PersistMode::SyncData } else { PersistMode::Buffer };
             let mut batch = db.batch().durability(mode);
             let mut writes = Map::new();
             for _ in 0..3 {
@@ -266,7 +300,7 @@ impl Life {
         let style = Style { workers: 0, ..self.style };
         let db = config(Arc::clone(&fs), style, 999).open().unwrap_or_else(|e| panic!("does not open: {e}"));
         let read = |name: &str| -> Map {
-            let part = db.open_partition(name, options()).unwrap();
+            let part = db.open_partition(name, options(style, name)).unwrap();
             part.iter().map(|pair| pair.unwrap()).map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
         };
         let (left, right) = (read(PARTS[0]), read(PARTS[1]));

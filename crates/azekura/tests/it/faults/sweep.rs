@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
 
-use super::life::{Life, PHASES, Style};
+use super::life::{Life, PHASES, Phase, Style};
 use crate::world::number;
 use crate::world::watchdog::within_ten_seconds;
 
@@ -61,15 +61,18 @@ fn calls(style: Style) -> Vec<(OpKind, u64)> {
     calls
 }
 
-/// A life with one fault; what went wrong.
-fn run(style: Style, plan: FaultPlan) -> Result<u64, String> {
-    let what = format!("{style:?} {plan:?}");
+/// A life with these faults, each armed when its phase begins: how many struck, or what went wrong.
+pub(super) fn run(style: Style, plans: Vec<(Phase, FaultPlan)>) -> Result<u64, String> {
+    let what = format!("{style:?} {plans:?}");
     let result = catch_unwind(AssertUnwindSafe(|| {
         within_ten_seconds(&what, move || {
             let (machine, fs) = machine();
-            fs.fail(plan);
             let mut life = Life::new(Arc::new(fs.clone()), style);
-            PHASES.iter().for_each(|phase| life.live(*phase));
+            for phase in PHASES {
+                let armed = plans.iter().filter(|(begins, _)| *begins == phase);
+                armed.for_each(|(_, plan)| fs.fail(plan.clone()));
+                life.live(phase);
+            }
             life.check_errors();
             let struck = fs.struck();
             fs.repair();
@@ -96,7 +99,7 @@ fn sweep(style: Style, stride: u64) {
                 for forever in [false, true] {
                     let plan = FaultPlan::new(op, nth, fault);
                     lives += 1;
-                    match run(style, if forever { plan.forever() } else { plan }) {
+                    match run(style, vec![(Phase::Create, if forever { plan.forever() } else { plan })]) {
                         Ok(count) => struck += u64::from(count > 0),
                         Err(what) => wrong.push(what),
                     }
@@ -113,11 +116,11 @@ fn sweep(style: Style, stride: u64) {
 #[test]
 fn every_call_may_fail() {
     let stride = number("AZEKURA_FAULT_STRIDE", 5);
-    sweep(Style { workers: 0, mapped: false }, stride);
-    sweep(Style { workers: 0, mapped: true }, stride);
+    sweep(Style::new(0, false), stride);
+    sweep(Style::new(0, true), stride);
 }
 
 #[test]
 fn every_call_may_fail_with_workers() {
-    sweep(Style { workers: 2, mapped: true }, number("AZEKURA_FAULT_STRIDE", 5) * 10);
+    sweep(Style::new(2, true), number("AZEKURA_FAULT_STRIDE", 5) * 10);
 }

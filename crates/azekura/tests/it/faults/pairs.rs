@@ -1,0 +1,95 @@
+//! A second fault follows the first.
+//!
+//! The first fault leaves the database in a state that only its error handling makes. The second one finds out what
+//! that handling left half done.
+
+use std::io::ErrorKind;
+
+use azekura::fs::{Fault, FaultPlan, OpKind};
+
+use super::life::{PHASES, Phase, Style};
+use super::sweep::run;
+use crate::world::dice::seeds;
+use crate::world::{Dice, number};
+
+type Pair = (Style, Vec<(Phase, FaultPlan)>);
+
+/// A random life with two faults: the second one comes in the same phase behind the first, or in a later phase.
+fn random_pair(seed: u64) -> Pair {
+    let mut dice = Dice::new(seed ^ 0xFA17);
+    let mut style = Style::new(0, dice.one_in(2));
+    style.blob_file_size = dice.pick(&[8 << 10, 64 << 10, 1 << 20]);
+    style.sync_every = dice.pick(&[1, 1, 2, 3]);
+    style.pool = dice.one_in(3);
+    let first = dice.index(PHASES.len() - 1);
+    let second = (first + dice.index(3)).min(PHASES.len() - 1);
+    let mut fault = || {
+        let op = dice.pick(&[
+            OpKind::Sync,
+            OpKind::Sync,
+            OpKind::Sync,
+            OpKind::Write,
+            OpKind::Write,
+            OpKind::Create,
+            OpKind::SyncDir,
+            OpKind::Rename,
+            OpKind::Read,
+            OpKind::Allocate,
+            OpKind::RemoveFile,
+            OpKind::Any,
+        ]);
+        let what = match op {
+            OpKind::Write | OpKind::Read | OpKind::Allocate if dice.one_in(3) => Fault::Short,
+            OpKind::Write | OpKind::Create | OpKind::Allocate if dice.one_in(2) => Fault::Error(ErrorKind::StorageFull),
+            _ => Fault::Error(ErrorKind::Other),
+        };
+        let reach = 1 << dice.below(6);
+        let plan = FaultPlan::new(op, 1 + dice.below(reach), what);
+        match op {
+            OpKind::Sync | OpKind::Write | OpKind::Create | OpKind::Read | OpKind::Any => {
+                plan.in_path(dice.pick(&[".blob", ".blob", ".sst", ".wal", "MANIFEST", ".pool", ""]))
+            }
+            _ => plan,
+        }
+    };
+    let plans = vec![(PHASES[first], fault()), (PHASES[second], fault().after_strikes(1))];
+    (style, plans)
+}
+
+/// Runs each pair; `name` says which one it is.
+fn check(pairs: impl Iterator<Item = (String, Pair)>) {
+    let (mut lives, mut both, mut wrong) = (0, 0, Vec::new());
+    for (name, (style, plans)) in pairs {
+        lives += 1;
+        match run(style, plans) {
+            Ok(struck) => both += usize::from(struck > 1),
+            Err(what) => wrong.push(format!("{name}: {what}")),
+        }
+    }
+    println!("{lives} pairs of faults, both struck in {both}, {} wrong", wrong.len());
+    let shown: Vec<&String> = wrong.iter().take(12).collect();
+    assert!(wrong.is_empty(), "{} of {lives} lives went wrong: {shown:#?}", wrong.len());
+    assert!(both * 4 > lives, "too few second faults struck");
+}
+
+#[test]
+fn nothing_is_lost_when_two_calls_fail() {
+    let seeds = seeds(number("AZEKURA_FAULT_PAIRS", 400));
+    check(seeds.into_iter().map(|seed| (format!("AZEKURA_SEED={seed}"), random_pair(seed))));
+}
+
+/// A sync of a direct blob write fails, so its blob file can take no end and a flush carries its durable values over.
+/// Then any call on a blob file fails, up to and within that flush. What the second fault found: the next flush named
+/// the file that the failed one had made and removed.
+#[test]
+fn nothing_is_lost_when_carrying_values_fails() {
+    let broken = Fault::Error(ErrorKind::Other);
+    let stride = number("AZEKURA_FAULT_STRIDE", 5);
+    let syncs = (3..=33).step_by(3 * stride as usize).chain([15, 33]);
+    check(syncs.flat_map(|sync| (20..=60).map(move |call| (sync, call))).map(|(sync, call)| {
+        let style = Style { blob_file_size: 1 << 20, sync_every: 1, ..Style::new(0, true) };
+        let sync = FaultPlan::new(OpKind::Sync, sync, broken).in_path(".blob");
+        let call = FaultPlan::new(OpKind::Any, call, broken).in_path(".blob").after_strikes(1);
+        ("enumerated".to_owned(), (style, vec![(Phase::Write, sync), (Phase::Flush, call)]))
+    }));
+}
