@@ -9,6 +9,15 @@ use std::sync::Arc;
 /// Must be a total order, the same for ever: its [`name`](Comparator::name) is stored with the partition, and opening
 /// the partition with a comparator of another name is an error. A comparator that panics poisons the database.
 ///
+/// # Which byte strings it is given
+/// - keys that were inserted, removed or asked for, and bounds of ranges;
+/// - keys that its own [`shortest_separator`](Comparator::shortest_separator) wrote;
+/// - to [`canonical`](Comparator::canonical) alone, the empty key, by the default
+///   [`has_canonical`](Comparator::has_canonical).
+///
+/// It is given no others: a comparator of keys of one length may rely on that length. One that says that it is
+/// [bytewise](Comparator::is_bytewise) may be given any byte string.
+///
 /// The question
 /// [`can_keys_with_different_byte_contents_be_equal`](Comparator::can_keys_with_different_byte_contents_be_equal) is
 /// RocksDB's: structures that hash keys are only sound if equal keys have equal bytes.
@@ -45,6 +54,12 @@ pub trait Comparator: Send + Sync {
     fn canonical(&self, key: &[u8], out: &mut Vec<u8>) -> bool {
         let _ = (key, out);
         false
+    }
+
+    /// Whether [`canonical`](Comparator::canonical) has a form for every key. It is asked only where different bytes may
+    /// be equal, also before there is a key: the default asks for the form of the empty key.
+    fn has_canonical(&self) -> bool {
+        self.canonical(b"", &mut Vec::new())
     }
 
     /// Writes a key `s` with `start <= s < limit` into `out`, as short as possible; the default copies `start`.
@@ -123,6 +138,11 @@ impl KeyOrder {
                 c.canonical(key, scratch).then_some(scratch.as_slice())
             }
         }
+    }
+
+    /// Whether keys may be hashed at all: [`hashable`](KeyOrder::hashable) has bytes for every key.
+    pub(crate) fn hashes_keys(&self) -> bool {
+        self.bytes_identify_keys() || self.0.as_ref().is_some_and(|c| c.has_canonical())
     }
 
     /// Writes a separator `s` with `start <= s < limit`, short if the order allows, into `out`.

@@ -281,13 +281,11 @@ impl PartitionCreateOptions {
     /// Fails if an option is asked for that the order of the keys does not allow.
     pub(crate) fn check_order(&self, order: &KeyOrder) -> Result<()> {
         match self.data_block_index_type {
-            Some(index_type) if index_type.hashes() && order.hashable(b"", &mut Vec::new()).is_none() => {
-                Err(Error::invalid(format!(
-                    "data_block_index_type {index_type:?} hashes keys, but comparator {:?} may hold keys of different \
+            Some(index_type) if index_type.hashes() && !order.hashes_keys() => Err(Error::invalid(format!(
+                "data_block_index_type {index_type:?} hashes keys, but comparator {:?} may hold keys of different \
                      bytes equal and has no canonical form for them",
-                    order.name()
-                )))
-            }
+                order.name()
+            ))),
             _ => Ok(()),
         }
     }

@@ -23,7 +23,9 @@ impl FilterBuilder {
     /// `None` where the policy or the order allows no filter.
     pub(crate) fn new(policy: FilterPolicy, piece_size: Option<u32>, order: &KeyOrder) -> Option<FilterBuilder> {
         let FilterPolicy::Bloom { bits_per_key } = policy else { return None };
-        order.hashable(b"", &mut Vec::new())?;
+        if !order.hashes_keys() {
+            return None;
+        }
         let keys_per_piece = piece_size.map(|size| ((size as f32 * 8.0 / bits_per_key) as usize).max(1));
         Some(FilterBuilder {
             bits_per_key,

@@ -345,7 +345,7 @@ impl Tail {
         options: ReadOptions,
         order: &KeyOrder,
     ) -> Result<Option<Filter>> {
-        let usable = order.hashable(b"", &mut Vec::new()).is_some();
+        let usable = order.hashes_keys();
         let Some(handle) = self.directory.filter_top.filter(|_| usable) else { return Ok(None) };
         let top = self.block::<FilterTop>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
         match top {

@@ -264,7 +264,7 @@ impl Walk<'_> {
     fn filter_ends(&mut self) -> Result<()> {
         let Some(mut walk) = self.filter.take() else { return Ok(()) };
         walk.top.next()?;
-        while walk.top.valid() && self.table.order.hashable(b"", &mut Vec::new()).is_none() {
+        while walk.top.valid() && !self.table.order.hashes_keys() {
             self.filter_piece(&walk.top)?;
             walk.top.next()?;
         }

@@ -1,5 +1,6 @@
 //! Writes a table, front to back.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use crate::base::blob_ref::{BlobRef, ReferenceBuilder, References};
@@ -90,8 +91,9 @@ impl TableWriter {
     pub(crate) fn add(&mut self, entry: EntryRef<'_>) -> Result<()> {
         let key = entry.key();
         let first = self.properties.entries == 0;
-        let by_user = self.order.cmp(&self.last.0, key.user);
-        if !first && by_user.then_with(|| key.seqno.cmp(&self.last.1)).is_ge() {
+        // Without an entry there is no key to compare with: the empty one was not inserted.
+        let by_user = if first { Ordering::Less } else { self.order.cmp(&self.last.0, key.user) };
+        if by_user.then_with(|| key.seqno.cmp(&self.last.1)).is_ge() {
             return Err(Error::corruption("entries are not in order, or the comparator contradicts itself"));
         }
         if entry.kind == RecordKind::BlobPointer {
@@ -99,7 +101,7 @@ impl TableWriter {
         }
         self.cut_before(key, entry.value.len())?;
         self.index_pending(Some((key.user, by_user.is_eq())));
-        if first || by_user.is_lt() {
+        if by_user.is_lt() {
             self.hash_key(key.user);
         }
         self.data.add(key, self.hash, entry.kind.to_byte(), entry.value);
@@ -222,10 +224,7 @@ impl TableWriter {
 
 /// An order without hashes has data blocks without them.
 fn index_type_for(options: &TableOptions, order: &KeyOrder) -> DataBlockIndexType {
-    match order.hashable(b"", &mut Vec::new()) {
-        Some(_) => options.data_block_index_type,
-        None => DataBlockIndexType::BinarySearch,
-    }
+    if order.hashes_keys() { options.data_block_index_type } else { DataBlockIndexType::BinarySearch }
 }
 
 fn data_builder(index_type: DataBlockIndexType, options: &TableOptions) -> DataBuilder {

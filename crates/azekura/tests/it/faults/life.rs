@@ -10,6 +10,7 @@ use azekura::{
     PersistMode, PmemOptions, Result,
 };
 
+use crate::world::order::Order;
 use crate::world::{Dice, Map};
 
 pub(super) const DIR: &str = "/data/db";
@@ -51,11 +52,17 @@ pub(super) struct Style {
     pub(super) sync_every: u32,
     /// The partition `right` is a pool.
     pub(super) pool: bool,
+    /// Of the keys, which are sealed for it.
+    pub(super) order: Order,
 }
 
 impl Style {
     pub(super) fn new(workers: usize, mapped: bool) -> Style {
-        Style { workers, mapped, blob_file_size: 8 << 10, sync_every: 3, pool: false }
+        Style { workers, mapped, blob_file_size: 8 << 10, sync_every: 3, pool: false, order: Order::Bytes }
+    }
+
+    fn key(self, n: u64) -> Vec<u8> {
+        self.order.seal(format!("key {n:02}").as_bytes())
     }
 }
 
@@ -97,6 +104,14 @@ fn options(style: Style, name: &str) -> PartitionCreateOptions {
         .blob_file_target_size(style.blob_file_size)
         .early_from(120);
     PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10).with_kv_separation(apart)
+}
+
+fn open_part(db: &Database, style: Style, name: &str) -> Result<Partition> {
+    let options = style.order.allows(options(style, name));
+    match style.order.comparator() {
+        None => db.open_partition(name, options),
+        Some(comparator) => db.open_partition_with_comparator(name, options, comparator),
+    }
 }
 
 impl Life {
@@ -190,7 +205,7 @@ impl Life {
         let Some(db) = self.db.clone() else { return };
         if self.parts.len() < PARTS.len() {
             let style = self.style;
-            let parts = PARTS.iter().map(|name| db.open_partition(name, options(style, name)));
+            let parts = PARTS.iter().map(|name| open_part(&db, style, name));
             let parts: Vec<Option<Partition>> = parts.map(|part| self.note(part)).collect();
             self.parts = parts.into_iter().collect::<Option<Vec<_>>>().unwrap_or_default();
         }
@@ -220,12 +235,12 @@ impl Life {
             let mut batch = db.batch().durability(mode);
             let mut writes = Map::new();
             for _ in 0..3 {
-                let key = format!("key {:02}", self.dice.below(20)).into_bytes();
+                let key = self.style.key(self.dice.below(20));
                 // Large ones fill segments, so that the log moves on.
                 let len = if self.dice.one_in(4) { 12_000 } else { 30 };
                 writes.insert(key, [self.commits.to_be_bytes().to_vec(), self.dice.noise(len)].concat());
             }
-            let removed = format!("key {:02}", self.dice.below(20)).into_bytes();
+            let removed = self.style.key(self.dice.below(20));
             writes.remove(&removed);
             for part in &self.parts {
                 writes.iter().for_each(|(key, value)| batch.insert(part, key, value));
@@ -259,7 +274,7 @@ impl Life {
     fn read(&mut self) {
         for part in self.parts.clone() {
             for n in 0..20 {
-                let key = format!("key {n:02}").into_bytes();
+                let key = self.style.key(n);
                 if let Some(found) = self.note(part.get(&key)) {
                     assert!(
                         self.fits(&key, found.as_deref()),
@@ -279,7 +294,7 @@ impl Life {
 
     fn compare(&self, found: &Map) {
         for n in 0..20 {
-            let key = format!("key {n:02}").into_bytes();
+            let key = self.style.key(n);
             let value = found.get(&key);
             assert!(
                 self.fits(&key, value.map(|v| &v[..])),
@@ -300,7 +315,7 @@ impl Life {
         let style = Style { workers: 0, ..self.style };
         let db = config(Arc::clone(&fs), style, 999).open().unwrap_or_else(|e| panic!("does not open: {e}"));
         let read = |name: &str| -> Map {
-            let part = db.open_partition(name, options(style, name)).unwrap();
+            let part = open_part(&db, style, name).unwrap();
             part.iter().map(|pair| pair.unwrap()).map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
         };
         let (left, right) = (read(PARTS[0]), read(PARTS[1]));

@@ -10,6 +10,7 @@ use azekura::fs::{Fault, FaultPlan, OpKind};
 use super::life::{PHASES, Phase, Style};
 use super::sweep::run;
 use crate::world::dice::seeds;
+use crate::world::order::ORDERS;
 use crate::world::{Dice, number};
 
 type Pair = (Style, Vec<(Phase, FaultPlan)>);
@@ -21,6 +22,7 @@ fn random_pair(seed: u64) -> Pair {
     style.blob_file_size = dice.pick(&[8 << 10, 64 << 10, 1 << 20]);
     style.sync_every = dice.pick(&[1, 1, 2, 3]);
     style.pool = dice.one_in(3);
+    style.order = dice.pick(&ORDERS);
     let first = dice.index(PHASES.len() - 1);
     let second = (first + dice.index(3)).min(PHASES.len() - 1);
     let mut fault = || {

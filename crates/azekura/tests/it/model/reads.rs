@@ -79,7 +79,7 @@ impl Subject {
         let n = self.dice.throw();
         match self.halves[name].book.some_key(n) {
             Some(key) if !self.dice.one_in(4) => key,
-            _ => self.key(),
+            _ => self.key(name),
         }
     }
 

@@ -12,13 +12,16 @@ use crate::world::order::Order;
 use crate::world::{Dice, Shape};
 
 /// The partitions of a run and the orders of their keys.
-pub(super) const PARTITIONS: [(&str, Order); 6] = [
+pub(super) const PARTITIONS: [(&str, Order); 9] = [
     ("one", Order::Bytes),
     ("two/..\u{0}", Order::Bytes),
     ("three \u{2713}", Order::Bytes),
     ("reversed", Order::Reversed),
     ("any case", Order::AnyCase),
     ("any case, hashed", Order::AnyCaseHashed),
+    ("sealed", Order::Sealed),
+    ("fixed", Order::Fixed),
+    ("fixed, hashed", Order::FixedHashed),
 ];
 
 /// How often each thing was done, and what the engine did meanwhile: a generator that never reaches a path proves
@@ -94,6 +97,7 @@ impl Subject {
         subject.db = Some(subject.config().open().unwrap());
         subject.open_part(0);
         subject.open_part(3);
+        subject.open_part(6 + (seed % 3) as usize);
         subject
     }
 
@@ -119,9 +123,9 @@ impl Subject {
     }
 
     /// A key: few letters so that keys meet, and now and then a strange one.
-    pub(super) fn key(&mut self) -> Vec<u8> {
+    pub(super) fn key(&mut self, name: &str) -> Vec<u8> {
         const LETTERS: &[u8] = b"aAbBz\0\xff";
-        match self.dice.below(16) {
+        let bytes = match self.dice.below(16) {
             0 => Vec::new(),
             1..=5 => (0..1 + self.dice.below(5)).map(|_| self.dice.pick(LETTERS)).collect(),
             6 if self.dice.one_in(8) => {
@@ -129,7 +133,8 @@ impl Subject {
                 vec![self.dice.pick(LETTERS); len]
             }
             _ => format!("key {:03}", self.dice.below(250)).into_bytes(),
-        }
+        };
+        self.halves[name].book.order.seal(&bytes)
     }
 
     pub(super) fn value(&mut self) -> Vec<u8> {

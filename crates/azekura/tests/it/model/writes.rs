@@ -13,7 +13,7 @@ const MODES: [PersistMode; 3] = [PersistMode::Buffer, PersistMode::SyncData, Per
 impl Subject {
     pub(super) fn insert(&mut self) {
         let name = self.some_name();
-        let (key, value) = (if self.dice.one_in(3) { self.likely_key(name) } else { self.key() }, self.value());
+        let (key, value) = (if self.dice.one_in(3) { self.likely_key(name) } else { self.key(name) }, self.value());
         let half = self.half(name);
         half.part.insert(&key, &value).unwrap();
         half.book.insert(&key, &value);
@@ -169,7 +169,7 @@ impl Subject {
             let part = open_in(&db, &self.shape, name, half.book.order);
             let copy = Half { part, book: half.book.clone() };
             check_half(&copy, &mut self.dice, name);
-            copy.part.insert(b"only in the copy", b"").unwrap();
+            copy.part.insert(half.book.order.seal(b"only in the copy"), b"").unwrap();
         }
         db.close().unwrap();
         self.place.fs.remove_dir_all(&path).unwrap();

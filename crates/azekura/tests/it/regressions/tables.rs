@@ -8,6 +8,7 @@ use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, TestEnv};
 use azekura::{CompressionType, Config, KvSeparationOptions, PartitionCreateOptions, PersistMode};
 
 use super::{open, part};
+use crate::world::order::Order;
 
 /// A sync of the first direct blob file failed, so a flush carried its durable values over to a new file. The same flush
 /// failed at the second direct blob file and removed the new file, which was remembered as the finished form of the
@@ -48,4 +49,22 @@ fn a_retried_flush_names_no_removed_blob_file() {
     assert_eq!(p.get("a").unwrap().unwrap(), [1; 1_000]);
     assert_eq!(p.get("b").unwrap(), None);
     assert_eq!(p.get("c").unwrap().unwrap(), [3; 1_000]);
+}
+
+/// A table's writer compared its first key with the empty key, which was not inserted: a comparator of keys of eight
+/// bytes, which panics at any other length, poisoned the database at the first flush.
+#[test]
+fn a_comparator_is_given_only_known_keys() {
+    for order in [Order::Sealed, Order::Fixed, Order::FixedHashed] {
+        let db = open(&MemFs::new(), "/db", 1);
+        let comparator = order.comparator().unwrap();
+        let p = db.open_partition_with_comparator("p", Default::default(), comparator).unwrap();
+        let key = |n: u32| order.seal(&n.to_be_bytes());
+        (0..500).for_each(|n| p.insert(key(n), "v").unwrap());
+        p.flush().unwrap();
+        (0..500).step_by(3).for_each(|n| p.remove(key(n)).unwrap());
+        p.major_compact().unwrap();
+        assert!(p.get(key(1)).unwrap().is_some() && p.get(key(1_000)).unwrap().is_none());
+        assert_eq!(p.range(key(2)..).count() + p.range(..key(2)).count(), 333);
+    }
 }
