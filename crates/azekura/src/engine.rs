@@ -4,6 +4,7 @@
 //! split in two: the tree *chooses* a [`Task`] from plain values, and *runs* it when told to, so that background
 //! threads and a test that runs one task at a time are the same thing.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::base::edit::Edit;
@@ -393,12 +394,16 @@ impl TaskReport {
     }
 }
 
+/// Where the keys that a reader wants begin and end.
+pub(crate) type KeyBounds<'a> = (Bound<&'a Vec<u8>>, Bound<&'a Vec<u8>>);
+
 /// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
 /// show in it, under sequence numbers above those that were published when it was taken.
 pub(crate) trait View: Send + Sync {
     /// A cursor over the versions of all keys of that moment: all that a reader at `at`, which is registered for as
-    /// long as the cursor lives, may have to see, and perhaps others. It owns what it walks.
-    fn cursor(&self, at: SeqNo) -> Result<Box<dyn Cursor>>;
+    /// long as the cursor lives, may have to see within `bounds`, and perhaps others. It owns what it walks. A tree
+    /// that steps over keys by itself does so within `bounds` only.
+    fn cursor(&self, at: SeqNo, bounds: KeyBounds<'_>) -> Result<Box<dyn Cursor>>;
 
     /// Reads what entries of that moment point to. It owns what it needs.
     fn values(&self) -> Box<dyn Values>;

@@ -1,7 +1,8 @@
 //! From all versions of all keys to what one moment shows: the newest version of each key, without the deleted ones.
 //!
 //! Two types, one for each direction, because a walk meets the versions of a key newest first going forward and oldest
-//! first going back.
+//! first going back. Each knows the bound it moves towards and compares every key that it passes with it, also removed
+//! keys and keys that are not visible: the work of a walk is bounded by what lies inside its bounds.
 
 use std::ops::Bound;
 
@@ -21,18 +22,20 @@ pub(crate) struct Ascending<C> {
     /// deleted. Nothing older comes behind a record with sequence number 0.
     decided: Vec<u8>,
     is_decided: bool,
+    /// Behind this it shows nothing.
+    end: Bound<Vec<u8>>,
     /// What it walks over shows what is visible by itself.
     plain: bool,
     valid: bool,
 }
 
 impl<C: Cursor> Ascending<C> {
-    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Ascending<C> {
+    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo, end: Bound<Vec<u8>>) -> Ascending<C> {
         let plain = inner.shows_one_point();
-        Ascending { inner, order, at, decided: Vec::new(), is_decided: false, plain, valid: false }
+        Ascending { inner, order, at, decided: Vec::new(), is_decided: false, end, plain, valid: false }
     }
 
-    /// To the first visible key within the bound.
+    /// To the first visible key from `start` on.
     pub(crate) fn seek(&mut self, start: Bound<&[u8]>) -> Result<()> {
         self.is_decided = false;
         self.valid = false;
@@ -53,7 +56,8 @@ impl<C: Cursor> Ascending<C> {
     pub(crate) fn next(&mut self) -> Result<()> {
         self.valid = false;
         if self.plain {
-            self.valid = self.inner.forward()?.is_some();
+            let (order, end) = (&self.order, &self.end);
+            self.valid = self.inner.forward()?.is_some_and(|(key, _)| is_before_end(order, end, key.user));
             return Ok(());
         }
         self.settle(true)
@@ -70,6 +74,9 @@ impl<C: Cursor> Ascending<C> {
             let Some((key, kind)) = head else { return Ok(()) };
             on = true;
             let known = self.is_decided && self.order.same(&self.decided, key.user);
+            if !known && !is_before_end(&self.order, &self.end, key.user) {
+                return Ok(());
+            }
             if !known && key.seqno <= self.at {
                 self.is_decided = key.seqno > SeqNo::ZERO;
                 if self.is_decided {
@@ -102,7 +109,8 @@ impl<C: Cursor> Ascending<C> {
     #[inline]
     pub(crate) fn lend(&mut self) -> Result<Option<EntryRef<'_>>> {
         self.valid = false;
-        let entry = self.inner.lend()?;
+        let (order, end) = (&self.order, &self.end);
+        let entry = self.inner.lend()?.filter(|entry| is_before_end(order, end, entry.user));
         self.valid = entry.is_some();
         Ok(entry)
     }
@@ -135,18 +143,21 @@ pub(crate) struct Descending<C> {
     value: Vec<u8>,
     shared: Option<Part>,
     kind: RecordKind,
+    /// Before this it shows nothing.
+    start: Bound<Vec<u8>>,
     /// What it walks over shows what is visible by itself: nothing is copied then, and it stands where that stands.
     plain: bool,
     valid: bool,
 }
 
 impl<C: Cursor> Descending<C> {
-    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo) -> Descending<C> {
+    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo, start: Bound<Vec<u8>>) -> Descending<C> {
         let (key, value, plain) = (Vec::new(), Vec::new(), inner.shows_one_point());
-        Descending { inner, order, at, key, value, shared: None, kind: RecordKind::Delete, plain, valid: false }
+        let (shared, kind, valid) = (None, RecordKind::Delete, false);
+        Descending { inner, order, at, key, value, shared, kind, start, plain, valid }
     }
 
-    /// To the last visible key within the bound.
+    /// To the last visible key up to `end`.
     pub(crate) fn seek(&mut self, end: Bound<&[u8]>) -> Result<()> {
         self.valid = false;
         match end {
@@ -178,9 +189,15 @@ impl<C: Cursor> Descending<C> {
 
     /// Takes all versions of one key after another until one shows a value.
     fn settle(&mut self) -> Result<()> {
-        self.valid = self.plain && self.inner.valid();
-        while !self.plain && self.inner.valid() && !self.valid {
-            let entry = self.inner.entry();
+        self.valid = false;
+        while let Some(entry) = self.inner.peek().filter(|_| !self.valid) {
+            if !is_behind_start(&self.order, &self.start, entry.user) {
+                return Ok(());
+            }
+            if self.plain {
+                self.valid = true;
+                return Ok(());
+            }
             self.key.clear();
             self.key.extend_from_slice(entry.user);
             while let Some(entry) = self.inner.peek() {
@@ -225,6 +242,26 @@ impl<C: Cursor> Descending<C> {
     /// The value to keep, if that needs no copy; only while valid.
     pub(crate) fn share(&self) -> Option<Part> {
         if self.plain { self.inner.share() } else { self.shared.clone() }
+    }
+}
+
+/// Whether a walk up comes to `key` before its end.
+#[inline]
+fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+    match end {
+        Bound::Unbounded => true,
+        Bound::Included(end) => order.cmp(key, end).is_le(),
+        Bound::Excluded(end) => order.cmp(key, end).is_lt(),
+    }
+}
+
+/// Whether a walk down comes to `key` before it is at its start.
+#[inline]
+fn is_behind_start(order: &KeyOrder, start: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+    match start {
+        Bound::Unbounded => true,
+        Bound::Included(start) => order.cmp(key, start).is_ge(),
+        Bound::Excluded(start) => order.cmp(key, start).is_gt(),
     }
 }
 
@@ -277,8 +314,12 @@ mod tests {
             for letter in b'`'..=b'i' {
                 let key = [letter];
                 for bound in [Bound::Unbounded, Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
-                    let mut up =
-                        Ascending::new(VecCursor::new(order.clone(), entries.clone()), order.clone(), SeqNo(at as u64));
+                    let mut up = Ascending::new(
+                        VecCursor::new(order.clone(), entries.clone()),
+                        order.clone(),
+                        SeqNo(at as u64),
+                        Bound::Unbounded,
+                    );
                     let mut seen = Vec::new();
                     up.seek(bound).unwrap();
                     while up.valid() {
@@ -297,6 +338,7 @@ mod tests {
                         VecCursor::new(order.clone(), entries.clone()),
                         order.clone(),
                         SeqNo(at as u64),
+                        Bound::Unbounded,
                     );
                     seen.clear();
                     down.seek(bound).unwrap();
@@ -322,11 +364,69 @@ mod tests {
             (b"a".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![1]),
             (b"b".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![2]),
         ];
-        let mut up = Ascending::new(VecCursor::new(order.clone(), entries.clone()), order.clone(), SeqNo(9));
+        let mut up =
+            Ascending::new(VecCursor::new(order.clone(), entries.clone()), order.clone(), SeqNo(9), Bound::Unbounded);
         up.seek(Bound::Excluded(b"a")).unwrap();
         assert_eq!(up.entry().user, b"b");
-        let mut down = Descending::new(VecCursor::new(order.clone(), entries), order, SeqNo(9));
+        let mut down = Descending::new(VecCursor::new(order.clone(), entries), order, SeqNo(9), Bound::Unbounded);
         down.seek(Bound::Included(b"a")).unwrap();
         assert_eq!(down.value(), (RecordKind::Put, &[1][..]));
+    }
+
+    /// Counts the entries that it shows.
+    struct Counting(VecCursor, usize);
+
+    impl Cursor for Counting {
+        fn seek_to_first(&mut self) -> Result<()> {
+            self.0.seek_to_first()
+        }
+        fn seek_to_last(&mut self) -> Result<()> {
+            self.0.seek_to_last()
+        }
+        fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
+            self.0.seek(target)
+        }
+        fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
+            self.0.seek_before(target)
+        }
+        fn next(&mut self) -> Result<()> {
+            self.1 += 1;
+            self.0.next()
+        }
+        fn prev(&mut self) -> Result<()> {
+            self.1 += 1;
+            self.0.prev()
+        }
+        fn valid(&self) -> bool {
+            self.0.valid()
+        }
+        fn entry(&self) -> EntryRef<'_> {
+            self.0.entry()
+        }
+    }
+
+    /// Behind and before the bounds stand only removed keys, keys that are newer than the point, or many versions of one
+    /// key: a walk passed all of them before it asked whether it was still inside.
+    #[test]
+    fn steps_are_bounded_when_nothing_is_visible() {
+        type Version = fn(u64) -> Entry;
+        let key = |n: u64| n.to_be_bytes().to_vec();
+        let removed: Version = |n| (n.to_be_bytes().to_vec(), SeqNo(5), RecordKind::Delete, vec![]);
+        let newer: Version = |n| (n.to_be_bytes().to_vec(), SeqNo(50), RecordKind::Put, vec![]);
+        let versions: Version = |n| (1_000u64.to_be_bytes().to_vec(), SeqNo(n), RecordKind::Delete, vec![]);
+        for version in [removed, newer, versions] {
+            let entries: Vec<Entry> = (1_000..2_000).map(version).collect();
+            let inner = || Counting(VecCursor::new(KeyOrder::bytewise(), entries.clone()), 0);
+            for end in [Bound::Included(key(999)), Bound::Excluded(key(1_000))] {
+                let mut up = Ascending::new(inner(), KeyOrder::bytewise(), SeqNo(9), end);
+                up.seek(Bound::Included(&key(5))).unwrap();
+                assert!(!up.valid() && up.inner.1 <= 1, "{} steps", up.inner.1);
+            }
+            for start in [Bound::Included(key(2_001)), Bound::Excluded(key(2_000))] {
+                let mut down = Descending::new(inner(), KeyOrder::bytewise(), SeqNo(9), start);
+                down.seek(Bound::Included(&key(3_000))).unwrap();
+                assert!(!down.valid() && down.inner.1 <= 1, "{} steps", down.inner.1);
+            }
+        }
     }
 }

@@ -121,8 +121,9 @@ impl Walk {
                 front
             }
             empty => {
-                let cursor = Ascending::new(self.view.cursor(self.pin.at())?, self.order.clone(), self.pin.at());
-                let front = empty.insert(cursor);
+                let (at, (start, end)) = (self.pin.at(), &self.bounds);
+                let inner = self.view.cursor(at, (start.as_ref(), end.as_ref()))?;
+                let front = empty.insert(Ascending::new(inner, self.order.clone(), at, end.clone()));
                 front.seek(self.bounds.0.as_ref().map(Vec::as_slice))?;
                 front
             }
@@ -130,17 +131,14 @@ impl Walk {
         if !front.valid() {
             return Ok(false);
         }
-        if matches!(self.bounds.1, Bound::Unbounded) && self.back.is_none() {
+        if self.back.is_none() {
             return Ok(true);
         }
         let key = front.entry().user;
-        let inside = is_before_end(&self.order, &self.bounds.1, key);
-        if !inside || self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
+        if self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
             return Ok(false);
         }
-        if self.back.is_some() {
-            remember(&mut self.front_key, key);
-        }
+        remember(&mut self.front_key, key);
         Ok(true)
     }
 
@@ -157,8 +155,9 @@ impl Walk {
                 back
             }
             empty => {
-                let cursor = Descending::new(self.view.cursor(self.pin.at())?, self.order.clone(), self.pin.at());
-                let back = empty.insert(cursor);
+                let (at, (start, end)) = (self.pin.at(), &self.bounds);
+                let inner = self.view.cursor(at, (start.as_ref(), end.as_ref()))?;
+                let back = empty.insert(Descending::new(inner, self.order.clone(), at, start.clone()));
                 back.seek(self.bounds.1.as_ref().map(Vec::as_slice))?;
                 back
             }
@@ -166,18 +165,14 @@ impl Walk {
         if !back.valid() {
             return Ok(false);
         }
+        if self.front.is_none() {
+            return Ok(true);
+        }
         let key = back.key();
-        let inside = match &self.bounds.0 {
-            Bound::Unbounded => true,
-            Bound::Included(start) => self.order.cmp(key, start).is_ge(),
-            Bound::Excluded(start) => self.order.cmp(key, start).is_gt(),
-        };
-        if !inside || self.front_key.as_ref().is_some_and(|front| self.order.cmp(key, front).is_le()) {
+        if self.front_key.as_ref().is_some_and(|front| self.order.cmp(key, front).is_le()) {
             return Ok(false);
         }
-        if self.front.is_some() {
-            remember(&mut self.back_key, key);
-        }
+        remember(&mut self.back_key, key);
         Ok(true)
     }
 
@@ -205,16 +200,15 @@ impl Walk {
 
     /// Steps the front and lends what it stands on then; only where [`is_plain`](Walk::is_plain) says so.
     fn lend_next(&mut self) -> Result<Option<(&[u8], &[u8])>> {
-        let Walk { front: Some(front), ended, order, bounds, handle, .. } = self else { return Ok(None) };
+        let Walk { front: Some(front), ended, handle, .. } = self else { return Ok(None) };
         let was_ended = std::mem::replace(ended, true);
         if was_ended {
             return Ok(None);
         }
         handle.shared.check_open()?;
-        let Some(entry) = front.lend()? else { return Ok(None) };
-        let inside = is_before_end(order, &bounds.1, entry.user);
-        *ended = !inside;
-        Ok(inside.then_some((entry.user, entry.value)))
+        let entry = front.lend()?;
+        *ended = entry.is_none();
+        Ok(entry.map(|entry| (entry.user, entry.value)))
     }
 
     /// The same without a copy.
@@ -240,16 +234,6 @@ impl Walk {
             _ => EntryValue::Here(keep(&self.front, &self.back, end, bytes)),
         };
         Ok(Entry { key: Slice::from(key), value })
-    }
-}
-
-/// Whether a walk up comes to `key` before its end.
-#[inline]
-fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
-    match end {
-        Bound::Unbounded => true,
-        Bound::Included(end) => order.cmp(key, end).is_le(),
-        Bound::Excluded(end) => order.cmp(key, end).is_lt(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::base::blob_ref::BlobRef;
 use crate::base::{EntryRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
+use crate::engine::{Engine, Host, KeyBounds, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
 use crate::lsm::blobs::early::EarlyMap;
 use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::blobs::resolve::{BlobValues, no_such_file};
@@ -23,7 +23,7 @@ struct TreeView {
 }
 
 impl View for TreeView {
-    fn cursor(&self, _at: SeqNo) -> Result<Box<dyn Cursor>> {
+    fn cursor(&self, _at: SeqNo, _bounds: KeyBounds<'_>) -> Result<Box<dyn Cursor>> {
         Ok(self.now.cursor(&self.context))
     }
 

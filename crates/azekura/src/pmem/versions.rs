@@ -202,11 +202,11 @@ impl Versions {
         found.max_by_key(|(seqno, _, _)| *seqno).map(|(_, kind, slot)| (kind, slot))
     }
 
-    /// Shows `visit` the versions not newer than `at` of the keys from `low` up to `high`; without bounds, of all.
+    /// Shows `visit` the versions not newer than `at` of the keys from `low` up to the first that `is_past` its end.
     pub(crate) fn within(
         &self,
         low: Option<&[u8]>,
-        high: Option<&[u8]>,
+        is_past: impl Fn(&[u8]) -> bool,
         at: SeqNo,
         mut visit: impl FnMut(EntryRef<'_>, Option<Slot>) -> Result<()>,
     ) -> Result<()> {
@@ -220,7 +220,7 @@ impl Versions {
                 None => cursor.seek_to_first()?,
             }
             while let Some(entry) = cursor.peek() {
-                if high.is_some_and(|high| self.order.cmp(entry.user, high).is_ge()) {
+                if is_past(entry.user) {
                     break;
                 }
                 if entry.seqno <= at {

@@ -9,7 +9,7 @@ use crate::base::{ErrorKind, KeyOrder, RecordKind, SeqNo};
 use crate::engine::{Engine, ReadPoint, Task};
 use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::options::LsmOptions;
-use crate::lsm::tests::harness::{World, files_in, replay, small_options};
+use crate::lsm::tests::harness::{ALL, World, files_in, replay, small_options};
 use crate::lsm::tests::model::{churn, orders};
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
@@ -94,7 +94,7 @@ fn the_last_reference_takes_its_file_along_and_a_reader_keeps_it() {
     fill(&mut world, 60, 1);
     let old: Vec<_> = blobs(&world).iter().map(|file| file.id).collect();
     let view = world.tree.view();
-    let mut cursor = view.cursor(SeqNo::MAX).unwrap();
+    let mut cursor = view.cursor(SeqNo::MAX, ALL).unwrap();
     cursor.seek_to_first().unwrap();
     fill(&mut world, 60, 2);
     let is_named = |world: &World| blobs(world).iter().any(|file| old.contains(&file.id));
@@ -194,7 +194,7 @@ fn lengths_are_known_without_the_values() {
         let path = world.tree.context.files.blobs().path(file.id);
         crate::vfs::Fs::remove_file(&world.fs, &path).unwrap();
     }
-    let (mut cursor, mut keys) = (world.tree.view().cursor(SeqNo::MAX).unwrap(), 0);
+    let (mut cursor, mut keys) = (world.tree.view().cursor(SeqNo::MAX, ALL).unwrap(), 0);
     cursor.seek_to_first().unwrap();
     while cursor.valid() {
         assert_eq!(BlobRef::decode(cursor.entry().value).unwrap().len, 100);

@@ -10,7 +10,7 @@ use crate::lsm::blobs::options::KvSeparationOptions;
 use crate::lsm::collect::plan::{Goal, Step, next_step};
 use crate::lsm::collect::scan::Scanned;
 use crate::lsm::options::LsmOptions;
-use crate::lsm::tests::harness::{World, small_options};
+use crate::lsm::tests::harness::{ALL, World, small_options};
 use crate::lsm::tests::model::{churn, orders};
 use crate::lsm::version::{BOTTOM, Described};
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};
@@ -238,7 +238,7 @@ fn one_that_fails_leaves_nothing_and_can_be_tried_again() {
 fn a_reader_keeps_the_files_that_it_reads() {
     let world = half_stale();
     let view = world.tree.view();
-    let mut cursor = view.cursor(SeqNo::MAX).unwrap();
+    let mut cursor = view.cursor(SeqNo::MAX, ALL).unwrap();
     cursor.seek_to_first().unwrap();
     let held = stale_files(&world);
     collect_all(&world, held.clone());

@@ -10,7 +10,7 @@ use crate::base::edit::{BlobMeta, BlobUse, Edit, FileId, PartitionId, TableMeta}
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::cursor::visible::{Ascending, Descending};
-use crate::engine::{Engine, Host, ReadPoint, Task, TaskReport, Visible};
+use crate::engine::{Engine, Host, KeyBounds, ReadPoint, Task, TaskReport, Visible};
 use crate::lsm::handle::TreeContext;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tree::LsmTree;
@@ -23,6 +23,8 @@ use crate::vfs::{Env, Fs};
 
 pub(crate) const PARTITION: PartitionId = PartitionId(3);
 const SEED: u64 = 77;
+/// A walk over all keys.
+pub(crate) const ALL: KeyBounds<'static> = (Bound::Unbounded, Bound::Unbounded);
 
 /// The tables with their levels, the blob files, and the flushed point that a list of edits leaves.
 pub(crate) fn replay(edits: &[Edit]) -> (Vec<(u8, TableMeta)>, Vec<BlobMeta>, SeqNo) {
@@ -332,14 +334,24 @@ impl World {
             RecordKind::BlobPointer => values.read(value).unwrap().to_vec(),
             _ => value.to_vec(),
         };
-        let mut cursor = Ascending::new(self.tree.view().cursor(SeqNo(at)).unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Ascending::new(
+            self.tree.view().cursor(SeqNo(at), ALL).unwrap(),
+            self.order.clone(),
+            SeqNo(at),
+            Bound::Unbounded,
+        );
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             let entry = cursor.entry();
             up.push((entry.user.to_vec(), shown_value(entry.kind, entry.value)));
             cursor.next().unwrap();
         }
-        let mut cursor = Descending::new(self.tree.view().cursor(SeqNo(at)).unwrap(), self.order.clone(), SeqNo(at));
+        let mut cursor = Descending::new(
+            self.tree.view().cursor(SeqNo(at), ALL).unwrap(),
+            self.order.clone(),
+            SeqNo(at),
+            Bound::Unbounded,
+        );
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             let (kind, value) = cursor.value();

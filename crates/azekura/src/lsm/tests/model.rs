@@ -11,7 +11,7 @@ use crate::base::compression::CompressionType;
 use crate::base::edit::Edit;
 use crate::base::{EntryRef, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, Host, ReadPoint, Task};
-use crate::lsm::tests::harness::{World, small_options, tables_in};
+use crate::lsm::tests::harness::{ALL, World, small_options, tables_in};
 use crate::lsm::tree::check_files;
 use crate::lsm::version::BOTTOM;
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};
@@ -262,7 +262,7 @@ fn iterators_keep_the_files_they_walk() {
         world.put(&format!("{i:05}"), "first");
     }
     world.flush();
-    let mut cursor = world.tree.view().cursor(SeqNo::MAX).unwrap();
+    let mut cursor = world.tree.view().cursor(SeqNo::MAX, ALL).unwrap();
     let before = world.tables();
     for i in 0..300 {
         world.put(&format!("{i:05}"), "second");
@@ -480,7 +480,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
         world.put(&format!("{i:05}"), "value");
     }
     world.flush();
-    let cursor = world.tree.view().cursor(SeqNo::MAX).unwrap();
+    let cursor = world.tree.view().cursor(SeqNo::MAX, ALL).unwrap();
     world.tree.discard();
     assert_eq!(world.tree.next_task(true, &[]), None);
     assert_eq!(world.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);

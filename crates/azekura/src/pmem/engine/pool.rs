@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, KeyOrder, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
+use crate::engine::{Engine, Host, KeyBounds, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
 use crate::mem::slice::Slice;
 use crate::pmem::engine::contract::{PmemTree, PoolFigures, TakeNumber};
 use crate::pmem::medium::Medium;
@@ -85,8 +85,8 @@ fn no_pool_record(kind: RecordKind) -> Error {
 struct PoolView<M: Medium>(Arc<Tree<M>>);
 
 impl<M: Medium> View for PoolView<M> {
-    fn cursor(&self, at: SeqNo) -> Result<Box<dyn Cursor>> {
-        Ok(Box::new(self.0.cursor(at)))
+    fn cursor(&self, at: SeqNo, bounds: KeyBounds<'_>) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(self.0.cursor(at).within(bounds)))
     }
 
     fn values(&self) -> Box<dyn Values> {

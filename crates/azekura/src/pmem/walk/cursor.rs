@@ -6,10 +6,12 @@
 //! on by key, so leaves may be split and merged meanwhile.
 
 use std::cmp::Ordering as Order;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::base::{EntryRef, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
+use crate::engine::KeyBounds;
 use crate::mem::atomic::Ordering;
 use crate::mem::epoch::Pin;
 use crate::pmem::inner::{Goal, head_of};
@@ -48,6 +50,8 @@ pub(crate) struct TreeCursor<M: Medium> {
     tree: Arc<Tree<M>>,
     /// Registered by whoever has the cursor, for as long.
     point: SeqNo,
+    /// A walk up goes on to no leaf behind the second bound, a walk down to none before the first.
+    bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
     view: View,
     /// Whether it stands on an entry: one of the batch, whose records are numbered as in the view.
     valid: bool,
@@ -70,6 +74,7 @@ impl<M: Medium> Tree<M> {
         TreeCursor {
             tree: Arc::clone(self),
             point,
+            bounds: (Bound::Unbounded, Bound::Unbounded),
             view: View::default(),
             valid: false,
             batch: Batch::default(),
@@ -102,6 +107,12 @@ enum Way {
 }
 
 impl<M: Medium> TreeCursor<M> {
+    /// The same, for a walk that needs no leaf beyond these bounds.
+    pub(crate) fn within(mut self, (low, high): KeyBounds<'_>) -> TreeCursor<M> {
+        self.bounds = (low.cloned(), high.cloned());
+        self
+    }
+
     /// Takes the leaf of `goal`, on the way to one that lies behind or before it.
     fn fill(&mut self, goal: Goal<'_>, way: Way) -> Result<()> {
         (self.valid, self.way, self.want) = (false, way, FIRST_BATCH);
@@ -174,8 +185,25 @@ impl<M: Medium> TreeCursor<M> {
     /// if there are none.
     fn with_versions(&mut self, slots: &[u64; SLOTS], valid: u64) -> Result<bool> {
         let (mut tombstones, mut kept) = (Vec::new(), Vec::new());
-        let TreeCursor { tree, view, point, .. } = self;
-        tree.versions.within(view.low.as_deref(), view.high.as_deref(), *point, |entry, slot| {
+        let TreeCursor { tree, view, point, bounds: (start, end), .. } = self;
+        let (order, end, low, high) = (&tree.order, &*end, view.low.as_deref(), view.high.as_deref());
+        // Of a leaf that lies across a bound only what lies within: an emptied leaf may have versions of any number of
+        // keys.
+        let low = match start {
+            Bound::Included(start) | Bound::Excluded(start) if low.is_none_or(|low| order.cmp(low, start).is_lt()) => {
+                Some(start.as_slice())
+            }
+            _ => low,
+        };
+        let is_past = |key: &[u8]| {
+            high.is_some_and(|high| order.cmp(key, high).is_ge())
+                || match end {
+                    Bound::Unbounded => false,
+                    Bound::Included(end) => order.cmp(key, end).is_gt(),
+                    Bound::Excluded(end) => order.cmp(key, end).is_ge(),
+                }
+        };
+        tree.versions.within(low, is_past, *point, |entry, slot| {
             match slot {
                 Some(slot) if entry.kind == RecordKind::Put => kept.push(Record::read(tree.region(), slot)?),
                 _ => tombstones.push((entry.user.to_vec(), entry.seqno)),
@@ -266,6 +294,15 @@ impl<M: Medium> TreeCursor<M> {
         self.way = Way::Up;
         while !self.stand(at)? {
             let Some(high) = self.view.high.take() else { return Ok(()) };
+            // All keys of the leaves behind are at `high` or behind it.
+            let ends = match &self.bounds.1 {
+                Bound::Unbounded => false,
+                Bound::Included(end) => self.tree.order.cmp(&high, end).is_gt(),
+                Bound::Excluded(end) => self.tree.order.cmp(&high, end).is_ge(),
+            };
+            if ends {
+                return Ok(());
+            }
             self.fill(Goal::At(&high), Way::Up)?;
             self.want = SLOTS;
             at = if self.view.low.as_deref() == Some(&high) { 0 } else { self.rank(KeyRef::first_of(&high))? };
@@ -279,6 +316,12 @@ impl<M: Medium> TreeCursor<M> {
         self.way = Way::Down;
         while !self.stand(end.wrapping_sub(1))? {
             let Some(low) = self.view.low.take() else { return Ok(()) };
+            // All keys of the leaves before are before `low`.
+            if let Bound::Included(start) | Bound::Excluded(start) = &self.bounds.0
+                && self.tree.order.cmp(&low, start).is_le()
+            {
+                return Ok(());
+            }
             self.fill(Goal::Before(&low), Way::Down)?;
             self.want = SLOTS;
             let all = self.view.high.as_deref() == Some(&low);

@@ -1,11 +1,16 @@
 //! Tables, blob files, compaction and iteration.
 
+use std::cmp::Ordering;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, TestEnv};
-use azekura::{CompressionType, Config, KvSeparationOptions, PartitionCreateOptions, PersistMode};
+use azekura::{
+    Comparator, CompressionType, Config, EngineType, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PmemOptions,
+};
 
 use super::{open, part};
 use crate::world::order::Order;
@@ -66,5 +71,61 @@ fn a_comparator_is_given_only_known_keys() {
         p.major_compact().unwrap();
         assert!(p.get(key(1)).unwrap().is_some() && p.get(key(1_000)).unwrap().is_none());
         assert_eq!(p.range(key(2)..).count() + p.range(..key(2)).count(), 333);
+    }
+}
+
+/// The order of the bytes, which counts how often it is asked.
+#[derive(Default)]
+struct Counted(AtomicUsize);
+
+impl Comparator for Counted {
+    fn name(&self) -> &str {
+        "counted"
+    }
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        self.0.fetch_add(1, Relaxed);
+        a.cmp(b)
+    }
+    fn can_keys_with_different_byte_contents_be_equal(&self) -> bool {
+        false
+    }
+}
+
+/// Comparisons of reads that end within bounds without a visible key.
+fn cost_of_empty_reads(p: &Partition, order: &Counted) -> usize {
+    let key = |n: u32| n.to_be_bytes();
+    let before = order.0.load(Relaxed);
+    for range in [key(0)..key(20), key(1_500)..key(1_502), key(4_000)..key(5_000)] {
+        assert!(p.range(range.clone()).next().is_none());
+        assert!(p.range(range.clone()).next_back().is_none());
+        assert!(p.range(range).lend().is_none());
+    }
+    order.0.load(Relaxed) - before
+}
+
+/// A read of a bounded range passed all removed keys beside its bounds, in both directions: popping the first job of
+/// each priority from one partition took longer with every job that was done.
+#[test]
+fn a_range_passes_no_removed_keys_beyond_its_end() {
+    let pool = EngineType::Pmem(PmemOptions::default());
+    for options in [PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(pool)] {
+        let (db, order) = (open(&MemFs::new(), "/db", 1), Arc::new(Counted::default()));
+        let p = db.open_partition_with_comparator("p", options, Arc::clone(&order) as Arc<dyn Comparator>).unwrap();
+        let keys = || (1_000..3_000u32).map(u32::to_be_bytes);
+        keys().for_each(|key| p.insert(key, "v").unwrap());
+        let kept = db.snapshot();
+        keys().for_each(|key| p.remove(key).unwrap());
+        let check = |place: &str| {
+            let cost = cost_of_empty_reads(&p, &order);
+            assert!(cost < 1_500, "{place}: {cost} comparisons for 9 reads of nothing among 2,000 removed keys");
+        };
+        check("in memory");
+        p.flush().unwrap();
+        check("on level 0");
+        p.major_compact().unwrap();
+        check("at the bottom");
+        assert_eq!(kept.range(&p, 1_500u32.to_be_bytes()..1_600u32.to_be_bytes()).count(), 100);
+        drop(kept);
+        check("without the snapshot");
     }
 }
