@@ -3,14 +3,18 @@
 //! The steps:
 //! 1. between two commits: copy the pools that are memory, note the ledger, the end of the log and how far each of its
 //!    segments is written;
-//! 2. in `path.tmp`: link every table and blob file of the ledger (copy across file systems), copy what there is of
-//!    blob files that only the log points into, of the pools (which begin no checkpoint meanwhile) and the used part of
-//!    the log, write a manifest that says where the log ends, with a new instance id;
-//! 3. sync all of it, rename to `path`, sync the parent.
+//! 2. in a new directory beside `path`: link every table and blob file of the ledger (copy across file systems), copy
+//!    what there is of blob files that only the log points into, of the pools (which begin no checkpoint meanwhile) and
+//!    the used part of the log, write a manifest that says where the log ends, with a new instance id;
+//! 3. sync all of it, rename to `path`, which must not exist, sync the parent.
+//!
+//! The new directory is `azekura-checkpoint-<16 hexadecimal digits>.tmp`, a random name that did not exist. Nothing
+//! else is ever removed: a directory that a process left when it was killed stays until the user removes it.
 //!
 //! Meanwhile segments are not recycled. A file that a compaction removes between 1 and 2 makes the attempt start
 //! again with a newer ledger.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,9 +24,9 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::recovery::is_missing;
-use crate::db::shared::Shared;
+use crate::db::shared::{Shared, Writer};
 use crate::manifest::Manifest;
-use crate::vfs::fs::{PersistenceLevel, sync_names_above};
+use crate::vfs::fs::{PersistenceLevel, create_dirs, sync_names_above};
 use crate::vfs::{Fs, OpenMode};
 use crate::wal::format::segment_path;
 use crate::wal::options::SegmentInfo;
@@ -61,40 +65,24 @@ impl Drop for Hold<'_> {
 pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
     let writer = shared.writer()?;
     let _shift = shared.begin_work()?;
-    if shared.fs.exists(path)? {
-        return Err(Error::invalid("a checkpoint needs a path that does not exist yet").in_file(path));
+    let fs = &*shared.fs;
+    let path = fs.absolute(path)?;
+    let (Some(parent), Some(_)) = (path.parent(), path.file_name()) else {
+        return Err(Error::invalid("a checkpoint needs a path with a name").in_file(path));
+    };
+    if fs.exists(&path)? {
+        return Err(taken(&path));
     }
-    let tmp = temporary(path)?;
     // No partition is created, deleted or given its comparator meanwhile: each pool is held, or stays as it is.
     let _names = lock(&shared.naming);
     let _hold = Hold::new(shared);
+    let created = create_dirs(fs, parent)?;
     for _ in 0..ATTEMPTS {
-        if shared.fs.exists(&tmp)? {
-            shared.fs.remove_dir_all(&tmp)?; // left over from an attempt that was cut short
-        }
-        // No pool may come to hold on disk what is committed behind the moment.
-        let partitions = shared.catalog.all();
-        let pools = || partitions.iter().filter_map(|partition| partition.pool_if_built());
-        let _held: Vec<_> = pools().map(|pool| pool.hold()).collect();
-        shared.fs.create_dir_all(&tmp)?;
-        let moment = writer.committer.alone(|| {
-            // What is memory has no other moment to be copied at: writers wait for it.
-            pools().filter(|pool| pool.level() > PersistenceLevel::Logged).try_for_each(|pool| pool.copy_to(&tmp))?;
-            Ok::<_, Error>(Moment {
-                early: early_files(shared), // first: a flush may give them to the ledger
-                ledger: writer.metadata.ledger(),
-                end: writer.wal.appended(),
-                segments: writer.wal.segments(),
-            })
-        });
-        let moment = moment.inspect_err(|_| drop(shared.fs.remove_dir_all(&tmp)))?;
-        match build(shared, &moment, &partitions, &tmp) {
-            Ok(()) => {
-                shared.fs.rename(&tmp, path)?;
-                return sync_names_above(&*shared.fs, path);
-            }
+        let tmp = create_temporary(shared, parent)?;
+        match copy_database(shared, writer, &tmp) {
+            Ok(()) => return publish(fs, &tmp, &path, created),
             Err(error) => {
-                drop(shared.fs.remove_dir_all(&tmp));
+                drop(fs.remove_dir_all(&tmp));
                 if !is_missing(&error) {
                     return Err(error);
                 }
@@ -104,11 +92,58 @@ pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
     Err(Error::new(ErrorKind::Conflict, "compaction removes tables faster than a checkpoint can link them: try again"))
 }
 
-fn temporary(path: &Path) -> Result<PathBuf> {
-    let name = path.file_name().ok_or_else(|| Error::invalid("a checkpoint needs a path with a name").in_file(path))?;
-    let mut name = name.to_os_string();
-    name.push(".tmp");
-    Ok(path.with_file_name(name))
+fn taken(path: &Path) -> Error {
+    Error::invalid("a checkpoint needs a path that does not exist yet").in_file(path)
+}
+
+/// Creates a directory for the copy under a name that nothing has.
+fn create_temporary(shared: &Shared, parent: &Path) -> Result<PathBuf> {
+    let mut last = Error::new(ErrorKind::Conflict, "no free name for a temporary directory");
+    for _ in 0..ATTEMPTS {
+        let mut random = [0; 8];
+        shared.env.random(&mut random);
+        let tmp = parent.join(format!("azekura-checkpoint-{:016x}.tmp", u64::from_le_bytes(random)));
+        match shared.fs.create_dir(&tmp) {
+            Err(error) if error.os_kind() == Some(io::ErrorKind::AlreadyExists) => last = error,
+            done => return done.map(|()| tmp),
+        }
+    }
+    Err(last)
+}
+
+/// Copies the database as it is at one moment to the empty directory `tmp`, durably but for the name of `tmp`.
+fn copy_database(shared: &Shared, writer: &Writer, tmp: &Path) -> Result<()> {
+    // No pool may come to hold on disk what is committed behind the moment.
+    let partitions = shared.catalog.all();
+    let pools = || partitions.iter().filter_map(|partition| partition.pool_if_built());
+    let _held: Vec<_> = pools().map(|pool| pool.hold()).collect();
+    let moment = writer.committer.alone(|| {
+        // What is memory has no other moment to be copied at: writers wait for it.
+        pools().filter(|pool| pool.level() > PersistenceLevel::Logged).try_for_each(|pool| pool.copy_to(tmp))?;
+        Ok::<_, Error>(Moment {
+            early: early_files(shared), // first: a flush may give them to the ledger
+            ledger: writer.metadata.ledger(),
+            end: writer.wal.appended(),
+            segments: writer.wal.segments(),
+        })
+    })?;
+    build(shared, &moment, &partitions, tmp)
+}
+
+/// Gives the copy in `tmp` the name `path`, durably. If that fails, the copy is removed.
+fn publish(fs: &dyn Fs, tmp: &Path, path: &Path, created: usize) -> Result<()> {
+    if let Err(error) = fs.rename_new(tmp, path) {
+        drop(fs.remove_dir_all(tmp));
+        let is_taken = error.os_kind() == Some(io::ErrorKind::AlreadyExists);
+        return Err(if is_taken { taken(path) } else { error });
+    }
+    sync_names_above(fs, path, created + 1).inspect_err(|_| {
+        // It is removed only when power loss cannot bring the name back: `path` must never hold half of a copy.
+        let unnamed = fs.rename_new(path, tmp).and_then(|()| fs.sync_dir(tmp.parent().unwrap_or(tmp)));
+        if unnamed.is_ok() {
+            drop(fs.remove_dir_all(tmp));
+        }
+    })
 }
 
 /// The blob files that the log points into and no edit names.

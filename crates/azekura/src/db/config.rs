@@ -101,7 +101,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The database in the directory `path`, which is created if it is missing.
+    /// The database in the directory `path`, which is created if it is missing. A relative path is made absolute when
+    /// the database is opened; changing the working directory later does not matter. While it is open the directory
+    /// must keep its path: do not rename it, nor a directory or symbolic link on the way to it.
     pub fn new(path: impl AsRef<Path>) -> Config {
         Config {
             path: path.as_ref().to_path_buf(),
@@ -185,6 +187,12 @@ impl Config {
     }
 
     /// Whether the log is written through a mapping where the file system makes that safe. Default true.
+    ///
+    /// A store into a mapping has no way to return an error. If the device fails to provide a page of a segment, or
+    /// another program truncates a segment, the signal `SIGBUS` ends the process; what was acknowledged is in the log
+    /// as after any other end of the process. With `false` the log is written by system calls, and the same failures
+    /// are errors of the commit; a small commit costs several times as much processor time. Pools in files that are
+    /// memory (tmpfs, DAX) are always mapped, whatever this option says.
     #[must_use]
     pub fn mapped_log(mut self, yes: bool) -> Config {
         self.settings.mapped_log = yes;

@@ -245,10 +245,17 @@ impl Database {
 
     /// Writes a copy of the database as it is between two commits to the new directory `path`; it can be opened at
     /// once. Tables and blob files are shared by hard links where the file system allows, so that it is quick and
-    /// small.
+    /// small. Missing parents of `path` are created.
+    ///
+    /// The copy is built beside `path`, in a directory `azekura-checkpoint-<16 hexadecimal digits>.tmp`. If the process
+    /// dies meanwhile, that directory is left, and you can remove it. No other file or directory is removed or
+    /// replaced.
     ///
     /// # Errors
-    /// `Invalid` if `path` exists; errors of writing. A failure leaves nothing at `path`.
+    /// `Invalid` if anything is at `path`, an empty directory too; errors of writing. A failure leaves nothing at
+    /// `path`, with one exception: the copy was finished, its name could not be made durable, and the file system
+    /// refused to take the name back. Then the whole copy is there. If the system dies after a name could not be made
+    /// durable, the whole copy may be there or nothing.
     pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
         checkpoint::checkpoint(&self.handle.shared, path.as_ref())
     }
@@ -276,7 +283,7 @@ impl Database {
         worker::step(&self.handle.shared)
     }
 
-    /// The directory.
+    /// The directory, as an absolute path: a relative one begins at the working directory at the time of opening.
     pub fn path(&self) -> &Path {
         &self.handle.shared.dir
     }

@@ -1,7 +1,7 @@
 //! What keeps a database open: the last handle closes it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::edit::Edit;
 use crate::base::event::Event;
@@ -32,7 +32,10 @@ impl Handle {
     /// Stops the workers, flushes everything, leaves nothing to replay, and gives the directory free.
     ///
     /// The directory is given free also when an error is returned: what was acknowledged is then in the log.
+    ///
+    /// In a forked child nothing is done, and `Closed` is returned.
     pub(crate) fn close(&self) -> Result<()> {
+        self.shared.check_process()?;
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -135,6 +138,12 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.shared.is_forked() {
+            // Never dropped: the threads exist in the parent only, and locks may be held by them for ever.
+            std::mem::forget(Arc::clone(&self.shared));
+            let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+            return std::mem::forget(std::mem::take(threads));
+        }
         if let Err(error) = self.close() {
             self.shared.tell(&Event::BackgroundError { error });
         }

@@ -1,7 +1,7 @@
 //! Opening: from the bytes in a directory to a running database.
 //!
 //! The steps:
-//! 1. look at the directory without changing it, take the lock;
+//! 1. make the path absolute, look at the directory without changing it, take the lock;
 //! 2. no manifest and nothing else: create the database, atomically, by renaming its first manifest into place;
 //! 3. read the manifest into a ledger, check that every table it names is there and whole, read the pools;
 //! 4. read the log: every commit that is not in tables goes into memtables, or into pools; the whole log is validated
@@ -37,7 +37,7 @@ use crate::manifest::{Manifest, NAME, TEMPORARY};
 use crate::pmem::store;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
-use crate::vfs::fs::{LOCK, sync_names_above};
+use crate::vfs::fs::{LOCK, create_dirs, sync_names_above};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
 use crate::wal::payload::{GAP, Records, check_payload, pointers};
@@ -95,16 +95,19 @@ fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
 }
 
 /// Opens for reading and writing.
-pub(crate) fn open(config: Config) -> Result<Arc<Handle>> {
+pub(crate) fn open(mut config: Config) -> Result<Arc<Handle>> {
     config.check()?;
+    config.path = config.fs.absolute(&config.path)?;
     let start = config.env.monotonic_ns();
     let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
     check_listing(&dir, &list(&*fs, &dir)?)?;
-    fs.create_dir_all(&dir)?;
-    let lock = fs.lock(&dir.join(LOCK), LockMode::Exclusive)?;
+    let created = create_dirs(&*fs, &dir)?;
+    let lock = fs.lock_dir(&dir, LockMode::Exclusive)?;
     let listing = list(&*fs, &dir)?;
     check_listing(&dir, &listing)?;
     if !listing.has_manifest {
+        // Before the manifest: a directory without one is created anew, one that vanished with it is a loss.
+        sync_names_above(&*fs, &dir, created)?;
         create(&*config.env, &fs, &dir)?;
     }
     let mut state = Loaded::read(&config, listing, false)?;
@@ -114,8 +117,9 @@ pub(crate) fn open(config: Config) -> Result<Arc<Handle>> {
 }
 
 /// Opens for reading only, beside other readers: replays into memory and writes nothing.
-pub(crate) fn open_read_only(config: Config) -> Result<Arc<Handle>> {
+pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<Handle>> {
     config.check()?;
+    config.path = config.fs.absolute(&config.path)?;
     let start = config.env.monotonic_ns();
     let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
     let listing = list(&*fs, &dir)?;
@@ -123,7 +127,7 @@ pub(crate) fn open_read_only(config: Config) -> Result<Arc<Handle>> {
         check_listing(&dir, &listing)?;
         return Err(Error::invalid("there is no database here").in_file(dir));
     }
-    let lock = fs.lock(&dir.join(LOCK), LockMode::Shared)?;
+    let lock = fs.lock_dir(&dir, LockMode::Shared)?;
     let mut state = Loaded::read(&config, list(&*fs, &dir)?, true)?;
     let report = state.replay(&config)?;
     state.finish_read_only(config, &report, lock, start)
@@ -140,8 +144,6 @@ fn create(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
         Edit::Database { id, instance, hash_seed: u64::from_le_bytes(seed), created_ms: env.now_ms() },
         Edit::NextIds { file: FileId(1), partition: PartitionId(1), epoch: Epoch(1) },
     ];
-    // Before the manifest: a directory without one is created anew, one that vanished with it is a loss.
-    sync_names_above(&**fs, dir)?;
     Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
 }
 

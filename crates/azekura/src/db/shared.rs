@@ -79,6 +79,8 @@ pub(crate) struct Shared {
     /// A task has ended.
     pub(crate) done: Bell,
     pub(crate) closing: AtomicBool,
+    /// The process that opened it.
+    process: u64,
     /// Held (shared) by whoever changes files of the directory, whatever thread it is; closing waits for all of them.
     at_work: RwLock<()>,
     /// Creating and deleting partitions, one at a time.
@@ -114,6 +116,7 @@ pub(crate) struct Parts {
 
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Shared {
+        let process = parts.env.process();
         Shared {
             read_points: Arc::clone(&parts.catalog.parts().points),
             fs: parts.fs,
@@ -129,6 +132,7 @@ impl Shared {
             recovered: parts.recovered,
             done: Bell::default(),
             closing: AtomicBool::new(false),
+            process,
             at_work: RwLock::new(()),
             naming: Mutex::new(()),
             checkpoints: Mutex::new(0),
@@ -145,11 +149,24 @@ impl Shared {
     /// The writing half.
     ///
     /// # Errors
-    /// `Closed` after close, `Invalid` if opened read-only, `Poisoned`.
+    /// `Closed` after close and in a forked child, `Invalid` if opened read-only, `Poisoned`.
     pub(crate) fn writer(&self) -> Result<&Writer> {
+        self.check_process()?; // first: a forked child may wait for ever for a lock
         self.poison.check()?;
         self.check_open()?;
         self.writer.as_ref().ok_or_else(|| Error::invalid("the database is open for reading only"))
+    }
+
+    /// Whether this process is a child that was forked while the database was open: files and lock are its parent's.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.env.process() != self.process
+    }
+
+    /// Fails in a forked child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        let message = "the database was opened by the process that this one was forked from: open it here after it is \
+                       closed there";
+        if self.is_forked() { Err(Error::new(ErrorKind::Closed, message)) } else { Ok(()) }
     }
 
     /// Fails once the database is closed.
@@ -164,8 +181,9 @@ impl Shared {
     /// Begins work that changes files; it must end before the listener is told of it, who may drop the last handle.
     ///
     /// # Errors
-    /// `Closed` once the database closes.
+    /// `Closed` once the database closes, and in a forked child.
     pub(crate) fn begin_work(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        self.check_process()?;
         let shift = read(&self.at_work);
         match self.closing.load(Ordering::Acquire) {
             true => Err(Error::new(ErrorKind::Closed, "the database is closed")),

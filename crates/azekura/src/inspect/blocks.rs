@@ -42,6 +42,7 @@ impl DataBlocks {
     /// # Errors
     /// `Io` or `Corruption` from the files, `Unsupported` where keys are in an order that only its owner knows.
     pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(Place, &[u8])) -> Result<DataBlocks> {
+        let dir = &*fs.absolute(dir)?;
         let ledger = read_ledger(fs, dir)?.0;
         let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectPolicy::never()));
         let cache = Arc::new(BlockCache::new(LARGE));

@@ -198,6 +198,7 @@ pub(crate) fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize
 /// # Errors
 /// Only where the directory itself cannot be read; what is wrong with a file stands in its report.
 pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<VerifyReport> {
+    let dir = &*fs.absolute(dir)?;
     let mut entries = fs.read_dir(dir)?;
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let total = entries.iter().map(|entry| entry.len).sum();
@@ -415,6 +416,7 @@ fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Verify
 /// # Errors
 /// `Io` where it cannot be read; damage stands in the report.
 pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
+    let path = &*fs.absolute(path)?;
     let open = fs.open(path, OpenMode::Read)?;
     let bytes = open.length()?;
     let mut magic = [0; 8];

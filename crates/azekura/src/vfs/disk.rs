@@ -6,15 +6,16 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::base::sync::Words;
 use crate::base::{Error, ErrorKind, Result};
 use crate::vfs::direct::DirectFile;
 use crate::vfs::disk_file::{DiskFile, failed};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, PersistenceLevel};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK, LockMode, OpenMode, PersistenceLevel};
 use crate::vfs::mmap::MappedWords;
+use crate::vfs::process::process_token;
 
 const EXT4_MAGIC: u64 = 0xEF53;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -27,7 +28,8 @@ const DIR_MODE: u32 = 0o700;
 /// The file system of the machine.
 ///
 /// Files are made with mode 0600, directories with 0700. Symbolic links in the place of a file, and anything that is
-/// not a regular file, are refused. Locks are `flock` locks: they die with their owner.
+/// not a regular file, are refused. Locks are `flock` locks: they end with the process that took them, and a child that
+/// it forks does not release them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskFs;
 
@@ -67,6 +69,21 @@ fn or_here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
 }
 
+/// The error of a call on the directory `path`, in plain words where a symbolic link on the way leads to nothing.
+fn or_dangling(path: &Path, error: io::Error) -> io::Error {
+    let is_dangling = |path: &Path| {
+        fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
+            && fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+    };
+    match path.ancestors().find(|path| is_dangling(path)) {
+        Some(link) => {
+            let message = format!("{} is a symbolic link to a path that does not exist", link.display());
+            io::Error::new(io::ErrorKind::NotFound, message)
+        }
+        None => error,
+    }
+}
+
 /// Whether files in `dir` can never share blocks, asked with two unnamed files that are gone when they are closed.
 fn cannot_reflink(dir: &Path) -> bool {
     let unnamed = || rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, FILE_MODE);
@@ -97,7 +114,11 @@ impl Fs for DiskFs {
 
     fn create_dir_all(&self, path: &Path) -> Result<()> {
         let done = DirBuilder::new().recursive(true).mode(DIR_MODE).create(or_here(path));
-        done.map_err(|e| failed("create the directory", path, e))
+        done.map_err(|e| failed("create the directory", path, or_dangling(path, e)))
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        DirBuilder::new().mode(DIR_MODE).create(path).map_err(|e| failed("create the directory", path, e))
     }
 
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
@@ -117,7 +138,7 @@ impl Fs for DiskFs {
             }
             Ok(entries)
         };
-        listed().map_err(|e| failed("list the directory", path, e))
+        listed().map_err(|e| failed("list the directory", path, or_dangling(path, e)))
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -130,6 +151,18 @@ impl Fs for DiskFs {
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         fs::rename(from, to).map_err(|e| failed(&format!("rename to {}", to.display()), from, e))
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+        let named = retry_on_intr(|| rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE));
+        match named {
+            // A file system or a kernel without the flag.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match self.exists(to)? {
+                true => Err(failed("rename", to, io::ErrorKind::AlreadyExists)),
+                false => self.rename(from, to),
+            },
+            done => done.map_err(|e| failed(&format!("rename to {}", to.display()), from, e)),
+        }
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
@@ -165,16 +198,25 @@ impl Fs for DiskFs {
         // A shared lock is taken through a read-only handle, so that it works on a read-only file system.
         let access = if mode == LockMode::Shared { OFlags::RDONLY } else { OFlags::RDWR };
         let file = open_regular(path, access | OFlags::CREATE).map_err(|e| failed("open the lock file", path, e))?;
-        let locked = match mode {
-            LockMode::Shared => file.try_lock_shared(),
-            LockMode::Exclusive => file.try_lock(),
+        Ok(Box::new(DiskLock::take(file, path, mode)?))
+    }
+
+    fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        let path = dir.join(LOCK);
+        let file = match self.lock(&path, mode) {
+            Ok(file) => Ok(file),
+            // There is no file to lock and none can be created: a copy on a read-only file system.
+            Err(error) if mode == LockMode::Shared && !self.exists(&path)? => Err(error),
+            Err(error) => return Err(error),
         };
-        match locked {
-            Ok(()) => Ok(Box::new(DiskLock { file })),
-            Err(TryLockError::WouldBlock) => {
-                Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path))
-            }
-            Err(TryLockError::Error(e)) => Err(failed("lock", path, e)),
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()));
+        let opened = opened.map_err(|e| failed("open the directory", dir, e))?;
+        match DiskLock::take(StdFile::from(opened), dir, mode) {
+            Ok(dir) => Ok(Box::new(DirLock { _dir: Some(dir), _file: file.ok() })),
+            // A file system without locks on directories (NFS): the lock on the file has to do.
+            Err(error) if error.kind() == ErrorKind::Io => Ok(Box::new(DirLock { _dir: None, _file: Some(file?) })),
+            Err(error) => Err(error),
         }
     }
 
@@ -197,20 +239,51 @@ impl Fs for DiskFs {
     }
 }
 
-/// Closing the file releases the lock; so does the end of the process.
+/// A lock on an open file or directory. The end of the process releases it too.
 #[derive(Debug)]
 struct DiskLock {
     file: StdFile,
+    /// The process that took it, by its [`process_token`].
+    process: u64,
+}
+
+impl DiskLock {
+    fn take(file: StdFile, path: &Path, mode: LockMode) -> Result<DiskLock> {
+        let locked = match mode {
+            LockMode::Shared => file.try_lock_shared(),
+            LockMode::Exclusive => file.try_lock(),
+        };
+        match locked {
+            Ok(()) => Ok(DiskLock { file, process: process_token() }),
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path))
+            }
+            Err(TryLockError::Error(e)) => Err(failed("lock", path, e)),
+        }
+    }
 }
 
 impl FileLock for DiskLock {}
 
 impl Drop for DiskLock {
-    /// Closing the file is not enough: a child that another thread is about to start may hold it a moment longer.
+    /// Closing the file is not enough: a child that another thread is about to start may hold it a moment longer. And a
+    /// forked child shares the lock with its parent, which still needs it.
     fn drop(&mut self) {
-        let _closing_unlocks_too = self.file.unlock();
+        if self.process == process_token() {
+            let _closing_unlocks_too = self.file.unlock();
+        }
     }
 }
+
+/// The locks of a database directory. The file is locked first and released last, so that two processes that open the
+/// directory meet at the file.
+#[derive(Debug)]
+struct DirLock {
+    _dir: Option<DiskLock>,
+    _file: Option<Box<dyn FileLock>>,
+}
+
+impl FileLock for DirLock {}
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -235,6 +308,20 @@ pub(crate) mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&dir), mode(&root.path().join("a"))), (0o700, 0o700));
         assert_eq!((mode(&dir.join("f")), mode(&dir.join("LOCK"))), (0o600, 0o600));
+    }
+
+    /// A child has the lock's file open too; when it dropped its handles, its parent had no lock any more.
+    #[test]
+    fn a_forked_child_does_not_release_the_lock() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("LOCK");
+        let file = open_regular(&path, OFlags::RDWR | OFlags::CREATE).unwrap();
+        let shared_with_child = file.try_clone().unwrap();
+        let lock = DiskLock::take(file, &path, LockMode::Exclusive).unwrap();
+        drop(DiskLock { file: shared_with_child, process: lock.process + 2 });
+        assert_eq!(DiskFs.lock(&path, LockMode::Shared).unwrap_err().kind(), ErrorKind::Locked);
+        drop(lock);
+        DiskFs.lock(&path, LockMode::Shared).unwrap();
     }
 
     #[test]

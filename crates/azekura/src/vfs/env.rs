@@ -13,6 +13,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::base::{Error, Result};
 use crate::vfs::dice::Dice;
+use crate::vfs::process::process_token;
 
 /// A running thread.
 pub trait Thread: Send + Sync {
@@ -42,6 +43,11 @@ pub trait Env: Send + Sync {
 
     /// Waits.
     fn sleep(&self, duration: Duration);
+
+    /// A number that is the same in all threads of the process, and another one in a child that it forks.
+    fn process(&self) -> u64 {
+        process_token()
+    }
 
     /// Bytes of memory that the process could ever have; `None` where that is not known.
     fn memory(&self) -> Option<u64> {

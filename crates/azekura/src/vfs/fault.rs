@@ -19,13 +19,13 @@ pub enum OpKind {
     Open,
     /// [`Fs::open`] with [`OpenMode::Create`].
     Create,
-    /// [`Fs::create_dir_all`].
+    /// [`Fs::create_dir_all`] and [`Fs::create_dir`].
     CreateDir,
     /// [`Fs::read_dir`].
     ReadDir,
     /// [`Fs::exists`].
     Exists,
-    /// [`Fs::rename`].
+    /// [`Fs::rename`] and [`Fs::rename_new`].
     Rename,
     /// [`Fs::remove_file`].
     RemoveFile,
@@ -35,7 +35,7 @@ pub enum OpKind {
     HardLink,
     /// [`Fs::sync_dir`].
     SyncDir,
-    /// [`Fs::lock`].
+    /// [`Fs::lock`] and [`Fs::lock_dir`].
     Lock,
     /// [`File::read_at`].
     Read,
@@ -271,6 +271,15 @@ impl Fs for FaultFs {
         self.inner.create_dir_all(path)
     }
 
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        self.pass(OpKind::CreateDir, path)?;
+        self.inner.create_dir(path)
+    }
+
+    fn absolute(&self, path: &Path) -> Result<PathBuf> {
+        self.inner.absolute(path)
+    }
+
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
         self.pass(OpKind::ReadDir, path)?;
         self.inner.read_dir(path)
@@ -284,6 +293,11 @@ impl Fs for FaultFs {
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         self.pass_two(OpKind::Rename, from, to)?;
         self.inner.rename(from, to)
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+        self.pass_two(OpKind::Rename, from, to)?;
+        self.inner.rename_new(from, to)
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
@@ -310,6 +324,11 @@ impl Fs for FaultFs {
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
         self.pass(OpKind::Lock, path)?;
         self.inner.lock(path, mode)
+    }
+
+    fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        self.pass(OpKind::Lock, dir)?;
+        self.inner.lock_dir(dir, mode)
     }
 
     fn overwrites_in_place(&self, dir: &Path) -> bool {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::base::sync::Words;
@@ -69,6 +69,27 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// Creates a directory with mode 0700, and its parents; fine if it exists.
     fn create_dir_all(&self, path: &Path) -> Result<()>;
 
+    /// Creates one directory with mode 0700; its parent must exist. The default is for a single caller: two at the same
+    /// time may both succeed.
+    ///
+    /// # Errors
+    /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if anything has that name.
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        check_free(self.exists(path)?, "create the directory", path)?;
+        self.create_dir_all(path)
+    }
+
+    /// `path` with the working directory in front of it if it is relative, so that a later change of the working
+    /// directory does not change what it names. Symbolic links and `..` stay as they are. The default asks the
+    /// process; a file system without working directories begins at its root.
+    ///
+    /// # Errors
+    /// `Io` if the working directory cannot be found, because it was removed for example.
+    fn absolute(&self, path: &Path) -> Result<PathBuf> {
+        let named = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        std::path::absolute(named).map_err(|e| Error::io("find the working directory", &e).in_file(path))
+    }
+
     /// The names in a directory, in no order.
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>>;
 
@@ -78,6 +99,16 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// Gives a file or a directory another name, replacing a file of that name. The name is durable after
     /// [`Fs::sync_dir`].
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// As [`rename`](Fs::rename), but nothing is replaced, an empty directory neither. The default is for a single
+    /// caller: what appears under the new name meanwhile may be replaced.
+    ///
+    /// # Errors
+    /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if anything has the new name.
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+        check_free(self.exists(to)?, "rename", to)?;
+        self.rename(from, to)
+    }
 
     /// Removes a file.
     fn remove_file(&self, path: &Path) -> Result<()>;
@@ -99,6 +130,16 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Locked` if another handle, in this process or another, holds it in a mode that excludes this one.
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>>;
+
+    /// Takes the lock of a database directory without waiting: a lock on the file `LOCK` in it, and on the directory
+    /// itself where the file system has such locks. Then a second holder does not get in when the file was removed or
+    /// replaced. The default locks the file only.
+    ///
+    /// # Errors
+    /// As [`lock`](Fs::lock).
+    fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        self.lock(&dir.join(LOCK), mode)
+    }
 
     /// Whether stores into a mapping of an allocated file below `dir` can never fail for want of space. True only where
     /// overwriting an allocated block needs no new one (ext4, tmpfs, XFS without reflinks).
@@ -137,17 +178,49 @@ impl std::fmt::Display for PersistenceLevel {
     }
 }
 
-/// Makes the names that lead to `path` durable: that of `path` in its parent, that of the parent in its own, up to the
-/// root or the working directory. Directories above the first that may not be read were there before.
-pub(crate) fn sync_names_above(fs: &dyn Fs, path: &Path) -> Result<()> {
-    for (height, above) in path.ancestors().skip(1).enumerate() {
-        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
-        match fs.sync_dir(above) {
-            Err(error) if height > 0 && error.os_kind() == Some(ErrorKind::PermissionDenied) => break,
-            other => other?,
+/// Fails with `AlreadyExists` if the name that is wanted for `path` is `taken`.
+fn check_free(taken: bool, what: &str, path: &Path) -> Result<()> {
+    match taken {
+        true => Err(Error::io(what, &ErrorKind::AlreadyExists.into()).in_file(path)),
+        false => Ok(()),
+    }
+}
+
+/// Creates a directory and its parents. Returns how many of them did not exist.
+pub(crate) fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<usize> {
+    let mut created = 0;
+    for dir in path.ancestors() {
+        if fs.exists(dir)? {
+            break;
+        }
+        created += 1;
+    }
+    fs.create_dir_all(path)?;
+    Ok(created)
+}
+
+/// Makes the names that lead to the absolute `path` durable: that of `path` in its parent, that of the parent in its
+/// own parent, up to the root.
+///
+/// The caller has just created the last `created` of these names, and a failure to make one of them durable is an
+/// error. The others existed. They are synced too, because the process that created them may have died before it synced
+/// them; but a parent that no sync is possible on (autofs, squashfs, procfs), or that this process may not read, is
+/// passed over.
+pub(crate) fn sync_names_above(fs: &dyn Fs, path: &Path, created: usize) -> Result<()> {
+    for (height, parent) in path.ancestors().skip(1).enumerate() {
+        match fs.sync_dir(parent) {
+            Err(error) if height >= created && cannot_be_synced(&error) => {}
+            done => done?,
         }
     }
     Ok(())
+}
+
+/// Whether a sync failed because there are no syncs of that directory, not because the device failed.
+fn cannot_be_synced(error: &Error) -> bool {
+    let kinds =
+        [ErrorKind::InvalidInput, ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem, ErrorKind::Unsupported];
+    error.os_kind().is_some_and(|kind| kinds.contains(&kind))
 }
 
 /// An open file. Thread safe; offsets are explicit, there is no position.

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::{Errno, retry_on_intr};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::base::sync::Words;
 use crate::base::{Error, Result};
@@ -187,10 +187,36 @@ impl fmt::Debug for MappedWords {
     }
 }
 
+/// A word that begins as zero and is zero again in every child that this process forks, for as long as the process
+/// lives. `None` where the kernel does not offer it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn wiped_on_fork() -> Option<&'static AtomicU64> {
+    let len = rustix::param::page_size();
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is touched.
+    let base = unsafe { mmap_anonymous(ptr::null_mut(), len, access, MapFlags::PRIVATE) }.ok()?;
+    // SAFETY: the range is the mapping of above, which nothing else knows. The advice changes what a child finds in it,
+    // which is read as an atomic of any value.
+    if unsafe { madvise(base, len, Advice::LinuxWipeOnFork) }.is_err() {
+        // SAFETY: base and length are those of the mapping of above, and nothing points into it.
+        let _left_mapped = unsafe { munmap(base, len) };
+        return None;
+    }
+    // SAFETY: the mapping begins with a page, is longer than a word, readable and writable, zeroed by the kernel, and
+    // never unmapped. It is only ever reached as an atomic.
+    Some(unsafe { &*base.cast::<AtomicU64>() })
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn wiped_on_fork() -> Option<&'static AtomicU64> {
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::ErrorKind;
+    use crate::vfs::process::process_token;
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::Ordering;
 
@@ -246,6 +272,31 @@ mod tests {
         for len in [0, 12, u64::MAX] {
             assert_eq!(MappedWords::new(&file, len, Path::new("map")).unwrap_err().kind(), ErrorKind::Invalid);
         }
+    }
+
+    // # Safety
+    // These are the C library's own declarations.
+    unsafe extern "C" {
+        safe fn fork() -> i32;
+        safe fn _exit(status: i32) -> !;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+    }
+
+    #[test]
+    fn a_forked_child_has_a_token_of_its_own() {
+        let token = process_token();
+        assert_eq!(std::thread::spawn(process_token).join().unwrap(), token);
+        // Nothing but loads, stores and system calls happens in the child.
+        let child = fork();
+        if child == 0 {
+            let own = process_token();
+            _exit(i32::from(own == token || own != process_token()));
+        }
+        let mut status = -1;
+        // SAFETY: the child was forked above and `status` is a local variable.
+        let waited = unsafe { waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        assert_eq!(process_token(), token);
     }
 
     #[test]

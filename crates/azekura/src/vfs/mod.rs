@@ -9,8 +9,8 @@
 //! - unsafe code stands only in `mmap.rs`.
 //!
 //! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] with its [`disk_file`], [`direct`] and [`mmap`],
-//! [`mem`] (with `crash()`), [`fault`], [`dice`] (seeded chance for the simulators); over the contract: [`files`]
-//! (which are open), [`ahead`] (few large reads), [`append`] (few large writes).
+//! [`process`] (which process runs), [`mem`] (with `crash()`), [`fault`], [`dice`] (seeded chance for the simulators);
+//! over the contract: [`files`] (which are open), [`ahead`] (few large reads), [`append`] (few large writes).
 
 #![expect(
     clippy::disallowed_methods,
@@ -30,6 +30,7 @@ pub(crate) mod files;
 pub(crate) mod fs;
 pub(crate) mod mem;
 pub(crate) mod mmap;
+pub(crate) mod process;
 
 pub(crate) use env::Env;
 pub(crate) use fs::{File, FileLock, Fs, LockMode, Mapping, OpenMode};

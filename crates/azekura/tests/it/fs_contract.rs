@@ -212,6 +212,19 @@ fn refusals(fs: &dyn Fs, dir: &Path) {
         "XFS says the latter"
     );
     assert_eq!(os(fs.rename(&at("full"), &at("full/d/x"))), io::ErrorKind::InvalidInput);
+    for taken in ["f", "full", "other"] {
+        assert_eq!(os(fs.create_dir(&at(taken))), io::ErrorKind::AlreadyExists, "{taken}");
+        assert_eq!(os(fs.rename_new(&at("full"), &at(taken))), io::ErrorKind::AlreadyExists, "{taken}");
+    }
+    assert_eq!(os(fs.create_dir(&at("none/x"))), io::ErrorKind::NotFound);
+    assert_eq!(os(fs.rename_new(&at("none"), &at("x"))), io::ErrorKind::NotFound);
+    fs.create_dir(&at("made")).unwrap();
+    fs.rename_new(&at("made"), &at("renamed")).unwrap();
+    assert!(fs.exists(&at("renamed")).unwrap() && !fs.exists(&at("made")).unwrap());
+    assert_eq!(fs.absolute(dir).unwrap(), dir);
+    assert!(
+        fs.absolute(Path::new("")).unwrap().is_absolute() && fs.absolute(Path::new("a/../b")).unwrap().is_absolute()
+    );
     assert_eq!(os(fs.remove_file(&at("none"))), io::ErrorKind::NotFound);
     assert_eq!(os(fs.remove_file(&at("full"))), io::ErrorKind::IsADirectory);
     assert_eq!(os(fs.remove_dir_all(&at("none"))), io::ErrorKind::NotFound);
@@ -237,6 +250,29 @@ fn locks(fs: &dyn Fs, dir: &Path) {
     drop(two);
     fs.lock(&path, LockMode::Exclusive).unwrap();
     assert_eq!(listing(fs, dir), [("LOCK".to_owned(), 0, true), ("d".to_owned(), 0, false)]);
+    lock_directories(fs, dir);
+}
+
+fn lock_directories(fs: &dyn Fs, dir: &Path) {
+    let path = dir.join("LOCK");
+    assert_eq!(kind(fs.lock_dir(&dir.join("none"), LockMode::Shared)), ErrorKind::Io);
+    let alone = fs.lock_dir(dir, LockMode::Exclusive).unwrap();
+    let refused = || {
+        assert_eq!(kind(fs.lock_dir(dir, LockMode::Exclusive)), ErrorKind::Locked);
+        assert_eq!(kind(fs.lock_dir(dir, LockMode::Shared)), ErrorKind::Locked);
+    };
+    assert_eq!(kind(fs.lock(&path, LockMode::Shared)), ErrorKind::Locked, "as versions see it that lock the file only");
+    refused();
+    fs.remove_file(&path).unwrap();
+    refused();
+    drop(alone);
+    let (one, two) = (fs.lock_dir(dir, LockMode::Shared).unwrap(), fs.lock_dir(dir, LockMode::Shared).unwrap());
+    fs.remove_file(&path).unwrap();
+    drop(one);
+    assert_eq!(kind(fs.lock_dir(dir, LockMode::Exclusive)), ErrorKind::Locked);
+    drop(two);
+    drop(fs.lock(&path, LockMode::Exclusive).unwrap());
+    fs.lock_dir(dir, LockMode::Exclusive).unwrap();
 }
 
 #[test]

@@ -245,7 +245,7 @@ struct Tally {
 }
 
 /// This program, to do what one of its tests says, in the place that `role` tells it.
-fn program(test: &str, role: &str, dir: &Path) -> Command {
+pub(crate) fn program(test: &str, role: &str, dir: &Path) -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(role, dir);
     program

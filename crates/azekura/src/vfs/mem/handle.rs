@@ -302,6 +302,15 @@ impl Drop for MemLock {
     }
 }
 
+/// The locks of a database directory.
+#[derive(Debug)]
+pub(crate) struct MemDirLock {
+    pub(crate) _dir: MemLock,
+    pub(crate) _file: Box<dyn FileLock>,
+}
+
+impl FileLock for MemDirLock {}
+
 #[cfg(test)]
 mod tests {
     use crate::base::ErrorKind;

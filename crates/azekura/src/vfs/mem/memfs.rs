@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::base::{Error, ErrorKind, Result};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, OpenMode, PersistenceLevel};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK, LockMode, OpenMode, PersistenceLevel};
 use crate::vfs::mem::crash::Survival;
-use crate::vfs::mem::handle::{Handle, MemFile, MemLock, SharedTree, enter};
+use crate::vfs::mem::handle::{Handle, MemDirLock, MemFile, MemLock, SharedTree, enter};
+use crate::vfs::mem::inode::Ino;
 use crate::vfs::mem::tree::Tree;
 
 /// A file system in memory that can lose power. A clone is the same file system; [`fork`](MemFs::fork) makes another
@@ -88,6 +89,21 @@ impl MemFs {
         enter(&self.tree).memory_level = level;
     }
 
+    /// Takes the lock on the inode that `find` gives.
+    fn take_lock(
+        &self,
+        path: &Path,
+        mode: LockMode,
+        find: impl FnOnce(&mut Tree) -> io::Result<Ino>,
+    ) -> Result<MemLock> {
+        let taken = self.run("lock", path, |tree| {
+            let ino = find(tree)?;
+            Ok(tree.lock(ino, mode).then(|| Handle::new(&self.tree, tree, ino, path)))
+        })?;
+        let locked = || Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path);
+        taken.map(MemLock).ok_or_else(locked)
+    }
+
     /// Runs an operation on the tree while the power is on.
     fn run<T>(&self, what: &str, path: &Path, body: impl FnOnce(&mut Tree) -> io::Result<T>) -> Result<T> {
         let mut tree = enter(&self.tree);
@@ -123,6 +139,14 @@ impl Fs for MemFs {
         self.run("create the directory", path, |tree| tree.create_dir_all(path))
     }
 
+    fn create_dir(&self, path: &Path) -> Result<()> {
+        self.run("create the directory", path, |tree| tree.create_dir(path))
+    }
+
+    fn absolute(&self, path: &Path) -> Result<PathBuf> {
+        Ok(Path::new("/").join(path))
+    }
+
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
         self.run("list the directory", path, |tree| tree.list(path))
     }
@@ -133,6 +157,13 @@ impl Fs for MemFs {
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         self.run(&format!("rename to {}", to.display()), from, |tree| tree.rename(from, to))
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+        self.run(&format!("rename to {}", to.display()), from, |tree| match tree.find(to) {
+            Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            Err(_) => tree.rename(from, to),
+        })
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
@@ -156,18 +187,19 @@ impl Fs for MemFs {
     }
 
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        let taken = self.run("lock", path, |tree| {
+        Ok(Box::new(self.take_lock(path, mode, |tree| {
             let ino = match tree.find(path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => tree.create(path)?,
                 found => found?,
             };
-            tree.file(ino)?;
-            Ok(tree.lock(ino, mode).then(|| Handle::new(&self.tree, tree, ino, path)))
-        })?;
-        match taken {
-            Some(handle) => Ok(Box::new(MemLock(handle))),
-            None => Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path)),
-        }
+            tree.file(ino).map(|_| ino)
+        })?))
+    }
+
+    fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
+        let file = self.lock(&dir.join(LOCK), mode)?;
+        let dir = self.take_lock(dir, mode, |tree| tree.find(dir))?;
+        Ok(Box::new(MemDirLock { _dir: dir, _file: file }))
     }
 
     fn overwrites_in_place(&self, _dir: &Path) -> bool {

@@ -235,6 +235,18 @@ impl Tree {
         self.dir(at).map(|_| ()).map_err(|_| io::ErrorKind::AlreadyExists.into())
     }
 
+    /// Makes an empty directory under a new name.
+    pub(crate) fn create_dir(&mut self, path: &Path) -> io::Result<()> {
+        let (dir, name, target) = self.place(path)?;
+        if target.is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        self.step()?;
+        let ino = self.add(Inode::Dir(DirNode::default()));
+        self.dir_mut(dir)?.set(&name, Some(ino), None);
+        Ok(())
+    }
+
     pub(crate) fn list(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
         let entry = |(name, ino): (&String, &Ino)| {
             let file = self.file(*ino).ok();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, Survival, TestEnv};
+use azekura::fs::{Fs, MemFs, OpenMode, Survival, TestEnv};
 use azekura::{Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
 use crate::world::reading::read_all;
@@ -263,6 +263,23 @@ fn collect(part: &Partition, way: u64) -> Result<()> {
     }
 }
 
+/// A file of the user beside the checkpoint at `path`, in a directory that older versions took for their own.
+pub(super) fn foreign_file(path: &Path) -> PathBuf {
+    path.with_extension("tmp").join("mine")
+}
+
+/// Puts it there, durably.
+fn put_foreign_file(fs: &dyn Fs, path: &Path) -> Result<()> {
+    let foreign = foreign_file(path);
+    let dir = foreign.parent().expect("it is in a directory");
+    fs.create_dir_all(dir)?;
+    let file = fs.open(&foreign, OpenMode::Create)?;
+    file.write_at(b"mine", 0)?;
+    file.sync_data()?;
+    fs.sync_dir(dir)?;
+    fs.sync_dir(dir.parent().expect("it is beside the checkpoint"))
+}
+
 struct Player<'a> {
     script: &'a Script,
     machine: &'a MemFs,
@@ -383,6 +400,7 @@ impl Player<'_> {
     fn checkpoint(&mut self, n: u32) -> Result<()> {
         let path = PathBuf::from(format!("/srv/data/copy {n}"));
         let state = self.history.state(self.history.acknowledged);
+        put_foreign_file(&**self.fs, &path)?;
         self.copies.push(Copy { path: path.clone(), state, acknowledged: false });
         self.db().checkpoint(&path)?;
         self.copies.last_mut().expect("just pushed").acknowledged = true;

@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{FaultFs, FaultPlan, Fs, MemFs, Survival, TestEnv};
+use azekura::fs::{FaultFs, FaultPlan, Fs, MemFs, OpenMode, Survival, TestEnv};
 use azekura::{Config, PersistMode};
 
-use super::script::{DIR, Played, Script, play};
+use super::script::{DIR, Played, Script, foreign_file, play};
 use crate::world::reading::read_all;
 use crate::world::{Dice, Event, State, Write};
 
@@ -199,6 +199,10 @@ impl Search {
     /// Checkpoints are there when acknowledged, and whole when they are there.
     fn copies(&mut self, script: &Script, played: &Played, fs: &Arc<dyn Fs>, env: &TestEnv) -> Judged {
         for copy in &played.copies {
+            let foreign = fs.open(&foreign_file(&copy.path), OpenMode::Read).and_then(|file| file.length());
+            if foreign.as_ref().ok() != Some(&4) {
+                return Err(format!("a file of the user beside {}: {foreign:?}", copy.path.display()));
+            }
             let there = fs.exists(&copy.path).map_err(|e| e.to_string())?;
             if !there && !copy.acknowledged {
                 continue;

@@ -10,10 +10,20 @@ use azekura::{
     PersistMode, PmemOptions, Result,
 };
 
+use crate::world::disk::{content, put};
 use crate::world::order::Order;
 use crate::world::{Dice, Map};
 
 pub(super) const DIR: &str = "/data/db";
+const COPY: &str = "/copies/copy";
+/// A file of the user, in a directory beside the checkpoint that older versions took for their own.
+const FOREIGN: &str = "/copies/copy.tmp/mine";
+
+/// Puts the file of the user where it is to stay.
+pub(super) fn put_foreign_file(machine: &MemFs) {
+    machine.create_dir_all(Path::new(FOREIGN).parent().unwrap()).unwrap();
+    put(machine, Path::new(FOREIGN), b"mine");
+}
 const PARTS: [&str; 2] = ["left", "right"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -176,7 +186,7 @@ impl Life {
             }
             Phase::Checkpoint => {
                 if let Some(db) = self.db.clone() {
-                    self.note(db.checkpoint("/data/copy"));
+                    self.note(db.checkpoint(COPY));
                 }
             }
             Phase::Close => {
@@ -323,8 +333,9 @@ impl Life {
         assert!(left == right, "half a batch");
         db.batch().commit().unwrap();
         db.close().unwrap();
-        if machine.exists(Path::new("/data/copy")).unwrap() {
-            let copy = Config::new("/data/copy").fs(fs).env(Arc::new(TestEnv::new(5))).workers(0).open();
+        assert_eq!(content(machine, Path::new(FOREIGN)), b"mine");
+        if machine.exists(Path::new(COPY)).unwrap() {
+            let copy = Config::new(COPY).fs(fs).env(Arc::new(TestEnv::new(5))).workers(0).open();
             copy.unwrap_or_else(|e| panic!("the checkpoint does not open: {e}"));
         }
     }

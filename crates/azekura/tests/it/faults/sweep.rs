@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
 
-use super::life::{Life, PHASES, Phase, Style};
+use super::life::{Life, PHASES, Phase, Style, put_foreign_file};
 use crate::world::number;
 use crate::world::watchdog::within_ten_seconds;
 
@@ -46,6 +46,7 @@ fn faults(op: OpKind) -> Vec<Fault> {
 
 fn machine() -> (MemFs, FaultFs) {
     let machine = MemFs::new();
+    put_foreign_file(&machine);
     let fs = FaultFs::new(Arc::new(machine.clone()));
     (machine, fs)
 }

@@ -1,1 +1,450 @@
 //! Paths, working directories, locks, checkpoint targets.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use azekura::fs::{Env, Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode, Survival, TestEnv, Thread};
+use azekura::{Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PersistMode, PmemOptions};
+
+use super::{open, part, power_lost};
+use crate::kill::program;
+use crate::world::disk::{content, put};
+
+fn kind<T>(result: azekura::Result<T>) -> ErrorKind {
+    result.map(drop).unwrap_err().kind()
+}
+
+/// Tells the child process of a test where to work.
+const CHILD: &str = "AZEKURA_PATHS_CHILD";
+
+/// Runs `test` of this file in a process of its own, because the working directory belongs to the whole process.
+fn in_child(test: &str, body: impl FnOnce(&Path)) {
+    if let Some(dir) = std::env::var_os(CHILD) {
+        return body(Path::new(&dir));
+    }
+    let root = tempfile::tempdir().unwrap();
+    let output = program(&format!("regressions::paths::{test}"), CHILD, root.path()).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
+}
+
+/// A database at the relative path `data`, with a partition of each kind.
+struct Relative {
+    db: Database,
+    parts: Vec<Partition>,
+}
+
+const NAMES: [&str; 3] = ["plain", "apart", "pool"];
+
+impl Relative {
+    fn open() -> Relative {
+        let db = Config::new("data").workers(0).log_segment_size(64 << 10).max_open_files(8).open().unwrap();
+        let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(4 << 10);
+        let options = |name: &str| match name {
+            "apart" => azekura::PartitionCreateOptions::default().with_kv_separation(apart.clone()),
+            "pool" => azekura::PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default())),
+            _ => Default::default(),
+        };
+        let parts = NAMES.iter().map(|name| db.open_partition(name, options(name)).unwrap()).collect();
+        Relative { db, parts }
+    }
+
+    /// What each key of round `n` holds, in the database called `name`.
+    fn write(&self, name: &str, n: u64) {
+        for part in &self.parts {
+            for key in 0..20 {
+                part.insert(format!("{name} {key:02}"), format!("{n} ").repeat(100)).unwrap();
+            }
+        }
+    }
+
+    fn check(&self, name: &str, n: u64) {
+        for part in &self.parts {
+            let found: Vec<_> = part.iter().map(|pair| pair.unwrap()).collect();
+            assert_eq!(found.len(), 20, "{name}: {}", part.name);
+            for (key, value) in found {
+                assert!(key.starts_with(name.as_bytes()) && *value == *format!("{n} ").repeat(100).as_bytes());
+            }
+        }
+    }
+}
+
+/// What reaches every kind of file by its path.
+const CALLS: [fn(&Relative); 9] = [
+    |r| r.parts.iter().for_each(|part| part.flush().unwrap()),
+    |r| r.db.persist(PersistMode::SyncAll).unwrap(),
+    |r| r.parts[..2].iter().for_each(|part| part.major_compact().unwrap()),
+    |r| _ = azekura::Gc::gc_with_space_amp_target(&r.parts[1], 1.0).unwrap(),
+    |r| r.db.open_partition("short-lived", Default::default()).unwrap().insert("k", "v").unwrap(),
+    |r| r.db.delete_partition(r.db.partition("short-lived").unwrap()).unwrap(),
+    |r| while r.db.step().unwrap() {},
+    |r| assert!(r.db.disk_space() > 0),
+    |r| r.parts[0].insert("large", vec![7; 200 << 10]).and_then(|()| r.parts[0].remove("large")).unwrap(),
+];
+
+/// The path of a database was never made absolute (the default path is a relative one), and files were opened by path
+/// later on: after `set_current_dir` tables and segments were created in, renamed in and removed from another
+/// directory, here that of another database. Neither database opened afterwards.
+#[test]
+fn databases_stay_when_the_directory_changes() {
+    in_child("databases_stay_when_the_directory_changes", |root| {
+        let dirs = ["one", "two", "three"].map(|name| root.join(name));
+        dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        let go = |n: usize| std::env::set_current_dir(&dirs[n % dirs.len()]).unwrap();
+        let open = |n: usize| {
+            go(n);
+            let opened = Relative::open();
+            assert_eq!(opened.db.path(), dirs[n].join("data"));
+            opened
+        };
+        let names = ["one", "two"];
+        for round in 0..3 {
+            let databases = [open(0), open(1)];
+            for (call, n) in CALLS.iter().zip(round..) {
+                for (database, name) in databases.iter().zip(names) {
+                    go(n);
+                    database.write(name, round as u64);
+                    go(n + 1);
+                    call(database);
+                }
+            }
+            // The targets of checkpoints are relative to where the process is when the call begins.
+            go(2);
+            for (database, name) in databases.iter().zip(names) {
+                database.db.checkpoint(format!("{name} {round}")).unwrap();
+                database.check(name, round as u64);
+            }
+            let [one, two] = databases;
+            drop(one.parts);
+            one.db.close().unwrap();
+            drop(two);
+        }
+        for (n, name) in names.iter().enumerate() {
+            open(n).check(name, 2);
+            let report = azekura::inspect::verify(&disk(), Path::new("data"), &mut |_, _| go(2)).unwrap();
+            assert!(report.is_clean(), "{report:?}");
+            assert_eq!(names_in(&dirs[n]), ["data"]);
+        }
+        let copies = names_in(&dirs[2]);
+        assert_eq!(copies.len(), 6, "{copies:?}");
+        copies.iter().for_each(|copy| drop(Config::new(dirs[2].join(copy)).open_read_only().unwrap()));
+    });
+}
+
+fn names_in(dir: &Path) -> Vec<std::ffi::OsString> {
+    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+}
+
+fn disk() -> Arc<dyn Fs> {
+    Arc::new(azekura::fs::DiskFs::new())
+}
+
+#[test]
+fn a_removed_working_directory_is_an_error() {
+    in_child("a_removed_working_directory_is_an_error", |root| {
+        let gone = root.join("gone");
+        std::fs::create_dir(&gone).unwrap();
+        std::env::set_current_dir(&gone).unwrap();
+        let db = Config::new("../db").workers(0).open().unwrap();
+        std::fs::remove_dir(&gone).unwrap();
+        for error in [Config::default().open().unwrap_err(), db.checkpoint("copy").unwrap_err()] {
+            assert_eq!(error.os_kind(), Some(io::ErrorKind::NotFound));
+            assert!(error.message().contains("working directory"), "{error}");
+        }
+    });
+}
+
+/// A link to nothing was "cannot list the directory: No such file or directory", though `ls` shows it.
+#[test]
+fn a_dangling_link_is_named_in_the_error() {
+    let root = tempfile::tempdir().unwrap();
+    let link = root.path().join("link");
+    std::os::unix::fs::symlink(root.path().join("nowhere"), &link).unwrap();
+    let db = Config::new(root.path().join("db")).workers(0).open().unwrap();
+    let errors = [
+        Config::new(&link).open().unwrap_err(),
+        Config::new(&link).open_read_only().unwrap_err(),
+        Config::new(link.join("db")).open().unwrap_err(),
+        db.checkpoint(link.join("copy")).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.message().contains("symbolic link to a path that does not exist"), "{error}");
+        assert!(error.file().is_some_and(|file| file.starts_with(&link)), "{error}");
+    }
+}
+
+const FOREIGN: [&str; 3] = ["/backups/one.tmp/2024/wedding", "/backups/azekura-checkpoint-0.tmp/mine", "/backups/mine"];
+
+/// A machine with a database and files of the user beside the place for a checkpoint, all of it durable.
+fn with_foreign_files() -> MemFs {
+    let machine = MemFs::new();
+    for file in FOREIGN.map(Path::new) {
+        machine.create_dir_all(file.parent().unwrap()).unwrap();
+        put(&machine, file, b"mine");
+        machine.open(file, OpenMode::Write).unwrap().sync_data().unwrap();
+        file.ancestors().skip(1).for_each(|dir| machine.sync_dir(dir).unwrap());
+    }
+    let db = open(&machine, "/db", 1);
+    part(&db, "p").insert("k", "v").unwrap();
+    part(&db, "p").flush().unwrap();
+    part(&db, "p").insert("l", "w").unwrap();
+    db.close().unwrap();
+    machine
+}
+
+fn foreign_files_are_there(machine: &MemFs) {
+    FOREIGN.iter().for_each(|file| assert_eq!(content(machine, Path::new(file)), b"mine", "{file}"));
+}
+
+fn is_whole(machine: &MemFs, copy: &str) {
+    let copy = open(machine, copy, 9);
+    let pairs: Vec<_> = part(&copy, "p").keys().map(|key| key.unwrap().to_vec()).collect();
+    assert_eq!(pairs, [b"k", b"l"]);
+}
+
+/// `checkpoint(PATH)` took a directory `PATH.tmp` for what was left of an earlier attempt, and removed it with all that
+/// the user had in it.
+#[test]
+fn a_checkpoint_removes_no_foreign_directory() {
+    let machine = with_foreign_files();
+    let db = open(&machine, "/db", 2);
+    db.checkpoint("/backups/one").unwrap();
+    foreign_files_are_there(&machine);
+    machine.create_dir_all(Path::new("/backups/empty")).unwrap();
+    for taken in ["/backups/one", "/backups/empty", "/backups/mine", "/backups/one.tmp", "/db", "/db/LOCK"] {
+        assert_eq!(kind(db.checkpoint(taken)), ErrorKind::Invalid, "{taken}");
+    }
+    for nameless in ["/", "/backups/.."] {
+        assert_eq!(kind(db.checkpoint(nameless)), ErrorKind::Invalid, "{nameless}");
+    }
+    foreign_files_are_there(&machine);
+    let there = machine.read_dir(Path::new("/backups")).unwrap();
+    assert_eq!(there.len(), 5, "{there:?}");
+}
+
+/// A checkpoint whose last directory syncs failed said so and was there all the same, and the next try was refused.
+#[test]
+fn a_failed_checkpoint_leaves_nothing() {
+    let (mut failed, mut passed) = (0, false);
+    for nth in 1.. {
+        let machine = with_foreign_files();
+        let fs = FaultFs::new(Arc::new(machine.clone()));
+        let config = Config::new("/db").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(2))).workers(0);
+        let db = config.open().unwrap();
+        fs.fail(FaultPlan::new(OpKind::Any, nth, Fault::Error(io::ErrorKind::Other)));
+        let made = db.checkpoint("/backups/new/one");
+        let struck = fs.struck() > 0;
+        fs.repair();
+        foreign_files_are_there(&machine);
+        let new = Path::new("/backups/new");
+        let left = if machine.exists(new).unwrap() { machine.read_dir(new).unwrap() } else { Vec::new() };
+        if made.is_err() {
+            failed += 1;
+            assert!(left.is_empty(), "operation {nth} failed and left {left:?}");
+            db.checkpoint("/backups/new/one").unwrap();
+        }
+        is_whole(&power_lost(&machine), "/backups/new/one");
+        if !struck {
+            passed = true;
+            break;
+        }
+    }
+    assert!(passed && failed > 20, "{failed}");
+}
+
+/// Whatever moment of a checkpoint the power fails at, its path has the whole of it or nothing, and files of the user
+/// are what they were. So it is when the failure of a directory sync is what the power loss follows.
+#[test]
+fn a_crashed_checkpoint_is_whole_or_absent() {
+    // The first one behind the rename.
+    let third_sync = FaultPlan::new(OpKind::SyncDir, 3, Fault::Error(io::ErrorKind::Other));
+    let plans = [None, Some(third_sync.clone()), Some(third_sync.forever())];
+    let try_one = |plan: Option<&FaultPlan>, stop: Option<u64>| {
+        let machine = with_foreign_files();
+        let fs = FaultFs::new(Arc::new(machine.clone()));
+        let config = Config::new("/db").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(2))).workers(0);
+        let db = config.open().unwrap();
+        let before = machine.op_count();
+        machine.freeze_after(stop);
+        plan.into_iter().for_each(|plan| fs.fail(plan.clone()));
+        let made = db.checkpoint("/backups/new/one");
+        (machine.op_count() - before, made.is_ok(), machine.fork())
+    };
+    for plan in &plans {
+        let (all, ..) = try_one(plan.as_ref(), None);
+        let mut there = 0;
+        for ops in 0..=all {
+            let (_, made, machine) = try_one(plan.as_ref(), Some(ops));
+            for seed in 0..6 {
+                let ways = [Survival::Nothing, Survival::Everything, Survival::Random];
+                let crashed = machine.fork();
+                crashed.crash(ways[(seed as usize).min(2)], ops * 8 + seed);
+                foreign_files_are_there(&crashed);
+                if crashed.exists(Path::new("/backups/new/one")).unwrap() {
+                    is_whole(&crashed, "/backups/new/one");
+                    there += 1;
+                } else {
+                    assert!(!made, "operation {ops}: it was acknowledged");
+                }
+            }
+        }
+        assert!(there > 0);
+    }
+}
+
+/// Every ancestor up to the root was synced, and one that cannot be (autofs, squashfs, procfs) failed the call, though
+/// it had not changed. `/proc/self` stands for such a directory.
+#[test]
+fn ancestors_without_syncs_are_passed_over() {
+    let root = tempfile::tempdir().unwrap();
+    let through = PathBuf::from(format!("/proc/self/root{}", root.path().display()));
+    if !through.exists() {
+        return println!("skipped: there is no /proc");
+    }
+    let db = Config::new(through.join("new/db")).workers(0).open().unwrap();
+    part(&db, "p").insert("k", "v").unwrap();
+    db.checkpoint(through.join("newer/copy")).unwrap();
+    db.close().unwrap();
+    Config::new(root.path().join("newer/copy")).workers(0).open().unwrap();
+}
+
+/// The sync of a parent in which the call has created something must go well: the name is not durable otherwise.
+#[test]
+fn parents_of_new_directories_must_be_synced() {
+    let sync_fails = |nth, error, existing: &str| {
+        let machine = MemFs::new();
+        machine.create_dir_all(Path::new(existing)).unwrap();
+        let fs = FaultFs::new(Arc::new(machine));
+        fs.fail(FaultPlan::new(OpKind::SyncDir, nth, Fault::Error(error)));
+        let config = Config::new("/old/new/db").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1)));
+        let failed = config.workers(0).open().is_err();
+        assert_eq!(fs.struck(), 1);
+        failed
+    };
+    let unsyncable = io::ErrorKind::InvalidInput;
+    assert!(sync_fails(1, unsyncable, "/old"), "/old/new got a new name");
+    assert!(sync_fails(2, unsyncable, "/old"), "/old got a new name");
+    assert!(!sync_fails(3, unsyncable, "/old"), "the root did not");
+    assert!(!sync_fails(1, unsyncable, "/old/new/db"), "/old/new did not");
+    assert!(sync_fails(3, io::ErrorKind::Other, "/old"), "the device of the root fails");
+}
+
+/// The lock was on the file `LOCK` alone: with the file removed or replaced a second writer got in, and the two
+/// destroyed each other's files.
+#[test]
+fn a_removed_lock_file_lets_no_second_writer_in() {
+    let on_disk = tempfile::tempdir().unwrap();
+    let places = [(disk(), on_disk.path().join("db")), (Arc::new(MemFs::new()) as Arc<dyn Fs>, "/db".into())];
+    for (fs, dir) in places {
+        let config = || Config::new(&dir).fs(Arc::clone(&fs)).workers(0);
+        let db = config().open().unwrap();
+        let refused = || {
+            assert_eq!(kind(config().open()), ErrorKind::Locked);
+            assert_eq!(kind(config().open_read_only()), ErrorKind::Locked);
+        };
+        refused();
+        fs.remove_file(&dir.join("LOCK")).unwrap();
+        refused();
+        put(&*fs, &dir.join("LOCK"), b"");
+        refused();
+        db.close().unwrap();
+        let (reader, beside) = (config().open_read_only().unwrap(), config().open_read_only().unwrap());
+        fs.remove_file(&dir.join("LOCK")).unwrap();
+        assert_eq!(kind(config().open()), ErrorKind::Locked);
+        drop(reader);
+        assert_eq!(kind(config().open()), ErrorKind::Locked);
+        drop(beside);
+        config().open().unwrap();
+    }
+}
+
+#[test]
+fn other_names_of_a_directory_are_locked_too() {
+    let root = tempfile::tempdir().unwrap();
+    let db = Config::new(root.path().join("db")).workers(0).open().unwrap();
+    std::os::unix::fs::symlink("db", root.path().join("link")).unwrap();
+    for other in ["link", "db/../db", "./db/", "link/../link"] {
+        assert_eq!(kind(Config::new(root.path().join(other)).workers(0).open()), ErrorKind::Locked, "{other}");
+    }
+    drop(db);
+    let db = Config::new(root.path().join("link")).workers(0).open().unwrap();
+    assert_eq!(kind(Config::new(root.path().join("db")).workers(0).open()), ErrorKind::Locked);
+    drop(db);
+}
+
+/// An environment in which the test says which process runs.
+struct Forking {
+    env: TestEnv,
+    process: Arc<AtomicU64>,
+}
+
+impl Env for Forking {
+    fn now_ms(&self) -> u64 {
+        self.env.now_ms()
+    }
+    fn monotonic_ns(&self) -> u64 {
+        self.env.monotonic_ns()
+    }
+    fn random(&self, out: &mut [u8]) {
+        self.env.random(out);
+    }
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> azekura::Result<Box<dyn Thread>> {
+        self.env.spawn(name, body)
+    }
+    fn sleep(&self, duration: std::time::Duration) {
+        self.env.sleep(duration);
+    }
+    fn process(&self) -> u64 {
+        self.process.load(Ordering::SeqCst)
+    }
+}
+
+/// A child that a process forked wrote to its parent's log, flushed to its parent's files when it ended, and released
+/// its parent's lock.
+#[test]
+fn a_forked_child_cannot_touch_the_files() {
+    let machine = MemFs::new();
+    let process = Arc::new(AtomicU64::new(1));
+    let env = Arc::new(Forking { env: TestEnv::new(1), process: Arc::clone(&process) });
+    let db = Config::new("/db").fs(Arc::new(machine.clone())).env(env).workers(0).open().unwrap();
+    let (p, pool) = (part(&db, "p"), db.open_partition("pool", pool_options()).unwrap());
+    p.insert("k", "v").unwrap();
+    let mut batch = db.batch();
+    batch.insert(&p, "no", "v");
+    let ops = machine.op_count();
+    // What the child does.
+    process.store(2, Ordering::SeqCst);
+    let outcomes: BTreeMap<&str, ErrorKind> = BTreeMap::from([
+        ("insert", kind(p.insert("no", "v"))),
+        ("large", kind(p.insert("no", vec![1; 2 << 20]))),
+        ("remove", kind(p.remove("k"))),
+        ("pool", kind(pool.insert("no", "v"))),
+        ("batch", kind(batch.commit())),
+        ("flush", kind(p.flush())),
+        ("pool flush", kind(pool.flush())),
+        ("compact", kind(p.major_compact())),
+        ("persist", kind(db.persist(PersistMode::SyncAll))),
+        ("step", kind(db.step())),
+        ("open", kind(db.open_partition("new", Default::default()))),
+        ("again", kind(db.open_partition("p", Default::default()))),
+        ("delete", kind(db.delete_partition(p.clone()))),
+        ("checkpoint", kind(db.checkpoint("/copy"))),
+        ("close", kind(db.clone().close())),
+    ]);
+    assert!(outcomes.values().all(|kind| *kind == ErrorKind::Closed), "{outcomes:?}");
+    drop((p, pool, db));
+    assert_eq!(machine.op_count(), ops);
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    assert_eq!(kind(Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(2))).workers(0).open()), ErrorKind::Locked);
+    // The process ends, and a new one finds what the parent wrote.
+    machine.crash(Survival::Everything, 0);
+    let db = open(&machine, "/db", 3);
+    assert_eq!(part(&db, "p").keys().map(|key| key.unwrap().to_vec()).collect::<Vec<_>>(), [b"k"]);
+}
+
+fn pool_options() -> azekura::PartitionCreateOptions {
+    azekura::PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()))
+}
