@@ -125,3 +125,16 @@ fn json_is_printed_by_every_command() {
     assert_eq!(p.json("partitions --db d create more")["created"], true);
     assert_eq!(p.json("partitions --db d drop more")["dropped"], true);
 }
+
+/// Opened to read, a database said that its manifest and its log have no bytes.
+#[test]
+fn stats_tell_the_size_of_manifest_and_log() {
+    let p = Program::new();
+    p.ok("put --db d k v");
+    let stats = p.json("stats --db d");
+    let manifest = std::fs::metadata(p.path("d/MANIFEST")).unwrap().len();
+    assert_eq!(stats["manifest_bytes"], manifest);
+    assert_eq!(stats["log_segments"], 1);
+    assert!(stats["log_live_bytes"].as_u64().unwrap() > 0, "{stats}");
+    assert!(!p.ok("stats --db d").contains("manifest  0 B"));
+}

@@ -161,6 +161,9 @@ impl Metrics {
             open_snapshots: shared.read_points.count(),
             oldest_snapshot_age: shared.visible.get().0.saturating_sub(shared.read_points.oldest().0),
             poisoned: shared.poison.is_set(),
+            log_live_bytes: shared.recovered.log_bytes,
+            log_segments: shared.recovered.log_segments,
+            manifest_bytes: shared.recovered.manifest_bytes,
             ..Metrics::default()
         };
         for partition in &partitions {

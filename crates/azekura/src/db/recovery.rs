@@ -159,13 +159,15 @@ struct Loaded {
     /// Whether damage is skipped.
     salvages: bool,
     records: u64,
+    /// Of the manifest as it was read.
+    manifest_bytes: u64,
 }
 
 impl Loaded {
     fn read(config: &Config, listing: Listing, read_only: bool) -> Result<Loaded> {
         let (fs, dir) = (&config.fs, &config.path);
-        let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
-        let ledger = Ledger::replay(&edits).map_err(|e| e.in_file(dir.join(NAME)))?;
+        let manifest = Manifest::load(Arc::clone(fs), dir)?;
+        let ledger = Ledger::replay(&manifest.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
         let mut next_file = ledger.next_file;
         for id in listing.data.keys().map(|(_, id)| id).chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
@@ -198,7 +200,8 @@ impl Loaded {
         }
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
         let left = LeftEarly::new(&ledger, &parts.files, &parts.cache);
-        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, records: 0 })
+        let manifest_bytes = manifest.bytes;
+        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, records: 0, manifest_bytes })
     }
 
     /// Makes durable what is about to be replayed, where some of it is durable as soon as it is: a pool may not have
@@ -410,7 +413,14 @@ impl Loaded {
             catalog: self.catalog,
             writer,
             poison: poison.unwrap_or_else(|| Arc::new(Poison::new(config.listener))),
-            recovered: Recovered { records: self.records, ns, dropped: report.dropped_after_damage.clone() },
+            recovered: Recovered {
+                records: self.records,
+                ns,
+                dropped: report.dropped_after_damage.clone(),
+                log_bytes: report.segments.iter().map(|segment| segment.end).sum(),
+                log_segments: report.segments.len(),
+                manifest_bytes: self.manifest_bytes,
+            },
             lock: Some(lock),
         })
     }

@@ -40,6 +40,10 @@ pub(crate) struct Recovered {
     pub(crate) records: u64,
     pub(crate) ns: u64,
     pub(crate) dropped: Option<DroppedAfterDamage>,
+    /// Bytes of the live log and of the manifest as they were read.
+    pub(crate) log_bytes: u64,
+    pub(crate) log_segments: usize,
+    pub(crate) manifest_bytes: u64,
 }
 
 /// Counters since the database was opened.
