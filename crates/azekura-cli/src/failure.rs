@@ -1,7 +1,7 @@
 //! What can go wrong, how it is told, and the exit code it gives.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -133,9 +133,9 @@ impl Failure {
         if !matches!(self, Failure::PipeClosed) {
             if json {
                 let offset = if let Failure::Engine(error) = self { error.offset() } else { None };
-                eprintln!("{}", error_object(&self.kind(), &self.message(), self.file(), offset));
+                complain(error_object(&self.kind(), &self.message(), self.file(), offset));
             } else {
-                eprintln!("azekura: {self}");
+                complain(format_args!("azekura: {self}"));
             }
         }
         ExitCode::from(self.code())
@@ -155,6 +155,11 @@ impl fmt::Display for Failure {
         let end = if text.ends_with(['.', '!', '?']) { "" } else { "." };
         write!(f, "{text}{end}")
     }
+}
+
+/// One line on standard error. `eprintln!` panics if the reader has left; the exit code says the same then.
+pub(crate) fn complain(line: impl fmt::Display) {
+    let _the_reader_has_left = writeln!(io::stderr(), "{line}");
 }
 
 /// `{"error": {…}}`.

@@ -43,14 +43,36 @@ pub(crate) fn map_to_read(map: &MapArgs) -> Result<(Database, Partition)> {
     Ok((db, partition))
 }
 
-/// The partition to write to, with its database; both are created if they are missing.
-pub(crate) fn map_to_fill(map: &MapArgs) -> Result<(Database, Partition)> {
+/// A partition to write to, with its database.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) db: Database,
+    pub(crate) partition: Partition,
+    /// Whether this command has created the partition.
+    created: bool,
+}
+
+impl Target {
+    /// Closes the database. A partition that was created here, and that nothing could be `stored` in, is deleted first.
+    pub(crate) fn close(self, stored: bool) -> Result<()> {
+        if self.created && !stored && self.partition.is_empty()? {
+            self.db.delete_partition(self.partition)?;
+        } else {
+            drop(self.partition);
+        }
+        Ok(self.db.close()?)
+    }
+}
+
+/// The partition to write to; it and its database are created if they are missing.
+pub(crate) fn map_to_fill(map: &MapArgs) -> Result<Target> {
     let db = to_fill(&map.db.path)?;
-    let partition = match db.partition_exists(&map.partition) {
-        true => db.partition(&map.partition)?,
-        false => db.open_partition(&map.partition, PartitionCreateOptions::default())?,
+    let created = !db.partition_exists(&map.partition);
+    let partition = match created {
+        true => db.open_partition(&map.partition, PartitionCreateOptions::default())?,
+        false => db.partition(&map.partition)?,
     };
-    Ok((db, partition))
+    Ok(Target { db, partition, created })
 }
 
 /// The partition that was named, which must exist, or all of them.
@@ -67,6 +89,10 @@ pub(crate) fn must_exist(path: &Path) -> Result<()> {
         Ok(data) if data.is_dir() => Ok(()),
         Ok(_) => {
             Err(Failure::Input { file: path.to_path_buf(), message: "a database is a directory; this is not".into() })
+        }
+        Err(_) if path.is_symlink() => {
+            let message = "this is a symbolic link to a path that does not exist".into();
+            Err(Failure::Input { file: path.to_path_buf(), message })
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let message = "there is no database here; `put`, `import` and `partitions create` make one".into();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::args::{GcAction, GcArgs, GoalArgs, SeparatedArgs};
 use crate::command::look;
 use crate::display::{self, bytes};
-use crate::failure::{Answer, Failure, Result};
+use crate::failure::{Answer, Failure, Result, complain};
 use crate::open;
 use crate::output::Output;
 use crate::progress::Progress;
@@ -115,7 +115,7 @@ fn separated(db: &Database, which: &SeparatedArgs) -> Result<Vec<Partition>> {
             Ok(_) => {}
             // Its keys have an order that only its program knows; the others can be looked at all the same.
             Err(Failure::Engine(error)) if error.kind() == ErrorKind::Invalid => {
-                eprintln!("azekura: left out: {}.", error.message());
+                complain(format_args!("azekura: left out: {}.", error.message()));
             }
             Err(failure) => return Err(failure),
         }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::args::LookArgs;
 use crate::display::{self, bytes, count, plural};
-use crate::failure::{Answer, Failure, Result};
+use crate::failure::{Answer, Failure, Result, complain};
 use crate::open;
 use crate::output::Output;
 
@@ -75,7 +75,7 @@ pub(crate) fn look(args: &LookArgs) -> Result<(Database, Vec<PartitionMetrics>)>
             Ok(partition) => metrics.push(partition.metrics()),
             // Its keys have an order that only its program knows; the others can be shown all the same.
             Err(Failure::Engine(error)) if args.partition.is_none() && error.kind() == ErrorKind::Invalid => {
-                eprintln!("azekura: not shown: {}.", error.message());
+                complain(format_args!("azekura: not shown: {}.", error.message()));
             }
             Err(failure) => return Err(failure),
         }

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use serde_json::{Map, Value, json};
 
 use crate::args::{DelArgs, GetArgs, PutArgs};
-use crate::failure::{Answer, Failure, Result};
+use crate::failure::{Answer, Failure, Result, complain};
 use crate::open;
 use crate::output::Output;
 use crate::{display, encoding};
@@ -22,10 +22,10 @@ pub(crate) fn put(args: &PutArgs, output: &mut Output) -> Result<Answer> {
         (None, Some(text)) => encoding::argument(text, hex)?,
         (None, None) => return Err(Failure::Usage("a value, \"-\" or --file is needed".into())),
     };
-    let (db, partition) = open::map_to_fill(&args.map)?;
-    partition.insert(&key, &value)?;
-    drop(partition);
-    db.close()?;
+    let target = open::map_to_fill(&args.map)?;
+    let stored = target.partition.insert(&key, &value);
+    target.close(stored.is_ok())?;
+    stored?;
     if output.json() {
         let mut object = Map::new();
         encoding::put_json(&mut object, "key", &key, hex);
@@ -73,7 +73,7 @@ pub(crate) fn get(args: &GetArgs, output: &mut Output) -> Result<Answer> {
             }
         }
         None => {
-            eprintln!("azekura: no value for {}.", encoding::shown(&key, hex));
+            complain(format_args!("azekura: no value for {}.", encoding::shown(&key, hex)));
             return Ok(Answer::No);
         }
     }

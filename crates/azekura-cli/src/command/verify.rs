@@ -57,9 +57,9 @@ pub(crate) fn problems(report: &VerifyReport) -> Vec<String> {
 pub(crate) fn check_files(path: &Path, json: bool) -> Result<VerifyReport> {
     open::must_exist(path)?;
     let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
-    // Files that change under our eyes would look damaged. A directory without a lock file has no writer.
-    let lock_file = path.join("LOCK");
-    let _lock = if lock_file.exists() { Some(fs.lock(&lock_file, LockMode::Shared)?) } else { None };
+    // Files that change meanwhile would look damaged. In a directory that is no database no lock file is created.
+    let is_database = ["LOCK", "MANIFEST"].iter().any(|name| path.join(name).exists());
+    let _lock = if is_database { Some(fs.lock_dir(path, LockMode::Shared)?) } else { None };
     let progress = Progress::bytes(json, 0, "Checking");
     Ok(inspect::verify(&fs, path, &mut |done, total| progress.set(done, total))?)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, complain};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -49,7 +49,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("azekura: cannot remove {}: {error}.", self.0.display());
+            complain(format_args!("azekura: cannot remove {}: {error}.", self.0.display()));
         }
     }
 }

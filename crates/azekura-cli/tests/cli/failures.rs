@@ -144,3 +144,55 @@ fn help_is_there_for_everything() {
     assert!(p.ok("exit-codes").contains("130"));
     assert!(p.ok("--version").starts_with("azekura "));
 }
+
+/// `eprintln!` panics where nothing reads standard error any more: the exit code was 101 whatever had happened.
+#[test]
+fn closed_pipes_do_not_change_the_exit_code() {
+    let p = Program::new();
+    p.ok("put --db d k v");
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    for line in READING {
+        let mut reading = p.command(line.split_whitespace());
+        assert_eq!(reading.stdout(closed()).stderr(closed()).status().unwrap().code(), Some(0), "{line}");
+    }
+    let run = |line: &str| {
+        let mut command = p.command(line.split_whitespace());
+        command.stdout(std::process::Stdio::null()).stderr(closed()).status().unwrap().code()
+    };
+    let failing = [("get --db d none", 1), ("get --db none k", 3), ("fly", 2), ("get", 2), ("import --db d none", 3)];
+    for (line, code) in failing {
+        assert_eq!(run(line), Some(code), "{line}");
+        assert_eq!(run(&format!("{line} --json")), Some(code), "{line} --json");
+    }
+    std::fs::write(p.path("long.jsonl"), format!("{{\"key\":\"{}\",\"value\":\"\"}}", "k".repeat(70_000))).unwrap();
+    assert_eq!(run("import --db d long.jsonl"), Some(1));
+}
+
+#[test]
+fn a_dangling_link_is_told_apart_from_nothing() {
+    let p = Program::new();
+    std::os::unix::fs::symlink("nowhere", p.path("link")).unwrap();
+    for line in ["get --db link k", "stats --db link", "put --db link k v", "import --db link tmp", "verify --db link"]
+    {
+        let ran = p.run(line);
+        assert_eq!(ran.code, Some(3), "{line}: {ran:?}");
+        assert!(ran.err.contains("symbolic link to a path that does not exist"), "{line}: {ran:?}");
+    }
+}
+
+/// Without its `LOCK` a directory counted as one that no process writes to.
+#[test]
+fn verify_waits_for_a_writer_without_lock_file() {
+    let p = Program::new();
+    let writer = Config::new(p.path("d")).open().unwrap();
+    std::fs::remove_file(p.path("d/LOCK")).unwrap();
+    assert_eq!(p.run("verify --db d").code, Some(4));
+    writer.close().unwrap();
+    assert_eq!(p.run("verify --db d").code, Some(0));
+    p.run("verify --db tmp");
+    p.assert_cleaned_up();
+}

@@ -125,3 +125,43 @@ fn a_database_inside_the_imported_directory_does_not_swallow_itself() {
         assert_eq!(p.json("import --db in/db in")["entries"], 1);
     }
 }
+
+/// The partition was created before the input was looked at.
+#[test]
+fn a_bad_import_leaves_no_partition() {
+    let p = Program::new();
+    let long = format!("{{\"key\":\"{}\",\"value\":\"\"}}\n", "k".repeat(70_000));
+    for (input, code) in [("nonsense\n", 3), (&*long, 1), ("{}", 3)] {
+        assert_eq!(p.run_with_input(["import", "--db", "none", "-"], b"nonsense").code, Some(3));
+        assert!(!p.path("none").exists());
+        p.ok("put --db d --partition old k v");
+        let ran = p.run_with_input(["import", "--db", "d", "--partition", "new", "-"], input.as_bytes());
+        assert_eq!(ran.code, Some(code), "{ran:?}");
+        let ran = p.run_args(["put", "--db", "d", "--partition", "new", &"k".repeat(70_000), "v"]);
+        assert_eq!(ran.code, Some(3), "{ran:?}");
+        assert_eq!(p.ok("partitions --db d list"), "old\n", "{input:.20}");
+    }
+    assert_eq!(p.run_with_input(["import", "--db", "d", "--partition", "new", "-"], b"").code, Some(0));
+    assert_eq!(p.ok("partitions --db d list"), "new\nold\n", "empty input is no bad input");
+}
+
+/// A damaged table, or a full disk, left a file that ended early and looked like a whole one.
+#[test]
+fn a_failed_export_leaves_no_file() {
+    let p = Program::new();
+    let line = |n: u32| format!("{{\"key\":\"{n:06}\",\"value\":\"{}\"}}\n", "v".repeat(200));
+    let lines: String = (0..20_000).map(line).collect();
+    assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
+    p.ok("compact --db d");
+    let tables = || std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
+    let table = tables().find(|path| path.extension().is_some_and(|e| e == "sst")).unwrap();
+    let mut bytes = std::fs::read(&table).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&table, bytes).unwrap();
+    assert_eq!(p.run("export --db d all.jsonl").code, Some(5));
+    assert!(!p.path("all.jsonl").exists());
+    std::fs::write(p.path("mine.jsonl"), "mine").unwrap();
+    assert_eq!(p.run("export --db d mine.jsonl").code, Some(3));
+    assert_eq!(std::fs::read(p.path("mine.jsonl")).unwrap(), b"mine");
+}

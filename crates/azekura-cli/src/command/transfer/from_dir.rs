@@ -18,11 +18,12 @@ pub(crate) fn import(source: &Path, map: &MapArgs, json: bool) -> Result<Moved> 
     if !source.is_dir() {
         return Err(Failure::Input { file: source.to_path_buf(), message: "not a directory".into() });
     }
-    let mut load = Load::start(map, Progress::spinner(json, "Importing"))?;
-    // The database may stand inside the directory; it does not swallow itself.
-    let own = fs::canonicalize(&map.db.path).ok();
-    let is_own =
-        |entry: &DirEntry| entry.file_type().is_dir() && own.is_some() && fs::canonicalize(entry.path()).ok() == own;
+    let mut load = Load::new(map, Progress::spinner(json, "Importing"));
+    // The database may stand inside the directory, also if it is created on the way; it does not swallow itself.
+    let is_own = |entry: &DirEntry| {
+        let own = || fs::canonicalize(&map.db.path).ok();
+        entry.file_type().is_dir() && fs::canonicalize(entry.path()).is_ok_and(|dir| own() == Some(dir))
+    };
     for entry in WalkDir::new(source).sort_by_file_name().into_iter().filter_entry(|entry| !is_own(entry)) {
         match entry {
             Ok(entry) if entry.file_type().is_file() => import_file(entry.path(), source, &mut load)?,
@@ -36,7 +37,7 @@ pub(crate) fn import(source: &Path, map: &MapArgs, json: bool) -> Result<Moved> 
     load.finish()
 }
 
-fn import_file(path: &Path, source: &Path, load: &mut Load) -> Result<()> {
+fn import_file(path: &Path, source: &Path, load: &mut Load<'_>) -> Result<()> {
     let name = || path.display().to_string();
     let length = path.metadata().map_or(0, |data| data.len());
     if length > u64::from(u32::MAX) {

@@ -16,15 +16,15 @@ use crate::progress::Progress;
 /// Stores every line of a file, or of standard input if `source` is "-".
 pub(crate) fn import(source: &Path, map: &MapArgs, json: bool) -> Result<Moved> {
     if source == Path::new("-") {
-        return read_lines(io::stdin().lock(), source, Load::start(map, Progress::bytes(json, 0, "Importing"))?);
+        return read_lines(io::stdin().lock(), source, Load::new(map, Progress::bytes(json, 0, "Importing")));
     }
     let file = File::open(source).map_err(|e| Failure::os("open the input", source, e))?;
     let length = file.metadata().map_or(0, |data| data.len());
-    let load = Load::start(map, Progress::bytes(json, length, "Importing"))?;
+    let load = Load::new(map, Progress::bytes(json, length, "Importing"));
     read_lines(BufReader::with_capacity(256 << 10, file), source, load)
 }
 
-fn read_lines(mut input: impl BufRead, source: &Path, mut load: Load) -> Result<Moved> {
+fn read_lines(mut input: impl BufRead, source: &Path, mut load: Load<'_>) -> Result<Moved> {
     let mut line = Vec::new();
     for number in 1u64.. {
         line.clear();
@@ -39,9 +39,7 @@ fn read_lines(mut input: impl BufRead, source: &Path, mut load: Load) -> Result<
         match parse(&line) {
             Ok((key, value)) => load.put(&key, &value, || format!("line {number}"))?,
             Err(why) => {
-                load.commit()?;
-                let before = load.entries();
-                load.finish()?;
+                let before = load.give_up()?.entries;
                 let message = format!("line {number} is no entry: {why}; the {before} before it were stored");
                 return Err(Failure::Input { file: source.to_path_buf(), message });
             }

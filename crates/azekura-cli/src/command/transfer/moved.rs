@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::display;
-use crate::failure::{Answer, Result};
+use crate::failure::{Answer, Result, complain};
 use crate::output::Output;
 
 /// What was moved, and what was left out and why.
@@ -28,7 +28,7 @@ impl Moved {
                 display::bytes(self.bytes)
             ))?;
             for (name, why) in &self.left_out {
-                eprintln!("azekura: left out {name}: {why}");
+                complain(format_args!("azekura: left out {name}: {why}"));
             }
         }
         Ok(Answer::yes_if(self.left_out.is_empty()))

@@ -49,7 +49,9 @@ fn write_file(path: &Path, content: &[u8]) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
-    OpenOptions::new().write(true).create_new(true).open(path)?.write_all(content)
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    // A file that ends early would look like a whole one.
+    file.write_all(content).inspect_err(|_| drop(fs::remove_file(path)))
 }
 
 fn blames_the_name(kind: io::ErrorKind) -> bool {

@@ -1,6 +1,6 @@
 //! Entries become JSON lines, in the form that `import` reads and `scan --json` prints.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -19,16 +19,20 @@ pub(crate) fn export_to_file(partition: &Partition, target: &Path, json: bool) -
     let file = OpenOptions::new().write(true).create_new(true).open(target);
     let mut out = BufWriter::with_capacity(256 << 10, file.map_err(|e| Failure::os("create the file", target, e))?);
     let progress = Progress::entries(json, partition.approximate_len(), "Exporting");
-    let mut moved = Moved::default();
-    for entry in partition.iter() {
-        let (key, value) = entry?;
-        writeln!(out, "{}", line(&key, &value)).map_err(failed)?;
-        moved.entries += 1;
-        moved.bytes += (key.len() + value.len()) as u64;
-        progress.add(1);
-    }
-    out.flush().map_err(failed)?;
-    Ok(moved)
+    let mut write_all = || -> Result<Moved> {
+        let mut moved = Moved::default();
+        for entry in partition.iter() {
+            let (key, value) = entry?;
+            writeln!(out, "{}", line(&key, &value)).map_err(failed)?;
+            moved.entries += 1;
+            moved.bytes += (key.len() + value.len()) as u64;
+            progress.add(1);
+        }
+        out.flush().map_err(failed)?;
+        Ok(moved)
+    };
+    // A file that ends early would look like a whole one.
+    write_all().inspect_err(|_| drop(fs::remove_file(target)))
 }
 
 /// Writes to standard output, and nothing else there.
