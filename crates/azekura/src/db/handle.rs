@@ -11,10 +11,17 @@ use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
 use crate::db::worker::{flush_and_wait, retire_log};
 use crate::engine::Engine;
+use crate::mem::atomic::yield_now;
+use crate::mem::epoch::Moment;
 use crate::vfs::env::Thread;
+use crate::vfs::fs::PersistenceLevel;
 
 /// Threads that flush while a database with many partitions closes.
 const CLOSING_THREADS_MAX: usize = 8;
+/// Closing looks so many times whether reads of pools have ended, and sleeps for 1 ms after each look behind the first
+/// [`READS_SPUN`].
+const READS_WAITED: usize = 10_000;
+const READS_SPUN: usize = 100;
 
 /// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition), [`Snapshot`](crate::Snapshot) and
 /// iterator; dropping the last one closes the database as `close` does, with failures told to the listener.
@@ -69,6 +76,9 @@ impl Handle {
         if shared.writer.is_some() {
             // Before the directory is given free, however this ends: another process may open the files then.
             pools.iter().for_each(|pool| pool.end_changes());
+            if pools.iter().any(|pool| pool.level() > PersistenceLevel::Logged) {
+                self.wait_for_reads();
+            }
         }
         let finished = flushed.and_then(|()| self.finish_log());
         if finished.is_ok() && shared.writer.is_some() {
@@ -79,6 +89,22 @@ impl Handle {
         shared.tell(&Event::Closed);
         *lock(&shared.lock) = None;
         finished
+    }
+
+    /// Waits until the reads that are inside a pool have ended, because another process may write to its file once the
+    /// directory is free. A read takes microseconds, unless a comparator waits for something; a read that outlasts the
+    /// wait, or that called `close` itself from its comparator, finds the database closed when it has copied its value.
+    fn wait_for_reads(&self) {
+        let (moment, done) = (Moment::now(), &self.shared.done);
+        for looked in 0..READS_WAITED {
+            if moment.passed_by_others() {
+                return;
+            }
+            match looked < READS_SPUN {
+                true => yield_now(),
+                false => done.wait(done.count(), 1),
+            }
+        }
     }
 
     /// A flush waits for the device several times. With many partitions several threads share the waiting, because the

@@ -104,6 +104,7 @@ impl Walk {
             End::Front => self.step_front(),
             End::Back => self.step_back(),
         });
+        let stepped = self.handle.shared.check_open_after_read().and(stepped);
         self.ended = !matches!(stepped, Ok(true));
         stepped
     }
@@ -185,9 +186,10 @@ impl Walk {
     fn pair(&mut self, end: End) -> Result<(&[u8], Slice)> {
         let (key, kind, bytes) = stored(&self.front, &self.back, end);
         let value = match kind {
-            RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes).inspect_err(|_| self.ended = true)?,
-            _ => keep(&self.front, &self.back, end, bytes),
+            RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes),
+            _ => Ok(keep(&self.front, &self.back, end, bytes)),
         };
+        let value = self.handle.shared.check_open_after_read().and(value).inspect_err(|_| self.ended = true)?;
         Ok((key, value))
     }
 
@@ -206,7 +208,9 @@ impl Walk {
             return Ok(None);
         }
         handle.shared.check_open()?;
-        let entry = front.lend()?;
+        let lent = front.lend();
+        handle.shared.check_open_after_read()?;
+        let entry = lent?;
         *ended = entry.is_none();
         Ok(entry.map(|entry| (entry.user, entry.value)))
     }
@@ -214,11 +218,18 @@ impl Walk {
     /// The same without a copy.
     fn lend(&mut self, end: End) -> Result<(&[u8], &[u8])> {
         let (key, kind, bytes) = stored(&self.front, &self.back, end);
-        if kind != RecordKind::BlobPointer {
-            return Ok((key, bytes));
-        }
-        self.lent = read(&mut self.values, &self.view, bytes).inspect_err(|_| self.ended = true)?;
-        Ok((key, &self.lent))
+        let elsewhere = match kind {
+            RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes).map(Some),
+            _ => Ok(None),
+        };
+        let checked = self.handle.shared.check_open_after_read().and(elsewhere);
+        Ok(match checked.inspect_err(|_| self.ended = true)? {
+            Some(value) => {
+                self.lent = value;
+                (key, &self.lent)
+            }
+            None => (key, bytes),
+        })
     }
 
     /// The entry at an end; its value is not read.
@@ -233,6 +244,7 @@ impl Walk {
             })),
             _ => EntryValue::Here(keep(&self.front, &self.back, end, bytes)),
         };
+        self.handle.shared.check_open_after_read()?;
         Ok(Entry { key: Slice::from(key), value })
     }
 }
@@ -361,7 +373,9 @@ impl Entry {
             EntryValue::Here(value) => Ok(value.clone()),
             EntryValue::Elsewhere(value) => {
                 value.handle.shared.check_open()?;
-                value.view.values().read(&value.pointer)
+                let read = value.view.values().read(&value.pointer);
+                value.handle.shared.check_open_after_read()?;
+                read
             }
         }
     }

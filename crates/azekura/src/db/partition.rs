@@ -148,7 +148,9 @@ impl Partition {
     }
 
     pub(crate) fn get_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        self.state.tree()?.get(key, at)
+        let value = self.state.tree()?.get(key, at);
+        self.handle.shared.check_open_after_read()?;
+        value
     }
 
     /// Whether a key has a value; the value is not copied.
@@ -168,7 +170,9 @@ impl Partition {
     }
 
     pub(crate) fn size_of_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        self.state.tree()?.size_of(key, at)
+        let size = self.state.tree()?.size_of(key, at);
+        self.handle.shared.check_open_after_read()?;
+        size
     }
 
     /// The values of many keys as of one moment, in the order of the keys given.

@@ -1,7 +1,7 @@
 //! What all handles of a database share.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use crate::base::edit::Edit;
@@ -180,6 +180,15 @@ impl Shared {
             false => Ok(()),
             true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
         }
+    }
+
+    /// As [`check_open`](Shared::check_open), behind a read: what was read is right if the database is open still. Another
+    /// process may change the files of a closed one.
+    #[inline]
+    pub(crate) fn check_open_after_read(&self) -> Result<()> {
+        // What the read found of a later change was stored after `closing` was.
+        fence(Ordering::Acquire);
+        self.check_open()
     }
 
     /// Begins work that changes files; it must end before the listener is told of it, who may drop the last handle.

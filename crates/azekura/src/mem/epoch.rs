@@ -222,6 +222,12 @@ impl Moment {
         // SeqCst: see `collect`.
         slots().all(|slot| slot.epoch.load(Ordering::SeqCst) > self.0)
     }
+
+    /// Whether no other thread that was pinned before is pinned any more.
+    pub(crate) fn passed_by_others(self) -> bool {
+        let own = HANDLE.try_with(|handle| handle.0.number).ok();
+        slots().all(|slot| Some(slot.number) == own || slot.epoch.load(Ordering::SeqCst) > self.0)
+    }
 }
 
 /// A shared value that is replaced as a whole; readers never wait and share no cache line with each other.

@@ -90,7 +90,7 @@ pub(crate) struct Tree<M> {
     pub(crate) orders: Orders,
     /// Held by who changes `inner`, and who locks two leaves.
     pub(crate) structure: Mutex<()>,
-    /// Set under `structure`: nothing is changed any more.
+    /// Set under `structure`: nothing is changed any more, and no read of the pool begins.
     closed: AtomicBool,
     /// Raised when keys have got another leaf, before they are gone from the one where they were.
     pub(crate) shape: AtomicU64,
@@ -236,10 +236,29 @@ impl<M: Medium> Tree<M> {
     /// `Closed` if nothing may be changed any more.
     pub(crate) fn lock_structure(&self) -> Result<MutexGuard<'_, ()>> {
         let structure = self.structure.lock().map_err(poisoned)?;
-        match self.closed.load(Ordering::Relaxed) {
-            false => Ok(structure),
+        self.check_open().map(|()| structure)
+    }
+
+    #[inline]
+    fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::SeqCst) {
+            false => Ok(()),
             true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
         }
+    }
+
+    /// Pins the thread, so that what it finds in the pool is not reused. Every read of leaves and records is made under
+    /// such a pin: the database waits for those that began before [`end_changes`](Tree::end_changes), and gives the
+    /// file to other processes then.
+    ///
+    /// # Errors
+    /// `Closed` after `end_changes`: the file may hold what another process has written.
+    #[inline]
+    pub(crate) fn pin(&self) -> Result<Pin> {
+        let pin = Pin::new();
+        // The pin, `closed` and the epoch are accessed with SeqCst: either this load sees that `closed` was set, or the
+        // thread that set it sees this pin.
+        self.check_open().map(|()| pin)
     }
 
     /// Runs `work` while no leaf is split: that happens for changes that have no number yet, so that who lets nobody
@@ -254,7 +273,7 @@ impl<M: Medium> Tree<M> {
     pub(crate) fn end_changes(&self) {
         // What a panic has left behind is left as it is.
         let structure = self.structure.lock().unwrap_or_else(PoisonError::into_inner);
-        self.closed.store(true, Ordering::Relaxed);
+        self.closed.store(true, Ordering::SeqCst);
         drop(structure);
         self.space.lock().unwrap_or_else(PoisonError::into_inner).end();
     }
@@ -338,7 +357,7 @@ impl<M: Medium> Tree<M> {
     }
 
     fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
-        let pin = Pin::new();
+        let pin = self.pin()?;
         loop {
             let at = self.versions.points().visible();
             let newest = self.newest(key, &pin)?;
@@ -367,7 +386,7 @@ impl<M: Medium> Tree<M> {
     }
 
     fn get_at_with<T>(&self, key: &[u8], at: SeqNo, read: impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
-        let pin = Pin::new();
+        let pin = self.pin()?;
         if let Some(record) = self.newest(key, &pin)?.filter(|record| record.seqno <= at) {
             return Ok(Some(read(self.region(), &record)));
         }

@@ -193,7 +193,10 @@ impl<M: Medium> Tree<M> {
         let print = self.print(key);
         let (leaf, locked) = self.lock_leaf(key)?;
         let commit = leaf.commit();
-        let found = self.look(leaf, commit, key, print)?;
+        let found = {
+            let _pin = self.pin()?;
+            self.look(leaf, commit, key, print)?
+        };
         let Some(seqno) = turn()? else { return Ok(Removed::NotNow) };
         let Some(place) = found.filter(|place| place.record.seqno < seqno) else { return Ok(Removed::Nothing) };
         let kept = self.keep(key, &place, seqno, true)?;
@@ -296,7 +299,10 @@ impl<M: Medium> Tree<M> {
     ) -> Result<Tried> {
         let (leaf, locked) = self.lock_leaf(entry.user)?;
         let commit = leaf.commit();
-        let old = self.look(leaf, commit, entry.user, print)?;
+        let old = {
+            let _pin = self.pin()?;
+            self.look(leaf, commit, entry.user, print)?
+        };
         if old.is_none() && commit.count() + 1 >= self.slots {
             return Ok(Tried::Full);
         }

@@ -13,7 +13,6 @@ use crate::base::{EntryRef, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::KeyBounds;
 use crate::mem::atomic::Ordering;
-use crate::mem::epoch::Pin;
 use crate::pmem::inner::{Goal, head_of};
 use crate::pmem::leaf::Spot;
 use crate::pmem::leaf::{LEAF_LEN, SLOTS, bits};
@@ -118,7 +117,7 @@ impl<M: Medium> TreeCursor<M> {
         (self.valid, self.way, self.want) = (false, way, FIRST_BATCH);
         self.ahead.fetch_all(self.tree.region());
         let TreeCursor { tree, view, ahead, cold, .. } = self;
-        let pin = Pin::new();
+        let pin = tree.pin()?;
         let (slots, valid, order, number, version) = loop {
             let shape = tree.shape.load(Ordering::Acquire);
             let found = tree.inner.find(goal, &pin);
@@ -259,7 +258,7 @@ impl<M: Medium> TreeCursor<M> {
     /// of them are behind the end of the view, the point does not show them, or they belong to the leaf behind.
     fn stand(&mut self, mut at: usize) -> Result<bool> {
         let TreeCursor { tree, point, view, batch, ahead, want, way, cold, .. } = self;
-        let region = tree.region();
+        let (region, _pin) = (tree.region(), tree.pin()?);
         loop {
             batch.clear();
             if *want > FIRST_BATCH {
@@ -340,7 +339,7 @@ impl<M: Medium> TreeCursor<M> {
     /// How many entries of the view are before `target`.
     fn rank(&self, target: KeyRef<'_>) -> Result<usize> {
         let TreeCursor { tree, view, .. } = self;
-        let slots = &view.slots;
+        let (slots, _pin) = (&view.slots, tree.pin()?);
         // What the first questions are about, and then what is left, is fetched together.
         for part in 1..8 {
             self.fetch(slots.len() * part / 8);

@@ -19,13 +19,25 @@ impl Shared {
         let first = self.all.as_ptr().align_offset(LINE).min(self.all.len() - self.len);
         &self.all[first..first + self.len]
     }
+
+    /// The first `len` bytes of the same words; none if there are not so many.
+    pub(crate) fn first(&self, len: usize) -> Option<Shared> {
+        (len / 8 <= self.len).then(|| Shared { all: Arc::clone(&self.all), len: len / 8 })
+    }
 }
 
 /// Bytes.
 const LINE: usize = 64;
 
+/// The words of a file that is used as memory, and how many mappings of it there are.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapped {
+    pub(crate) words: Shared,
+    pub(crate) mappings: usize,
+}
+
 /// The files that are used as memory now.
-pub(crate) type Memory = BTreeMap<Ino, Shared>;
+pub(crate) type Memory = BTreeMap<Ino, Mapped>;
 
 /// Makes `len` bytes of words that hold what `file` does.
 pub(crate) fn words_of(file: &FileNode, len: usize) -> Shared {
@@ -97,6 +109,12 @@ mod tests {
         assert_eq!(read(&fs), (32, 8));
         words.words()[1].store(9, Ordering::Relaxed);
         drop((words, file));
+        // Two mappings of a file are the same words.
+        let file = fs.open(path, OpenMode::Write).unwrap();
+        let (one, other) = (file.map_words(64).unwrap().unwrap(), file.map_words(32).unwrap().unwrap());
+        one.words()[2].store(3, Ordering::Relaxed);
+        assert!(other.words()[2].load(Ordering::Relaxed) == 3 && file.map_words(72).is_err());
+        drop((one, other, file));
         assert_eq!(read(&fs), (32, 8), "what was stored without power is nowhere");
         let again = fs.open(path, OpenMode::Write).unwrap();
         again.map_words(32).unwrap().unwrap().words()[1].store(10, Ordering::Relaxed);

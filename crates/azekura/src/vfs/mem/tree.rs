@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::vfs::fs::{DirEntry, LockMode, PersistenceLevel};
 use crate::vfs::mem::crash::{Survival, survivor};
 use crate::vfs::mem::inode::{DirNode, FileNode, Ino, Inode};
-use crate::vfs::mem::memory::{self, Memory, Shared};
+use crate::vfs::mem::memory::{self, Mapped, Memory, Shared};
 
 const ROOT: Ino = 1;
 
@@ -74,25 +74,37 @@ impl Tree {
             return Ok(None);
         }
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let words = memory::words_of(self.file(ino)?, len);
-        match self.memory.contains_key(&ino) {
-            true => Err(io::Error::other("the file is used as memory already")),
-            false => Ok(Some(self.memory.entry(ino).or_insert(words).clone())),
+        if let Some(mapped) = self.memory.get_mut(&ino) {
+            let longer = || io::Error::other("the file is used as memory already, and less of it");
+            let words = mapped.words.first(len).ok_or_else(longer)?;
+            mapped.mappings += 1;
+            return Ok(Some(words));
         }
+        let words = memory::words_of(self.file(ino)?, len);
+        self.memory.insert(ino, Mapped { words: words.clone(), mappings: 1 });
+        Ok(Some(words))
     }
 
-    /// The words of a file become its bytes again.
+    /// The words of a file become its bytes again, for good when this was the last mapping.
     pub(crate) fn end_memory(&mut self, ino: Ino) {
-        if let Some(words) = self.memory.remove(&ino)
-            && let Ok(file) = self.file_mut(ino)
-        {
+        let Some(mapped) = self.memory.get_mut(&ino) else { return };
+        mapped.mappings -= 1;
+        let words = mapped.words.clone();
+        if mapped.mappings == 0 {
+            self.memory.remove(&ino);
+        }
+        if let Ok(file) = self.file_mut(ino) {
             memory::settle(file, words.words());
         }
     }
 
     fn end_all_memory(&mut self) {
         let all: Vec<Ino> = self.memory.keys().copied().collect();
-        all.into_iter().for_each(|ino| self.end_memory(ino));
+        for ino in all {
+            while self.memory.contains_key(&ino) {
+                self.end_memory(ino);
+            }
+        }
     }
 
     pub(crate) fn crash(&mut self, survival: Survival, seed: u64) {
