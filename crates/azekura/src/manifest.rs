@@ -43,6 +43,8 @@ struct Log {
     last: SeqNo,
     /// The last record known to be durable.
     durable: SeqNo,
+    /// Whether the file has its name durably: the directory was synced after the rename.
+    named: bool,
     writer: FrameWriter,
 }
 
@@ -65,9 +67,10 @@ impl Manifest {
     /// `Io` and `OutOfSpace`; the old manifest is still there, unless the failure was the last step, making the new
     /// name durable: then either may be found.
     pub(crate) fn create(fs: Arc<dyn Fs>, dir: &Path, file_id: [u8; 16], edits: &[Edit]) -> Result<Manifest> {
-        let log = Log::create(&*fs, dir, file_id, edits)?;
+        let mut log = Log::create(&*fs, dir, file_id, edits)?;
         rename(&*fs, dir)?;
         fs.sync_dir(dir)?;
+        log.named = true;
         Ok(Manifest {
             fs,
             dir: dir.to_path_buf(),
@@ -117,14 +120,15 @@ impl Manifest {
     /// nobody who appends waits for it.
     ///
     /// # Errors
-    /// `Poisoned` once a sync failed, for ever.
+    /// `Poisoned` once a sync failed, for ever. `Io` if the process has too many open files: a later call may succeed.
     pub(crate) fn sync(&self) -> Result<()> {
         self.poison.check()?;
         let wanted = self.log().last;
         let _turn = self.turn();
         self.poison.check()?;
         let (file, last) = {
-            let log = self.log();
+            let mut log = self.log();
+            self.sync_name(&mut log)?;
             if log.durable >= wanted || log.durable >= log.last {
                 return Ok(());
             }
@@ -151,7 +155,9 @@ impl Manifest {
     /// appended between the moment that `live` describes and the return.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace`: the old one goes on. `Poisoned` if it is not known which of them power loss would leave.
+    /// `Io` and `OutOfSpace`: the old one goes on. `Io` because of too many open files also when the new one goes on:
+    /// its name is made durable by the next [`Manifest::sync`]. `Poisoned` if it is not known which of them power loss
+    /// would leave.
     pub(crate) fn rewrite(&self, file_id: [u8; 16], live: &[Edit]) -> Result<()> {
         let _turn = self.turn();
         let mut log = self.log();
@@ -159,7 +165,18 @@ impl Manifest {
         let new = Log::create(&*self.fs, &self.dir, file_id, live)?;
         rename(&*self.fs, &self.dir)?;
         *log = new;
-        self.fs.sync_dir(&self.dir).map_err(|e| self.poison.set(e))
+        self.sync_name(&mut log)
+    }
+
+    /// Makes the name of a new manifest durable. Where the directory could not be opened, no sync of it failed: the
+    /// next sync of the manifest tries again.
+    fn sync_name(&self, log: &mut Log) -> Result<()> {
+        if !log.named {
+            let synced = self.fs.sync_dir(&self.dir);
+            synced.map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
+            log.named = true;
+        }
+        Ok(())
     }
 
     /// Length in bytes.
@@ -193,7 +210,7 @@ impl Log {
         let place = Place { file_id, epoch: 0 };
         let end = FileHeader::LEN as u64;
         let (last, writer) = (SeqNo::ZERO, FrameWriter::new());
-        let mut log = Log { file, place, end, last, durable: SeqNo::ZERO, writer };
+        let mut log = Log { file, place, end, last, durable: SeqNo::ZERO, named: false, writer };
         let mut fill = || {
             let header = FileHeader { kind: FileKind::Manifest, file_id };
             log.file.write_at(&header.encode(), 0)?;
@@ -496,5 +513,20 @@ mod tests {
         manifest.sync().unwrap();
         manifest.sync().unwrap();
         assert_eq!(fs.count(OpKind::Sync), before + 1);
+    }
+
+    /// A directory that could not be opened for want of descriptors was no failed sync.
+    #[test]
+    fn rewrite_ends_when_files_may_open_again() {
+        let faulty = FaultFs::new(Arc::new(MemFs::new()));
+        let (fs, manifest) = created(faulty.clone());
+        let _held_by_a_sync = Arc::clone(&manifest.log().file);
+        faulty.limit_open(Some(faulty.open_count() + 1));
+        assert!(manifest.rewrite([2; 16], &edits(0..3)).unwrap_err().is_too_many_open_files());
+        manifest.append(&edits(3..4)).unwrap();
+        assert!(manifest.sync().unwrap_err().is_too_many_open_files());
+        faulty.limit_open(None);
+        manifest.sync().unwrap();
+        assert_eq!(load(&fs).unwrap().edits, edits(0..4));
     }
 }

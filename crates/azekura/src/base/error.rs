@@ -5,6 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The machine has too many open files. The number is the same on all Unix systems.
+const ENFILE: i32 = 23;
+/// The process has too many open files.
+pub(crate) const EMFILE: i32 = 24;
+
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -63,12 +68,13 @@ struct Inner {
     file: Option<PathBuf>,
     offset: Option<u64>,
     os: Option<io::ErrorKind>,
+    os_code: Option<i32>,
 }
 
 impl Error {
     /// An error of `kind` with a message that is a sentence without its full stop.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Arc::new(Inner { kind, message: message.into(), file: None, offset: None, os: None }))
+        Error(Arc::new(Inner { kind, message: message.into(), file: None, offset: None, os: None, os_code: None }))
     }
 
     /// The bytes are not what was written.
@@ -96,7 +102,8 @@ impl Error {
             _ => ErrorKind::Io,
         };
         let message = format!("cannot {what}: {source}");
-        Error(Arc::new(Inner { kind, message, file: None, offset: None, os: Some(source.kind()) }))
+        let (os, os_code) = (Some(source.kind()), source.raw_os_error());
+        Error(Arc::new(Inner { kind, message, file: None, offset: None, os, os_code }))
     }
 
     /// Names the file, if none is named yet.
@@ -145,6 +152,12 @@ impl Error {
     pub fn os_kind(&self) -> Option<io::ErrorKind> {
         self.0.os
     }
+
+    /// Whether a file could not be opened because the process or the machine has too many open files. Nothing was done
+    /// then, and a later attempt may succeed.
+    pub(crate) fn is_too_many_open_files(&self) -> bool {
+        matches!(self.0.os_code, Some(ENFILE | EMFILE))
+    }
 }
 
 impl fmt::Display for Error {
@@ -176,6 +189,14 @@ mod tests {
         let e = Error::corruption("checksum of block does not match").in_file("/db/7.sst").at_offset(4096);
         assert_eq!(e.to_string(), "corruption: checksum of block does not match (/db/7.sst at byte 4096)");
         assert_eq!(e.clone().in_file("/other").file(), Some(Path::new("/db/7.sst")), "the first name stays");
+    }
+
+    #[test]
+    fn too_many_open_files_are_recognized() {
+        let raw = |code| Error::io("open", &io::Error::from_raw_os_error(code));
+        assert!(raw(EMFILE).is_too_many_open_files() && raw(ENFILE).is_too_many_open_files());
+        assert!(!raw(28).is_too_many_open_files() && !Error::invalid("24").is_too_many_open_files());
+        assert_eq!(raw(EMFILE).kind(), ErrorKind::Io);
     }
 
     #[test]

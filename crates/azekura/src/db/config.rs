@@ -157,7 +157,9 @@ impl Config {
         self
     }
 
-    /// Table files held open at a time, at least 8. Default 512.
+    /// Tables and blob files held open at a time, at least 8. Default 512. Where the process may not open so many, it
+    /// is half of the files that the process may still open when the database is opened. When the process or the
+    /// machine runs out of file descriptors, the database closes some of these files and tries again.
     #[must_use]
     pub fn max_open_files(mut self, n: usize) -> Config {
         self.settings.max_open_files = n;

@@ -38,6 +38,7 @@ use crate::pmem::store;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::fs::{LOCK, create_dirs, sync_names_above};
+use crate::vfs::limited::{LimitedFs, max_cached};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
 use crate::wal::payload::{GAP, Records, check_payload, pointers};
@@ -98,6 +99,7 @@ fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
 pub(crate) fn open(mut config: Config) -> Result<Arc<Handle>> {
     config.check()?;
     config.path = config.fs.absolute(&config.path)?;
+    let limited = LimitedFs::wrap(&mut config.fs);
     let start = config.env.monotonic_ns();
     let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
     check_listing(&dir, &list(&*fs, &dir)?)?;
@@ -110,7 +112,7 @@ pub(crate) fn open(mut config: Config) -> Result<Arc<Handle>> {
         sync_names_above(&*fs, &dir, created)?;
         create(&*config.env, &fs, &dir)?;
     }
-    let mut state = Loaded::read(&config, listing, false)?;
+    let mut state = Loaded::read(&config, listing, &limited, false)?;
     state.sync_for_pools(&config)?;
     let report = state.replay(&config)?;
     state.finish(config, report, lock, start)
@@ -120,6 +122,7 @@ pub(crate) fn open(mut config: Config) -> Result<Arc<Handle>> {
 pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<Handle>> {
     config.check()?;
     config.path = config.fs.absolute(&config.path)?;
+    let limited = LimitedFs::wrap(&mut config.fs);
     let start = config.env.monotonic_ns();
     let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
     let listing = list(&*fs, &dir)?;
@@ -128,7 +131,7 @@ pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<Handle>> {
         return Err(Error::invalid("there is no database here").in_file(dir));
     }
     let lock = fs.lock_dir(&dir, LockMode::Shared)?;
-    let mut state = Loaded::read(&config, list(&*fs, &dir)?, true)?;
+    let mut state = Loaded::read(&config, list(&*fs, &dir)?, &limited, true)?;
     let report = state.replay(&config)?;
     state.finish_read_only(config, &report, lock, start)
 }
@@ -164,7 +167,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn read(config: &Config, listing: Listing, read_only: bool) -> Result<Loaded> {
+    fn read(config: &Config, listing: Listing, limited: &LimitedFs, read_only: bool) -> Result<Loaded> {
         let (fs, dir) = (&config.fs, &config.path);
         let manifest = Manifest::load(Arc::clone(fs), dir)?;
         let ledger = Ledger::replay(&manifest.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
@@ -173,7 +176,9 @@ impl Loaded {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
         }
         let direct = DirectPolicy::new(config.settings.direct_io, || config.env.memory());
-        let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, config.settings.max_open_files, direct));
+        let max_open = max_cached(config.settings.max_open_files, config.env.files_left());
+        let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, max_open, direct));
+        limited.close_when_exhausted(&files);
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
         let work = Arc::new(Bell::default());
         let visible = Visible::default();

@@ -53,6 +53,11 @@ pub trait Env: Send + Sync {
     fn memory(&self) -> Option<u64> {
         None
     }
+
+    /// How many more files the process may open now; `None` where that is not known.
+    fn files_left(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The machine: its clocks, its random numbers, its threads.
@@ -108,8 +113,17 @@ impl Env for SystemEnv {
         let group = std::fs::read_to_string(GROUP_LIMIT).ok().and_then(|limit| limit.trim().parse().ok());
         machine.map_or(group, |machine| Some(group.map_or(machine, |group: u64| group.min(machine))))
     }
+
+    fn files_left(&self) -> Option<u64> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
+        // Where open files are not listed, or none is left to list them with, half of the limit counts as used.
+        let open = std::fs::read_dir(OPEN_FILES).map_or(limit / 2, |open| open.count() as u64);
+        Some(limit.saturating_sub(open))
+    }
 }
 
+/// Where the system lists the open files of the process.
+const OPEN_FILES: &str = "/dev/fd";
 /// Where Linux says how much memory the process's control group may use; a container sees its own.
 const GROUP_LIMIT: &str = "/sys/fs/cgroup/memory.max";
 

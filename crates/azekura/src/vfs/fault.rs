@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::base::error::EMFILE;
 use crate::base::sync::Words;
 use crate::base::{Error, Result};
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, PersistenceLevel, all_or_corruption};
@@ -155,6 +156,9 @@ struct Board {
     counts: [u64; KINDS],
     struck: u64,
     plans: Vec<Armed>,
+    /// Files and locks that are open, and how many may be.
+    open: usize,
+    open_max: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -232,8 +236,30 @@ impl FaultFs {
         enter(&self.board).struck
     }
 
+    /// How many files and locks may be open at a time, those that are open now included; more fail as they do when a
+    /// process has too many open files. `None`: any number.
+    pub fn limit_open(&self, max: Option<usize>) {
+        enter(&self.board).open_max = max;
+    }
+
+    /// Files and locks that are open.
+    pub fn open_count(&self) -> usize {
+        enter(&self.board).open
+    }
+
     fn pass(&self, op: OpKind, path: &Path) -> Result<()> {
         whole_or_error(enter(&self.board).note(op, &[path]), path)
+    }
+
+    /// Counts one more open file, or fails because there are too many.
+    fn slot(&self, path: &Path) -> Result<Slot> {
+        let mut board = enter(&self.board);
+        if board.open_max.is_some_and(|max| board.open >= max) {
+            let error = io::Error::from_raw_os_error(EMFILE);
+            return Err(Error::io("open", &error).in_file(path));
+        }
+        board.open += 1;
+        Ok(Slot(Arc::clone(&self.board)))
     }
 
     fn open_with(
@@ -243,7 +269,13 @@ impl FaultFs {
         open: impl FnOnce() -> Result<Arc<dyn File>>,
     ) -> Result<Arc<dyn File>> {
         self.pass(if mode == OpenMode::Create { OpKind::Create } else { OpKind::Open }, path)?;
-        Ok(Arc::new(FaultFile { inner: open()?, path: path.to_path_buf(), board: Arc::clone(&self.board) }))
+        let slot = self.slot(path)?;
+        Ok(Arc::new(FaultFile {
+            inner: open()?,
+            path: path.to_path_buf(),
+            board: Arc::clone(&self.board),
+            _slot: slot,
+        }))
     }
 
     fn pass_two(&self, op: OpKind, from: &Path, to: &Path) -> Result<()> {
@@ -282,6 +314,7 @@ impl Fs for FaultFs {
 
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
         self.pass(OpKind::ReadDir, path)?;
+        let _slot = self.slot(path)?;
         self.inner.read_dir(path)
     }
 
@@ -318,12 +351,14 @@ impl Fs for FaultFs {
     fn sync_dir(&self, path: &Path) -> Result<()> {
         let fault = enter(&self.board).note(OpKind::SyncDir, &[path]);
         whole_or_error(fault, path)?;
+        let _slot = self.slot(path)?;
         if fault.is_some() { Ok(()) } else { self.inner.sync_dir(path) }
     }
 
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
         self.pass(OpKind::Lock, path)?;
-        self.inner.lock(path, mode)
+        let slot = self.slot(path)?;
+        Ok(Box::new(FaultLock { _inner: self.inner.lock(path, mode)?, _slot: slot }))
     }
 
     fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
@@ -340,11 +375,30 @@ impl Fs for FaultFs {
     }
 }
 
+/// One open file, until it is dropped.
+#[derive(Debug)]
+struct Slot(Arc<Mutex<Board>>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        enter(&self.0).open -= 1;
+    }
+}
+
+#[derive(Debug)]
+struct FaultLock {
+    _inner: Box<dyn FileLock>,
+    _slot: Slot,
+}
+
+impl FileLock for FaultLock {}
+
 #[derive(Debug)]
 struct FaultFile {
     inner: Arc<dyn File>,
     path: PathBuf,
     board: Arc<Mutex<Board>>,
+    _slot: Slot,
 }
 
 impl FaultFile {

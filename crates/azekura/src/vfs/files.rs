@@ -196,6 +196,16 @@ impl DataFiles {
         self.pool.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
+    /// Closes half of the cached handles, those that were not asked for longest first; false if none is cached. A
+    /// reader that holds one of them keeps its file open.
+    pub(crate) fn close_half(&self) -> bool {
+        let mut open = self.lock();
+        let kept = open.files.len() / 2;
+        let closed = open.make_room(kept + 1);
+        drop(open);
+        !closed.is_empty()
+    }
+
     /// Closes a file.
     pub(crate) fn forget(&self, id: FileId) {
         let closed = self.lock().files.remove(&(self.kind, id));

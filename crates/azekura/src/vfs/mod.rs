@@ -10,7 +10,8 @@
 //!
 //! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] with its [`disk_file`], [`direct`] and [`mmap`],
 //! [`process`] (which process runs), [`mem`] (with `crash()`), [`fault`], [`dice`] (seeded chance for the simulators);
-//! over the contract: [`files`] (which are open), [`ahead`] (few large reads), [`append`] (few large writes).
+//! over the contract: [`limited`] (the limit on open files), [`files`] (which are open), [`ahead`] (few large reads),
+//! [`append`] (few large writes).
 
 #![expect(
     clippy::disallowed_methods,
@@ -28,6 +29,7 @@ pub(crate) mod env;
 pub(crate) mod fault;
 pub(crate) mod files;
 pub(crate) mod fs;
+pub(crate) mod limited;
 pub(crate) mod mem;
 pub(crate) mod mmap;
 pub(crate) mod process;

@@ -200,7 +200,7 @@ impl Wal {
         let listed = segment.and_then(|segment| self.host.segment_added(epoch, file).map(|()| segment));
         match &listed {
             Ok(_) => log.listed = Some((epoch, file)),
-            Err(e) if e.kind() == ErrorKind::OutOfSpace => log.spares.push(file),
+            Err(e) if e.kind() == ErrorKind::OutOfSpace || e.is_too_many_open_files() => log.spares.push(file),
             // Not offered again; the next open of the database finds it.
             Err(_) => {}
         }

@@ -28,7 +28,8 @@ impl Wal {
     /// same time share one sync.
     ///
     /// # Errors
-    /// `Poisoned`, for ever, once a sync or a write failed.
+    /// `Poisoned`, for ever, once a sync or a write failed. `Io` if the process has too many open files: nothing was
+    /// synced, and a later call may succeed.
     pub(crate) fn sync(&self, through: SeqNo, all: bool) -> Result<()> {
         self.poison.check()?;
         let through = through.min(self.appended());
@@ -85,9 +86,15 @@ impl Wal {
         drop(state);
 
         let start = self.env.monotonic_ns();
-        self.run(batch, all)?;
+        let ran = self.run(batch, all);
         let took = self.env.monotonic_ns().saturating_sub(start);
         let mut state = self.sync_state();
+        if let Err(error) = ran {
+            state.want_all |= all; // those who wait lead the next sync themselves
+            drop(state);
+            role.finish();
+            return Err(error);
+        }
         state.average_ns = if state.average_ns == 0 { took } else { (state.average_ns * 7 + took) / 8 };
         if all {
             state.durable_all = state.durable_all.max(target);
@@ -125,8 +132,9 @@ impl Wal {
         state.reaches = Some(batch.target);
         drop(state);
         let role = LeaderRole { wal: self, done: false };
-        self.run(batch, false)?;
+        let ran = self.run(batch, false);
         role.finish();
+        ran?;
         self.note_durable();
         Ok(true)
     }
@@ -144,8 +152,8 @@ impl Wal {
     /// Syncs the files and moves the durable point. Only one thread at a time may be in here: the system reports a
     /// failed write-back once per open file, so of two syncs at the same time one would wrongly succeed.
     fn run(&self, batch: Batch, all: bool) -> Result<()> {
+        self.host.before_sync().map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
         let sync_all_files = || {
-            self.host.before_sync()?;
             let mut files = batch.sealed.iter().chain(&batch.active);
             files.try_for_each(|(_, file)| if all { file.sync_all() } else { file.sync_data() })
         };

@@ -30,7 +30,8 @@ impl Unsynced {
     /// Makes everything durable that was noted before, whoever wrote it.
     ///
     /// # Errors
-    /// `Io` if a sync fails, or failed before: whether the bytes are on the device will never be known.
+    /// `Io` if a sync fails, or failed before: whether the bytes are on the device will never be known; or if the
+    /// process has too many open files: then a later call may succeed.
     pub(crate) fn sync_all(&self) -> Result<()> {
         let files: Vec<(FileId, Arc<Tail>)> = {
             let files = lock(&self.files);
@@ -112,6 +113,9 @@ impl Tail {
             false => self.fs.sync_dir(self.path.parent().unwrap_or(&self.path)),
         });
         if let Err(error) = synced {
+            if error.is_too_many_open_files() {
+                return Err(error); // the directory was not opened, so no sync of it failed
+            }
             turn.failed = Some(error.clone());
             return Err(error);
         }
@@ -125,9 +129,12 @@ impl Tail {
     ///
     /// # Errors
     /// `Poisoned` if others' bytes may be lost with them, because those may be acknowledged; else as it failed, and
-    /// the file is of no use beyond what was durable before.
+    /// the file is of no use beyond what was durable before, unless the process had too many open files.
     pub(super) fn sync_own(&self, own: impl Fn(u64) -> u64, close: impl FnOnce()) -> Result<()> {
         self.sync().map_err(|error| {
+            if error.is_too_many_open_files() {
+                return error;
+            }
             close();
             let synced = self.synced();
             match self.written() - synced == own(synced) {

@@ -1,1 +1,182 @@
 //! Full disks and exhausted file descriptors.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use azekura::fs::{FaultFs, Fs, MemFs, TestEnv};
+use azekura::{
+    Config, Database, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
+};
+
+use crate::world::Dice;
+
+fn config(fs: Arc<dyn Fs>) -> Config {
+    Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1))).workers(0).log_segment_size(64 << 10)
+}
+
+fn separated() -> PartitionCreateOptions {
+    let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(64 << 10);
+    PartitionCreateOptions::default().max_memtable_size(16 << 10).with_kv_separation(apart.early_from(4_000))
+}
+
+/// Many small tables and blob files in two partitions.
+fn with_many_files(db: &Database, rounds: u8) -> (Partition, Partition) {
+    let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();
+    let apart = db.open_partition("apart", separated()).unwrap();
+    for round in 0..rounds {
+        plain.insert([round], [round; 50]).unwrap();
+        plain.flush().unwrap();
+        apart.insert([round], [round; 300]).unwrap();
+        apart.flush().unwrap();
+    }
+    (plain, apart)
+}
+
+/// Every kind of call, in an order in which each needs files that the one before does not.
+fn use_everything(db: &Database, rounds: u8) {
+    let plain = db.partition("plain").unwrap();
+    let apart = db.partition("apart").unwrap();
+    for _ in 0..2 {
+        for round in 0..rounds {
+            assert_eq!(plain.get([round]).unwrap().as_deref(), Some(&[round; 50][..]));
+            assert_eq!(apart.get([round]).unwrap().as_deref(), Some(&[round; 300][..]));
+        }
+        // Segments are begun, values go ahead of their commit, everything is synced.
+        let mut dice = Dice::new(3);
+        for n in 0..30u8 {
+            let mut batch = db.batch().durability(PersistMode::SyncData);
+            batch.insert(&plain, [200, n], dice.noise(7_000));
+            batch.insert(&apart, [200, n], dice.noise(5_000));
+            batch.commit().unwrap();
+        }
+        plain.flush().unwrap();
+        apart.flush().unwrap();
+        db.open_partition("another", Default::default()).unwrap().insert("k", "v").unwrap();
+        assert_eq!(plain.iter().count(), usize::from(rounds) + 30);
+    }
+    plain.major_compact().unwrap();
+    apart.gc_scan().unwrap();
+    apart.gc_with_space_amp_target(1.0).unwrap();
+    assert_eq!(apart.iter().filter(|pair| pair.is_ok()).count(), usize::from(rounds) + 30);
+    while db.step().unwrap() {}
+}
+
+/// Before, once a process had too many open files every read and write failed until it ended: cached handles of tables
+/// were never closed.
+#[test]
+fn every_call_succeeds_when_few_files_may_open() {
+    const ROUNDS: u8 = 40;
+    let machine = MemFs::new();
+    let fs = FaultFs::new(Arc::new(machine.clone()));
+    let shared: Arc<dyn Fs> = Arc::new(fs.clone());
+    let db = config(Arc::clone(&shared)).open().unwrap();
+    with_many_files(&db, ROUNDS);
+    use_everything(&db, ROUNDS);
+    assert!(fs.open_count() > 40, "the bound is on nothing: {}", fs.open_count());
+    // From one moment to the next the rest of the process needs most of what there is.
+    fs.limit_open(Some(14));
+    use_everything(&db, ROUNDS);
+    db.checkpoint("/copy").unwrap();
+    db.close().unwrap();
+    assert_eq!(fs.open_count(), 0);
+    // Neither does the limit keep a database from opening.
+    for dir in ["/db", "/copy"] {
+        let reader = Config::new(dir).fs(Arc::clone(&shared)).env(Arc::new(TestEnv::new(2))).open_read_only().unwrap();
+        assert_eq!(reader.partition("plain").unwrap().iter().count(), usize::from(ROUNDS) + 30);
+        drop(reader);
+        let db = Config::new(dir).fs(Arc::clone(&shared)).env(Arc::new(TestEnv::new(3))).workers(0).open().unwrap();
+        db.partition("plain").unwrap().insert("after", "v").unwrap();
+        db.close().unwrap();
+    }
+}
+
+/// Not one file more may be opened for a while: calls fail or succeed, and afterwards the database works as before. A
+/// commit that was to be synced is not lost. Before, a directory that could not be opened counted as a failed sync.
+#[test]
+fn no_state_is_left_when_no_file_could_open() {
+    for held in 0..6 {
+        let machine = MemFs::new();
+        let fs = FaultFs::new(Arc::new(machine.clone()));
+        let db = config(Arc::new(fs.clone())).open().unwrap();
+        let (plain, apart) = with_many_files(&db, 3);
+        let mut dice = Dice::new(9);
+        let (mut sure, mut failed) = (Vec::new(), 0);
+        for n in 0..60u8 {
+            // A few free descriptors at some times, none at others.
+            fs.limit_open(Some(3 + usize::from(n % (held + 1))));
+            let mut batch = db.batch().durability(PersistMode::SyncData);
+            batch.insert(&plain, [100, n], dice.noise(4_000));
+            batch.insert(&apart, [100, n], dice.noise(4_000 + 20 * usize::from(n)));
+            match batch.commit() {
+                Ok(()) => sure.push(n),
+                Err(_) => failed += 1,
+            }
+            let _ = (plain.flush(), apart.flush(), db.step());
+        }
+        assert!(failed > 0, "held {held}: the limit does not reach");
+        fs.limit_open(None);
+        assert!(!db.metrics().poisoned, "held {held}");
+        plain.insert("after", "v").unwrap();
+        db.persist(PersistMode::SyncAll).unwrap();
+        plain.major_compact().unwrap();
+        apart.major_compact().unwrap();
+        let db = super::open(&super::power_lost(&machine), "/db", 7);
+        let (plain, apart) = (db.partition("plain").unwrap(), db.partition("apart").unwrap());
+        for n in sure {
+            assert!(
+                plain.contains_key([100, n]).unwrap() && apart.get([100, n]).unwrap().is_some(),
+                "held {held}: {n}"
+            );
+        }
+        assert!(plain.contains_key("after").unwrap());
+    }
+}
+
+/// A sync of the log makes the name of a blob file durable first, and the directory cannot be opened. Before, that
+/// counted as a failed sync and ended all writing.
+#[test]
+fn writes_go_on_when_a_directory_did_not_open() {
+    let machine = MemFs::new();
+    let fs = FaultFs::new(Arc::new(machine.clone()));
+    let db = config(Arc::new(fs.clone())).open().unwrap();
+    let apart = db.open_partition("apart", separated()).unwrap();
+    for round in 0..3u8 {
+        apart.insert([round], [round; 5_000]).unwrap();
+        fs.limit_open(Some(fs.open_count()));
+        assert_eq!(db.persist(PersistMode::SyncAll).unwrap_err().kind(), ErrorKind::Io, "{round}");
+        fs.limit_open(None);
+        db.persist(PersistMode::SyncAll).unwrap();
+        apart.flush().unwrap();
+    }
+    apart.insert("last", [7; 5_000]).unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
+    let db = super::open(&super::power_lost(&machine), "/db", 7);
+    assert_eq!(db.partition("apart").unwrap().iter().filter(|pair| pair.is_ok()).count(), 4);
+}
+
+/// Tells the process that it is the one with few files, and where.
+const FEW_FILES: &str = "AZEKURA_FEW_FILES";
+
+#[test]
+fn few_files_child() {
+    let Some(dir) = std::env::var_os(FEW_FILES) else { return };
+    let dir = Path::new(&dir);
+    let config = || Config::new(dir.join("db")).workers(2).log_segment_size(64 << 10);
+    let db = config().open().unwrap();
+    with_many_files(&db, 50);
+    use_everything(&db, 50);
+    db.close().unwrap();
+    let db = config().open().unwrap();
+    use_everything(&db, 50);
+}
+
+/// The real limit of a real process, with the default of `max_open_files`.
+#[test]
+fn a_process_may_open_64_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = std::env::current_exe().unwrap();
+    let script = "ulimit -n 64 && exec \"$0\" --exact regressions::disk_full::few_files_child --nocapture";
+    let child = Command::new("sh").arg("-c").arg(script).arg(program).env(FEW_FILES, dir.path()).output().unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+}
