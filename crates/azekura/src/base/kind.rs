@@ -29,6 +29,11 @@ impl RecordKind {
     /// Flag: the value is a wide column.
     const FLAG_WIDE_COLUMN: u8 = 0x80;
 
+    /// Whether it takes something away, and adds no value.
+    pub(crate) fn is_removal(self) -> bool {
+        matches!(self, RecordKind::Delete | RecordKind::SingleDelete)
+    }
+
     /// The byte on disk.
     pub(crate) fn to_byte(self) -> u8 {
         self as u8

@@ -27,6 +27,7 @@ use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::state::poison::Poison;
+use crate::db::state::reserve::Reserve;
 use crate::engine::{Engine, Numbers, Room, Visible};
 use crate::pmem::engine::{PmemTree, TakeNumber};
 use crate::wal::payload::{Record, Records, gap};
@@ -65,6 +66,11 @@ pub(crate) struct Committed {
 }
 
 impl<'a> Commit<'a> {
+    /// Whether it takes something away, and adds no value.
+    pub(crate) fn only_removes(&self) -> bool {
+        Records::new(self.payload).all(|record| record.is_ok_and(|record| record.kind.is_removal()))
+    }
+
     /// Takes its sequence numbers.
     fn numbered(&self, next: &mut SeqNo) -> LogCommit<'a> {
         let first = *next;
@@ -112,6 +118,7 @@ pub(crate) struct Committer {
     visible: Visible,
     numbers: Numbers,
     poison: Arc<Poison>,
+    reserve: Arc<Reserve>,
     /// Set between two commits, so that none comes after what closing takes for the last.
     closed: AtomicBool,
     /// What was visible when it began to count.
@@ -123,10 +130,11 @@ pub(crate) struct Committer {
 
 impl Committer {
     /// Continues behind what is visible.
-    pub(crate) fn new(wal: Arc<Wal>, visible: Visible, poison: Arc<Poison>) -> Committer {
+    pub(crate) fn new(wal: Arc<Wal>, visible: Visible, poison: Arc<Poison>, reserve: Arc<Reserve>) -> Committer {
         let (commits, records) = (AtomicU64::new(0), AtomicU64::new(0));
         let (closed, start, numbers) = (AtomicBool::new(false), visible.get(), Numbers::new(visible.clone()));
-        Committer { queue: Mutex::default(), wal, visible, numbers, poison, closed, start, commits, records }
+        let queue = Mutex::default();
+        Committer { queue, wal, visible, numbers, poison, reserve, closed, start, commits, records }
     }
 
     /// Writes, applies and publishes a commit; says where it stands.
@@ -139,7 +147,7 @@ impl Committer {
             queue.leading = true;
             drop(queue);
             let _lead = Lead::begin(self);
-            return self.write(&[commit]);
+            return self.write_or_make_space(&[commit]);
         }
         let waiter = Arc::new(Waiter {
             payload: commit.payload.to_vec(),
@@ -159,11 +167,21 @@ impl Committer {
     }
 
     /// Makes a single change of a pool, beside others; gives its number when it is visible. The log gets the `payload`,
-    /// if there is one.
+    /// if there is one. On a full disk a removal gets space from the disk reserve.
     ///
     /// # Errors
     /// `OutOfSpace` from the pool or the log, and others of the log: nothing was changed. `Poisoned` if nobody knows.
     pub(crate) fn change(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
+        loop {
+            let done = self.change_once(pool, record, payload);
+            let removes = payload.is_some() && record.kind.is_removal();
+            if !(removes && is_full(&done) && self.make_space()) {
+                return done;
+            }
+        }
+    }
+
+    fn change_once(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
         for _ in 0..PATIENCE {
             for _ in 0..2 {
                 if let Some(seqno) = self.change_beside(pool, record, payload)? {
@@ -292,13 +310,40 @@ impl Committer {
             }
         }
         let commits: Vec<Commit<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
-        let result = catch_unwind(AssertUnwindSafe(|| self.write(&commits)))
-            .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))));
-        drop(lead);
-        for follower in &group[1..] {
-            follower.finish(Turn::Done(result.clone()));
+        let guarded = |work: &dyn Fn() -> Result<Committed>| {
+            catch_unwind(AssertUnwindSafe(work))
+                .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))))
+        };
+        let result = guarded(&|| self.write_or_make_space(&commits));
+        // On a full disk, those that only remove need not fail with the others.
+        let removals: Vec<bool> = commits.iter().map(|commit| is_full(&result) && commit.only_removes()).collect();
+        let mut removed = result.clone();
+        if removals.contains(&true) && removals.contains(&false) {
+            let chosen: Vec<_> =
+                commits.iter().zip(&removals).filter(|(_, chosen)| **chosen).map(|(c, _)| *c).collect();
+            removed = guarded(&|| self.write_or_make_space(&chosen));
         }
-        result
+        drop(lead);
+        let outcome = |removal: &bool| if *removal { removed.clone() } else { result.clone() };
+        for (follower, removal) in group.iter().zip(&removals).skip(1) {
+            follower.finish(Turn::Done(outcome(removal)));
+        }
+        outcome(&removals[0])
+    }
+
+    /// Writes a group; if the disk is full and all of it only removes, with space from the disk reserve.
+    fn write_or_make_space(&self, commits: &[Commit<'_>]) -> Result<Committed> {
+        loop {
+            let written = self.write(commits);
+            if !(is_full(&written) && commits.iter().all(Commit::only_removes) && self.make_space()) {
+                return written;
+            }
+        }
+    }
+
+    /// Makes some space for a commit that only removes; false if there is none left to give.
+    fn make_space(&self) -> bool {
+        self.wal.drop_spares() || self.reserve.release_for_removes()
     }
 
     /// Steps 2 and 3, for the leader. What ends all writing is known to everybody before the lead is handed over.
@@ -355,6 +400,11 @@ impl Committer {
         let single = visible.saturating_sub(grouped);
         (commits + single, grouped + single)
     }
+}
+
+/// Whether it failed because the disk is full, or a pool.
+pub(crate) fn is_full<T>(result: &Result<T>) -> bool {
+    matches!(result, Err(error) if error.kind() == ErrorKind::OutOfSpace)
 }
 
 /// Puts the records of all commits into their trees.

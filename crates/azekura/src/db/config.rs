@@ -50,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) direct_io: DirectIo,
     pub(crate) log_segment_size: u64,
     pub(crate) max_log_size: u64,
+    pub(crate) disk_reserve: u64,
     pub(crate) mapped_log: bool,
     pub(crate) recovery_mode: RecoveryMode,
     pub(crate) planted_bug: Option<PlantedBug>,
@@ -68,6 +69,7 @@ impl Default for Settings {
             direct_io: DirectIo::default(),
             log_segment_size: 64 << 20,
             max_log_size: 512 << 20,
+            disk_reserve: 128 << 20,
             mapped_log: true,
             recovery_mode: RecoveryMode::Strict,
             planted_bug: None,
@@ -188,6 +190,22 @@ impl Config {
         self
     }
 
+    /// Bytes that the disk reserve may take, 0 for none. Default 128 MiB.
+    ///
+    /// The reserve is a file that holds space which ordinary writes cannot use. When the disk is full they fail with
+    /// [`OutOfSpace`](crate::ErrorKind::OutOfSpace) and change nothing, and out of the reserve the database can be
+    /// opened, removals are accepted, and flushes, compactions and blob GC run. Ordinary writes go on, without a
+    /// restart, once the reserve has all its space again.
+    ///
+    /// The file has 1.5 MiB, and grows with the log to 1.6 times what would have to be replayed, up to this bound; a
+    /// clean close cuts it again. A flush of one memtable, and a compaction, need as much as they write: where either
+    /// writes more than the reserve has, it has to wait until there is more space.
+    #[must_use]
+    pub fn disk_reserve(mut self, bytes: u64) -> Config {
+        self.settings.disk_reserve = bytes;
+        self
+    }
+
     /// Whether the log is written through a mapping where the file system makes that safe. Default true.
     ///
     /// A store into a mapping has no way to return an error. If the device fails to provide a page of a segment, or
@@ -250,6 +268,7 @@ impl Config {
         range("memory_budget", s.memory_budget, 1 << 20, 1 << 50)?;
         range("cache_size", s.cache_size, 0, 1 << 50)?;
         range("max_log_size", s.max_log_size, s.log_segment_size, 1 << 50)?;
+        range("disk_reserve", s.disk_reserve, 0, 1 << 50)?;
         if let Some(ms) = s.sync_interval_ms {
             range("sync_interval", ms, 1, 1 << 40)?;
         }

@@ -165,7 +165,8 @@ impl Database {
             return Ok(());
         }
         let edits = [Edit::PartitionSettings { partition: state.id, settings }];
-        shared.poison.watch(shared.writer()?.metadata.append(&edits))
+        let metadata = &shared.writer()?.metadata;
+        shared.poison.watch(shared.with_reserve(|| metadata.append(&edits)))
     }
 
     /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on; iterators that
@@ -185,13 +186,14 @@ impl Database {
         // commits before, because the edit may survive power loss as soon as it is written. Most of that sync is done
         // first.
         shared.poison.watch(writer.wal.sync(shared.visible.get(), false))?;
-        let written = writer.committer.alone(|| {
+        let delete = || {
             writer.wal.sync(shared.visible.get(), false)?;
             writer.metadata.append(&edits)?;
             partition.state.mark_deleted();
             shared.catalog.remove(&partition.name);
             Ok(())
-        });
+        };
+        let written = shared.with_reserve(|| writer.committer.alone(delete));
         shared.poison.watch(written)?;
         shared.poison.watch(writer.metadata.sync())?;
         tree.discard();

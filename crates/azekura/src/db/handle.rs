@@ -149,15 +149,18 @@ impl Handle {
         let shared = &self.shared;
         let Some(writer) = &shared.writer else { return Ok(()) };
         // What is in tables leaves the log, the newest segment too: a database at rest is its tables and a short log.
-        writer.committer.close_gap()?;
-        writer.wal.seal()?;
+        shared.with_reserve(|| writer.committer.close_gap())?;
+        shared.with_reserve(|| writer.wal.seal())?;
         writer.wal.sync(shared.visible.get(), false)?;
-        retire_log(shared)?;
+        shared.with_reserve(|| retire_log(shared))?;
         writer.wal.release_space();
         let end = writer.wal.segments().last().map(|segment| segment.epoch);
         if let Some(epoch) = end {
-            writer.metadata.commit(&[Edit::LogEnd { epoch, seqno: shared.visible.get() }])?;
+            let edits = [Edit::LogEnd { epoch, seqno: shared.visible.get() }];
+            shared.with_reserve(|| writer.metadata.commit(&edits))?;
         }
+        shared.fill_reserve();
+        writer.reserve.shrink(writer.metadata.manifest_bytes());
         writer.metadata.sync()
     }
 }

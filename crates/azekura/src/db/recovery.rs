@@ -30,6 +30,7 @@ use crate::db::handle::Handle;
 use crate::db::shared::{Parts, Recovered, Shared, Writer};
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
+use crate::db::state::reserve::Reserve;
 use crate::db::worker;
 use crate::engine::{ReadPoints, Visible};
 use crate::lsm::blobs::left::LeftEarly;
@@ -37,11 +38,12 @@ use crate::manifest::{Manifest, NAME, TEMPORARY};
 use crate::pmem::store;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
-use crate::vfs::fs::{LOCK, create_dirs, sync_names_above};
+use crate::vfs::fs::{LOCK, RESERVE, create_dirs, sync_names_above};
 use crate::vfs::limited::{LimitedFs, max_cached};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
-use crate::wal::format::{parse_name as parse_segment_name, segment_path};
+use crate::wal::format::{HEADER_LEN, parse_name as parse_segment_name, segment_path};
 use crate::wal::payload::{GAP, Records, check_payload, pointers};
+use crate::wal::segment::PAGE;
 use crate::wal::{self, LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalOptions};
 
 /// What a look at the directory shows.
@@ -70,7 +72,7 @@ fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
             listing.pools.push((partition, dir.join(&entry.name)));
         } else if entry.name == NAME {
             listing.has_manifest = true;
-        } else if entry.name != LOCK && entry.name != TEMPORARY {
+        } else if ![LOCK, RESERVE, TEMPORARY].contains(&entry.name.as_str()) {
             listing.foreign.get_or_insert(entry.name);
         }
     }
@@ -169,8 +171,8 @@ struct Loaded {
 impl Loaded {
     fn read(config: &Config, listing: Listing, limited: &LimitedFs, read_only: bool) -> Result<Loaded> {
         let (fs, dir) = (&config.fs, &config.path);
-        let manifest = Manifest::load(Arc::clone(fs), dir)?;
-        let ledger = Ledger::replay(&manifest.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
+        let loaded = Manifest::load(Arc::clone(fs), dir)?;
+        let ledger = Ledger::replay(&loaded.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
         let mut next_file = ledger.next_file;
         for id in listing.data.keys().map(|(_, id)| id).chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
@@ -205,8 +207,7 @@ impl Loaded {
         }
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
         let left = LeftEarly::new(&ledger, &parts.files, &parts.cache);
-        let manifest_bytes = manifest.bytes;
-        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, records: 0, manifest_bytes })
+        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, manifest_bytes: loaded.bytes, records: 0 })
     }
 
     /// Makes durable what is about to be replayed, where some of it is durable as soon as it is: a pool may not have
@@ -329,25 +330,22 @@ impl Loaded {
         for segment in &report.segments {
             fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
-        self.take_over_blobs(config.env.now_ms())?;
+        let max = config.settings.disk_reserve;
+        let reserve = Arc::new(Reserve::find(Arc::clone(fs), dir, max, self.manifest_bytes)?);
+        let mut space = MakesSpace { config: &config, report: &report, reserve: &reserve, stage: 0 };
+        let now_ms = config.env.now_ms();
+        while let Err(error) = self.take_over_blobs(now_ms) {
+            space.make(&self, error)?;
+        }
         self.ledger.next_file = self.parts.next_file.load(Ordering::Relaxed);
         self.ledger.next_epoch = self.ledger.next_epoch.max(report.last_epoch.0 + 1);
         self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
         self.ledger.log_end = Some((report.last_epoch, end));
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
-        let manifest = Manifest::create(Arc::clone(fs), dir, file_id, &self.ledger.edits())?;
-        let unsynced = match config.settings.planted_bug {
-            Some(PlantedBug::LogSyncBeforeValues) => Arc::default(),
-            _ => Arc::clone(&self.parts.unsynced),
-        };
-        let metadata = Arc::new(Metadata::new(
-            manifest,
-            self.ledger.clone(),
-            Arc::clone(&self.parts.next_file),
-            Arc::clone(&config.env),
-            unsynced,
-        ));
+        let edits = self.ledger.edits();
+        let manifest = space.retry(&self, || Manifest::create(Arc::clone(fs), dir, file_id, &edits))?;
+        let metadata = self.metadata(&config, manifest);
         let orphans = self.remove_orphans(&config, &report);
         let options = WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log };
         let wal = Wal::start(
@@ -360,12 +358,15 @@ impl Loaded {
             &report,
             end.plus(1),
         )?;
+        space.retry(&self, || wal.begin_first())?;
         self.parts.visible.publish(last);
         let poison = Arc::new(Poison::new(config.listener.clone()));
         let wal = Arc::new(wal);
-        let committer = Committer::new(Arc::clone(&wal), self.parts.visible.clone(), Arc::clone(&poison));
-        let writer = Writer { metadata, wal, committer };
+        let committer =
+            Committer::new(Arc::clone(&wal), self.parts.visible.clone(), Arc::clone(&poison), Arc::clone(&reserve));
+        let writer = Writer { metadata, wal, committer, reserve };
         let shared = Arc::new(self.into_shared(config, Some(writer), &report, lock, start, Some(poison)));
+        shared.fill_reserve();
         let threads = worker::start(&shared)?;
         shared.tell(&Event::Opened {
             replayed_records: shared.recovered.records,
@@ -376,27 +377,45 @@ impl Loaded {
         Ok(Handle::new(shared, threads))
     }
 
+    fn metadata(&self, config: &Config, manifest: Manifest) -> Arc<Metadata> {
+        let unsynced = match config.settings.planted_bug {
+            Some(PlantedBug::LogSyncBeforeValues) => Arc::default(),
+            _ => Arc::clone(&self.parts.unsynced),
+        };
+        let (ledger, next_file) = (self.ledger.clone(), Arc::clone(&self.parts.next_file));
+        Arc::new(Metadata::new(manifest, ledger, next_file, Arc::clone(&config.env), unsynced))
+    }
+
     /// Removes tables, blob files and segments that neither the ledger nor the log's pool names, and the pools of
     /// partitions that are not there. A failure is not
     /// fatal: they are found again by the next open.
     fn remove_orphans(&self, config: &Config, report: &ReplayReport) -> u64 {
+        let kept: HashSet<FileId> =
+            report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
+        let pools = self.listing.pools.iter().filter(|(id, _)| !self.ledger.partitions.contains_key(id));
+        let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
+        let paths = self
+            .unnamed_data()
+            .map(|(kind, id)| self.data_path(kind, id))
+            .chain(segments.map(|id| segment_path(&config.path, *id)))
+            .chain(pools.map(|(_, path)| path.clone()));
+        paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
+    }
+
+    /// Tables and blob files that were there and the ledger does not name.
+    fn unnamed_data(&self) -> impl Iterator<Item = (DataKind, FileId)> {
         let partitions = || self.ledger.partitions.values();
         let tables = partitions().flat_map(|p| p.tables.keys().map(|id| (DataKind::Table, *id)));
         let blobs = partitions().flat_map(|p| p.blobs.keys().map(|id| (DataKind::Blob, *id)));
         let named: HashSet<(DataKind, FileId)> = tables.chain(blobs).collect();
-        let kept: HashSet<FileId> =
-            report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
-        let data = self.listing.data.keys().filter(|file| !named.contains(file));
-        let pools = self.listing.pools.iter().filter(|(id, _)| !self.ledger.partitions.contains_key(id));
-        let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
-        let paths = data
-            .map(|(kind, id)| match kind {
-                DataKind::Table => self.parts.files.path(*id),
-                DataKind::Blob => self.parts.files.blobs().path(*id),
-            })
-            .chain(segments.map(|id| segment_path(&config.path, *id)))
-            .chain(pools.map(|(_, path)| path.clone()));
-        paths.filter(|path| config.fs.remove_file(path).is_ok()).count() as u64
+        self.listing.data.keys().copied().filter(move |file| !named.contains(file))
+    }
+
+    fn data_path(&self, kind: DataKind, id: FileId) -> PathBuf {
+        match kind {
+            DataKind::Table => self.parts.files.path(id),
+            DataKind::Blob => self.parts.files.blobs().path(id),
+        }
     }
 
     fn into_shared(
@@ -428,6 +447,72 @@ impl Loaded {
             },
             lock: Some(lock),
         })
+    }
+}
+
+/// Finds space for a database that is opened on a full disk.
+struct MakesSpace<'a> {
+    config: &'a Config,
+    report: &'a ReplayReport,
+    reserve: &'a Reserve,
+    stage: u32,
+}
+
+impl MakesSpace<'_> {
+    /// Runs what needs space, again and again while some can be made.
+    fn retry<T>(&mut self, state: &Loaded, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            match work() {
+                Ok(done) => return Ok(done),
+                Err(error) => self.make(state, error)?,
+            }
+        }
+    }
+
+    /// Makes space in ever costlier ways, so that what failed with `error` can be tried again.
+    ///
+    /// # Errors
+    /// The same error where it says something else, or nothing is left to give.
+    fn make(&mut self, state: &Loaded, error: Error) -> Result<()> {
+        while error.kind() == ErrorKind::OutOfSpace && self.stage < 2 {
+            self.stage += 1;
+            let made = match self.stage {
+                1 => {
+                    state.parts.graveyard.remove_all(); // what the attempt has left
+                    self.remove_unfinished(state)? | self.trim_segments()
+                }
+                _ => self.reserve.release_all(),
+            };
+            if made {
+                return Ok(());
+            }
+        }
+        Err(error)
+    }
+
+    /// Removes tables and blob files that flushes, compactions and blob GC have not finished; false if there were none.
+    /// The new manifest is not there yet: the old one must be durable, and what the log points into stays.
+    fn remove_unfinished(&self, state: &Loaded) -> Result<bool> {
+        let (fs, dir) = (&self.config.fs, &self.config.path);
+        fs.open(&dir.join(NAME), OpenMode::Write)?.sync_data()?;
+        fs.sync_dir(dir)?;
+        let unfinished = state.unnamed_data().filter(|(kind, id)| *kind == DataKind::Table || !state.left.has(*id));
+        Ok(unfinished.filter(|(kind, id)| fs.remove_file(&state.data_path(*kind, *id)).is_ok()).count() > 0)
+    }
+
+    /// Cuts off the space behind the end of replayed segments, unless something stands there, and most of spare ones;
+    /// false if there was none.
+    fn trim_segments(&self) -> bool {
+        let replayed = self.report.segments.iter().filter(|_| self.report.dropped_after_damage.is_none());
+        let ends = replayed.map(|segment| (segment.file, segment.end));
+        let spares = self.report.spares.iter().map(|file| (*file, HEADER_LEN as u64));
+        let trim = |(file, end): (FileId, u64)| {
+            let file = self.config.fs.open(&segment_path(&self.config.path, file), OpenMode::Write)?;
+            let (len, end) = (file.length()?, end.next_multiple_of(PAGE));
+            if len > end { file.set_length(end).map(|()| true) } else { Ok(false) }
+        };
+        let trimmed: Vec<bool> = ends.chain(spares).map(|one| trim(one).unwrap_or(false)).collect();
+        trimmed.contains(&true)
     }
 }
 

@@ -9,11 +9,12 @@ use crate::base::event::{DroppedAfterDamage, Event};
 use crate::base::sync::{Bell, lock, read, write};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::{Catalog, PartitionState};
-use crate::db::commit::{Commit, Committed, Committer};
+use crate::db::commit::{Commit, Committed, Committer, is_full};
 use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
+use crate::db::state::reserve::Reserve;
 use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
 use crate::db::state::tally::Tally;
@@ -32,6 +33,7 @@ pub(crate) struct Writer {
     pub(crate) metadata: Arc<Metadata>,
     pub(crate) wal: Arc<Wal>,
     pub(crate) committer: Committer,
+    pub(crate) reserve: Arc<Reserve>,
 }
 
 /// What recovery found, for metrics.
@@ -101,8 +103,16 @@ pub(crate) struct Shared {
     pub(crate) flush_error: Mutex<Option<Error>>,
     /// Failures of work on log and manifest that no partition has asked for.
     pub(crate) log_setback: Setback,
+    /// Bytes written to the log since the reserve was looked at.
+    unreserved: AtomicU64,
+    /// Work that may need much space holds it shared; work that has failed because the disk is full takes it alone for
+    /// another attempt, so that nothing else takes the space that is made for it. Taken inside of `at_work`.
+    space: RwLock<()>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
 }
+
+/// The reserve follows the log in steps of so many bytes.
+const RESERVE_STEP: u64 = 1 << 20;
 
 /// What [`Shared`] is made from.
 pub(crate) struct Parts {
@@ -146,6 +156,8 @@ impl Shared {
             must_wait: AtomicBool::new(false),
             flush_error: Mutex::new(None),
             log_setback: Setback::default(),
+            unreserved: AtomicU64::new(0),
+            space: RwLock::new(()),
             lock: Mutex::new(parts.lock),
         }
     }
@@ -224,6 +236,7 @@ impl Shared {
     pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Claim> {
         self.writer()?;
         let tree = partition.lsm()?;
+        self.check_space()?;
         self.pace(value.len() as u64)?;
         let _shift = self.begin_work()?;
         let claim = tree.put_early(value)?;
@@ -245,6 +258,9 @@ impl Shared {
         partition.tree()?;
         let len = record_len(record);
         self.check_size(len)?;
+        if !record.kind.is_removal() {
+            self.check_space()?;
+        }
         self.pace(len)?;
         let seqno = self.poison.watch(writer.committer.change(pool, record, payload))?;
         self.counters.user_bytes.add(len);
@@ -289,17 +305,70 @@ impl Shared {
         for partition in commit.partitions {
             in_pools |= partition.tree()?.pmem().is_some();
         }
+        if writer.reserve.is_short() && !commit.only_removes() {
+            self.check_space()?;
+        }
         self.pace(commit.payload.len() as u64)?;
         let Committed { last, sealed } = match in_pools {
             true => self.commit_to_pools(writer, commit)?,
             false => self.poison.watch(writer.committer.commit(commit))?,
         };
         self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
+        self.follow_log(commit.payload.len() as u64);
         if sealed {
             self.refresh_pressure();
             self.work.ring();
         }
         Ok(last)
+    }
+
+    /// Fails while the disk reserve is short and cannot be filled: then only removals are accepted.
+    fn check_space(&self) -> Result<()> {
+        let Some(writer) = self.writer.as_ref().filter(|writer| writer.reserve.is_short()) else { return Ok(()) };
+        if self.fill_reserve() {
+            return Ok(());
+        }
+        let message = "the disk is full: until there is space for the disk reserve, only removals are accepted";
+        Err(Error::new(ErrorKind::OutOfSpace, message).in_file(writer.reserve.path()))
+    }
+
+    /// Lets the reserve grow with the log, of which a commit has just written so many bytes.
+    fn follow_log(&self, bytes: u64) {
+        if self.unreserved.fetch_add(bytes, Ordering::Relaxed) + bytes >= RESERVE_STEP {
+            self.unreserved.store(0, Ordering::Relaxed);
+            self.fill_reserve();
+        }
+    }
+
+    /// Gives the disk reserve what it wants, for which spare segments are given up; false if it stays short.
+    pub(crate) fn fill_reserve(&self) -> bool {
+        let Some(writer) = &self.writer else { return true };
+        let was_short = writer.reserve.is_short();
+        let wanted = writer.reserve.wanted(writer.wal.live_bytes(), writer.metadata.manifest_bytes());
+        let full = writer.reserve.fill(wanted) || writer.wal.drop_spares() && writer.reserve.fill(wanted);
+        if full && was_short {
+            self.work.ring();
+        }
+        full
+    }
+
+    /// Runs work that gives space back in the end. If the disk is full it is run again with space from obsolete files,
+    /// spare segments and the disk reserve. The caller has [begun work](Shared::begin_work).
+    pub(crate) fn with_reserve<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        let shared = read(&self.space);
+        let result = work();
+        drop(shared);
+        let (Some(writer), true) = (&self.writer, is_full(&result)) else { return result };
+        let _alone = write(&self.space);
+        let had_obsolete = !self.graveyard().is_empty();
+        self.graveyard().remove_all();
+        let made = writer.wal.drop_spares() | writer.reserve.release_for_work() | had_obsolete;
+        let result = if made { work() } else { result };
+        if is_full(&result) {
+            self.graveyard().remove_all(); // what it has left unfinished
+        }
+        self.fill_reserve();
+        result
     }
 
     fn check_size(&self, size: u64) -> Result<()> {

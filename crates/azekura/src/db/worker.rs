@@ -27,6 +27,9 @@ use crate::vfs::env::Thread;
 /// A memtable that has stood unchanged for so long is at rest.
 const RESTING_NS: u64 = 1_000_000_000;
 
+/// On a full disk, a log of more bytes than this is flushed, because that gives space back.
+const FULL_DISK_LOG: u64 = 256 << 10;
+
 /// A task that a tree wants done, with what decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Wish {
@@ -161,7 +164,7 @@ pub(crate) fn conduct(
     shared: &Shared,
     partition: &Arc<PartitionState>,
     task: Task,
-    work: impl FnOnce(&LsmTree) -> Result<TaskReport>,
+    mut work: impl FnMut(&LsmTree) -> Result<TaskReport>,
 ) -> Result<TaskReport> {
     let Some(tree) = partition.lsm_if_built() else { return Ok(TaskReport::default()) };
     carry_out(shared, partition, task, || work(tree)).map_err(|failed| failed.error)
@@ -171,10 +174,10 @@ fn carry_out(
     shared: &Shared,
     partition: &Arc<PartitionState>,
     task: Task,
-    work: impl FnOnce() -> Result<TaskReport>,
+    mut work: impl FnMut() -> Result<TaskReport>,
 ) -> Result<TaskReport, Failed> {
     let result = shared.begin_work().and_then(|_shift| {
-        let result = shared.poison.watch(guarded(shared, work));
+        let result = shared.with_reserve(|| shared.poison.watch(guarded(shared, &mut work)));
         // What it put an end to. After a failure too: perhaps it was space that was missing.
         if task != Task::Flush || result.is_err() {
             shared.graveyard().remove_some();
@@ -198,7 +201,7 @@ fn carry_out(
     };
     account(shared, partition, task, report);
     if task == Task::Flush {
-        let retired = shared.begin_work().and_then(|_shift| retire_log(shared));
+        let retired = shared.begin_work().and_then(|_shift| shared.with_reserve(|| retire_log(shared)));
         note(shared, &shared.log_setback, retired.as_ref().map(|()| false));
         retired.map_err(|error| Failed { work: Work::Log, error })?;
     }
@@ -296,10 +299,12 @@ pub(crate) fn retire_log(shared: &Shared) -> Result<()> {
 fn tend_log(shared: &Shared) -> Result<bool> {
     let Some(writer) = &shared.writer else { return Ok(false) };
     let _shift = shared.begin_work()?;
-    if shared.poison.watch(writer.wal.sync_sealed())? {
+    let full = writer.reserve.is_short() && !shared.fill_reserve();
+    if shared.poison.watch(writer.wal.sync_sealed(!full))? {
         return Ok(true);
     }
-    if writer.wal.live_bytes() > shared.settings.max_log_size {
+    let live_bytes = writer.wal.live_bytes();
+    if live_bytes > shared.settings.max_log_size || full && live_bytes > FULL_DISK_LOG {
         let oldest = shared.catalog.all().into_iter().filter_map(|p| p.first_unflushed().map(|first| (first, p)));
         if let Some((_, partition)) = oldest.min_by_key(|(first, _)| *first)
             && let Some(tree) = partition.tree_if_built()
@@ -307,6 +312,12 @@ fn tend_log(shared: &Shared) -> Result<bool> {
         {
             tree.seal();
             return Ok(true);
+        }
+        if full && shared.catalog.all().iter().all(|partition| partition.first_unflushed().is_none()) {
+            // All of the log is in tables: another segment gives this one free.
+            shared.with_reserve(|| shared.poison.watch(writer.wal.seal()))?;
+            shared.with_reserve(|| retire_log(shared))?;
+            return Ok(shared.fill_reserve());
         }
     }
     if shared.log_setback.is_failing() {

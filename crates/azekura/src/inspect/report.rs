@@ -23,7 +23,7 @@ use crate::table::options::{DataBlockIndexType, ReadOptions};
 use crate::table::reader::Table;
 use crate::vfs::env::TestEnv;
 use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
-use crate::vfs::fs::LOCK;
+use crate::vfs::fs::{LOCK, RESERVE};
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
 use crate::wal::payload::{check_payload, pointers};
@@ -207,6 +207,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
         let kind = match entry.name.as_str() {
             NAME => "manifest",
             LOCK => "lock",
+            RESERVE => "reserve",
             TEMPORARY => "left over",
             name if parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
             name if store::parse_name(name).is_some() => "pool",

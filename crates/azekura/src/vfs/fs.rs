@@ -13,6 +13,8 @@ use crate::base::{Error, Result};
 
 /// The name of the file that a database's lock is taken on.
 pub(crate) const LOCK: &str = "LOCK";
+/// The name of the file that holds a database's disk reserve.
+pub(crate) const RESERVE: &str = "RESERVE";
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -86,12 +86,11 @@ impl Log {
 }
 
 impl Wal {
-    /// Starts to write behind what was replayed, all of which must be synced: begins a segment for `next`, which is
-    /// above
-    /// `replayed.last`.
+    /// A log that goes on behind what was replayed, all of which must be synced, with `next`, which is above
+    /// `replayed.last`. [`Wal::begin_first`] must follow before anything is appended.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace`; the log is not started.
+    /// `Io`; the log is not started.
     #[expect(clippy::too_many_arguments, reason = "called in one place, and each is another kind of thing")]
     pub(crate) fn start(
         fs: Arc<dyn Fs>,
@@ -145,8 +144,15 @@ impl Wal {
             syncs: AtomicU64::new(0),
             poison: Poison::default(),
         };
-        wal.begin(&mut wal.log(), 0)?;
         Ok(wal)
+    }
+
+    /// Begins the first segment.
+    ///
+    /// # Errors
+    /// `OutOfSpace` and `Io`: it can be tried again.
+    pub(crate) fn begin_first(&self) -> Result<()> {
+        self.begin(&mut self.log(), 0)
     }
 
     pub(super) fn log(&self) -> MutexGuard<'_, Log> {

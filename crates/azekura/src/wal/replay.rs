@@ -72,7 +72,7 @@ mod tests {
                     match dice.below(9) {
                         0 => mini.sync(),
                         1 => mini.wal.seal().unwrap(),
-                        2 => drop(mini.wal.sync_sealed().unwrap()),
+                        2 => drop(mini.wal.sync_sealed(true).unwrap()),
                         _ => {}
                     }
                 }
@@ -361,7 +361,7 @@ mod tests {
                 kept.push(mini.append(1 + dice.below(3) as u32, &payload(&mut dice, len)).unwrap());
                 match dice.below(8) {
                     0 => mini.sync(),
-                    1 => drop(mini.wal.sync_sealed().unwrap()),
+                    1 => drop(mini.wal.sync_sealed(true).unwrap()),
                     2 => {
                         retired = mini.wal.durable();
                         mini.retire(retired).unwrap();
@@ -428,7 +428,7 @@ mod tests {
                 }
                 let done = match i % 5 {
                     1 => mini.wal.sync(mini.wal.appended(), i % 2 == 0),
-                    3 => mini.wal.sync_sealed().map(drop),
+                    3 => mini.wal.sync_sealed(true).map(drop),
                     4 => {
                         retired = mini.wal.durable();
                         mini.retire(retired).map(drop)

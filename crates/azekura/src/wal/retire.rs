@@ -62,16 +62,21 @@ impl Wal {
 }
 
 impl Wal {
+    /// Removes the spare files, because their space is needed; false if there were none. What cannot be removed is
+    /// found by the next open.
+    pub(crate) fn drop_spares(&self) -> bool {
+        let spares = std::mem::take(&mut self.log().spares);
+        for file in &spares {
+            let _found_by_the_next_open = self.fs.remove_file(&segment_path(&self.dir, *file));
+        }
+        !spares.is_empty()
+    }
+
     /// Gives back the space that is kept for what comes, for a database that is about to close: the spare files, and
     /// the rest of the active segment. What cannot be given back is found by the next open.
     pub(crate) fn release_space(&self) {
-        let mut log = self.log();
-        let spares = std::mem::take(&mut log.spares);
-        let _kept = log.active.as_mut().map(|active| active.trim());
-        drop(log);
-        for file in spares {
-            let _found_by_the_next_open = self.fs.remove_file(&segment_path(&self.dir, file));
-        }
+        let _kept = self.log().active.as_mut().map(|active| active.trim());
+        self.drop_spares();
     }
 }
 
@@ -181,11 +186,11 @@ mod tests {
     fn a_worker_keeps_a_spare_ready_once_the_log_has_rotated() {
         let mini = Mini::open(Arc::new(MemFs::new()), options(4096, false), 1).unwrap();
         mini.append(1, &[1; 3000]).unwrap();
-        assert!(!mini.wal.sync_sealed().unwrap());
+        assert!(!mini.wal.sync_sealed(true).unwrap());
         mini.append(1, &[1; 3000]).unwrap();
-        assert!(mini.wal.sync_sealed().unwrap());
+        assert!(mini.wal.sync_sealed(true).unwrap());
         assert_eq!((mini.wal.durable(), files(&mini)), (SeqNo(1), 3));
-        assert!(!mini.wal.sync_sealed().unwrap());
+        assert!(!mini.wal.sync_sealed(true).unwrap());
         mini.append(1, &[1; 3000]).unwrap();
         assert_eq!(files(&mini), 3);
     }

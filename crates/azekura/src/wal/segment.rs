@@ -86,6 +86,7 @@ impl ActiveSegment {
         let handle = fs.open(&segment_path(dir, file), OpenMode::Write)?;
         let size = size.max(HEADER_LEN as u64 + need).next_multiple_of(PAGE);
         let length = handle.length()?.min(size);
+        let fits = HEADER_LEN as u64 + need;
         let mut segment = ActiveSegment {
             epoch,
             file,
@@ -101,7 +102,13 @@ impl ActiveSegment {
             populated: 0,
         };
         // A length alone does not prove that there is space behind it.
-        segment.allocate(length)?;
+        if let Err(error) = segment.allocate(length) {
+            if error.kind() != ErrorKind::OutOfSpace || length <= fits.max(STEP_MIN) {
+                return Err(error);
+            }
+            // Behind the header nothing of it is needed, and less may do.
+            segment.handle.set_length(fits.max(STEP_MIN).next_multiple_of(PAGE))?;
+        }
         segment.reserve(need)?;
         Ok(segment)
     }
@@ -174,7 +181,11 @@ impl ActiveSegment {
             target = (target + self.step).min(self.size.max(end));
             self.step = (self.step * 2).min(STEP_MAX);
         }
-        self.allocate(target)
+        match self.allocate(target) {
+            // There may be space for what is needed now.
+            Err(error) if error.kind() == ErrorKind::OutOfSpace => self.allocate(end.next_multiple_of(PAGE)),
+            done => done,
+        }
     }
 
     fn allocate(&mut self, len: u64) -> Result<()> {

@@ -173,15 +173,15 @@ impl Wal {
         Ok(())
     }
 
-    /// Background work: syncs sealed segments, and once the log has needed a second segment keeps a spare file ready
-    /// for the next. False if there was nothing to do.
+    /// Background work: syncs sealed segments, and with `keep_spare`, once the log has needed a second segment, keeps a
+    /// spare file ready for the next. False if there was nothing to do.
     ///
     /// # Errors
     /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare could be made, which hurts nobody yet.
-    pub(crate) fn sync_sealed(&self) -> Result<bool> {
+    pub(crate) fn sync_sealed(&self, keep_spare: bool) -> Result<bool> {
         let synced = self.sync_alone(false)?;
         let log = self.log();
-        if log.begun < 2 || !log.spares.is_empty() {
+        if !keep_spare || log.begun < 2 || !log.spares.is_empty() {
             return Ok(synced);
         }
         drop(log);
@@ -263,7 +263,7 @@ mod tests {
             for _ in 0..3 {
                 assert_eq!(mini.wal.sync(SeqNo(1), false).unwrap_err().kind(), ErrorKind::Poisoned);
                 assert_eq!(mini.append(1, b"b").unwrap_err().kind(), ErrorKind::Poisoned);
-                assert_eq!(mini.wal.sync_sealed().unwrap_err().kind(), ErrorKind::Poisoned);
+                assert_eq!(mini.wal.sync_sealed(true).unwrap_err().kind(), ErrorKind::Poisoned);
             }
             assert_eq!((mini.wal.durable(), fs.struck()), (SeqNo(0), 1));
             let tried = if path == "MANIFEST" { 1 } else { 2 };

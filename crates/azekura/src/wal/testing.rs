@@ -183,6 +183,7 @@ impl Mini {
             &report,
             report.last.plus(1),
         )?;
+        wal.begin_first()?;
         Ok(Mini { fs, host, wal: Arc::new(wal), replayed })
     }
 

@@ -89,7 +89,7 @@ fn reveal(shared: &Shared, partition: &Arc<PartitionState>, through: SeqNo, scan
 fn compact(
     shared: &Shared,
     partition: &Arc<PartitionState>,
-    work: impl FnOnce(&LsmTree) -> Result<Option<TaskReport>>,
+    work: impl Fn(&LsmTree) -> Result<Option<TaskReport>>,
 ) -> Result<Option<TaskReport>> {
     shared.writer()?;
     let mut done = None;

@@ -7,11 +7,12 @@
 //!
 //! Rooms in reading order: [`metadata`] (ledger and manifest), [`tree`], [`poison`], [`throttle`],
 //! [`setbacks`], [`tally`] (a sum), [`claims`] (large values that a commit has written ahead), [`rooms`]
-//! (space that pools have set aside for one).
+//! (space that pools have set aside for one), [`reserve`] (space on the disk that ordinary writes cannot use).
 
 pub(crate) mod claims;
 pub(crate) mod metadata;
 pub(crate) mod poison;
+pub(crate) mod reserve;
 pub(crate) mod rooms;
 pub(crate) mod setbacks;
 pub(crate) mod tally;

@@ -40,6 +40,11 @@ impl LeftEarly {
         self.unsealed.check(pointers)
     }
 
+    /// Whether the log points into that file.
+    pub(crate) fn has(&self, id: FileId) -> bool {
+        self.unsealed.found().any(|(found, _)| found == id)
+    }
+
     /// See [`Unsealed::next_file`].
     pub(crate) fn next_file(&self) -> u64 {
         self.unsealed.next_file()

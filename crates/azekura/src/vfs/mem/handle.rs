@@ -87,6 +87,13 @@ impl MemFile {
         Ok(tree)
     }
 
+    /// The same for a change that needs space up to `end`.
+    fn grow(&self, end: Option<u64>) -> io::Result<MutexGuard<'_, Tree>> {
+        let tree = self.change(end)?;
+        tree.check_space(self.handle.ino, end.unwrap_or(u64::MAX))?;
+        Ok(tree)
+    }
+
     fn sync(&self) -> Result<()> {
         let done = self.handle.enter().and_then(|mut tree| {
             tree.step()?;
@@ -112,7 +119,7 @@ impl File for MemFile {
         if bytes.is_empty() {
             return Ok(());
         }
-        let done = self.change(offset.checked_add(bytes.len() as u64)).and_then(|mut tree| {
+        let done = self.grow(offset.checked_add(bytes.len() as u64)).and_then(|mut tree| {
             tree.file_mut(self.handle.ino)?.store(bytes, offset, false);
             Ok(())
         });
@@ -125,7 +132,7 @@ impl File for MemFile {
     }
 
     fn set_length(&self, len: u64) -> Result<()> {
-        let done = self.change(Some(len)).and_then(|mut tree| {
+        let done = self.grow(Some(len)).and_then(|mut tree| {
             tree.file_mut(self.handle.ino)?.set_length(len);
             Ok(())
         });
@@ -133,7 +140,7 @@ impl File for MemFile {
     }
 
     fn allocate(&self, len: u64) -> Result<()> {
-        let done = self.change(Some(len)).and_then(|mut tree| {
+        let done = self.grow(Some(len)).and_then(|mut tree| {
             let file = tree.file_mut(self.handle.ino)?;
             file.set_length(len.max(file.live.length()));
             Ok(())

@@ -77,6 +77,23 @@ impl MemFs {
         enter(&self.tree).is_frozen()
     }
 
+    /// How many bytes all files may take, in whole pages and up to their lengths; what does not fit is
+    /// [`OutOfSpace`](ErrorKind::OutOfSpace). A file without a name counts for as long as it is open. `None`, as in the
+    /// beginning: any number.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        enter(&self.tree).capacity = bytes;
+    }
+
+    /// How many bytes all files may take.
+    pub fn capacity(&self) -> Option<u64> {
+        enter(&self.tree).capacity
+    }
+
+    /// Bytes that all files take now.
+    pub fn used_space(&self) -> u64 {
+        enter(&self.tree).used()
+    }
+
     /// Whether mappings are offered; they are unless this says otherwise. Without them
     /// [`overwrites_in_place`](Fs::overwrites_in_place) is false.
     pub fn offer_mappings(&self, offered: bool) {

@@ -7,6 +7,7 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use crate::vfs::fs::{DirEntry, LockMode, PersistenceLevel};
+use crate::vfs::mem::content::PAGE;
 use crate::vfs::mem::crash::{Survival, survivor};
 use crate::vfs::mem::inode::{DirNode, FileNode, Ino, Inode};
 use crate::vfs::mem::memory::{self, Mapped, Memory, Shared};
@@ -18,6 +19,11 @@ const ROOT: Ino = 1;
 enum Held {
     Alone,
     Shared(u32),
+}
+
+/// The space that a file of that length takes.
+fn pages(len: u64) -> u64 {
+    len.next_multiple_of(PAGE as u64)
 }
 
 /// The whole file system.
@@ -35,6 +41,8 @@ pub(crate) struct Tree {
     freeze_at: Option<u64>,
     /// How often the power failed: handles of an earlier life are dead.
     life: u64,
+    /// Bytes that all files may take.
+    pub(crate) capacity: Option<u64>,
     pub(crate) maps: bool,
     pub(crate) memory_level: PersistenceLevel,
     memory: Memory,
@@ -52,6 +60,7 @@ impl Tree {
             ops: 0,
             freeze_at: None,
             life: 0,
+            capacity: None,
             maps: true,
             memory_level: PersistenceLevel::Logged,
             memory: Memory::new(),
@@ -170,6 +179,28 @@ impl Tree {
             Inode::File(file) => Ok(file),
             Inode::Dir(_) => Err(io::ErrorKind::IsADirectory.into()),
         }
+    }
+
+    /// Bytes that files with a name or an open handle take: whole pages up to their lengths.
+    pub(crate) fn used(&self) -> u64 {
+        let dirs = self.inodes.values().filter_map(|inode| match &**inode {
+            Inode::Dir(dir) => Some(dir),
+            Inode::File(_) => None,
+        });
+        let named: BTreeSet<Ino> = dirs.flat_map(|dir| dir.live.values().copied()).chain(self.open_files()).collect();
+        named.into_iter().filter_map(|ino| self.file(ino).ok()).map(|file| pages(file.live.length())).sum()
+    }
+
+    fn open_files(&self) -> impl Iterator<Item = Ino> {
+        self.handles.keys().copied()
+    }
+
+    /// Fails if a file cannot get `len` bytes for want of space.
+    pub(crate) fn check_space(&self, ino: Ino, len: u64) -> io::Result<()> {
+        let Some(capacity) = self.capacity else { return Ok(()) };
+        let (before, after) = (pages(self.file(ino)?.live.length()), pages(len));
+        let fits = after <= before || self.used() - before + after <= capacity;
+        if fits { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
     }
 
     fn dir(&self, ino: Ino) -> io::Result<&DirNode> {

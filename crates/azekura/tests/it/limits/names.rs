@@ -35,6 +35,7 @@ fn names_are_any_text_of_1_to_255_bytes_and_never_paths() {
     let here: Vec<String> = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name).collect();
     assert!(
         here.iter().all(|n| n == "LOCK"
+            || n == "RESERVE"
             || n == "MANIFEST"
             || n.ends_with(".sst")
             || n.ends_with(".blob")

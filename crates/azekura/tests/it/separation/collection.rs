@@ -411,7 +411,7 @@ fn a_full_disk_fails_a_collection_and_harms_nothing() {
             put(&part, (0..100).filter(|n| n % 2 == 0), 1);
             part.major_compact().unwrap();
             let full = Fault::Error(std::io::ErrorKind::StorageFull);
-            faults.fail(FaultPlan::new(op, nth, full).in_path(".blob"));
+            faults.fail(FaultPlan::new(op, nth, full).in_path(".blob").forever());
             let failed = part.gc_with_space_amp_target(1.0);
             if faults.struck() == 0 {
                 failed.unwrap();
@@ -419,6 +419,7 @@ fn a_full_disk_fails_a_collection_and_harms_nothing() {
             }
             struck += 1;
             assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
+            faults.repair();
             // A pin of another test may keep what is obsolete a little longer.
             let only_named = || {
                 part.flush().unwrap();

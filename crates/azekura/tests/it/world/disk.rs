@@ -39,9 +39,14 @@ pub(crate) fn bytes_of(file: &dyn File) -> Vec<u8> {
     bytes
 }
 
-/// The regular files of a directory by name, with their bytes; the lock file, which is always empty, is left out.
+/// Whether the file never holds anything: the lock file is empty, the disk reserve is space without bytes.
+fn is_empty(name: &str) -> bool {
+    ["LOCK", "RESERVE"].contains(&name)
+}
+
+/// The regular files of a directory by name, with their bytes, without those that never hold anything.
 pub(crate) fn image(fs: &dyn Fs, dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let names = fs.read_dir(dir).unwrap().into_iter().filter(|entry| entry.is_file && entry.name != "LOCK");
+    let names = fs.read_dir(dir).unwrap().into_iter().filter(|entry| entry.is_file && !is_empty(&entry.name));
     names.map(|entry| (entry.name.clone(), content(fs, &dir.join(&entry.name)))).collect()
 }
 
