@@ -63,6 +63,7 @@ impl TreeParts {
             next_file_id: Arc::clone(&self.next_file),
             unsynced: Arc::clone(&self.unsynced),
             visible: self.visible.clone(),
+            points: Arc::clone(&self.points),
         }
     }
 }

@@ -276,7 +276,8 @@ impl Partition {
         flush_and_wait(&self.handle.shared, &self.state)
     }
 
-    /// Merges everything into one sorted run at the bottom, and waits for it.
+    /// Merges everything that is there now into one sorted run at the bottom, and waits for it. Versions that only
+    /// snapshots and iterators needed go once those are gone. What others write meanwhile does not keep it from ending.
     ///
     /// # Errors
     /// As [`flush`](Partition::flush).

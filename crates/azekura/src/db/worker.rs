@@ -451,10 +451,20 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
     Ok(())
 }
 
-/// Merges a partition into one run at the bottom, and waits for it.
+/// Merges what a partition holds now into one run at the bottom, and waits for it. What others write meanwhile may come
+/// along and does not keep it from ending.
 pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
+    let through = shared.visible.get();
     flush_and_wait(shared, partition)?;
     let tree = partition.tree()?;
+    if let Some(tree) = partition.lsm_if_built() {
+        merge_while(shared, partition, |tree| tree.push_to_bottom(through, shared))?;
+        // Each of them once: what is written instead of it is as clean as it can be.
+        let unclean = guarded(shared, || tree.unclean_at_bottom(&shared.read_points.list()))?;
+        merge_while(shared, partition, |tree| tree.rewrite_at_bottom(&unclean, shared))?;
+        remove_all_tables(shared);
+        return Ok(());
+    }
     loop {
         shared.writer()?;
         // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
@@ -464,6 +474,25 @@ pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>)
         }
     }
     remove_all_tables(shared);
+    Ok(())
+}
+
+/// Has a tree of tables merge until `merge` finds nothing more to do.
+fn merge_while(
+    shared: &Shared,
+    partition: &Arc<PartitionState>,
+    merge: impl Fn(&LsmTree) -> Result<Option<TaskReport>>,
+) -> Result<()> {
+    let mut more = true;
+    while more {
+        shared.writer()?;
+        more = false;
+        conduct(shared, partition, Task::Compact, |tree| {
+            let report = merge(tree)?;
+            more = report.is_some();
+            Ok(report.unwrap_or_default())
+        })?;
+    }
     Ok(())
 }
 

@@ -8,10 +8,10 @@ use crate::base::edit::{BlobMeta, FileId, PartitionId, TableMeta};
 use crate::base::{KeyOrder, Result, SeqNo};
 use crate::blob::reader::BlobFile;
 use crate::block::BlockCache;
-use crate::engine::Visible;
+use crate::engine::{ReadPoints, Visible};
 use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::blobs::unsynced::Unsynced;
-use crate::lsm::version::Described;
+use crate::lsm::version::{Described, Superseded};
 use crate::table::graveyard::Graveyard;
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
@@ -32,6 +32,8 @@ pub(crate) struct TreeContext {
     /// Early files of the database that the next sync of the log syncs first.
     pub(crate) unsynced: Arc<Unsynced>,
     pub(crate) visible: Visible,
+    /// Of all readers of the database.
+    pub(crate) points: Arc<ReadPoints>,
     pub(crate) hash_seed: u64,
     pub(crate) order: KeyOrder,
     pub(crate) partition: PartitionId,
@@ -122,6 +124,15 @@ impl TableHandle {
 impl Described for TableHandle {
     fn meta(&self) -> &TableMeta {
         &self.meta
+    }
+
+    /// Known once the table is open.
+    fn superseded(&self) -> Superseded {
+        let properties = self.opened().map(|table| table.properties());
+        properties.map_or_else(Superseded::default, |properties| Superseded {
+            versions: properties.superseded,
+            from: properties.superseded_from,
+        })
     }
 
     fn settled_at(&self) -> Option<SeqNo> {

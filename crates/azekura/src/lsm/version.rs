@@ -14,9 +14,29 @@ pub(crate) const LEVELS: usize = 7;
 /// The deepest level.
 pub(crate) const BOTTOM: u8 = LEVELS as u8 - 1;
 
+/// Versions in a table that stand behind newer ones of their keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Superseded {
+    pub(crate) versions: u64,
+    /// The lowest sequence number of a version that stands before one of them; 0 if there is none.
+    pub(crate) from: SeqNo,
+}
+
+impl Superseded {
+    /// Whether a merge at the bottom that knows no read point before `oldest` drops one of them for sure.
+    pub(crate) fn can_go(&self, oldest: SeqNo) -> bool {
+        self.versions > 0 && self.from <= oldest
+    }
+}
+
 /// Something that stands for a table.
 pub(crate) trait Described {
     fn meta(&self) -> &TableMeta;
+
+    /// What it holds of versions behind newer ones, as far as is known.
+    fn superseded(&self) -> Superseded {
+        Superseded::default()
+    }
 
     /// The oldest read point when a merge wrote this table, if one did: what tombstones it kept could not go then.
     fn settled_at(&self) -> Option<SeqNo> {

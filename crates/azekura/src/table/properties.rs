@@ -35,6 +35,10 @@ pub(crate) struct Properties {
     pub(crate) data_bytes: u64,
     pub(crate) index_bytes: u64,
     pub(crate) filter_bytes: u64,
+    /// Entries behind a newer version of their user key.
+    pub(crate) superseded: u64,
+    /// The lowest sequence number of an entry with an older version behind it; 0 if there is none, or nothing is said.
+    pub(crate) superseded_from: SeqNo,
 }
 
 const SEED: u8 = 6;
@@ -47,7 +51,7 @@ const REQUIRED: u32 = 0b1_1111_1110_1111_1110;
 
 impl Properties {
     /// The properties that are one number.
-    fn numbers(&self) -> [(u8, u64); 15] {
+    fn numbers(&self) -> [(u8, u64); 17] {
         [
             (1, self.entries),
             (2, self.tombstones),
@@ -64,6 +68,8 @@ impl Properties {
             (0x92, self.index_bytes),
             (0x93, self.filter_bytes),
             (0x94, self.data_block_index_type.map_or(0, DataBlockIndexType::to_number)),
+            (0x95, self.superseded),
+            (0x96, self.superseded_from.0),
         ]
     }
 
@@ -85,6 +91,8 @@ impl Properties {
             0x93 => self.filter_bytes = value,
             // Only told to people: what reads a block is the kind in its frame.
             0x94 => self.data_block_index_type = DataBlockIndexType::from_number(value),
+            0x95 => self.superseded = value,
+            0x96 => self.superseded_from = seqno(value)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -119,6 +127,13 @@ impl Properties {
             put(tag, &payload);
         }
         out
+    }
+
+    /// Counts an entry that comes behind `newer`, a newer version of its user key.
+    pub(crate) fn count_superseded(&mut self, newer: SeqNo) {
+        let lowest = if self.superseded == 0 { newer } else { self.superseded_from.min(newer) };
+        self.superseded += 1;
+        self.superseded_from = lowest;
     }
 
     /// # Errors
@@ -218,6 +233,8 @@ mod tests {
             data_bytes: 5,
             index_bytes: 6,
             filter_bytes: 7,
+            superseded: 8,
+            superseded_from: SeqNo(11),
         }
     }
 

@@ -225,6 +225,9 @@ impl Walk<'_> {
         }
         let new_key = first || order.cmp(&self.last.0, key.user).is_lt();
         let seen = &mut self.seen;
+        if !new_key {
+            seen.count_superseded(self.last.1);
+        }
         if first {
             seen.smallest = (key.user.to_vec(), key.seqno);
         }
@@ -289,7 +292,11 @@ impl Walk<'_> {
     fn counts(&mut self) -> Result<()> {
         let properties = self.table.properties();
         let meta = &self.table.meta;
+        // Tables of older versions say nothing of superseded entries.
+        let says = properties.superseded_from > SeqNo::ZERO;
         let seen = Properties {
+            superseded: if says { self.seen.superseded } else { 0 },
+            superseded_from: if says { self.seen.superseded_from } else { SeqNo::ZERO },
             largest: std::mem::take(&mut self.last),
             hash_seed: properties.hash_seed,
             comparator: properties.comparator.clone(),

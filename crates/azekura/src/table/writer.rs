@@ -103,6 +103,8 @@ impl TableWriter {
         self.index_pending(Some((key.user, by_user.is_eq())));
         if by_user.is_lt() {
             self.hash_key(key.user);
+        } else {
+            self.properties.count_superseded(self.last.1);
         }
         self.data.add(key, self.hash, entry.kind.to_byte(), entry.value);
         self.count(&entry);

@@ -13,6 +13,8 @@ pub(crate) enum Reason {
     Rest,
     /// More than half of a table are tombstones.
     Tombstones,
+    /// A quarter of a table are superseded versions that a reader needed when it was written, and none needs now.
+    Superseded,
     /// `major_compact`.
     Forced,
     /// Pointers that nobody can see keep values in blob files.

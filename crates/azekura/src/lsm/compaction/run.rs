@@ -1,6 +1,6 @@
 //! Carrying a plan out.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::base::edit::{Edit, FileId};
@@ -9,7 +9,7 @@ use crate::engine::{Host, TaskReport};
 use crate::lsm::compaction::job::Job;
 use crate::lsm::compaction::plan::Plan;
 use crate::lsm::compaction::remembered::Remembered;
-use crate::lsm::compaction::strategy::choose;
+use crate::lsm::compaction::strategy::{choose, unclean_at_bottom};
 use crate::lsm::compaction::view::View;
 use crate::lsm::handle::TableHandle;
 use crate::lsm::metrics::Counters;
@@ -17,7 +17,7 @@ use crate::lsm::options::LsmOptions;
 use crate::lsm::slot::lock;
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::tree::LsmTree;
-use crate::lsm::version::{Change, Described};
+use crate::lsm::version::{BOTTOM, Change, Described};
 
 /// A merge looks up after this many bytes whether it should yield; tests have less to merge.
 const STEP_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 1 << 20 };
@@ -66,7 +66,9 @@ impl LsmTree {
     pub(crate) fn wants_compaction(&self, forced: bool) -> bool {
         let now = self.current.get();
         let options = self.options();
+        let oldest = self.context.points.oldest();
         let mut remembered = lock(&self.remembered);
+        remembered.oldest_point = remembered.oldest_point.max(oldest); // snapshots may be gone since the last task
         let wanted =
             remembered.paused.is_some() || choose(&self.compaction_view(&now, &options, &remembered), forced).is_some();
         if forced && !wanted {
@@ -74,6 +76,22 @@ impl LsmTree {
             remembered.oldest_point = SeqNo::MAX;
         }
         wanted
+    }
+
+    /// Tables of the bottom level from which a rewrite takes tombstones or superseded versions. Opens those that may
+    /// have any: what they say of themselves is needed.
+    ///
+    /// # Errors
+    /// Those of opening tables.
+    pub(crate) fn unclean_at_bottom(&self, points: &[SeqNo]) -> Result<BTreeSet<FileId>> {
+        let now = self.current.get();
+        for table in now.version.level(BOTTOM).iter().filter(|table| table.meta().highest > SeqNo::ZERO) {
+            table.table()?;
+        }
+        let options = self.options();
+        let mut remembered = lock(&self.remembered);
+        remembered.oldest_point = points.first().copied().unwrap_or(SeqNo::ZERO);
+        Ok(unclean_at_bottom(&self.compaction_view(&now, &options, &remembered)))
     }
 
     fn plan(
@@ -150,7 +168,11 @@ impl LsmTree {
         let read = self.options().read_options(level);
         let handle = |meta| TableHandle::new(meta, Some(job.oldest_point), Arc::clone(&self.context), read);
         let blobs_removed = dead.iter().map(|file| file.meta().id).collect();
-        let added = tables.into_iter().map(|meta| (level, handle(meta))).collect();
+        let added: Vec<_> = tables.into_iter().map(|meta| (level, handle(meta))).collect();
+        for (_, table) in added.iter().filter(|(level, table)| *level == BOTTOM && table.meta().highest > SeqNo::ZERO) {
+            // Open, it says which superseded versions it kept. One that cannot be opened now is when it is read.
+            drop(table.table());
+        }
         self.publish_compaction(&inputs, added, blobs_removed);
         Counters::add(&self.counters.compactions, 1);
         Counters::add(&self.counters.compacted_read, bytes_read);

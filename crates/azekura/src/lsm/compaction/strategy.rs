@@ -1,8 +1,8 @@
 //! Which tables to merge or to move next: a pure function of plain values.
 //!
-//! In this order: what the shape of the levels asks for ([`leveled`]), then tables full of tombstones, then, at rest,
-//! what reads gain by, then what may keep too much in blob files; then, if forced, whatever still keeps the tree from
-//! being one clean run at the bottom.
+//! In this order: what the shape of the levels asks for ([`leveled`]), then tables full of tombstones or of superseded
+//! versions, then, at rest, what reads gain by, then what may keep too much in blob files; then, if forced, whatever
+//! still keeps the tree from being one clean run at the bottom.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ const TREE_SHARE: u64 = 4;
 
 /// The most useful compaction, if any is worth it.
 pub(crate) fn choose<T: Described>(view: &View<'_, T>, forced: bool) -> Option<Plan> {
-    let shape = leveled::choose(view).or_else(|| tombstones(view)).or_else(|| leveled::at_rest(view));
-    let shape = shape.or_else(|| hiding(view));
+    let shape = leveled::choose(view).or_else(|| tombstones(view)).or_else(|| superseded(view));
+    let shape = shape.or_else(|| leveled::at_rest(view)).or_else(|| hiding(view));
     shape.or_else(|| if forced { force(view) } else { None })
 }
 
@@ -47,6 +47,17 @@ fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
         }
     }
     None
+}
+
+/// A bottom table of which at least a quarter are versions behind newer ones, if some of them can go now: a snapshot
+/// needed them when the table was written. Each rewrite drops at least one.
+fn superseded<T: Described>(view: &View<'_, T>) -> Option<Plan> {
+    let mut tables = view.version.run(BOTTOM)?.tables().iter();
+    let table = tables.find(|table| {
+        let superseded = table.superseded();
+        superseded.can_go(view.oldest_point) && superseded.versions >= table.meta().entries.div_ceil(4)
+    })?;
+    Some(rewrite(Reason::Superseded, BOTTOM, vec![table]))
 }
 
 /// What may hide most of what blob files hold, one level down, if that may be more than automatic collection allows.
@@ -107,8 +118,14 @@ pub(crate) fn rewrite_at_bottom<T: Described>(view: &View<'_, T>, wanted: &BTree
     Some(rewrite(Reason::Collection, BOTTOM, std::iter::once(first).chain(more).collect()))
 }
 
+/// Tables of the bottom that [`force`] would rewrite.
+pub(crate) fn unclean_at_bottom<T: Described>(view: &View<'_, T>) -> BTreeSet<FileId> {
+    let tables = view.version.run(BOTTOM).map(|run| run.tables()).unwrap_or_default();
+    tables.iter().filter(|table| view.may_be_cleaned(BOTTOM, table)).map(|table| table.meta().id).collect()
+}
+
 /// Pushes the shallowest data down, a bounded merge at a time, until all of it is at the bottom; then rewrites the
-/// bottom tables that hold tombstones.
+/// bottom tables that hold tombstones or superseded versions.
 fn force<T: Described>(view: &View<'_, T>) -> Option<Plan> {
     let (shallowest, _) = view.version.levels().find(|(_, level)| !level.is_empty())?;
     let to = view.next_with_data(shallowest);

@@ -43,10 +43,11 @@ impl<T: Described> View<'_, T> {
             .any(|run| !run.overlapping(&meta.smallest.0, &meta.largest.0, self.order).is_empty())
     }
 
-    /// Whether rewriting `table` where it lies may rid it of tombstones.
+    /// Whether rewriting `table` where it lies may rid it of tombstones, or rids it of superseded versions.
     pub(crate) fn may_be_cleaned(&self, level: u8, table: &T) -> bool {
         let tried = table.settled_at().is_some_and(|at| self.oldest_point <= at);
-        table.meta().tombstones > 0 && !tried && !self.overlaps_below(level, table)
+        let holds = (table.meta().tombstones > 0 && !tried) || table.superseded().can_go(self.oldest_point);
+        holds && !self.overlaps_below(level, table)
     }
 
     /// Whether a table may change levels as it is.

@@ -10,7 +10,7 @@ use crate::base::edit::{BlobMeta, BlobUse, Edit, FileId, PartitionId, TableMeta}
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::BlockCache;
 use crate::cursor::visible::{Ascending, Descending};
-use crate::engine::{Engine, Host, KeyBounds, ReadPoint, Task, TaskReport, Visible};
+use crate::engine::{Engine, Host, KeyBounds, ReadPoint, ReadPoints, Task, TaskReport, Visible};
 use crate::lsm::handle::TreeContext;
 use crate::lsm::options::LsmOptions;
 use crate::lsm::tree::LsmTree;
@@ -216,6 +216,7 @@ fn context(
         next_file_id: Arc::clone(next),
         unsynced: Arc::default(),
         visible: visible.clone(),
+        points: ReadPoints::new(Visible::default()),
         hash_seed: SEED,
         order: order.clone(),
         partition: PARTITION,

@@ -3,13 +3,13 @@
 use std::cmp::Ordering;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, TestEnv};
 use azekura::{
-    Comparator, CompressionType, Config, EngineType, KvSeparationOptions, Partition, PartitionCreateOptions,
-    PersistMode, PmemOptions,
+    Comparator, CompressionType, Config, EngineType, Event, KvSeparationOptions, Listener, Partition,
+    PartitionCreateOptions, PersistMode, PmemOptions,
 };
 
 use super::{open, part};
@@ -128,4 +128,83 @@ fn a_range_passes_no_removed_keys_beyond_its_end() {
         drop(kept);
         check("without the snapshot");
     }
+}
+
+/// Values that were overwritten under a snapshot, and compacted then, stayed in the table when the snapshot was gone:
+/// it had no tombstones and stood at the bottom already. A compaction rewrites it now, once, also after a reopen, and
+/// background work does if much of it can go.
+#[test]
+fn superseded_values_go_after_their_snapshot() {
+    let apart = KvSeparationOptions::default().separation_threshold(500).automatic_gc(None);
+    let options = PartitionCreateOptions::default().compression(CompressionType::None);
+    for options in [options.clone(), options.with_kv_separation(apart)] {
+        for way in ["compaction", "background", "reopen"] {
+            let machine = MemFs::new();
+            let mut db = open(&machine, "/db", 1);
+            let mut p = db.open_partition("p", options.clone()).unwrap();
+            (0..200u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 1_000]).unwrap());
+            let snapshot = db.snapshot();
+            (0..200u32).for_each(|n| p.insert(n.to_be_bytes(), "tiny").unwrap());
+            p.major_compact().unwrap();
+            assert_eq!(snapshot.get(&p, 5u32.to_be_bytes()).unwrap().unwrap(), [7; 1_000]);
+            let rewrites = db.metrics().compactions;
+            p.major_compact().unwrap();
+            while db.step().unwrap() {}
+            assert_eq!(db.metrics().compactions, rewrites, "nothing can go while the snapshot is there");
+            drop(snapshot);
+            match way {
+                "background" => while db.step().unwrap() {},
+                "reopen" => {
+                    drop(p);
+                    db.close().unwrap();
+                    db = open(&machine, "/db", 2);
+                    p = part(&db, "p");
+                    p.major_compact().unwrap();
+                }
+                _ => p.major_compact().unwrap(),
+            }
+            assert!(p.metrics().disk_bytes < 20_000, "{way}: {} bytes", p.metrics().disk_bytes);
+            let rewrites = db.metrics().compactions;
+            p.major_compact().unwrap();
+            while db.step().unwrap() {}
+            assert_eq!(db.metrics().compactions, rewrites, "{way}: a rewrite that drops nothing");
+        }
+    }
+}
+
+/// Writes and flushes after each compaction.
+#[derive(Default)]
+struct Busy {
+    part: OnceLock<Partition>,
+    turns: AtomicUsize,
+}
+
+impl Listener for Busy {
+    fn on_event(&self, event: &Event) {
+        let (Event::Compacted { .. }, Some(p)) = (event, self.part.get()) else { return };
+        let turn = self.turns.fetch_add(1, Relaxed);
+        if turn < 1_000 {
+            (0..50u32).for_each(|n| p.insert((n * 97).to_be_bytes(), turn.to_string()).unwrap());
+            p.remove(7u32.to_be_bytes()).unwrap();
+            p.flush().unwrap();
+        }
+    }
+}
+
+/// `major_compact` went on until one look found nothing above the bottom: with another thread that wrote, it did not
+/// return. Here there is something new after each of its merges.
+#[test]
+fn a_major_compaction_ends_while_others_write() {
+    let busy = Arc::new(Busy::default());
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let db = Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(1))).workers(0);
+    let db = db.listener(Arc::clone(&busy) as Arc<dyn Listener>).open().unwrap();
+    let p = part(&db, "p");
+    (0..5_000u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 100]).unwrap());
+    p.flush().unwrap();
+    (0..5_000u32).step_by(3).for_each(|n| p.remove(n.to_be_bytes()).unwrap());
+    busy.part.set(p.clone()).unwrap();
+    p.major_compact().unwrap();
+    let turns = busy.turns.load(Relaxed);
+    assert!((1..100).contains(&turns), "{turns} merges");
 }
