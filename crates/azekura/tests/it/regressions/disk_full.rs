@@ -164,11 +164,11 @@ fn few_files_child() {
     let dir = Path::new(&dir);
     let config = || Config::new(dir.join("db")).workers(2).log_segment_size(64 << 10);
     let db = config().open().unwrap();
-    with_many_files(&db, 50);
-    use_everything(&db, 50);
+    with_many_files(&db, 40);
+    use_everything(&db, 40);
     db.close().unwrap();
     let db = config().open().unwrap();
-    use_everything(&db, 50);
+    assert_eq!(db.partition("plain").unwrap().iter().count(), 70);
 }
 
 /// The real limit of a real process, with the default of `max_open_files`.
@@ -179,4 +179,110 @@ fn a_process_may_open_64_files() {
     let script = "ulimit -n 64 && exec \"$0\" --exact regressions::disk_full::few_files_child --nocapture";
     let child = Command::new("sh").arg("-c").arg(script).arg(program).env(FEW_FILES, dir.path()).output().unwrap();
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+}
+
+fn noise_until_full(p: &Partition, dice: &mut Dice) -> Vec<[u8; 4]> {
+    let mut keys = Vec::new();
+    for n in 0..100_000u32 {
+        match p.insert(n.to_be_bytes(), dice.noise(1_000)) {
+            Ok(()) => keys.push(n.to_be_bytes()),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
+                assert!(!p.contains_key(n.to_be_bytes()).unwrap(), "a refused write is there");
+                return keys;
+            }
+        }
+    }
+    panic!("the disk does not get full");
+}
+
+/// Before, a full disk took no removal, nothing gave space back, and the database did not open again.
+#[test]
+fn full_disk_empties_when_all_is_removed() {
+    let machine = MemFs::new();
+    machine.set_capacity(Some(16 << 20));
+    let open = || {
+        let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+        Config::new("/db").fs(fs).workers(2).log_segment_size(1 << 20).max_log_size(4 << 20).open().unwrap()
+    };
+    let options = PartitionCreateOptions::default().max_memtable_size(512 << 10);
+    let db = open();
+    let p = db.open_partition("p", options).unwrap();
+    let keys = noise_until_full(&p, &mut Dice::new(1));
+    keys.iter().for_each(|key| p.remove(key).unwrap());
+    p.flush().unwrap();
+    p.major_compact().unwrap();
+    p.insert("small", "value").unwrap();
+    let again = noise_until_full(&p, &mut Dice::new(2));
+    assert!(again.len() > keys.len() / 2, "{} after {}", again.len(), keys.len());
+    drop(p);
+    let _full = db.close();
+    let db = open();
+    let p = db.partition("p").unwrap();
+    assert_eq!(p.len().unwrap(), again.len() as u64 + 1);
+    p.remove("small").unwrap();
+    machine.set_capacity(Some(20 << 20));
+    p.insert("space", "is back").unwrap();
+}
+
+/// A process that is killed on a full disk again and again, each time with a few removals or while it opens, does not
+/// use up what opening needs.
+#[test]
+fn full_disk_opens_when_killed_many_times() {
+    let machine = MemFs::new();
+    machine.set_capacity(Some(4 << 20));
+    let open = |machine: &MemFs, salt: u64| {
+        let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+        config(fs).env(Arc::new(TestEnv::new(salt))).open()
+    };
+    let db = open(&machine, 0).unwrap();
+    let p = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
+    let mut keys = noise_until_full(&p, &mut Dice::new(3));
+    keys.reverse();
+    let (mut machine, mut refused) = (machine.fork(), 0);
+    for life in 0..80 {
+        let db = open(&machine, life).unwrap_or_else(|error| panic!("life {life}: {error}"));
+        let p = db.partition("p").unwrap();
+        assert_eq!(p.len().unwrap(), keys.len() as u64, "life {life}");
+        match p.remove(keys.last().unwrap()) {
+            Ok(()) => drop(keys.pop()),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::OutOfSpace);
+                refused += 1;
+            }
+        }
+        machine = machine.fork();
+        // Killed while it opens, after so many operations.
+        machine.freeze_after(Some(life % 40));
+        let _killed = open(&machine, life + 1_000);
+        machine.crash(azekura::fs::Survival::Everything, 0);
+    }
+    assert!(refused < 80, "no removal was accepted");
+    machine.set_capacity(Some(8 << 20));
+    let db = open(&machine, 999).unwrap();
+    db.partition("p").unwrap().insert("space", "is back").unwrap();
+}
+
+/// Two writers in one group on a full disk: the removal is not refused with the insert.
+#[test]
+fn removals_pass_when_inserts_are_refused() {
+    let machine = MemFs::new();
+    machine.set_capacity(Some(8 << 20));
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    let db = Config::new("/db").fs(fs).workers(1).log_segment_size(256 << 10).max_log_size(1 << 20).open().unwrap();
+    let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(256 << 10)).unwrap();
+    let keys = noise_until_full(&p, &mut Dice::new(4));
+    std::thread::scope(|scope| {
+        for writer in 0..2u8 {
+            let p = p.clone();
+            scope.spawn(move || {
+                let mut dice = Dice::new(u64::from(writer));
+                for n in 0..200u8 {
+                    let refused = p.insert([writer, n], dice.noise(20_000));
+                    assert!(refused.is_ok() || refused.is_err_and(|error| error.kind() == ErrorKind::OutOfSpace));
+                }
+            });
+        }
+        keys.iter().take(1_000).for_each(|key| p.remove(key).unwrap());
+    });
 }
