@@ -44,6 +44,8 @@ pub(crate) struct TreeParts {
     pub(crate) read_only: bool,
     pub(crate) codec: CompressionType,
     pub(crate) unsynced: Arc<Unsynced>,
+    /// Bytes of log that there were when the database was opened.
+    pub(crate) log_bytes: u64,
 }
 
 impl TreeParts {
@@ -66,6 +68,15 @@ impl TreeParts {
             points: Arc::clone(&self.points),
         }
     }
+}
+
+/// Where the records are that only the log has, when a tree is built.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Log {
+    /// They are replayed into the tree afterwards.
+    ToCome,
+    /// They were replayed before, and wait for the tree.
+    Pending,
 }
 
 /// A record that waits for its partition to be opened with the comparator only the user has.
@@ -191,6 +202,13 @@ impl PartitionState {
         new
     }
 
+    /// Whether `options` are of a smaller pool than what is stored: the log was written under the larger size,
+    /// and is not left to be replayed under the smaller one.
+    pub(crate) fn lowers_max_size(&self, options: &PartitionCreateOptions) -> Result<bool> {
+        let stored = PartitionCreateOptions::decode(&lock(&self.settings))?;
+        Ok(self.pool_if_built().is_some() && options.pmem().lowers(&stored.pmem()))
+    }
+
     /// The lowest sequence number that only the log holds.
     pub(crate) fn first_unflushed(&self) -> Option<SeqNo> {
         match self.tree.get() {
@@ -307,7 +325,7 @@ impl Catalog {
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = self.insert(&meta, engine, Some(stored), pool);
         if bytewise {
-            self.build_tree(&state, KeyOrder::bytewise(), &options)?;
+            self.build_tree(&state, KeyOrder::bytewise(), &options, Log::ToCome)?;
         }
         Ok(state)
     }
@@ -322,8 +340,7 @@ impl Catalog {
         let engine = engine_of(meta)?;
         let pool = self.read_pool(meta, engine, SeqNo::ZERO, options)?;
         let state = self.insert(meta, engine, None, pool);
-        self.build_tree(&state, order, options)?;
-        state.end_replay()?;
+        self.build_tree(&state, order, options, Log::Pending)?;
         Ok(state)
     }
 
@@ -353,6 +370,7 @@ impl Catalog {
             visible: parts.visible.clone(),
             points: Arc::clone(&parts.points),
             read_only: parts.read_only,
+            log_bytes: parts.log_bytes,
         }
     }
 
@@ -414,15 +432,18 @@ impl Catalog {
         match state.tree.get() {
             Some(Tree::Lsm(tree)) => tree.set_options(options.lsm(self.parts.codec)),
             Some(Tree::Pmem(pool)) => pool.set_options(&options.pmem())?,
-            None => {
-                self.build_tree(state, order, options)?;
-                state.end_replay()?;
-            }
+            None => self.build_tree(state, order, options, Log::Pending)?,
         }
         Ok(())
     }
 
-    fn build_tree(&self, state: &PartitionState, order: KeyOrder, options: &PartitionCreateOptions) -> Result<()> {
+    fn build_tree(
+        &self,
+        state: &PartitionState,
+        order: KeyOrder,
+        options: &PartitionCreateOptions,
+        log: Log,
+    ) -> Result<()> {
         let mut stored = lock(&state.stored);
         if state.tree.get().is_some() {
             return Ok(()); // another caller was faster
@@ -435,7 +456,14 @@ impl Catalog {
         *lock(&state.broken) = Some(Error::new(ErrorKind::Closed, again));
         // Held until the tree is there: who asks what only the log has must find one or the other.
         let mut pending = lock(&state.pending);
-        let built = self.make_tree(state, stored.take(), &pending, order, options);
+        let built = self.make_tree(state, stored.take(), &pending, order, options).and_then(|tree| {
+            // Before another thread can see the tree.
+            match tree.pmem().filter(|_| log == Log::Pending) {
+                Some(pool) => pool.end_replay()?,
+                None => {}
+            }
+            Ok(tree)
+        });
         match built {
             Ok(tree) => {
                 let set = state.tree.set(tree);

@@ -119,12 +119,19 @@ impl Database {
         options.check()?;
         let shared = &self.handle.shared;
         let _one_at_a_time = lock(&shared.naming);
-        let _shift = shared.begin_work()?;
         if let Some(state) = shared.partition(name) {
+            let shift = shared.begin_work()?;
             shared.catalog.open(&state, comparator, options)?;
+            // A flush begins work of its own.
+            drop(shift);
+            if shared.writer.is_some() && state.lowers_max_size(options)? {
+                worker::flush_and_wait(shared, &state)?;
+            }
+            let _shift = shared.begin_work()?;
             self.store_settings(&state, options)?;
             return Ok(Partition::new(state, Arc::clone(&self.handle)));
         }
+        let _shift = shared.begin_work()?;
         let writer = shared.writer().map_err(|error| match error.kind() {
             ErrorKind::Invalid => Error::invalid(format!("partition {name:?} does not exist")),
             _ => error,

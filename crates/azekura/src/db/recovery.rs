@@ -199,6 +199,7 @@ impl Loaded {
             next_file: Arc::new(AtomicU64::new(next_file)),
             codec: config.settings.compression,
             unsynced: Arc::default(),
+            log_bytes: listing.segments.values().sum(),
         };
         let catalog = Catalog::new(parts.clone());
         let mut by_id = HashMap::new();

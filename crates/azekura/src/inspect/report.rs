@@ -327,6 +327,7 @@ fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionLedger) -> Res
         points: ReadPoints::new(visible.clone()),
         visible,
         read_only: true,
+        log_bytes: 0,
     };
     let made_as_memory = partition.meta.engine == EngineKind::PmemMemory as u8;
     let stored = StoredPool::read(home, made_as_memory, partition.flushed, &options)?;

@@ -82,6 +82,11 @@ impl Region {
         self.len.load(Ordering::Acquire)
     }
 
+    /// Bytes that it may grow to.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
     /// Whether what was flushed survives power loss.
     pub(crate) fn survives_power_loss(&self) -> bool {
         match &self.memory {

@@ -428,6 +428,18 @@ impl Inner {
         }
     }
 
+    /// Puts `leaf` in the place of the leaf behind `old`, a separator that stands on its node, and `new` in the place
+    /// of that separator.
+    pub(crate) fn replace(&self, old: &[u8], new: &[u8], leaf: u64) {
+        let pin = Pin::new();
+        let path = self.path(old, &pin);
+        let &(cell, node, at) = path.last().expect("there is a root");
+        let (mut separators, mut children) = (node.separators(), node.leaves[..node.len()].to_vec());
+        debug_assert!(at > 0 && separators[at - 1] == old, "it separates two leaves of one node");
+        (separators[at - 1], children[at]) = (new, leaf);
+        cell.store(Arc::new(Node::new(&separators, Children::Leaves(children), &self.order)));
+    }
+
     /// The bytes that it takes.
     pub(crate) fn bytes(&self) -> u64 {
         fn below(node: &Node, pin: &Pin) -> u64 {

@@ -2,12 +2,16 @@
 
 use crate::base::coding::{Decoder, put_varint};
 use crate::base::{Error, Result};
+use crate::pmem::record::OFFSET_END;
 use crate::pmem::tree::PoolOptions;
 
 /// Sizes that a pool may have, in bytes.
 const SIZES: std::ops::RangeInclusive<u64> = (64 << 10)..=(8 << 40);
 /// The field of the stored settings that holds these.
 pub(crate) const SETTING: u64 = 16;
+/// The most bytes of a pool that a byte of the log can become: a record of 7 bytes in a batch takes 32, and 70 with its
+/// share of a leaf that was split just before.
+const POOL_BYTES_PER_LOG_BYTE: u64 = 16;
 /// Steps that it may grow by.
 const STEPS: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
 
@@ -33,10 +37,16 @@ impl Default for PmemOptions {
 impl PmemOptions {
     /// Bytes of memory, and of its file, that the data may take with all that belongs to it, 64 KiB to 8 TiB; beyond
     /// it, writes are `OutOfSpace` until something is removed. A record takes about 26 bytes more than its key and its
-    /// value. Default: 1 GiB.
+    /// value. The pool is created with `growth_step` bytes, or with this where that is less. Default: 1 GiB.
     ///
     /// What snapshots and iterators keep of old values counts. A larger size than the partition was opened with, more
-    /// than twice of it, takes effect when the database is opened the next time.
+    /// than twice of it, takes effect when the database is opened the next time. A smaller size flushes the partition;
+    /// if it holds more already, every record stays, and puts are `OutOfSpace` until so much was removed that the rest
+    /// fits.
+    ///
+    /// The size does not hold while the database is opened: what the log has fits, however it lay in the pool
+    /// before. Memory and file that a pool has got then stay with it; how much of them is in use does not exceed the
+    /// size afterwards.
     #[must_use]
     pub fn max_size(mut self, bytes: u64) -> PmemOptions {
         self.max_size = bytes;
@@ -62,10 +72,21 @@ impl PmemOptions {
         range("growth_step", self.growth_step, &STEPS)
     }
 
-    /// What a tree is opened with: it may get twice as large while the log is added again, because a checkpoint can
-    /// hold what came after records that are gone by now.
+    /// What a tree is opened with.
     pub(crate) fn pool(&self) -> PoolOptions {
-        PoolOptions { len_max: self.max_size.saturating_mul(2), grow_by: self.growth_step, ..PoolOptions::default() }
+        PoolOptions { len_max: self.max_size, grow_by: self.growth_step, ..PoolOptions::default() }
+    }
+
+    /// Whether a pool of these options may hold less than one of `other`.
+    pub(crate) fn lowers(&self, other: &PmemOptions) -> bool {
+        self.max_size < other.max_size
+    }
+
+    /// Addresses for a pool into which `log_bytes` of log may be replayed: for what it may hold, for what the log holds
+    /// beyond that, and for a limit that is raised while the database is open.
+    pub(crate) fn addresses(&self, log_bytes: u64) -> u64 {
+        let replayed = log_bytes.saturating_mul(POOL_BYTES_PER_LOG_BYTE);
+        self.max_size.saturating_mul(2).saturating_add(replayed).min(OFFSET_END)
     }
 
     /// What the stored settings of a partition say, by default if that is nothing.

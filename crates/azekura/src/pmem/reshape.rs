@@ -12,6 +12,10 @@ use crate::pmem::space::Space;
 use crate::pmem::tree::{HEAD, Tree};
 use crate::pmem::versions::poisoned;
 
+/// Leaves that are looked at, and freed, by one call of [`Tree::pack`] at most.
+const PACK_VISITS: usize = 512;
+const PACK_GOAL: usize = 32;
+
 /// A leaf that is not linked yet. Dropped, it is free again.
 struct Spare<'a, M: Medium> {
     tree: &'a Tree<M>,
@@ -157,16 +161,64 @@ impl<M: Medium> Tree<M> {
         if count > self.slots / 4 {
             return Ok(());
         }
+        // Not so many that they would soon be split again.
+        let most = self.slots * 5 / 8;
         match (left, right, high) {
-            (Some(left), _, _) if self.may_join(left, leaf) => self.join(left, leaf, key),
-            (_, Some(right), Some(high)) if self.may_join(leaf, right) => self.join(leaf, right, &high),
+            (Some(left), _, _) if self.fit_into(left, leaf, most) => self.join(left, leaf, key, most),
+            (_, Some(right), Some(high)) if self.fit_into(leaf, right, most) => self.join(leaf, right, &high, most),
             _ => Ok(()),
         }
     }
 
-    /// Whether two leaves together are not so full that they would soon be split again.
-    fn may_join(&self, left: Spot, right: Spot) -> bool {
-        self.leaf(left).commit().count() + self.leaf(right).commit().count() <= self.slots * 5 / 8
+    /// Makes sparse leaves denser, because the pool has no space: fills them from the leaves behind them, and goes on
+    /// where the last call ended. Looks at [`PACK_VISITS`] of them at most. Returns the number of leaves that it freed.
+    ///
+    /// # Errors
+    /// `Corruption` if the pool is not what was written.
+    pub(crate) fn pack(&self) -> Result<usize> {
+        let mut packing = self.packing.lock().map_err(poisoned)?;
+        let (records, leaves) = (self.len(), self.leaves.load(Ordering::Acquire));
+        let dense = leaves * (self.slots as u64 - 1) * 3 / 4;
+        if records > dense || packing.in_vain == Some((records, leaves)) {
+            return Ok(0);
+        }
+        let (mut freed, mut visited) = (0, 0);
+        while visited < PACK_VISITS && freed < PACK_GOAL && packing.barren <= leaves {
+            visited += 1;
+            let (gained, next) = self.pack_at(&packing.next)?;
+            packing.next = next.unwrap_or_default();
+            packing.barren = if gained { 0 } else { packing.barren + 1 };
+            freed += usize::from(gained);
+        }
+        // Once around without a gain: the next call does not try again before something has changed.
+        packing.in_vain = (packing.barren > leaves).then_some((records, leaves));
+        packing.barren = if packing.barren > leaves { 0 } else { packing.barren };
+        Ok(freed)
+    }
+
+    /// Joins the leaf of `key` with the one behind it, or fills it from there. Returns whether a leaf was freed, and a
+    /// key of the leaf to go on with, none behind the last one.
+    fn pack_at(&self, key: &[u8]) -> Result<(bool, Option<Vec<u8>>)> {
+        let _structure = self.lock_structure()?;
+        let pin = Pin::new();
+        let found = self.inner.find(Goal::At(key), &pin);
+        let (left, right) = (Spot(found.leaf), found.beside(1).map(Spot));
+        let high = found.high.map(<[u8]>::to_vec);
+        drop(pin);
+        let (Some(right), Some(high)) = (right, &high) else { return Ok((false, high)) };
+        let (full, target) = (self.slots - 1, self.slots - 1 - self.slots / 8);
+        if self.fit_into(left, right, full) {
+            self.join(left, right, high, full)?;
+            return Ok((true, Some(key.to_vec())));
+        }
+        let few = self.leaf(left).commit().count() + self.slots / 8 < target;
+        let moved = if few { self.shift(left, right, high, target)? } else { None };
+        Ok((false, moved.or_else(|| Some(high.clone()))))
+    }
+
+    /// Whether two leaves together have no more than so many records.
+    fn fit_into(&self, left: Spot, right: Spot, most: usize) -> bool {
+        self.leaf(left).commit().count() + self.leaf(right).commit().count() <= most
     }
 
     /// Takes `leaf`, where `key` would be, out of the chain if it is empty still.
@@ -186,19 +238,60 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Moves what is in `right` to `left`, the leaf before it on the same node; `key` is one that belongs to `right`.
-    fn join(&self, left: Spot, right: Spot, key: &[u8]) -> Result<()> {
+    fn join(&self, left: Spot, right: Spot, key: &[u8], most: usize) -> Result<()> {
         let locked = self.lock_both(left.leaf(), right.leaf())?;
-        if self.next_of(self.leaf(left))? != right.leaf() || !self.may_join(left, right) {
+        if self.next_of(self.leaf(left))? != right.leaf() || !self.fit_into(left, right, most) {
             return Ok(());
         }
         let (left, right) = (self.leaf(left), self.leaf(right));
-        let (next, mut commit) = (self.next_of(right)?, left.commit());
+        let next = self.next_of(right)?;
+        self.append(left, bits(right.commit().valid()).map(|n| (right.slot(n), right.print(n))), next);
+        self.forget_leaf(right, key)?;
+        drop(locked);
+        Ok(())
+    }
+
+    /// Moves the first records of `right` to `left`, the leaf before it on the same node, which has `target` then, and
+    /// the others to a new leaf in the place of `right`. Returns what separates the two, none if that cannot be done
+    /// now. `high` is what separated `left` and `right`.
+    fn shift(&self, left: Spot, right: Spot, high: &[u8], target: usize) -> Result<Option<Vec<u8>>> {
+        let Some(at) = self.space()?.take_packing_leaf() else { return Ok(None) };
+        let mut spare = Spare { tree: self, spot: self.orders.spot(at), used: false };
+        let locked = self.lock_both(left.leaf(), right.leaf())?;
+        let (left, right) = (self.leaf(left), self.leaf(right));
+        let contents = self.contents(right, right.commit())?;
+        let count = target.saturating_sub(left.commit().count());
+        if self.next_of(left)? != right.at || count == 0 || count >= contents.slots.len() {
+            return Ok(None);
+        }
+        let mut sorted = Vec::new();
+        self.sorted(&contents.records, 0, &mut sorted);
+        let order: Vec<usize> = sorted.iter().map(|(_, n)| *n as usize).collect();
+        let (moved, rest) = order.split_at(count);
+        let (mut before, mut first) = (Vec::new(), Vec::new());
+        contents.records[moved[count - 1]].key(self.region(), &mut before);
+        contents.records[rest[0]].key(self.region(), &mut first);
+        let separator = self.separator(&before, &first).to_vec();
+
+        self.fill_new(&Counting::new(&self.medium), spare.spot, &contents, rest, self.next_of(right)?);
+        let slots = moved.iter().map(|n| (contents.slots[*n].1, contents.slots[*n].2));
+        self.append(left, slots, at);
+        self.inner.replace(high, &separator, spare.spot.0);
+        self.reshaped();
+        spare.used = true;
+        self.orders.give_back(right.order);
+        self.space()?.retire_leaf(right.at);
+        drop(locked);
+        Ok(Some(separator))
+    }
+
+    /// Adds slots, with their fingerprints, to the leaf `left`, whose lock is held, and makes `next` the one behind it.
+    fn append(&self, left: Leaf<'_>, slots: impl Iterator<Item = (Slot, u8)>, next: u64) {
+        let mut commit = left.commit();
         self.open(left);
-        let moving = right.commit();
         let free: Vec<usize> = bits(!commit.valid() & VALID).collect();
         let mut prints = [0; SLOTS / 8];
-        for (from, to) in bits(moving.valid()).zip(free) {
-            let (slot, print) = (right.slot(from), right.print(from));
+        for ((slot, print), to) in slots.zip(free) {
             self.medium.store(left.slot_at(to), slot.0);
             self.medium.flush(left.slot_at(to), 8, Site::MergeSlots);
             self.medium.store(left.print_at(to), left.print_word(to, print));
@@ -213,9 +306,6 @@ impl<M: Medium> Tree<M> {
         self.medium.publish_both((left.at, commit.0), next, Site::MergeJoin);
         self.medium.flush(left.at, 16, Site::MergeCommit);
         self.medium.fence(Site::MergeDone);
-        self.forget_leaf(right, key)?;
-        drop(locked);
-        Ok(())
     }
 
     /// Lets nobody come to `leaf`, where `key` belonged, any more; it is free when those who are there have left.

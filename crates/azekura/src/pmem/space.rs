@@ -30,6 +30,15 @@ const LIMBO_BATCH: usize = if EXPLORED { 1 } else { 128 };
 const PATIENCE: usize = if EXPLORED { 2 } else { 10_000 };
 const YIELDS: usize = if EXPLORED { 0 } else { 64 };
 
+/// Up to so many free ranges are sorted and joined whenever there is no space; more of them only once so many bytes
+/// came back that a part of the pool (1 / `GATHER_SHARE`) may have become free, or so many requests were refused that
+/// one range in `GATHER_STEP` pays for each: a request that fails in a large fragmented pool costs bounded work.
+const GATHER_ALWAYS: usize = 4096;
+const GATHER_SHARE: u64 = 64;
+const GATHER_STEP: usize = 64;
+/// While the log is replayed, a pool above its limit grows by this part of its length.
+const REPLAY_SHARE: u64 = 16;
+
 /// The length of the runs that threads take for themselves, and of a pool that has any.
 const SHELF: u64 = 16 << 10;
 const POOL_MIN: u64 = 256 * SHELF;
@@ -63,8 +72,10 @@ pub(crate) struct Usage {
 pub(crate) struct Space {
     len: u64,
     len_max: u64,
-    /// What it may never exceed, whatever was set aside.
+    /// The addresses that there are: what it may never exceed.
     hard_max: u64,
+    /// The log is being replayed: no reader is in the pool, and the limit does not hold.
+    replaying: bool,
     grow_by: u64,
     /// It does not grow any more, whatever it may.
     ended: bool,
@@ -74,16 +85,29 @@ pub(crate) struct Space {
     classes: Vec<Vec<u64>>,
     filled: [u64; CLASSES / 64],
     small: u64,
+    small_count: usize,
     run: (u64, u64),
     spans: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
+    /// Bytes of `spans`.
+    spanned: u64,
     leaves: Vec<u64>,
+    /// A leaf for those who make others denser where there is no space: no space for anything else.
+    spare: Option<u64>,
     /// Of the free leaves so many are no space for anything else.
     promised: usize,
     open: (Vec<Range>, Vec<u64>),
     waiting: VecDeque<Waiting>,
+    /// Bytes of records in `open` and `waiting`.
+    retired: u64,
+    /// The first of `waiting` was waited for once, in vain.
+    waited: bool,
     /// Bytes that came back since the small ones were last gathered.
     returned: u64,
+    /// No free range has a free neighbour.
+    joined: bool,
+    /// Requests that found no space since the free ranges were last joined.
+    refusals: usize,
 }
 
 impl Space {
@@ -93,21 +117,45 @@ impl Space {
             len,
             len_max: len_max.min(OFFSET_END) / PAGE * PAGE,
             hard_max: len_max.min(OFFSET_END) / PAGE * PAGE,
+            replaying: false,
             grow_by: grow_by.next_multiple_of(PAGE).max(PAGE),
             ended: false,
             refused: false,
             classes: (0..CLASSES).map(|_| Vec::new()).collect(),
             filled: [0; CLASSES / 64],
             small: 0,
+            small_count: 0,
             run: (0, 0),
             spans: BTreeMap::new(),
             by_len: BTreeSet::new(),
+            spanned: 0,
             leaves: Vec::new(),
+            spare: None,
             promised: 0,
             open: (Vec::new(), Vec::new()),
             waiting: VecDeque::new(),
+            retired: 0,
+            waited: false,
             returned: 0,
+            joined: false,
+            refusals: usize::MAX / GATHER_STEP,
         }
+    }
+
+    /// Lets the pool grow to `addresses` where its limit does not hold.
+    pub(crate) fn set_addresses(&mut self, addresses: u64) {
+        self.hard_max = self.hard_max.max(addresses.min(OFFSET_END) / PAGE * PAGE);
+    }
+
+    /// Records of the log are put until [`end_replay`](Space::end_replay): all of them were acknowledged, so the limit
+    /// does not hold, and what they replace is free at once because no reader is there.
+    pub(crate) fn begin_replay(&mut self) {
+        self.replaying = true;
+    }
+
+    /// From now on the limit holds.
+    pub(crate) fn end_replay(&mut self) {
+        self.replaying = false;
     }
 
     /// Takes a buffer of `len` bytes, a multiple of [`STEP`] and not 0.
@@ -117,6 +165,9 @@ impl Space {
     pub(crate) fn take<M: Medium>(&mut self, medium: &M, len: u64) -> Result<u64> {
         debug_assert!(len > 0 && len.is_multiple_of(STEP));
         self.settle(false);
+        if self.is_over(len) {
+            return Err(out_of_space(len));
+        }
         if let Some(at) = self.find(len) {
             return Ok(at);
         }
@@ -131,14 +182,48 @@ impl Space {
             return Ok(at);
         }
         self.settle(true);
-        self.gather();
-        self.find(len).ok_or_else(|| grown.err().unwrap_or_else(|| out_of_space(len)))
+        if self.may_gather() {
+            self.gather();
+        }
+        if let Some(at) = self.find(len) {
+            return Ok(at);
+        }
+        if self.replaying {
+            self.grow_beyond(medium, len)?;
+        }
+        self.find(len).ok_or_else(|| {
+            self.refusals += 1;
+            grown.err().unwrap_or_else(|| out_of_space(len))
+        })
+    }
+
+    /// Whether the pool is longer than its limit (the limit was lowered, or the log took more when it was replayed) and
+    /// holds as much as it may: then free space is no space.
+    fn is_over(&self, len: u64) -> bool {
+        self.len > self.len_max && !self.replaying && self.used() + len > self.len_max
+    }
+
+    /// Bytes that are neither free nor about to be.
+    fn used(&self) -> u64 {
+        let leaves = (self.leaves.len() + self.spare.iter().len()) as u64 * LEAF_LEN;
+        self.len - (self.spanned + self.small + (self.run.1 - self.run.0) + self.retired + leaves)
+    }
+
+    /// Whether joining the free ranges can help, and is worth its work by now.
+    fn may_gather(&self) -> bool {
+        let pieces = self.small_count + self.spans.len();
+        let is_paid =
+            || self.returned >= self.len / GATHER_SHARE || self.refusals.saturating_mul(GATHER_STEP) >= pieces;
+        !self.joined && (pieces <= GATHER_ALWAYS || is_paid())
     }
 
     /// As [`Space::take`], for a thread that has come to the end of the run on its shelf and may get another.
     pub(crate) fn take_or_shelve<M: Medium>(&mut self, medium: &M, len: u64, shelf: &mut Range) -> Result<u64> {
         self.settle(false);
         let class = class_of(len);
+        if self.is_over(SHELF) {
+            return self.take(medium, len);
+        }
         if let Some(at) = self.pop(class) {
             return Ok(at);
         }
@@ -171,6 +256,12 @@ impl Space {
         self.take_leaf(medium)
     }
 
+    /// The leaf that is there for making others denser; another one comes back for it.
+    pub(crate) fn take_packing_leaf(&mut self) -> Option<u64> {
+        self.settle(false);
+        self.spare.take()
+    }
+
     /// Sets so many leaves aside for those who will take some of them: at most so many.
     ///
     /// # Errors
@@ -187,6 +278,7 @@ impl Space {
     /// Those who were promised leaves have taken what they will take.
     pub(crate) fn end_promise(&mut self, count: usize) {
         self.promised -= count;
+        self.joined = false;
     }
 
     /// As `take`, for what must not fail any more: if need be the pool gets longer than it may be.
@@ -215,21 +307,35 @@ impl Space {
         self.put((at, start - at));
         self.put((end, at + count * LEAF_LEN + gap - end));
         self.leaves.extend((0..count).rev().map(|n| start + n * LEAF_LEN));
+        if count > 1 && self.spare.is_none() {
+            self.spare = self.leaves.pop();
+        }
         Ok(())
     }
 
     /// Gives back what nobody has seen.
     pub(crate) fn give_back(&mut self, range: Range) {
         self.returned += range.1;
+        self.joined = false;
         self.put(range);
     }
 
     pub(crate) fn give_back_leaf(&mut self, leaf: u64) {
+        if self.spare.is_none() {
+            self.spare = Some(leaf);
+            return;
+        }
+        self.returned += LEAF_LEN;
+        self.joined = false;
         self.leaves.push(leaf);
     }
 
     /// Gives back what nobody can come by any more, once those who are at it have left.
     pub(crate) fn retire(&mut self, range: Range) {
+        if self.replaying {
+            return self.give_back(range);
+        }
+        self.retired += range.1;
         self.open.0.push(range);
         if self.open.0.len() >= LIMBO_BATCH {
             self.settle(false);
@@ -238,6 +344,9 @@ impl Space {
 
     /// As [`Space::retire`], for a leaf. These come seldom, and are wanted soon.
     pub(crate) fn retire_leaf(&mut self, leaf: u64) {
+        if self.replaying {
+            return self.give_back_leaf(leaf);
+        }
         self.open.1.push(leaf);
         self.seal();
         self.settle(false);
@@ -256,16 +365,28 @@ impl Space {
         if urgent || self.open.0.len() >= LIMBO_BATCH {
             self.seal();
         }
-        let mut patience = if urgent { PATIENCE } else { 0 };
+        // A reader that was waited for in vain may be asleep: not every request that fails waits as long again.
+        let mut patience = if !urgent {
+            0
+        } else if self.waited {
+            YIELDS
+        } else {
+            PATIENCE
+        };
         while let Some(first) = self.waiting.front() {
             if first.since.passed() {
                 let Waiting { records, leaves, .. } = self.waiting.pop_front().expect("there is a first one");
-                records.into_iter().for_each(|range| self.give_back(range));
-                self.leaves.extend(leaves);
+                self.waited = false;
+                for range in records {
+                    self.retired -= range.1;
+                    self.give_back(range);
+                }
+                leaves.into_iter().for_each(|leaf| self.give_back_leaf(leaf));
             } else if patience > 0 {
                 patience -= 1;
                 if patience < YIELDS { yield_now() } else { spin_loop() }
             } else {
+                self.waited |= urgent;
                 break;
             }
         }
@@ -296,6 +417,7 @@ impl Space {
         self.put((old, end - old));
         let run = most.min(RUN.max(len));
         self.run = (at, at + run);
+        self.joined = false;
         self.put((at + run, most - run));
         self.cut_run(len)
     }
@@ -321,6 +443,7 @@ impl Space {
             self.filled[class / 64] &= !(1 << (class % 64));
         }
         self.small -= len_of(class);
+        self.small_count -= 1;
         Some(at)
     }
 
@@ -344,6 +467,7 @@ impl Space {
             self.classes[class].push(at);
             self.filled[class / 64] |= 1 << (class % 64);
             self.small += len;
+            self.small_count += 1;
             return;
         }
         let (mut start, mut end) = (at, at + len);
@@ -358,11 +482,13 @@ impl Space {
             end += its_len;
         }
         self.spans.insert(start, end - start);
+        self.spanned += end - start;
         self.by_len.insert((end - start, start));
     }
 
     fn remove_span(&mut self, at: u64, len: u64) {
         self.spans.remove(&at);
+        self.spanned -= len;
         self.by_len.remove(&(len, at));
     }
 
@@ -377,17 +503,24 @@ impl Space {
         all.extend(self.leaves.drain(promised..).map(|leaf| (leaf, LEAF_LEN)));
         let (run, end) = std::mem::take(&mut self.run);
         all.push((run, end - run));
-        (self.filled, self.small, self.returned) = ([0; CLASSES / 64], 0, 0);
+        self.filled = [0; CLASSES / 64];
+        (self.small, self.small_count, self.spanned, self.returned, self.refusals) = (0, 0, 0, 0, 0);
+        let spare = self.spare.take();
+        all.extend(spare.map(|leaf| (leaf, LEAF_LEN)));
         all.sort_unstable();
-        let mut joined = (0, 0);
-        for (at, len) in all {
-            if joined.0 + joined.1 == at {
-                joined.1 += len;
-            } else {
-                self.put(std::mem::replace(&mut joined, (at, len)));
-            }
+        all.dedup_by(|(at, len), before| {
+            let joins = before.0 + before.1 == *at;
+            before.1 += if joins { *len } else { 0 };
+            joins
+        });
+        if spare.is_some() {
+            // Where it is least in the way.
+            let least = all.iter().enumerate().filter(|(_, range)| leaf_in(**range).is_some());
+            let least = least.min_by_key(|(_, (_, len))| *len).map(|(n, _)| n);
+            least.into_iter().for_each(|n| self.add(all.swap_remove(n)));
         }
-        self.put(joined);
+        all.into_iter().for_each(|range| self.put(range));
+        self.joined = true;
     }
 
     /// Makes the pool longer by one step, or so that there is a span of `len` bytes; by less, if it may not get longer:
@@ -398,6 +531,16 @@ impl Space {
         }
         let wanted = self.len.saturating_add(len.max(self.grow_by));
         let to = wanted.checked_next_multiple_of(self.grow_by).unwrap_or(u64::MAX).min(self.len_max);
+        self.grow_to(medium, to, len)
+    }
+
+    /// The same above its limit, by no more than is needed and a part of its length.
+    fn grow_beyond<M: Medium>(&mut self, medium: &M, len: u64) -> Result<()> {
+        let by = len.max((self.len / REPLAY_SHARE).min(self.grow_by));
+        self.grow_to(medium, self.len.saturating_add(by).next_multiple_of(PAGE).min(self.hard_max), len)
+    }
+
+    fn grow_to<M: Medium>(&mut self, medium: &M, to: u64, len: u64) -> Result<()> {
         if to <= self.len {
             return Err(out_of_space(len));
         }
@@ -405,6 +548,7 @@ impl Space {
         self.refused = grown.is_err();
         grown?;
         let from = std::mem::replace(&mut self.len, to);
+        self.joined = false;
         self.put((from, to - from));
         Ok(())
     }
@@ -425,21 +569,29 @@ impl Space {
     }
 
     /// Makes a range free that was found to be so when the pool was opened.
-    pub(crate) fn add(&mut self, range: Range) {
-        self.put(range);
+    pub(crate) fn add(&mut self, (at, len): Range) {
+        if let (None, Some(leaf)) = (self.spare, leaf_in((at, len))) {
+            self.spare = Some(leaf);
+            self.put((at, leaf - at));
+            return self.put((leaf + LEAF_LEN, at + len - (leaf + LEAF_LEN)));
+        }
+        self.put((at, len));
     }
 
     pub(crate) fn usage(&self) -> Usage {
-        let waiting = |ranges: &[Range]| ranges.iter().map(|(_, len)| len).sum::<u64>();
-        let spans: u64 = self.spans.values().sum();
-        let limbo: u64 = self.waiting.iter().map(|waiting_| waiting(&waiting_.records)).sum();
         let leaves: usize = self.waiting.iter().map(|waiting| waiting.leaves.len()).sum();
         Usage {
             len: self.len,
-            free: spans + self.small + (self.run.1 - self.run.0) + limbo + waiting(&self.open.0),
-            leaves_free: self.leaves.len() + leaves + self.open.1.len(),
+            free: self.spanned + self.small + (self.run.1 - self.run.0) + self.retired,
+            leaves_free: self.leaves.len() + self.spare.iter().len() + leaves + self.open.1.len(),
         }
     }
+}
+
+/// The first leaf that a range has place for.
+fn leaf_in((at, len): Range) -> Option<u64> {
+    let leaf = at.next_multiple_of(LEAF_ALIGN);
+    (leaf + LEAF_LEN <= at + len).then_some(leaf)
 }
 
 fn class_of(len: u64) -> usize {
@@ -523,8 +675,8 @@ mod tests {
         // Other tests of this process may be reading something.
         eventually(|| space.settle(true));
         space.gather();
-        assert_eq!(space.spans.len(), 1, "all of it lies side by side again");
-        assert_eq!(space.find(space.len), Some(0));
+        assert_eq!((space.spans.len(), space.spare), (1, Some(0)), "all of it lies side by side again");
+        assert_eq!(space.find(space.len - LEAF_LEN), Some(LEAF_LEN));
     }
 
     #[test]
@@ -538,6 +690,28 @@ mod tests {
         assert!(other.len() as u64 >= LEN_MAX / 4000 - 2 * LEN_MAX / RUN, "{}", other.len());
         other.iter().for_each(|at| space.give_back((*at, 4000)));
         space.take(&image, LEN_MAX).unwrap();
+    }
+
+    /// A request that failed in a large fragmented pool joined all free ranges, each time.
+    #[test]
+    fn requests_fail_at_once_when_nothing_came_back() {
+        let (image, mut space) = space();
+        let all: Vec<u64> = std::iter::from_fn(|| space.take(&image, 48).ok()).collect();
+        all.iter().step_by(2).for_each(|at| space.give_back((*at, 48)));
+        assert!(space.small_count > 2 * GATHER_ALWAYS);
+        for refused in 1..50 {
+            assert!(space.take(&image, 4000).is_err());
+            assert_eq!(space.refusals, refused, "the free ranges were joined again");
+        }
+        // Nor for each little that comes back.
+        for (n, at) in all.iter().skip(1).step_by(2).take(20).enumerate() {
+            space.give_back((*at, 48));
+            assert!(space.take(&image, 4000).is_err());
+            assert_eq!(space.refusals, 50 + n);
+        }
+        // What came back is space in the end.
+        all.iter().skip(41).step_by(2).for_each(|at| space.give_back((*at, 48)));
+        assert!(space.take(&image, 4000).is_ok());
     }
 
     #[test]

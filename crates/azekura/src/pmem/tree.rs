@@ -76,6 +76,17 @@ pub(crate) struct Stripe {
     records: AtomicU64,
 }
 
+/// How far leaves were made denser.
+#[derive(Default)]
+pub(crate) struct Packing {
+    /// A key of the leaf to go on with.
+    pub(crate) next: Vec<u8>,
+    /// Leaves that were looked at since one was freed.
+    pub(crate) barren: u64,
+    /// The number of records and of leaves when no leaf could be freed.
+    pub(crate) in_vain: Option<(u64, u64)>,
+}
+
 /// A B+ tree on a medium. Readers never wait; writers wait for those of the same leaf.
 pub(crate) struct Tree<M> {
     pub(crate) medium: M,
@@ -90,6 +101,8 @@ pub(crate) struct Tree<M> {
     pub(crate) orders: Orders,
     /// Held by who changes `inner`, and who locks two leaves.
     pub(crate) structure: Mutex<()>,
+    /// The log is being replayed: there are no readers.
+    pub(crate) replaying: AtomicBool,
     /// Set under `structure`: nothing is changed any more, and no read of the pool begins.
     closed: AtomicBool,
     /// Raised when keys have got another leaf, before they are gone from the one where they were.
@@ -104,6 +117,7 @@ pub(crate) struct Tree<M> {
     /// Promises of leaves that have ended, and that `space` was not told of yet.
     pub(crate) ended: AtomicUsize,
     pub(crate) splits: Splits,
+    pub(crate) packing: Mutex<Packing>,
     #[cfg(test)]
     without: std::sync::OnceLock<Step>,
 }
@@ -142,6 +156,7 @@ impl<M: Medium> Tree<M> {
             inner,
             orders: Orders::new(options.len_max.max(medium.region().len())),
             structure: Mutex::new(()),
+            replaying: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             shape: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| stripe()).collect(),
@@ -151,6 +166,7 @@ impl<M: Medium> Tree<M> {
             leaves: AtomicU64::new(leaves),
             ended: AtomicUsize::new(0),
             splits: Splits::default(),
+            packing: Mutex::default(),
             #[cfg(test)]
             without: std::sync::OnceLock::new(),
             medium,
@@ -276,6 +292,19 @@ impl<M: Medium> Tree<M> {
         self.closed.store(true, Ordering::SeqCst);
         drop(structure);
         self.space.lock().unwrap_or_else(PoisonError::into_inner).end();
+    }
+
+    /// The log is replayed until [`end_replay`](Tree::end_replay), before the first reader comes: what it replaces is
+    /// kept for no reader, and the limit of the pool does not hold.
+    pub(crate) fn begin_replay(&self) {
+        self.replaying.store(true, Ordering::Release);
+        self.space.lock().unwrap_or_else(PoisonError::into_inner).begin_replay();
+    }
+
+    pub(crate) fn end_replay(&self) -> Result<()> {
+        self.space()?.end_replay();
+        self.replaying.store(false, Ordering::Release);
+        Ok(())
     }
 
     pub(crate) fn space(&self) -> Result<MutexGuard<'_, Space>> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::engine::ReadPoints;
-use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering};
+use crate::mem::atomic::{AtomicBool, AtomicU64, EXPLORED, Mutex, Ordering};
 use crate::mem::epoch::EpochCell;
 use crate::memtable::Memtable;
 use crate::pmem::record::{Record, Slot};
@@ -23,6 +23,8 @@ const ENTRIES_MAX: u64 = if EXPLORED { 4 } else { 2048 };
 /// Bytes of records that one table keeps, and the share of a small pool.
 const BYTES_MAX: u64 = 4 << 20;
 const SHARE: u64 = 16;
+/// The share of a pool's size that entries may take of memory.
+const MEMORY_SHARE: u64 = 8;
 /// Memory that entries may take at least, whatever the size of the pool.
 const MEMORY_MIN: u64 = 1 << 20;
 
@@ -32,7 +34,8 @@ const VALUE_LEN: usize = 16;
 /// Entries under key and sequence number.
 struct Table {
     entries: Arc<Memtable>,
-    /// The highest sequence number that replaced something in it.
+    /// The highest sequence number that replaced something in it or in a table before it: a point from there on needs
+    /// nothing of either.
     replaced_by: AtomicU64,
     bytes: AtomicU64,
 }
@@ -50,6 +53,8 @@ pub(crate) struct Versions {
     tables: EpochCell<Vec<Arc<Table>>>,
     /// Whether there is anything at all.
     len: AtomicU64,
+    /// Tables that take no more entries are there.
+    has_older: AtomicBool,
     writing: Mutex<VecDeque<Arc<Table>>>,
 }
 
@@ -59,9 +64,9 @@ impl Versions {
         let tables = EpochCell::new(Arc::new(Vec::new()));
         let bytes_max = BYTES_MAX.min(len_max / SHARE);
         let (len, memory, writing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(VecDeque::new()));
-        let forgotten = AtomicU64::new(0);
-        let memory_max = MEMORY_MIN.max(len_max / SHARE);
-        Versions { order, bytes_max, forgotten, memory, memory_max, points, tables, len, writing }
+        let (forgotten, has_older) = (AtomicU64::new(0), AtomicBool::new(false));
+        let memory_max = MEMORY_MIN.max(len_max / MEMORY_SHARE);
+        Versions { order, bytes_max, forgotten, memory, memory_max, points, tables, len, has_older, writing }
     }
 
     #[inline]
@@ -76,7 +81,8 @@ impl Versions {
     /// `OutOfSpace` if there is no memory, and `Poisoned`; then nothing is kept.
     pub(crate) fn keep(&self, key: &[u8], old: &Record, by: SeqNo, removed: bool) -> Result<(bool, Vec<Range>)> {
         let mut tables = self.writing.lock().map_err(poisoned)?;
-        if by <= self.points.oldest() {
+        let oldest = self.points.oldest();
+        if by <= oldest {
             self.forgotten.fetch_max(by.0, Ordering::Release);
             return Ok((false, Vec::new()));
         }
@@ -84,10 +90,15 @@ impl Versions {
         let full = |table: &Arc<Table>| {
             table.entries.len() >= ENTRIES_MAX || table.bytes.load(Ordering::Relaxed) >= self.bytes_max
         };
-        if tables.back().is_none_or(full) {
+        let is_full = tables.back().is_none_or(full);
+        if is_full || tables.len() > 1 && is_stale(&tables[0], oldest) {
             freed = self.forget(&mut tables);
+        }
+        if is_full || tables.is_empty() {
             let entries = Arc::new(Memtable::new(self.order.clone(), 0));
-            tables.push_back(Arc::new(Table { entries, replaced_by: AtomicU64::new(0), bytes: AtomicU64::new(0) }));
+            let before = tables.back().map_or(0, |table| table.replaced_by.load(Ordering::Relaxed));
+            let (replaced_by, bytes) = (AtomicU64::new(before), AtomicU64::new(0));
+            tables.push_back(Arc::new(Table { entries, replaced_by, bytes }));
             self.publish(&tables);
         }
         let table = tables.back().expect("there is a youngest one");
@@ -112,6 +123,7 @@ impl Versions {
     }
 
     fn publish(&self, tables: &VecDeque<Arc<Table>>) {
+        self.has_older.store(tables.len() > 1, Ordering::Release);
         let memory = tables.iter().map(|table| table.entries.bytes()).sum();
         self.memory.store(memory, Ordering::Relaxed);
         self.tables.store(Arc::new(tables.iter().cloned().collect()));
@@ -122,7 +134,7 @@ impl Versions {
         let oldest = self.points.oldest();
         let mut gone = Vec::new();
         while let Some(first) = tables.front()
-            && first.replaced_by.load(Ordering::Relaxed) <= oldest.0
+            && is_stale(first, oldest)
         {
             gone.extend(tables.pop_front());
         }
@@ -152,6 +164,27 @@ impl Versions {
         Ok(self.forget(&mut tables))
     }
 
+    /// Whether there is a table that takes no more entries and that no reader needs.
+    #[inline]
+    pub(crate) fn has_stale(&self) -> bool {
+        self.has_older.load(Ordering::Acquire) && {
+            let tables = self.tables.load();
+            tables.first().is_some_and(|first| is_stale(first, self.points.oldest()))
+        }
+    }
+
+    /// The tables that a reader at `at` needs. What all others have was replaced by what this reader sees.
+    fn needed(tables: &[Arc<Table>], at: SeqNo) -> &[Arc<Table>] {
+        let stale = tables.iter().take_while(|table| is_stale(table, at)).count();
+        &tables[stale..]
+    }
+
+    /// Tables that a lookup at `at` asks.
+    #[cfg(test)]
+    pub(crate) fn asked_at(&self, at: SeqNo) -> usize {
+        Versions::needed(&self.tables.load(), at).len()
+    }
+
     /// Bytes of memory that the entries take, but for the youngest table, which has not many. The records themselves
     /// stay in the pool.
     #[inline]
@@ -171,8 +204,10 @@ impl Versions {
         let (oldest, visible) = (self.points.oldest(), self.points.visible());
         let behind = visible.0.saturating_sub(oldest.0);
         let message = format!(
-            "{} bytes are kept for a snapshot or iterator that is {behind} records old: end it",
-            self.memory_bytes()
+            "{} bytes of memory say what was replaced or removed since the oldest snapshot or iterator, which is \
+             {behind} records old, at most {} are allowed: drop it, then try again",
+            self.memory_bytes(),
+            self.memory_max
         );
         Err(Error::new(ErrorKind::OutOfSpace, message))
     }
@@ -195,7 +230,7 @@ impl Versions {
             return None;
         }
         let tables = self.tables.load();
-        let found = tables.iter().filter_map(|table| {
+        let found = Versions::needed(&tables, at).iter().filter_map(|table| {
             let entry = table.entries.get(key, table.entries.hash_of(key), at)?;
             Some((entry.seqno, entry.kind, slot_of(&entry).unwrap_or(Slot(0))))
         });
@@ -213,7 +248,7 @@ impl Versions {
         if self.is_empty() {
             return Ok(());
         }
-        for table in self.tables.load().iter() {
+        for table in Versions::needed(&self.tables.load(), at) {
             let mut cursor = table.entries.cursor();
             match low {
                 Some(low) => cursor.seek(KeyRef::first_of(low))?,
@@ -231,6 +266,11 @@ impl Versions {
         }
         Ok(())
     }
+}
+
+/// Whether readers at `oldest` and later points need nothing of a table.
+fn is_stale(table: &Table, oldest: SeqNo) -> bool {
+    table.replaced_by.load(Ordering::Relaxed) <= oldest.0
 }
 
 /// The slot in an entry; a tombstone has none.

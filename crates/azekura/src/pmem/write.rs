@@ -6,7 +6,7 @@
 //! Only with the leaf locked a change gets its number, if it has none yet: so those of one key have rising ones,
 //! however many threads make them. Whatever may be refused has been refused before.
 
-use crate::base::{EntryRef, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, ErrorKind, RecordKind, Result, SeqNo};
 use crate::mem::atomic::{MutexGuard, Ordering};
 use crate::mem::epoch::Pin;
 use crate::pmem::inner::Goal;
@@ -79,7 +79,8 @@ impl<M: Medium> Tree<M> {
         let mut draft = Draft { tree: self, range: room, used: false };
         let print = self.print(entry.user);
         while let Tried::Full = self.try_put(entry, print, &mut draft, || Ok(Some(entry.seqno)))? {
-            self.make_room(entry.user, |space, medium| space.insist(medium, Space::take_leaf))?;
+            let take = |space: &mut Space, medium: &M| space.insist(medium, Space::take_leaf);
+            self.or_forgetting(|| self.make_room(entry.user, take))?;
         }
         Ok(())
     }
@@ -90,10 +91,8 @@ impl<M: Medium> Tree<M> {
     /// As [`put`](Tree::put), before a number is asked for; and those of `turn`. Other errors leave nobody knowing.
     pub(crate) fn put_in_turn(&self, key: &[u8], value: &[u8], mut turn: impl FnMut() -> Taken) -> Result<bool> {
         let len = buffer_len_for(key.len(), value.len(), self.highest_soon());
-        let at = self.or_forgetting(|| {
-            self.versions.check_room()?;
-            self.shelves.take(&self.medium, len, || self.space_after_promises())
-        })?;
+        self.check_versions()?;
+        let at = self.take(len)?;
         let mut draft = Draft { tree: self, range: (at, len), used: false };
         self.region().prefetch(draft.range.0, len.min(FETCHED));
         let print = self.print(key);
@@ -115,15 +114,16 @@ impl<M: Medium> Tree<M> {
     /// # Errors
     /// `OutOfSpace` if the pool is full, or keeps too much for readers; then nothing was set aside.
     pub(crate) fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Range]) -> Result<usize> {
+        self.check_versions()?;
+        if records.is_empty() {
+            return Ok(0);
+        }
         let end = self.highest_soon();
         // Each leaf that is full by now may be split for the first record that it gets. What a split has left takes
         // half as many as a leaf before it is full again.
         let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
-        self.or_forgetting(|| {
-            self.versions.check_room()?;
-            self.set_aside(records, end, leaves, rooms)
-        })?;
+        self.or_forgetting(|| self.set_aside(records, end, leaves, rooms))?;
         Ok(leaves)
     }
 
@@ -184,8 +184,9 @@ impl<M: Medium> Tree<M> {
     /// Takes the record of `key` away, if there is one, under the number that `turn` gives: false if it gives none.
     ///
     /// # Errors
-    /// As [`put_in_turn`](Tree::put_in_turn).
+    /// As [`put_in_turn`](Tree::put_in_turn), but `OutOfSpace` only if too much is kept for readers.
     pub(crate) fn remove_in_turn(&self, key: &[u8], turn: impl FnOnce() -> Taken) -> Result<bool> {
+        self.check_versions()?;
         Ok(!matches!(self.try_remove(key, turn)?, Removed::NotNow))
     }
 
@@ -250,19 +251,37 @@ impl<M: Medium> Tree<M> {
     /// Tries something that wants space, and once more if there were versions that nobody reads any more, or space on
     /// shelves.
     fn or_forgetting<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        let full = match attempt() {
-            Ok(done) => return Ok(done),
-            Err(error) => error,
+        let mut full = match attempt() {
+            Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
+            done => return done,
         };
         let (freed, shelved) = (self.versions.forget_now()?, self.shelves.clear());
-        if freed.is_empty() && shelved.is_empty() {
-            return Err(full);
+        if !freed.is_empty() || !shelved.is_empty() {
+            self.retire_all(freed)?;
+            let mut space = self.space()?;
+            shelved.into_iter().for_each(|run| space.give_back(run));
+            drop(space);
+            full = match attempt() {
+                Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
+                done => return done,
+            };
         }
-        self.retire_all(freed)?;
-        let mut space = self.space()?;
-        shelved.into_iter().for_each(|run| space.give_back(run));
-        drop(space);
-        attempt()
+        if self.pack()? == 0 { Err(full) } else { attempt() }
+    }
+
+    /// Gives back what no reader needs any more of what was replaced, soon after the reader has left.
+    #[inline]
+    pub(crate) fn forget_stale(&self) -> Result<()> {
+        if !self.versions.has_stale() { Ok(()) } else { self.retire_all(self.versions.forget_now()?) }
+    }
+
+    /// Fails if more is kept for readers than may be, once what no reader needs was forgotten.
+    fn check_versions(&self) -> Result<()> {
+        self.forget_stale()?;
+        if self.versions.check_room().is_err() {
+            self.retire_all(self.versions.forget_now()?)?;
+        }
+        self.versions.check_room()
     }
 
     /// Gives back the space of records that no leaf and no version names.
@@ -344,7 +363,7 @@ impl<M: Medium> Tree<M> {
 
     /// Has a record that `by` replaces or removes kept for its readers; false if it has none.
     fn keep(&self, key: &[u8], place: &Place, by: SeqNo, removed: bool) -> Result<bool> {
-        if !self.does(Step::Versions) {
+        if !self.does(Step::Versions) || self.replaying.load(Ordering::Acquire) {
             return Ok(false);
         }
         let (kept, freed) = self.versions.keep(key, &place.record, by, removed)?;

@@ -54,7 +54,8 @@ impl<'a> Rooms<'a> {
             }
         }
         let mut held = Rooms { shares: Vec::with_capacity(shares.len()), all: vec![(0, 0); count], settled: false };
-        for (_, mut share) in shares.into_iter().filter(|(_, share)| !share.records.is_empty()) {
+        // Of a pool that only loses records it is asked whether it may keep them for its readers.
+        for (_, mut share) in shares {
             let mut rooms = vec![(0, 0); share.records.len()];
             share.leaves = share.pool.reserve(&share.records, &mut rooms)?;
             share.places.iter().zip(rooms).for_each(|(place, room)| held.all[*place] = room);

@@ -101,7 +101,7 @@ impl Checkpoints {
 
 impl Keeper<Image> for Checkpoints {
     #[inline]
-    fn before_logged(&self, _tree: &Tree<Image>, seqno: SeqNo) -> Result<()> {
+    fn before_logged(&self, _tree: &Tree<Image>, _kind: RecordKind, seqno: SeqNo) -> Result<()> {
         // Both in one order with what `begin_cut` and `end_cut` do: either this finds that a checkpoint has begun, or
         // that finds this record. Numbers do not come in their order.
         self.applied.fetch_max(seqno.0, Ordering::SeqCst);
@@ -111,9 +111,9 @@ impl Keeper<Image> for Checkpoints {
         Ok(())
     }
 
-    fn before_alone(&self, tree: &Tree<Image>, _kind: RecordKind, seqno: SeqNo) -> Result<()> {
+    fn before_alone(&self, tree: &Tree<Image>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
         debug_assert!(false, "an image is not durable by itself");
-        self.before_logged(tree, seqno)
+        self.before_logged(tree, kind, seqno)
     }
 
     fn at_open(&self) -> (SeqNo, SeqNo) {

@@ -45,10 +45,12 @@ pub(crate) trait PmemTree: Engine {
     /// Before `turn` is called, `OutOfSpace`; those of `turn`: nothing was changed. After any other nobody knows.
     fn change(&self, kind: RecordKind, key: &[u8], value: &[u8], turn: &mut TakeNumber<'_>) -> Result<bool>;
 
-    /// Adds a record of the log again. What is there already may be more than the pool may hold for a while.
+    /// Adds a record of the log again. `max_size` does not hold until [`end_replay`](PmemTree::end_replay): what was
+    /// acknowledged fits.
     fn replay(&self, entry: EntryRef<'_>) -> Result<()>;
 
-    /// All of the log was added again: from now on the pool is no larger than it may be.
+    /// All of the log was added again: from now on `max_size` holds. A pool that holds more refuses puts until enough
+    /// was removed.
     fn end_replay(&self) -> Result<()>;
 
     fn set_options(&self, options: &PmemOptions) -> Result<()>;

@@ -29,6 +29,8 @@ pub(crate) struct PoolHome {
     pub(crate) visible: Visible,
     pub(crate) points: Arc<ReadPoints>,
     pub(crate) read_only: bool,
+    /// Bytes of log that may be replayed into it.
+    pub(crate) log_bytes: u64,
 }
 
 impl PoolHome {
@@ -46,7 +48,7 @@ impl PoolHome {
             self.fs.remove_file(&temporary)?;
         }
         let file = self.fs.open(&temporary, OpenMode::Create)?;
-        let medium = Shared::new(Arc::clone(&file), options.pool().len_max)?;
+        let medium = Shared::new(Arc::clone(&file), options.addresses(0))?;
         let mut file_id = [0; 16];
         self.env.random(&mut file_id);
         let order = KeyOrder::bytewise(); // nothing is compared yet

@@ -88,8 +88,13 @@ impl Memory {
 
 impl Keeper<Shared> for Memory {
     /// Only by who makes no changes beside others: when a single change is made, all that the log has is applied.
-    fn before_logged(&self, tree: &Tree<Shared>, seqno: SeqNo) -> Result<()> {
+    fn before_logged(&self, tree: &Tree<Shared>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
         self.use_number(tree, seqno);
+        let logged = self.logged.load(Ordering::Acquire);
+        // Or the log would add again what this removes, on top of what came into its place.
+        if !kind.is_value() && logged > self.noted.load(Ordering::Acquire) {
+            self.note_applied(tree, logged);
+        }
         self.logged.store(seqno.0, Ordering::Release);
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::vfs::fs::PersistenceLevel;
 /// What makes the records of a tree durable. Thread safe.
 pub(crate) trait Keeper<M: Medium>: Send + Sync {
     /// To be called before a record of the log goes into the tree. Others may do so at the same time.
-    fn before_logged(&self, tree: &Tree<M>, seqno: SeqNo) -> Result<()>;
+    fn before_logged(&self, tree: &Tree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()>;
 
     /// To be called before a record goes into the tree that the log does not get. Others may do so at the same time.
     fn before_alone(&self, tree: &Tree<M>, kind: RecordKind, seqno: SeqNo) -> Result<()>;
@@ -61,7 +61,9 @@ pub(crate) struct Pool<M: Medium, K> {
 }
 
 impl<M: Medium, K: Keeper<M>> Pool<M, K> {
+    /// A pool into which the log is replayed, until [`end_replay`](PmemTree::end_replay).
     pub(crate) fn new(tree: Tree<M>, keeper: K, options: &PmemOptions) -> Pool<M, K> {
+        tree.begin_replay();
         Pool { tree: Arc::new(tree), keeper, options: Mutex::new(options.clone()) }
     }
 }
@@ -133,7 +135,7 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
         let take = || {
             let Some(seqno) = turn()? else { return Ok(None) };
             match tree.level() {
-                PersistenceLevel::Logged => keeper.before_logged(tree, seqno)?,
+                PersistenceLevel::Logged => keeper.before_logged(tree, kind, seqno)?,
                 _ => keeper.before_alone(tree, kind, seqno)?,
             }
             Ok(Some(seqno))
@@ -150,13 +152,13 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
     }
 
     fn end_replay(&self) -> Result<()> {
-        self.tree.space()?.set_limit(lock(&self.options).max_size);
-        Ok(())
+        self.tree.end_replay()
     }
 
     fn set_options(&self, options: &PmemOptions) -> Result<()> {
         *lock(&self.options) = options.clone();
-        self.end_replay()
+        self.tree.space()?.set_limit(options.max_size);
+        Ok(())
     }
 
     fn highest_at_open(&self) -> SeqNo {
@@ -212,7 +214,7 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
 impl<M: Medium, K: Keeper<M>> Engine for Pool<M, K> {
     #[inline]
     fn apply(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<bool> {
-        self.keeper.before_logged(&self.tree, entry.seqno)?;
+        self.keeper.before_logged(&self.tree, entry.kind, entry.seqno)?;
         change(&self.tree, entry, room)?;
         Ok(false)
     }
@@ -254,13 +256,19 @@ impl<M: Medium, K: Keeper<M>> Engine for Pool<M, K> {
         }
         let wanted = self.keeper.is_wanted() && self.keeper.first_unflushed().is_some();
         let next = if forced { wanted || self.keeper.is_busy() } else { wanted && !self.keeper.is_busy() };
-        next.then_some(Task::Flush)
+        if next {
+            return Some(Task::Flush);
+        }
+        // What the last of its readers let go of.
+        let stale = !held.contains(&Task::Compact) && self.tree.versions.has_stale();
+        stale.then_some(Task::Compact)
     }
 
     fn run(&self, task: Task, _forced: bool, host: &dyn Host) -> Result<TaskReport> {
         match task {
             Task::Flush => self.keeper.checkpoint(&self.tree, host),
-            Task::Compact | Task::Collect => Ok(TaskReport::default()),
+            Task::Compact => self.tree.forget_stale().map(|()| TaskReport::default()),
+            Task::Collect => Ok(TaskReport::default()),
         }
     }
 

@@ -53,11 +53,11 @@ impl StoredPool {
         options: &PmemOptions,
     ) -> Result<StoredPool> {
         let (fs, dir, partition) = (&home.fs, &home.dir, home.partition);
-        let (len_max, path) = (options.pool().len_max, home.path());
+        let path = home.path();
         let is_raw = made_as_memory && !ImageStore::is_there(&**fs, dir, partition)?;
         if is_raw && !home.read_only && is_memory(&**fs, dir) {
             let open = || {
-                let medium = Shared::new(fs.open(&path, OpenMode::Write)?, len_max)?;
+                let medium = Shared::new(fs.open(&path, OpenMode::Write)?, options.addresses(0))?;
                 let notes = notes_of(medium.region())?;
                 Ok((medium, notes))
             };
@@ -70,7 +70,8 @@ impl StoredPool {
         // One that was memory is read as it is, and kept as it is until an image of it is permanent.
         let never_written = !made_as_memory && flushed == SeqNo::ZERO;
         let env = Some(&*home.env);
-        let (store, loaded) = ImageStore::open(fs, dir, partition, len_max, never_written, home.read_only, env)?;
+        let (store, loaded) =
+            ImageStore::open(fs, dir, partition, addresses(options, &home), never_written, home.read_only, env)?;
         let (at_open, trust) = match &loaded {
             Some(loaded) if loaded.is_raw => {
                 let (at_open, trust) = notes_of(loaded.image.region()).map_err(|error| error.in_file(&path))?;
@@ -141,7 +142,7 @@ impl StoredPool {
             Form::Image(store, None) => {
                 let mut file_id = [0; 16];
                 home.env.random(&mut file_id);
-                let tree = recover::create(Image::new(pool.len_max)?, file_id, order, &pool, points)?;
+                let tree = recover::create(Image::new(addresses(options, &home))?, file_id, order, &pool, points)?;
                 Ok(Arc::new(Pool::new(tree, Checkpoints::new(*store, home, at_open), options)))
             }
             Form::Memory(medium) => {
@@ -153,6 +154,15 @@ impl StoredPool {
             }
         }
     }
+}
+
+/// Addresses for an image: for all that the log may add again, or less where the process may not have so many.
+fn addresses(options: &PmemOptions, home: &PoolHome) -> u64 {
+    let (mut wanted, least) = (options.addresses(home.log_bytes), options.addresses(0));
+    while wanted > least && Region::private(wanted).is_err() {
+        wanted = (wanted / 2).max(least);
+    }
+    wanted
 }
 
 /// The tree, unless there is a number in it that none can be: whatever is put under its key would be taken for older,

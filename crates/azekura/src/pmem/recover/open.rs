@@ -42,6 +42,7 @@ pub(crate) fn create<M: Medium>(
     medium.flush(leaf.at, 16, Site::FormatLeaf);
     medium.fence(Site::FormatDone);
     let mut space = Space::new(len, options.len_max, options.grow_by);
+    space.set_addresses(medium.region().reserved());
     space.add((HEAD + LEAF_LEN, len - HEAD - LEAF_LEN));
     let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
     let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), points);
@@ -72,7 +73,8 @@ pub(crate) fn open_with<M: Medium>(
     let len = region.len();
     // A tree without leaves lends its comparisons: nothing of it is used before the walk is over.
     let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
-    let space = Space::new(len, options.len_max.max(len), options.grow_by);
+    let mut space = Space::new(len, options.len_max, options.grow_by);
+    space.set_addresses(region.reserved());
     let tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 0), points);
     let (mut tree, used, found) = Walk::new(tree, trust).run(env)?;
     for (at, word) in &found.repairs {
@@ -150,7 +152,7 @@ mod tests {
             }
         }
         let mut refused = 0;
-        for at in (4096..bytes.len()).step_by(bytes.len() / 60) {
+        for at in (4096..bytes.len()).step_by(bytes.len() / 80) {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x10;
             let (alone, together) = (reopened(&damaged, None), reopened(&damaged, Some(&env)));

@@ -82,7 +82,7 @@ pub(super) fn load_image(
     if !whole && (newer.places.is_empty() || head.len > len_max) {
         return Err(Error::corruption("the file ends before the image does").at_offset(pool.length()?));
     }
-    let image = Image::new(len_max.max(head.len))?;
+    let image = Image::new(head.len.saturating_add(len_max))?;
     image.grow(head.len)?;
     let mut sums = Sums::default();
     sums.grow(head.len / PAGE)?;
@@ -115,7 +115,7 @@ pub(super) fn load_image(
 /// As [`load_image`].
 pub(super) fn load_raw(pool: &dyn File, len_max: u64) -> Result<Image> {
     let len = pool.length()? / PAGE * PAGE;
-    let image = Image::new(len_max.max(len))?;
+    let image = Image::new(len.saturating_add(len_max))?;
     image.grow(len)?;
     let mut piece = vec![0; PIECE as usize * PAGE_LEN];
     for at in (0..len).step_by(piece.len()) {

@@ -37,6 +37,8 @@ struct Seen {
     repairs: u64,
     splits: u64,
     joins: u64,
+    /// Leaves freed by packing.
+    packed: u64,
     grown: u64,
 }
 
@@ -49,6 +51,7 @@ impl Seen {
         self.repairs += other.repairs;
         self.splits += other.splits;
         self.joins += other.joins;
+        self.packed += other.packed;
         self.grown += other.grown;
     }
 }
@@ -280,6 +283,14 @@ fn explore_with(
             judge.point(point, &[&before, &model])?;
         }
         judge.point(&last, &[&model])?;
+        // Where leaves are packed, few are joined by removals.
+        if seed % 4 == 3 && round % 6 == 5 {
+            world.tree.medium.record();
+            judge.seen.packed += world.tree.pack().map_err(|error| error.to_string())? as u64;
+            for point in &world.tree.medium.take_points() {
+                judge.point(point, &[&model])?;
+            }
+        }
         if round % 10 == 9 {
             let now = SeqNo(round as u64);
             world.tree.medium.record();
@@ -303,7 +314,8 @@ fn before_or_after_whenever_power_fails() {
         for seed in 0..4 {
             seen.add(explore(granularity, None, seed, 120).unwrap());
         }
-        let Seen { points, states, again, repairs, splits, joins, grown, .. } = seen;
+        let Seen { points, states, again, repairs, splits, joins, packed, grown, .. } = seen;
+        assert!(packed > 3, "{packed} leaves were freed by packing");
         println!(
             "{granularity:?}: {states} states at {points} points, {again} more while opening; {repairs} repairs, \
              {splits} splits, {joins} leaves joined or emptied, grown {grown} times"

@@ -64,6 +64,9 @@ fn it_is_a_map() {
             };
             world.apply(&op).unwrap();
             op.apply_to(&mut model);
+            if round % 50 == 49 {
+                world.tree.pack().unwrap();
+            }
             if round % 800 == 799 {
                 let probes: Vec<_> = (0..100).map(|_| random_key(&mut dice)).collect();
                 world.agrees(&model, &probes);
@@ -163,6 +166,71 @@ fn a_full_pool_is_readable_and_after_removals_writable() {
         // Other tests of this process may be reading something.
         eventually(|| world.apply(&big).is_ok());
         world.is_sound();
+    }
+}
+
+/// Every write left an entry behind in the youngest table of versions, which walks and lookups of missing keys then
+/// asked, although no reader needed it: a walk over an emptied pool read thousands of removed records.
+#[test]
+fn an_emptied_pool_asks_no_versions() {
+    let mut world = world(&options(4 << 20, SLOTS));
+    let key = |n: u32| n.to_be_bytes().to_vec();
+    (0..5000).for_each(|n| world.apply(&Op::Put(key(n), vec![1; 20])).unwrap());
+    let old = world.points.register();
+    (0..5000).for_each(|n| world.apply(&Op::Put(key(n), vec![2; 20])).unwrap());
+    let versions = &Arc::clone(&world.tree).versions;
+    assert!(versions.asked_at(old.at()) >= 2 && versions.asked_at(world.visible.get()) == 0);
+    drop(old);
+    let before = versions.memory_bytes();
+    // The next change lets go of what the reader needed.
+    world.apply(&Op::Put(key(9999), vec![3; 20])).unwrap();
+    world.tree.forget_stale().unwrap();
+    assert!(versions.memory_bytes() < before / 2 && !versions.has_stale());
+    (0..5000).for_each(|n| world.apply(&Op::Remove(key(n))).unwrap());
+    assert_eq!(versions.asked_at(world.visible.get()), 0);
+    assert_eq!((world.contents().len(), world.tree.usage().unwrap().1), (1, 2), "the head and one leaf are left");
+}
+
+/// Half of a full pool's records were removed, each between two that stayed: no leaf could be cut from what they left,
+/// and keys behind all others need new leaves.
+#[test]
+fn sparse_leaves_are_packed_where_space_is_short() {
+    for (slots, step) in [(SLOTS, 2), (SLOTS, 3), (SLOTS, 5), (7, 2), (7, 3)] {
+        let options = options(64 * PAGE, slots);
+        let (mut world, mut model) = (world(&options), Model::new());
+        let mut next = 0u32..;
+        let mut fill = |world: &mut World<Image>, model: &mut Model| {
+            let mut count = 0;
+            for n in next.by_ref() {
+                let op = Op::Put(n.to_be_bytes().to_vec(), vec![n as u8; 60]);
+                // Other tests of this process may be reading something.
+                let done = (0..50).any(|_| world.apply(&op).is_ok());
+                if !done {
+                    return count;
+                }
+                op.apply_to(model);
+                count += 1;
+            }
+            count
+        };
+        let first = fill(&mut world, &mut model);
+        for round in 0..3 {
+            let gone: Vec<_> = model.keys().step_by(step).cloned().collect();
+            for key in &gone {
+                model.remove(key);
+                world.apply(&Op::Remove(key.clone())).unwrap();
+            }
+            let more = fill(&mut world, &mut model);
+            assert!(
+                more * 10 >= gone.len() * 7,
+                "{slots} slots, round {round}: {more} of {} fit of {first}",
+                gone.len()
+            );
+            world.agrees(&model, &[]);
+            world.is_sound();
+        }
+        let world = reopened(&world.tree, &options);
+        world.agrees(&model, &[]);
     }
 }
 

@@ -113,6 +113,9 @@ fn race<M: Medium>(world: &World<M>, rounds: u64) {
                 true => world.tree.put(&key(n), seqno, &value(n, round)).unwrap(),
                 false => drop(world.tree.remove(&key(n), seqno).unwrap()),
             });
+            if round % 16 == 0 {
+                world.tree.pack().unwrap();
+            }
         }
     };
     std::thread::scope(|s| {
