@@ -1,9 +1,10 @@
 //! Partitions that are pools: what they share with others, and what only they do.
 //!
-//! Rooms in reading order: `memory` (files that are used as memory), `space` (full pools), `together`
-//! (several writers), `found` (bugs).
+//! Modules: `memory` (files that are used as memory), `space` (full pools), `full` (full pools that are killed),
+//! `together` (several writers), `found` (bugs).
 
 mod found;
+mod full;
 mod memory;
 mod space;
 mod together;
