@@ -60,7 +60,12 @@ pub enum Event {
         /// The first failure.
         error: Error,
     },
-    /// The database was closed.
+    /// So many events were dropped here, because the listener was too slow and too many events were waiting.
+    Dropped {
+        /// Events that were dropped.
+        count: u64,
+    },
+    /// The database was closed, and its directory may be opened again. The last event.
     Closed,
 }
 
@@ -76,9 +81,17 @@ pub struct DroppedAfterDamage {
     pub frames: u64,
 }
 
-/// Hears of [`Event`]s; called from background threads and from `open`, never from the hot paths.
+/// Gets [`Event`]s, one after the other, in the order in which they happened.
 ///
-/// A listener that panics poisons the database. It must not call back into the database.
+/// A database with workers calls the listener from a thread of its own, and from `open` for [`Event::Opened`]: an event
+/// may arrive after the call that caused it has returned, except for [`Event::Closed`], which has been delivered when
+/// `close` returns. A database with no workers calls the listener at the end of the call that caused the event. Up to
+/// 1,024 events wait for a slow listener; [`Event::Dropped`] stands for those beyond.
+///
+/// No lock of the database is held meanwhile: a listener may read, write, flush, open and delete partitions, drop the
+/// last handle, or close the database. A call that cannot be served any more returns an error, such as `Poisoned` or
+/// `Closed`. A listener must not wait for a thread that is closing the database, because `close` waits for the
+/// listener. A listener that panics poisons the database.
 pub trait Listener: Send + Sync {
     /// Called once for each event.
     fn on_event(&self, event: &Event);

@@ -38,15 +38,17 @@ thread_local! {
     static OWN_PART: Cell<usize> = const { Cell::new(PARTS) };
 }
 
-/// The number of this thread's part, below [`PARTS`]. Threads take turns at choosing one.
+/// The number of this thread's part, below [`PARTS`]. Threads take turns at choosing one. On a platform that destroys
+/// thread-locals without destructors too, a thread that ends uses part 0.
 #[inline]
 pub(crate) fn own_part() -> usize {
-    OWN_PART.with(|own| {
+    let own = OWN_PART.try_with(|own| {
         if own.get() == PARTS {
             own.set(NEXT_PART.fetch_add(1, Ordering::Relaxed) % PARTS);
         }
         own.get()
-    })
+    });
+    own.unwrap_or(0)
 }
 
 /// A piece of memory as atomic words, the same ones for as long as it lives.

@@ -20,6 +20,7 @@ use crate::lsm::blobs::early::EarlyFile;
 use crate::lsm::blobs::unsynced::Unsynced;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
+use crate::memtable::memory::MemtableMemory;
 use crate::pmem::engine::{PmemTree, PoolHome, StoredPool};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind};
@@ -46,6 +47,7 @@ pub(crate) struct TreeParts {
     pub(crate) unsynced: Arc<Unsynced>,
     /// Bytes of log that there were when the database was opened.
     pub(crate) log_bytes: u64,
+    pub(crate) memory: Arc<MemtableMemory>,
 }
 
 impl TreeParts {
@@ -66,6 +68,7 @@ impl TreeParts {
             unsynced: Arc::clone(&self.unsynced),
             visible: self.visible.clone(),
             points: Arc::clone(&self.points),
+            memory: Arc::clone(&self.memory),
         }
     }
 }
@@ -129,6 +132,19 @@ impl PartitionState {
             return Err(self.ended_error());
         }
         self.tree.get().ok_or_else(|| self.wants_comparator())
+    }
+
+    /// What `read` finds in the tree.
+    ///
+    /// # Errors
+    /// As [`tree`](PartitionState::tree), also if the partition is deleted meanwhile: its tree is empty then.
+    #[inline]
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&Tree) -> Result<Option<T>>) -> Result<Option<T>> {
+        let found = read(self.tree()?);
+        if !matches!(found, Ok(Some(_))) {
+            self.tree()?;
+        }
+        found
     }
 
     /// The tree, where it must be made of tables.
@@ -309,6 +325,27 @@ impl Catalog {
 
     pub(crate) fn remove(&self, name: &str) {
         write(&self.by_name).remove(name);
+    }
+
+    /// Ends a partition that was deleted: its files are removed, or go with the last readers that hold them. What
+    /// cannot be removed is found by the next open.
+    pub(crate) fn discard(&self, state: &PartitionState) {
+        if let Some(tree) = state.tree.get() {
+            tree.discard();
+            if let Some(pool) = tree.pmem() {
+                pool.remove_files();
+            }
+        }
+        // Where there is no tree nothing but the catalog knows the files.
+        if let Some(stored) = lock(&state.stored).take() {
+            let graveyard = &self.parts.graveyard;
+            stored.tables.keys().for_each(|table| graveyard.push(DataKind::Table, *table));
+            stored.blobs.keys().for_each(|file| graveyard.push(DataKind::Blob, *file));
+        }
+        if let Some(pool) = lock(&state.pool).take() {
+            pool.remove_files();
+        }
+        lock(&state.pending).clear();
     }
 
     /// Takes in a partition of the manifest; one with a user's comparator stays without its tree until that is given.

@@ -63,6 +63,7 @@ impl Drop for Hold<'_> {
 }
 
 pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
+    let _call = shared.begin_call();
     let writer = shared.writer()?;
     let _shift = shared.begin_work()?;
     let fs = &*shared.fs;

@@ -123,7 +123,15 @@ impl Config {
         self
     }
 
-    /// Bytes that memtables may hold. Default 512 MiB. A batch larger than half of it is refused.
+    /// Bytes that the memtables of all partitions may take. Default 512 MiB, at least 1 MiB. A batch larger than half
+    /// of it is refused.
+    ///
+    /// When the memtables that take records hold more than half of it, the largest is flushed. Writers wait for a
+    /// flush when all memtables together exceed it. Two things are not bounded by it: each partition may keep up to
+    /// 64 KiB that is not flushed for its sake, so that tables do not become tiny; and an iterator keeps memtables that
+    /// it reads after their flush. [`Metrics::pinned_memtable_bytes`](crate::Metrics) tells of the latter: they slow
+    /// writers down to the speed of flushes, and never stop them. With [`workers(0)`](Config::workers) memtables are
+    /// sealed likewise, but writers do not wait: they grow until [`Database::step`](crate::Database::step) has flushed.
     #[must_use]
     pub fn memory_budget(mut self, bytes: u64) -> Config {
         self.settings.memory_budget = bytes;
@@ -131,6 +139,10 @@ impl Config {
     }
 
     /// Sync the log every so many milliseconds in the background, whatever single commits ask for. Default: never.
+    ///
+    /// A thread that does nothing else keeps the interval, so that no flush or compaction delays it: a commit is
+    /// unsynced for at most the interval and the time of two syncs. With [`workers(0)`](Config::workers) there is no
+    /// such thread: [`Database::step`](crate::Database::step) syncs first if the interval is over.
     #[must_use]
     pub fn sync_interval(mut self, ms: Option<u64>) -> Config {
         self.settings.sync_interval_ms = ms;
@@ -183,7 +195,10 @@ impl Config {
         self
     }
 
-    /// Bytes of log beyond which the partition that holds it back is flushed. Default 512 MiB.
+    /// Bytes of log beyond which the partitions that hold its oldest segment are flushed, before any compaction.
+    /// Default 512 MiB. Until that is done the log goes on growing: by what is written during those flushes. It is not
+    /// cut while a checkpoint copies it, nor at records of a partition whose comparator was not given since the
+    /// database was opened: open that partition, or delete it by its name.
     #[must_use]
     pub fn max_log_size(mut self, bytes: u64) -> Config {
         self.settings.max_log_size = bytes;

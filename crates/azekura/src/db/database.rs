@@ -1,7 +1,7 @@
 //! The handle of a database.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use crate::base::comparator::Comparator;
 use crate::base::edit::{Edit, EngineKind, PartitionId, PartitionMeta};
@@ -118,6 +118,7 @@ impl Database {
         }
         options.check()?;
         let shared = &self.handle.shared;
+        let _call = shared.begin_call();
         let _one_at_a_time = lock(&shared.naming);
         if let Some(state) = shared.partition(name) {
             let shift = shared.begin_work()?;
@@ -184,11 +185,42 @@ impl Database {
     pub fn delete_partition(&self, partition: Partition) -> Result<()> {
         partition.check_home(&self.handle)?;
         let shared = &self.handle.shared;
+        let _call = shared.begin_call();
         let one_at_a_time = lock(&shared.naming);
+        partition.state.tree()?;
+        self.delete(&partition.state, one_at_a_time)
+    }
+
+    /// Deletes the partition of that name, as [`delete_partition`](Database::delete_partition) does. It need not be
+    /// open: one whose comparator the program no longer has is deleted like others.
+    ///
+    /// # Errors
+    /// `Invalid` if there is none of that name; errors of writing.
+    ///
+    /// ```
+    /// # fn main() -> azekura::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let db = azekura::Config::new(dir.path().join("db")).open()?;
+    /// let old = db.open_partition("old", Default::default())?;
+    /// db.delete_partition_by_name("old")?;
+    /// assert!(!db.partition_exists("old"));
+    /// assert_eq!(old.get("key").unwrap_err().kind(), azekura::ErrorKind::Closed);
+    /// # Ok(()) }
+    /// ```
+    pub fn delete_partition_by_name(&self, name: &str) -> Result<()> {
+        let shared = &self.handle.shared;
+        let _call = shared.begin_call();
+        let one_at_a_time = lock(&shared.naming);
+        let missing = || Error::invalid(format!("partition {name:?} does not exist"));
+        let state = shared.partition(name).ok_or_else(missing)?;
+        self.delete(&state, one_at_a_time)
+    }
+
+    fn delete(&self, state: &PartitionState, one_at_a_time: MutexGuard<'_, ()>) -> Result<()> {
+        let shared = &self.handle.shared;
         let _shift = shared.begin_work()?;
         let writer = shared.writer()?;
-        let tree = partition.state.tree()?;
-        let edits = [Edit::PartitionDropped { partition: partition.state.id }];
+        let edits = [Edit::PartitionDropped { partition: state.id }];
         // Between two commits, so that no commit is half in a partition that is gone; and behind the sync of all
         // commits before, because the edit may survive power loss as soon as it is written. Most of that sync is done
         // first.
@@ -196,17 +228,17 @@ impl Database {
         let delete = || {
             writer.wal.sync(shared.visible.get(), false)?;
             writer.metadata.append(&edits)?;
-            partition.state.mark_deleted();
-            shared.catalog.remove(&partition.name);
+            state.mark_deleted();
+            shared.catalog.remove(&state.name);
             Ok(())
         };
         let written = shared.with_reserve(|| writer.committer.alone(delete));
         shared.poison.watch(written)?;
+        // No writer of another partition waits for its flushes any more, or gets their errors.
+        *lock(&shared.flush_error) = None;
+        shared.done.ring();
         shared.poison.watch(writer.metadata.sync())?;
-        tree.discard();
-        if let Some(pool) = tree.pmem() {
-            pool.remove_files(); // what is left is found by the next open
-        }
+        shared.catalog.discard(state);
         drop(one_at_a_time); // others may create and delete while files are removed
         shared.graveyard().remove_all();
         shared.work.ring();

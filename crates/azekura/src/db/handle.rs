@@ -9,11 +9,10 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
-use crate::db::worker::{flush_and_wait, retire_log};
+use crate::db::worker::{Threads, flush_and_wait, retire_log};
 use crate::engine::Engine;
 use crate::mem::atomic::yield_now;
 use crate::mem::epoch::Moment;
-use crate::vfs::env::Thread;
 use crate::vfs::fs::PersistenceLevel;
 
 /// Threads that flush while a database with many partitions closes.
@@ -27,12 +26,12 @@ const READS_SPUN: usize = 100;
 /// iterator; dropping the last one closes the database as `close` does, with failures told to the listener.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
-    threads: Mutex<Vec<Box<dyn Thread>>>,
+    threads: Mutex<Threads>,
     closed: AtomicBool,
 }
 
 impl Handle {
-    pub(crate) fn new(shared: Arc<Shared>, threads: Vec<Box<dyn Thread>>) -> Arc<Handle> {
+    pub(crate) fn new(shared: Arc<Shared>, threads: Threads) -> Arc<Handle> {
         Arc::new(Handle { shared, threads: Mutex::new(threads), closed: AtomicBool::new(false) })
     }
 
@@ -43,9 +42,11 @@ impl Handle {
     /// In a forked child nothing is done, and `Closed` is returned.
     pub(crate) fn close(&self) -> Result<()> {
         self.shared.check_process()?;
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
+        if self.closed.swap(true, Ordering::AcqRel) { Ok(()) } else { self.close_first(false) }
+    }
+
+    /// Closes, as the first one to do so. With `tell` the listener gets the error, because no caller does.
+    fn close_first(&self, tell: bool) -> Result<()> {
         let shared = &self.shared;
         // Most of the work is done while writers may still write; what they add after it is little.
         let mut flushed = if shared.writer.is_some() { self.flush_all() } else { Ok(()) };
@@ -54,10 +55,9 @@ impl Handle {
             flushed = flushed.and_then(|()| self.flush_all());
         }
         shared.end_work();
-        shared.work.ring();
-        shared.done.ring();
-        for thread in lock(&self.threads).drain(..) {
-            // The last handle may be dropped on a worker (by a listener); it ends by itself when it sees `closing`.
+        let Threads { workers, listener } = std::mem::take(&mut *lock(&self.threads));
+        for thread in workers {
+            // The last handle may be dropped on a worker (by a comparator); it ends by itself when it sees `closing`.
             if !thread.is_current() && !thread.join() {
                 shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"));
             }
@@ -86,8 +86,18 @@ impl Handle {
             pools.iter().for_each(|pool| pool.close());
         }
         shared.catalog.all().iter().for_each(|partition| partition.mark_closed());
-        shared.tell(&Event::Closed);
         *lock(&shared.lock) = None;
+        if let Err(error) = &finished
+            && tell
+        {
+            shared.tell(&Event::BackgroundError { error: error.clone() });
+        }
+        // Behind the lock on the directory: a listener may open it again.
+        shared.tell(&Event::Closed);
+        shared.poison.events().end();
+        // A listener that closes runs on that thread, which delivers what waits when the listener returns.
+        let delivered = listener.is_none_or(|thread| thread.is_current() || thread.join());
+        shared.poison.heard(delivered && shared.poison.events().end_of_call());
         finished
     }
 
@@ -120,7 +130,9 @@ impl Handle {
         let queue = Arc::new(Mutex::new(dirty));
         let drain = |shared: &Shared, queue: &Mutex<Vec<Arc<PartitionState>>>| {
             while let Some(partition) = { lock(queue).pop() } {
-                flush_and_wait(shared, &partition)?;
+                let flushed = flush_and_wait(shared, &partition);
+                // Of a partition that is deleted meanwhile nothing is flushed any more.
+                flushed.or_else(|error| if partition.is_deleted() { shared.poison.check() } else { Err(error) })?;
             }
             Ok(())
         };
@@ -173,8 +185,8 @@ impl Drop for Handle {
             let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
             return std::mem::forget(std::mem::take(threads));
         }
-        if let Err(error) = self.close() {
-            self.shared.tell(&Event::BackgroundError { error });
+        if !*self.closed.get_mut() {
+            let _told = self.close_first(true);
         }
     }
 }

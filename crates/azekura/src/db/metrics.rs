@@ -9,7 +9,6 @@ use crate::block::cache::{BlockCache, CacheStats};
 use crate::block::kind::BlockKind;
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
-use crate::db::state::tree::Tree;
 use crate::engine::Engine;
 use crate::pmem::engine::PoolFigures;
 use crate::vfs::fs::PersistenceLevel;
@@ -114,8 +113,15 @@ pub struct Metrics {
     pub blob_bytes_freed: u64,
     /// Of the manifest now.
     pub manifest_bytes: u64,
-    /// Bytes in memtables now, sealed ones included.
+    /// Bytes that all memtables take now: the sum of the three below. [`Config::memory_budget`](crate::Config) bounds
+    /// it but for what iterators hold.
     pub memtable_bytes: u64,
+    /// Bytes of memtables that take records.
+    pub active_memtable_bytes: u64,
+    /// Bytes of sealed memtables, which wait for a flush.
+    pub sealed_memtable_bytes: u64,
+    /// Bytes of memtables that were flushed, or whose partition was deleted, and that iterators and running reads hold.
+    pub pinned_memtable_bytes: u64,
     /// Nanoseconds that writers were held up.
     pub stall_ns: u64,
     /// The block cache.
@@ -166,9 +172,15 @@ impl Metrics {
             manifest_bytes: shared.recovered.manifest_bytes,
             ..Metrics::default()
         };
-        for partition in &partitions {
-            metrics.memtable_bytes += partition.tree_if_built().map_or(0, Tree::memory_bytes);
+        for tree in partitions.iter().filter_map(|partition| partition.lsm_if_built()) {
+            let memtables = tree.metrics();
+            metrics.active_memtable_bytes += memtables.memtable_bytes;
+            metrics.sealed_memtable_bytes += memtables.sealed_bytes;
         }
+        // Last: what is sealed or flushed meanwhile is not missed.
+        let in_use = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes;
+        metrics.memtable_bytes = shared.memory().total().max(in_use);
+        metrics.pinned_memtable_bytes = metrics.memtable_bytes - in_use;
         if let Some(writer) = &shared.writer {
             (metrics.commits, metrics.records) = writer.committer.counts();
             let wal = writer.wal.stats();
@@ -212,6 +224,8 @@ impl fmt::Display for Metrics {
         row("blob bytes freed", self.blob_bytes_freed.to_string())?;
         row("write amplification", format!("{:.2}", self.write_amplification()))?;
         row("memtable bytes", self.memtable_bytes.to_string())?;
+        row("sealed memtable bytes", self.sealed_memtable_bytes.to_string())?;
+        row("pinned memtable bytes", self.pinned_memtable_bytes.to_string())?;
         row("manifest bytes", self.manifest_bytes.to_string())?;
         row("writers held up, ms", format!("{:.1}", self.stall_ns as f64 / 1e6))?;
         row("cache used", format!("{} of {}", self.cache.used, self.cache.capacity))?;

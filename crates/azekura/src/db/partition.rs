@@ -52,13 +52,14 @@ thread_local! {
 
 /// Calls `write` with what the log gets of a single write.
 fn with_payload<R>(record: &Record<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
-    // A listener or comparator may write from within a write: then the buffer is taken and a fresh one serves.
-    let mut payload = PAYLOAD.with(|kept| std::mem::take(&mut *kept.borrow_mut()));
+    // A comparator may write from within a write: then the buffer is taken and a new one serves. The destructor of
+    // another thread-local may write after the buffer of its thread is gone: a new one serves too.
+    let mut payload = PAYLOAD.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
     payload.clear();
     put_record(&mut payload, record);
     let result = write(&payload);
     if payload.capacity() <= KEPT_BUFFER_MAX {
-        PAYLOAD.with(|kept| *kept.borrow_mut() = payload);
+        let _ends_with_its_thread = PAYLOAD.try_with(|kept| *kept.borrow_mut() = payload);
     }
     result
 }
@@ -148,7 +149,7 @@ impl Partition {
     }
 
     pub(crate) fn get_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        let value = self.state.tree()?.get(key, at);
+        let value = self.state.read(|tree| tree.get(key, at));
         self.handle.shared.check_open_after_read()?;
         value
     }
@@ -170,7 +171,7 @@ impl Partition {
     }
 
     pub(crate) fn size_of_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        let size = self.state.tree()?.size_of(key, at);
+        let size = self.state.read(|tree| tree.size_of(key, at));
         self.handle.shared.check_open_after_read()?;
         size
     }
@@ -220,7 +221,9 @@ impl Partition {
     }
 
     pub(crate) fn walk(&self, bounds: Bounds, pin: ReadPin) -> Result<Walk> {
-        Ok(Walk::new(Arc::clone(&self.handle), self.state.tree()?, bounds, pin))
+        let walk = Walk::new(Arc::clone(&self.handle), self.state.tree()?, bounds, pin);
+        self.state.tree()?; // else it may walk what deleting has left
+        Ok(walk)
     }
 
     pub(crate) fn prefix_walk(&self, prefix: &[u8], pin: ReadPin) -> Result<Walk> {

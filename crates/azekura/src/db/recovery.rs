@@ -200,6 +200,7 @@ impl Loaded {
             codec: config.settings.compression,
             unsynced: Arc::default(),
             log_bytes: listing.segments.values().sum(),
+            memory: Arc::default(),
         };
         let catalog = Catalog::new(parts.clone());
         let mut by_id = HashMap::new();
@@ -316,7 +317,8 @@ impl Loaded {
             }
         }
         let shared = self.into_shared(config, None, report, lock, start, None);
-        Ok(Handle::new(Arc::new(shared), Vec::new()))
+        shared.poison.heard(shared.poison.events().begin());
+        Ok(Handle::new(Arc::new(shared), worker::Threads::default()))
     }
 
     fn finish(
@@ -368,12 +370,13 @@ impl Loaded {
         let writer = Writer { metadata, wal, committer, reserve };
         let shared = Arc::new(self.into_shared(config, Some(writer), &report, lock, start, Some(poison)));
         shared.fill_reserve();
-        let threads = worker::start(&shared)?;
         shared.tell(&Event::Opened {
             replayed_records: shared.recovered.records,
             dropped_after_damage: shared.recovered.dropped.clone(),
             orphans_removed: orphans,
         });
+        let threads = worker::start(&shared)?;
+        shared.poison.heard(shared.poison.events().begin());
         shared.refresh_pressure();
         Ok(Handle::new(shared, threads))
     }
@@ -384,7 +387,14 @@ impl Loaded {
             _ => Arc::clone(&self.parts.unsynced),
         };
         let (ledger, next_file) = (self.ledger.clone(), Arc::clone(&self.parts.next_file));
-        Arc::new(Metadata::new(manifest, ledger, next_file, Arc::clone(&config.env), unsynced))
+        Arc::new(Metadata::new(
+            manifest,
+            ledger,
+            next_file,
+            Arc::clone(&config.env),
+            unsynced,
+            Arc::clone(&self.parts.work),
+        ))
     }
 
     /// Removes tables, blob files and segments that neither the ledger nor the log's pool names, and the pools of

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLock};
 
 use crate::base::edit::Edit;
 use crate::base::event::{DroppedAfterDamage, Event};
@@ -17,16 +17,21 @@ use crate::db::state::poison::Poison;
 use crate::db::state::reserve::Reserve;
 use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
+use crate::db::state::shifts::{Shift, Shifts};
 use crate::db::state::tally::Tally;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::engine::{Engine, Host, Pressure, ReadPoints, Visible};
 use crate::lsm::blobs::early::Claim;
+use crate::memtable::memory::MemtableMemory;
 use crate::pmem::engine::PmemTree;
 use crate::table::graveyard::Graveyard;
 use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
 use crate::wal::payload::{Record, Records, record_len};
+
+/// Bytes below which a memtable is not sealed because of the budget.
+const SEALED_MIN: u64 = 64 << 10;
 
 /// The half of a database that only one with the right to write has.
 pub(crate) struct Writer {
@@ -87,15 +92,21 @@ pub(crate) struct Shared {
     pub(crate) closing: AtomicBool,
     /// The process that opened it.
     process: u64,
-    /// Held (shared) by whoever changes files of the directory, whatever thread it is; closing waits for all of them.
-    at_work: RwLock<()>,
+    /// Rung when the database begins to close.
+    pub(crate) ending: Bell,
+    /// Work that changes files of the directory, in whatever thread; closing waits for all of it.
+    at_work: Shifts,
     /// Creating and deleting partitions, one at a time.
     pub(crate) naming: Mutex<()>,
     /// While above zero, log segments are not recycled: a checkpoint is copying them. Whoever retires holds the lock,
     /// so that a checkpoint begins before or after it.
     pub(crate) checkpoints: Mutex<usize>,
-    /// Flushes that wait; with a single worker a compaction gives way to them.
+    /// Whether flushes wait; with a single worker a compaction gives way to them, and to a log that is too large.
     pub(crate) flush_waiting: AtomicBool,
+    /// Held by the thread that seals memtables because of the budget.
+    sealing: Mutex<()>,
+    /// While active memtables take no more than this, looking for one to seal is in vain.
+    sealed_in_vain: AtomicU64,
     delay_ns_per_kib: AtomicU64,
     delay_owed: DelayOwed,
     must_wait: AtomicBool,
@@ -108,11 +119,27 @@ pub(crate) struct Shared {
     /// Work that may need much space holds it shared; work that has failed because the disk is full takes it alone for
     /// another attempt, so that nothing else takes the space that is made for it. Taken inside of `at_work`.
     space: RwLock<()>,
+    /// When the log was last synced by hand because of the sync interval.
+    pub(crate) synced_ns: AtomicU64,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
 }
 
 /// The reserve follows the log in steps of so many bytes.
 const RESERVE_STEP: u64 = 1 << 20;
+
+/// On a full disk, a log of more bytes than this is flushed, because that gives space back.
+const FULL_DISK_LOG: u64 = 256 << 10;
+
+/// A call of the public interface.
+pub(crate) struct Call<'a>(&'a Poison);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.0.heard(self.0.events().end_of_call());
+        }
+    }
+}
 
 /// What [`Shared`] is made from.
 pub(crate) struct Parts {
@@ -147,10 +174,13 @@ impl Shared {
             done: Bell::default(),
             closing: AtomicBool::new(false),
             process,
-            at_work: RwLock::new(()),
+            ending: Bell::default(),
+            at_work: Shifts::default(),
             naming: Mutex::new(()),
             checkpoints: Mutex::new(0),
             flush_waiting: AtomicBool::new(false),
+            sealing: Mutex::new(()),
+            sealed_in_vain: AtomicU64::new(0),
             delay_ns_per_kib: AtomicU64::new(0),
             delay_owed: DelayOwed::default(),
             must_wait: AtomicBool::new(false),
@@ -158,6 +188,7 @@ impl Shared {
             log_setback: Setback::default(),
             unreserved: AtomicU64::new(0),
             space: RwLock::new(()),
+            synced_ns: AtomicU64::new(0),
             lock: Mutex::new(parts.lock),
         }
     }
@@ -203,23 +234,28 @@ impl Shared {
         self.check_open()
     }
 
-    /// Begins work that changes files; it must end before the listener is told of it, who may drop the last handle.
+    /// Begins work that changes files. No event is delivered before it has ended, because the listener may drop the
+    /// last handle.
     ///
     /// # Errors
     /// `Closed` once the database closes, and in a forked child.
-    pub(crate) fn begin_work(&self) -> Result<RwLockReadGuard<'_, ()>> {
+    pub(crate) fn begin_work(&self) -> Result<Shift<'_>> {
         self.check_process()?;
-        let shift = read(&self.at_work);
-        match self.closing.load(Ordering::Acquire) {
-            true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
-            false => Ok(shift),
-        }
+        self.at_work.begin().ok_or_else(|| Error::new(ErrorKind::Closed, "the database is closed"))
+    }
+
+    /// Makes threads and writers stop, without waiting for them.
+    pub(crate) fn begin_closing(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.work.ring();
+        self.done.ring();
+        self.ending.ring();
     }
 
     /// Lets no more work begin, and returns when all that is under way has ended.
     pub(crate) fn end_work(&self) {
-        self.closing.store(true, Ordering::Release);
-        drop(write(&self.at_work));
+        self.begin_closing();
+        self.at_work.end();
     }
 
     /// Tables that nobody needs any more; whoever empties it has begun work.
@@ -234,6 +270,7 @@ impl Shared {
     /// As [`commit`](Shared::commit); nothing but stale bytes is left then.
     #[cold]
     pub(crate) fn put_early(&self, partition: &PartitionState, value: &[u8]) -> Result<Claim> {
+        let _call = self.begin_call();
         self.writer()?;
         let tree = partition.lsm()?;
         self.check_space()?;
@@ -254,17 +291,20 @@ impl Shared {
         payload: Option<&[u8]>,
         mode: PersistMode,
     ) -> Result<()> {
-        let writer = self.writer()?;
-        partition.tree()?;
-        let len = record_len(record);
-        self.check_size(len)?;
-        if !record.kind.is_removal() {
-            self.check_space()?;
-        }
-        self.pace(len)?;
-        let seqno = self.poison.watch(writer.committer.change(pool, record, payload))?;
-        self.counters.user_bytes.add(len);
-        if payload.is_some() { self.make_durable(seqno, mode) } else { Ok(()) }
+        let change = || {
+            let writer = self.writer()?;
+            partition.tree()?;
+            let len = record_len(record);
+            self.check_size(len)?;
+            if !record.kind.is_removal() {
+                self.check_space()?;
+            }
+            self.pace(len)?;
+            let seqno = self.poison.watch(writer.committer.change(pool, record, payload))?;
+            self.counters.user_bytes.add(len);
+            if payload.is_some() { self.make_durable(seqno, mode) } else { Ok(()) }
+        };
+        change().inspect_err(|_| drop(self.begin_call()))
     }
 
     /// Writes a commit and returns when it is as durable as `mode` asks.
@@ -277,13 +317,14 @@ impl Shared {
             let logged = pool.level() == PersistenceLevel::Logged;
             return self.change(partition, &**pool, &record, logged.then_some(commit.payload), mode);
         }
-        let last = self.write(commit, 0)?;
-        self.make_durable(last, mode)
+        let written = self.write(commit, 0).and_then(|last| self.make_durable(last, mode));
+        written.inspect_err(|_| drop(self.begin_call()))
     }
 
     /// The same for one that has written values `ahead`, which are given up if it fails.
     #[cold]
     pub(crate) fn commit_ahead(&self, commit: Commit<'_>, ahead: Claims, mode: PersistMode) -> Result<()> {
+        let _call = self.begin_call();
         self.writer()?;
         if mode != PersistMode::Buffer && self.settings.planted_bug != Some(PlantedBug::LogSyncBeforeValues) {
             // Here, so that a failure concerns this commit alone. What nobody waits for, the log syncs before itself.
@@ -315,7 +356,8 @@ impl Shared {
         };
         self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
         self.follow_log(commit.payload.len() as u64);
-        if sealed {
+        if sealed || self.memory_is_full() {
+            self.seal_largest();
             self.refresh_pressure();
             self.work.ring();
         }
@@ -371,6 +413,34 @@ impl Shared {
         result
     }
 
+    pub(crate) fn memory(&self) -> &MemtableMemory {
+        &self.catalog.parts().memory
+    }
+
+    /// Whether active memtables take more than half of the budget: the other half is for those that are being flushed.
+    #[inline]
+    fn memory_is_full(&self) -> bool {
+        let limit = (self.settings.memory_budget / 2).max(self.sealed_in_vain.load(Ordering::Relaxed));
+        self.memory().active() > limit
+    }
+
+    /// Seals the largest memtables until the active ones take at most half of the budget. Those below
+    /// [`SEALED_MIN`] stay, so that tables do not become tiny where there are very many partitions.
+    pub(crate) fn seal_largest(&self) {
+        let Ok(_one) = self.sealing.try_lock() else { return };
+        while self.memory_is_full() {
+            let trees = self.catalog.all().into_iter().filter_map(|p| p.lsm_if_built().cloned());
+            match trees.map(|tree| (tree.active_bytes(), tree)).max_by_key(|(bytes, _)| *bytes) {
+                Some((SEALED_MIN.., tree)) => {
+                    tree.seal();
+                    self.sealed_in_vain.store(0, Ordering::Relaxed);
+                }
+                // There is nothing to be found before they have grown.
+                _ => self.sealed_in_vain.store(self.memory().active() + SEALED_MIN, Ordering::Relaxed),
+            }
+        }
+    }
+
     fn check_size(&self, size: u64) -> Result<()> {
         let limit = self.settings.memory_budget / 2;
         if size <= limit {
@@ -400,6 +470,7 @@ impl Shared {
 
     /// Makes every commit that is visible now durable.
     pub(crate) fn persist(&self, mode: PersistMode) -> Result<()> {
+        let _call = self.begin_call();
         let writer = self.writer()?;
         if mode == PersistMode::Buffer {
             return Ok(());
@@ -451,18 +522,32 @@ impl Shared {
         for partition in self.catalog.all() {
             let Some(tree) = partition.tree_if_built() else { continue };
             let pressure = tree.pressure();
-            worst.sealed_bytes += pressure.sealed_bytes;
             worst.sealed = worst.sealed.max(pressure.sealed);
             worst.young_runs = worst.young_runs.max(pressure.young_runs);
             worst.compaction_debt = worst.compaction_debt.max(pressure.compaction_debt);
         }
+        self.flush_waiting.store(worst.sealed > 0, Ordering::Relaxed);
         self.delay_ns_per_kib.store(delay_ns_per_kib(&worst, &limits), Ordering::Relaxed);
-        self.must_wait.store(must_wait(&worst, &limits), Ordering::Relaxed);
+        self.must_wait.store(must_wait(&worst, self.memory().total(), &limits), Ordering::Relaxed);
     }
 
-    /// Tells the listener.
+    /// Whether the log holds more than it should.
+    pub(crate) fn log_is_too_large(&self) -> bool {
+        self.writer.as_ref().is_some_and(|writer| {
+            let live = writer.wal.live_bytes();
+            live > self.settings.max_log_size || live > FULL_DISK_LOG && writer.reserve.is_short()
+        })
+    }
+
+    /// Queues an event for the listener.
     pub(crate) fn tell(&self, event: &Event) {
         self.poison.tell(event);
+    }
+
+    /// Begins a call of the public interface. At its end the listener gets the events that it has caused, if no thread
+    /// delivers them: what is returned comes before locks and work in the order of declarations, so it is dropped last.
+    pub(crate) fn begin_call(&self) -> Call<'_> {
+        Call(&self.poison)
     }
 
     /// The partition of a handle, if it still exists.
@@ -503,7 +588,7 @@ impl Host for Shared {
     }
 
     fn should_yield(&self) -> bool {
-        let flush_first = self.settings.workers == 1 && self.flush_waiting.load(Ordering::Relaxed);
-        flush_first || self.closing.load(Ordering::Relaxed)
+        let gives_way = || self.flush_waiting.load(Ordering::Relaxed) || self.log_is_too_large();
+        self.closing.load(Ordering::Relaxed) || self.settings.workers == 1 && gives_way()
     }
 }

@@ -1,9 +1,12 @@
 //! Background work: what is most urgent, and the threads that do it.
 //!
-//! Order of urgency: flushes (the most memory first), then files that nobody needs (removing them gives space back),
-//! then compactions (the most young runs, then the most debt), then collections of blob files, then the log (retire
-//! segments, flush the partition that holds the log back, periodic sync). [`step`] does exactly one piece by hand; a
-//! worker is a thread that does one after the other for ever.
+//! Order of urgency: flushes (those that hold the oldest segment of a log that is larger than it should be, then the
+//! most memory first), then that log (sync and retire segments), then obsolete files (removing them gives space back), then
+//! compactions (the most young runs, then the most debt), then collections of blob files, then the log and the
+//! manifest. [`step`] does exactly one piece by hand; a worker is a thread that does one after the other for ever.
+//!
+//! The sync interval has a thread of its own, because a piece of work may take minutes. So has the listener, because it
+//! may wait for workers.
 //!
 //! Work that fails waits for itself (`setbacks`): until it is tried again, all other work is done as if there was none
 //! of it.
@@ -27,19 +30,19 @@ use crate::vfs::env::Thread;
 /// A memtable that has stood unchanged for so long is at rest.
 const RESTING_NS: u64 = 1_000_000_000;
 
-/// On a full disk, a log of more bytes than this is flushed, because that gives space back.
-const FULL_DISK_LOG: u64 = 256 << 10;
-
 /// A task that a tree wants done, with what decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Wish {
     task: Task,
+    /// Its records hold the oldest segment of a log that is too large.
+    holds_log: bool,
     pressure: Pressure,
 }
 
 /// Which wish comes first: pure.
 fn most_urgent(wishes: &[Wish]) -> Option<usize> {
     let rank = |wish: &Wish| match wish.task {
+        Task::Flush if wish.holds_log => (3, wish.pressure.sealed_bytes, 0),
         Task::Flush => (2, wish.pressure.sealed_bytes, 0),
         Task::Compact => (1, wish.pressure.young_runs as u64, wish.pressure.compaction_debt),
         Task::Collect => (0, 0, 0),
@@ -99,6 +102,10 @@ impl Failed {
 /// # Errors
 /// Those of the work; it stays to be done.
 pub(crate) fn step(shared: &Shared) -> Result<bool> {
+    let _call = shared.begin_call();
+    if shared.settings.workers == 0 && sync_if_due(shared)? {
+        return Ok(true);
+    }
     let first = attempt(shared, Duty::All, Patience::Waits);
     let done = first.and_then(|done| Ok(done || attempt(shared, Duty::All, Patience::Ended)?));
     done.map_err(|failed| failed.error)
@@ -107,6 +114,8 @@ pub(crate) fn step(shared: &Shared) -> Result<bool> {
 /// Does one piece of background work; false if there was none that may be done now.
 fn attempt(shared: &Shared, duty: Duty, patience: Patience) -> Result<bool, Failed> {
     shared.poison.check().map_err(Failed::choosing)?;
+    shared.seal_largest(); // after recovery, too
+    let oldest = seal_holders(shared);
     let now = shared.env.monotonic_ns();
     let mut wishes = Vec::new();
     let mut partitions = Vec::new();
@@ -119,12 +128,17 @@ fn attempt(shared: &Shared, duty: Duty, patience: Patience) -> Result<bool, Fail
         if task != Task::Flush && duty == Duty::FlushesOnly {
             continue;
         }
-        wishes.push(Wish { task, pressure: tree.pressure() });
+        let holds_log = oldest.is_some_and(|oldest| partition.first_unflushed().is_some_and(|first| first <= oldest));
+        wishes.push(Wish { task, holds_log, pressure: tree.pressure() });
         partitions.push(Arc::clone(&partition));
     }
-    let flushes = wishes.iter().filter(|wish| wish.task == Task::Flush).count();
-    shared.flush_waiting.store(flushes > 0, Ordering::Relaxed);
-    if flushes == 0 && duty == Duty::All && remove_tables(shared).map_err(Failed::choosing)? {
+    let flushes = wishes.iter().any(|wish| wish.task == Task::Flush);
+    let may_tend = patience == Patience::Ended || shared.log_setback.wait_ns(now).is_none();
+    // Before compactions: there may always be one.
+    if !flushes && may_tend && shared.log_is_too_large() && tend_log_noting(shared)? {
+        return Ok(true);
+    }
+    if !flushes && duty == Duty::All && remove_tables(shared).map_err(Failed::choosing)? {
         return Ok(true);
     }
     if let Some(first) = most_urgent(&wishes) {
@@ -132,9 +146,10 @@ fn attempt(shared: &Shared, duty: Duty, patience: Patience) -> Result<bool, Fail
         run_one(shared, &partitions[first], task, false)?;
         return Ok(true);
     }
-    if patience == Patience::Waits && shared.log_setback.wait_ns(now).is_some() {
-        return Ok(false);
-    }
+    if may_tend { tend_log_noting(shared) } else { Ok(false) }
+}
+
+fn tend_log_noting(shared: &Shared) -> Result<bool, Failed> {
     let tended = tend_log(shared);
     note(shared, &shared.log_setback, tended.as_ref().map(|_| true));
     tended.map_err(|error| Failed { work: Work::Log, error })
@@ -184,11 +199,16 @@ fn carry_out(
         }
         result
     });
-    if task == Task::Flush {
+    // A task that ended because its partition was deleted, or the database closes, has not failed: no writer of another
+    // partition gets its error. The edit that drops a partition comes before the mark that it is deleted.
+    let poisoned = matches!(&result, Err(error) if error.kind() == ErrorKind::Poisoned);
+    let is_closed = matches!(&result, Err(error) if error.kind() == ErrorKind::Closed);
+    let deleted = result.is_err() && !poisoned && partition.is_deleted();
+    let ended = deleted || is_closed;
+    if task == Task::Flush && !ended {
         *lock(&shared.flush_error) = result.as_ref().err().cloned();
     }
     shared.refresh_pressure();
-    let ended = matches!(&result, Err(error) if partition.is_deleted() && error.kind() == ErrorKind::Closed);
     if !ended {
         // One that yields may fail yet, for the same reason as the last time.
         let done = result.as_ref().map(|report| task == Task::Flush || !report.is_idle());
@@ -196,13 +216,13 @@ fn carry_out(
     }
     shared.done.ring();
     let report = match result {
-        Err(_) if ended => return Ok(TaskReport::default()),
+        Err(_) if deleted => return Ok(TaskReport::default()),
         other => other.map_err(|error| Failed { work: Work::Task(Arc::clone(partition), task), error })?,
     };
     account(shared, partition, task, report);
     if task == Task::Flush {
         let retired = shared.begin_work().and_then(|_shift| shared.with_reserve(|| retire_log(shared)));
-        note(shared, &shared.log_setback, retired.as_ref().map(|()| false));
+        note(shared, &shared.log_setback, retired.as_ref().map(|_| false));
         retired.map_err(|error| Failed { work: Work::Log, error })?;
     }
     Ok(report)
@@ -270,12 +290,12 @@ pub(crate) fn remove_all_tables(shared: &Shared) {
     }
 }
 
-/// Gives back log segments that no tree needs any more.
-pub(crate) fn retire_log(shared: &Shared) -> Result<()> {
-    let Some(writer) = &shared.writer else { return Ok(()) };
+/// Gives back log segments that no tree needs any more; false if there were none.
+pub(crate) fn retire_log(shared: &Shared) -> Result<bool> {
+    let Some(writer) = &shared.writer else { return Ok(false) };
     let checkpoints = lock(&shared.checkpoints);
     if *checkpoints > 0 {
-        return Ok(());
+        return Ok(false);
     }
     // Records above this may be between the log and their memtable: take it before asking the trees.
     let visible = shared.visible.get();
@@ -287,15 +307,14 @@ pub(crate) fn retire_log(shared: &Shared) -> Result<()> {
     }
     let epochs = writer.wal.retire(through)?;
     if epochs.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let edits: Vec<Edit> = epochs.iter().map(|epoch| Edit::SegmentRetired { epoch: *epoch }).collect();
     shared.poison.watch(writer.metadata.commit(&edits))?;
-    writer.wal.recycle(&epochs)
+    writer.wal.recycle(&epochs).map(|()| true)
 }
 
-/// Work on the log and the manifest that nothing else triggers; retiring segments too if that has failed. What cannot
-/// fail comes before what can.
+/// Work on the log and the manifest that nothing else triggers. What cannot fail comes before what can.
 fn tend_log(shared: &Shared) -> Result<bool> {
     let Some(writer) = &shared.writer else { return Ok(false) };
     let _shift = shared.begin_work()?;
@@ -303,14 +322,8 @@ fn tend_log(shared: &Shared) -> Result<bool> {
     if shared.poison.watch(writer.wal.sync_sealed(!full))? {
         return Ok(true);
     }
-    let live_bytes = writer.wal.live_bytes();
-    if live_bytes > shared.settings.max_log_size || full && live_bytes > FULL_DISK_LOG {
-        let oldest = shared.catalog.all().into_iter().filter_map(|p| p.first_unflushed().map(|first| (first, p)));
-        if let Some((_, partition)) = oldest.min_by_key(|(first, _)| *first)
-            && let Some(tree) = partition.tree_if_built()
-            && tree.pressure().sealed == 0
-        {
-            tree.seal();
+    if shared.log_is_too_large() {
+        if retire_log(shared)? {
             return Ok(true);
         }
         if full && shared.catalog.all().iter().all(|partition| partition.first_unflushed().is_none()) {
@@ -326,49 +339,114 @@ fn tend_log(shared: &Shared) -> Result<bool> {
     shared.poison.watch(writer.metadata.rewrite_if_grown())
 }
 
-/// Starts the background threads.
-pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<Box<dyn Thread>>> {
-    let mut threads = Vec::new();
-    for i in 0..shared.settings.workers {
-        let duty = if i > 0 && i + 1 == shared.settings.workers { Duty::FlushesOnly } else { Duty::All };
-        let worker = Arc::clone(shared);
-        let name = format!("azekura-{i}");
-        match shared.env.spawn(&name, Box::new(move || run(&worker, duty, i == 0))) {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                shared.closing.store(true, Ordering::Release);
-                shared.work.ring();
-                for thread in threads {
-                    thread.join();
-                }
-                return Err(error);
-            }
+/// If the log is too large, seals the memtables that hold its oldest segment, and gives the last sequence number in
+/// there: flushes of records up to it come first. While a checkpoint copies the log no segment can go.
+fn seal_holders(shared: &Shared) -> Option<SeqNo> {
+    let writer = shared.writer.as_ref().filter(|_| shared.log_is_too_large())?;
+    let segments = writer.wal.segments();
+    // On a full disk the only segment goes too, as soon as it is flushed.
+    let full = writer.reserve.is_short();
+    if segments.len() < 2 && !full || *lock(&shared.checkpoints) > 0 {
+        return None;
+    }
+    let oldest = segments.first()?.last;
+    for partition in shared.catalog.all() {
+        if let Some(tree) = partition.tree_if_built()
+            && tree.first_unflushed().is_some_and(|first| first <= oldest)
+            && tree.pressure().sealed == 0
+        {
+            tree.seal();
         }
     }
-    Ok(threads)
+    Some(oldest)
 }
 
-/// The life of a worker. The first one also keeps the sync interval.
-fn run(shared: &Shared, duty: Duty, keeps_interval: bool) {
-    let interval_ns = shared.settings.sync_interval_ms.filter(|_| keeps_interval).map(|ms| ms * 1_000_000);
-    let mut synced_at = shared.env.monotonic_ns();
+/// The threads of a database.
+#[derive(Default)]
+pub(crate) struct Threads {
+    /// Those that work, and the one that keeps the sync interval.
+    pub(crate) workers: Vec<Box<dyn Thread>>,
+    /// The one that calls the listener.
+    pub(crate) listener: Option<Box<dyn Thread>>,
+}
+
+/// Starts the background threads: none where there are no workers.
+pub(crate) fn start(shared: &Arc<Shared>) -> Result<Threads> {
+    let mut threads = Threads::default();
+    let Err(error) = start_all(shared, &mut threads) else { return Ok(threads) };
+    shared.begin_closing();
+    threads.workers.into_iter().for_each(|thread| _ = thread.join());
+    Err(error)
+}
+
+fn start_all(shared: &Arc<Shared>, threads: &mut Threads) -> Result<()> {
+    let workers = shared.settings.workers;
+    let spawn = |name: &str, body: Box<dyn FnOnce(&Shared) + Send>| {
+        let shared = Arc::clone(shared);
+        shared.env.clone().spawn(name, Box::new(move || body(&shared)))
+    };
+    for i in 0..workers {
+        let duty = if i > 0 && i + 1 == workers { Duty::FlushesOnly } else { Duty::All };
+        threads.workers.push(spawn(&format!("azekura-{i}"), Box::new(move |shared| run(shared, duty, i == 0)))?);
+    }
+    if let (Some(ms), 1..) = (shared.settings.sync_interval_ms, workers) {
+        threads.workers.push(spawn("azekura-sync", Box::new(move |shared| keep_interval(shared, ms)))?);
+    }
+    // The last one: nothing that fails to start comes behind it.
+    if workers > 0 && shared.poison.events().are_heard() {
+        let deliver = |shared: &Shared| shared.poison.events().run(|| shared.poison.heard(false));
+        threads.listener = Some(spawn("azekura-events", Box::new(deliver))?);
+        shared.poison.events().expect_thread();
+    }
+    Ok(())
+}
+
+/// Syncs the log every so many milliseconds until the database closes or is poisoned. Nothing but a sync is done here,
+/// so that no other work delays it.
+fn keep_interval(shared: &Shared, ms: u64) {
+    let mut pause = ms;
+    while !shared.poison.is_set() {
+        let seen = shared.ending.count();
+        if shared.closing.load(Ordering::Acquire) {
+            return;
+        }
+        shared.ending.wait(seen, pause);
+        if shared.closing.load(Ordering::Acquire) {
+            return;
+        }
+        let start = shared.env.monotonic_ns();
+        if let Err(error) = guarded(shared, || sync_all_visible(shared))
+            && error.kind() != ErrorKind::Poisoned
+        {
+            shared.tell(&Event::BackgroundError { error });
+        }
+        let took = shared.env.monotonic_ns().saturating_sub(start) / 1_000_000;
+        pause = ms.saturating_sub(took).max(1);
+    }
+}
+
+/// The same by hand: syncs the log if the interval is over and there is something to sync.
+fn sync_if_due(shared: &Shared) -> Result<bool> {
+    let (Some(ms), Some(writer)) = (shared.settings.sync_interval_ms, &shared.writer) else { return Ok(false) };
+    let now = shared.env.monotonic_ns();
+    let is_over = now.saturating_sub(shared.synced_ns.load(Ordering::Relaxed)) >= ms.saturating_mul(1_000_000);
+    if !is_over || writer.wal.durable() >= shared.visible.get().min(writer.wal.appended()) {
+        return Ok(false);
+    }
+    shared.synced_ns.store(now, Ordering::Relaxed);
+    sync_all_visible(shared).map(|()| true)
+}
+
+/// The life of a worker. The first one also looks for memtables at rest.
+fn run(shared: &Shared, duty: Duty, is_first: bool) {
     let mut resting = HashMap::new();
     while !shared.closing.load(Ordering::Acquire) {
         let seen = shared.work.count();
-        if let Some(interval) = interval_ns
-            && shared.env.monotonic_ns().saturating_sub(synced_at) >= interval
-        {
-            synced_at = shared.env.monotonic_ns();
-            if let Err(error) = sync_all_visible(shared) {
-                shared.tell(&Event::BackgroundError { error });
-            }
-        }
         match catch_unwind(AssertUnwindSafe(|| attempt(shared, duty, Patience::Waits))) {
             Ok(Ok(true)) => {}
-            Ok(Ok(false)) if keeps_interval && seal_resting(shared, &mut resting) => {}
+            Ok(Ok(false)) if is_first && seal_resting(shared, &mut resting) => {}
             Ok(Ok(false)) => {
-                let ms = |ns: u64| ns.div_ceil(1_000_000).clamp(1, 1_000);
-                let pause = interval_ns.into_iter().chain(shortest_wait(shared)).map(ms).min();
+                let pause = shortest_wait(shared).map(|ns| ns.div_ceil(1_000_000).clamp(1, 1_000));
                 shared.work.wait(seen, pause.unwrap_or(1_000));
             }
             Ok(Err(failed)) => take_note(shared, &failed, seen),
@@ -431,14 +509,18 @@ fn sync_all_visible(shared: &Shared) -> Result<()> {
 }
 
 /// Flushes everything that `partition` holds in memory now, and waits for it.
+///
+/// # Errors
+/// `Closed` if the partition is deleted meanwhile.
 pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
+    let _call = shared.begin_call();
     let target = shared.visible.get();
     let tree = partition.tree()?;
     tree.seal();
     loop {
         let seen = shared.done.count();
-        // Of a partition that was deleted meanwhile nothing is flushed any more.
-        if partition.is_deleted() || tree.first_unflushed().is_none_or(|first| first > target) {
+        partition.tree()?;
+        if tree.first_unflushed().is_none_or(|first| first > target) {
             break;
         }
         shared.poison.check()?;
@@ -453,7 +535,11 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
 
 /// Merges what a partition holds now into one run at the bottom, and waits for it. What others write meanwhile may come
 /// along and does not keep it from ending.
+///
+/// # Errors
+/// `Closed` if the partition is deleted meanwhile.
 pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
+    let _call = shared.begin_call();
     let through = shared.visible.get();
     flush_and_wait(shared, partition)?;
     let tree = partition.tree()?;
@@ -473,6 +559,7 @@ pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>)
             None => break,
         }
     }
+    partition.tree()?;
     remove_all_tables(shared);
     Ok(())
 }
@@ -504,11 +591,14 @@ mod tests {
     fn flushes_come_first_and_the_worst_tree_of_each_kind() {
         let wish = |task, sealed_bytes, young_runs, compaction_debt| Wish {
             task,
+            holds_log: false,
             pressure: Pressure { sealed_bytes, sealed: 1, compaction_debt, young_runs },
         };
         let compact = wish(Task::Compact, 0, 9, 1);
         assert_eq!(most_urgent(&[]), None);
         assert_eq!(most_urgent(&[compact, wish(Task::Flush, 1, 0, 0), wish(Task::Flush, 5, 0, 0)]), Some(2));
+        let holder = Wish { holds_log: true, ..wish(Task::Flush, 1, 0, 0) };
+        assert_eq!(most_urgent(&[wish(Task::Flush, 5, 0, 0), holder, compact]), Some(1));
         assert_eq!(most_urgent(&[wish(Task::Compact, 0, 9, 0), compact, wish(Task::Compact, 0, 3, 99)]), Some(1));
     }
 }

@@ -12,6 +12,8 @@ use crate::engine::{ReadPoints, Visible};
 use crate::lsm::blobs::handle::BlobHandle;
 use crate::lsm::blobs::unsynced::Unsynced;
 use crate::lsm::version::{Described, Superseded};
+use crate::memtable::Memtable;
+use crate::memtable::memory::MemtableMemory;
 use crate::table::graveyard::Graveyard;
 use crate::table::options::ReadOptions;
 use crate::table::reader::Table;
@@ -34,6 +36,8 @@ pub(crate) struct TreeContext {
     pub(crate) visible: Visible,
     /// Of all readers of the database.
     pub(crate) points: Arc<ReadPoints>,
+    /// What the memtables of the database take.
+    pub(crate) memory: Arc<MemtableMemory>,
     pub(crate) hash_seed: u64,
     pub(crate) order: KeyOrder,
     pub(crate) partition: PartitionId,
@@ -43,6 +47,11 @@ pub(crate) struct TreeContext {
 impl TreeContext {
     pub(crate) fn new_file_id(&self) -> FileId {
         FileId(self.next_file_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// An empty memtable.
+    pub(crate) fn new_memtable(&self) -> Arc<Memtable> {
+        Arc::new(Memtable::charged_to(Arc::clone(&self.memory), self.order.clone(), self.hash_seed))
     }
 
     /// A blob file that is read up to `end`, which moves on, through `file` while somebody writes to that.

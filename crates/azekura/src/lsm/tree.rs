@@ -92,7 +92,7 @@ impl LsmTree {
             |(level, meta)| (level, TableHandle::new(meta, None, Arc::clone(&context), options.read_options(level)));
         let version = Version::restore(tables.into_iter().map(handle).collect(), &context.order)?;
         let version = version.restore_blobs(blobs.into_iter().map(|meta| context.blob_handle(meta)).collect())?;
-        let active = Arc::new(Memtable::new(context.order.clone(), context.hash_seed));
+        let active = context.new_memtable();
         let (sealed, version) = (Arc::default(), Arc::new(version));
         Ok(LsmTree {
             max_memtable_size: AtomicU64::new(options.max_memtable_size),
@@ -173,7 +173,22 @@ impl LsmTree {
         version.blobs().handles().for_each(|file| file.doom());
         self.give_up_early();
         *lock(&self.scanned) = None;
-        self.current.replace(|now| SuperVersion { version: Arc::new(Version::empty()), ..now.clone() });
+        // Its memory is given back too, but for what iterators hold. A reader that finds nothing asks whether the
+        // partition was deleted.
+        let mut active = lock(&self.writing);
+        let empty = self.context.new_memtable();
+        std::mem::replace(&mut *active, Arc::clone(&empty)).seal();
+        self.current.replace(|now| SuperVersion {
+            active: empty,
+            sealed: Arc::default(),
+            version: Arc::new(Version::empty()),
+            ..now.clone()
+        });
+    }
+
+    /// Bytes of the memtable that takes records.
+    pub(crate) fn active_bytes(&self) -> u64 {
+        self.current.with(|now| now.active.bytes())
     }
 
     pub(crate) fn is_discarded(&self) -> bool {
@@ -274,7 +289,8 @@ impl LsmTree {
         if active.is_empty() {
             return;
         }
-        let next = Arc::new(Memtable::new(self.context.order.clone(), self.context.hash_seed));
+        let next = self.context.new_memtable();
+        active.seal();
         self.current.replace(|now| {
             let sealed = std::iter::once(&*active).chain(now.sealed.iter()).map(Arc::clone).collect();
             SuperVersion { active: Arc::clone(&next), sealed, ..now.clone() }

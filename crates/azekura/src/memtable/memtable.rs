@@ -1,14 +1,16 @@
 //! The memtable.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::base::blob_ref::BlobRef;
 use crate::base::checksum::key_hash;
 use crate::base::edit::FileId;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
-use crate::mem::atomic::{AtomicU64, EXPLORED, Mutex, Ordering};
+use crate::mem::atomic::{AtomicBool, AtomicU64, EXPLORED, Mutex, Ordering};
 use crate::memtable::hash_index::{Found, HashIndex, HashWriter};
+use crate::memtable::memory::MemtableMemory;
 use crate::memtable::record::Records;
 use crate::memtable::tree::{Goal, LeafCopy, Tree};
 
@@ -23,6 +25,7 @@ pub(crate) struct Memtable {
     hash_seed: u64,
     /// Whether different bytes may be the same key, hashed in canonical form or not at all.
     bytes_are_keys: bool,
+    memory: Arc<MemtableMemory>,
     written: Written,
 }
 
@@ -35,6 +38,9 @@ struct Written {
     highest: AtomicU64,
     /// Bytes of blob files that records point to.
     pointed: AtomicU64,
+    /// Bytes that are charged, and whether as sealed.
+    charged: AtomicU64,
+    sealed: AtomicBool,
 }
 
 struct Writer {
@@ -48,6 +54,11 @@ struct Writer {
 impl Memtable {
     /// An empty memtable; it owns about 2 KiB until the first insertion.
     pub(crate) fn new(order: KeyOrder, hash_seed: u64) -> Memtable {
+        Memtable::charged_to(Arc::default(), order, hash_seed)
+    }
+
+    /// The same; what it allocates is added to `memory`.
+    pub(crate) fn charged_to(memory: Arc<MemtableMemory>, order: KeyOrder, hash_seed: u64) -> Memtable {
         let (arena, writer) = Arena::new();
         let (hashes, scratch, pointers) = (HashWriter::default(), Vec::new(), BTreeMap::new());
         let writer = Writer { arena: writer, hashes, scratch, pointers };
@@ -57,13 +68,35 @@ impl Memtable {
             tree: Tree::new(),
             hashes: HashIndex::new(),
             hash_seed,
+            memory,
             written: Written {
                 writer: Mutex::new(writer),
                 len: AtomicU64::new(0),
                 lowest: AtomicU64::new(u64::MAX),
                 highest: AtomicU64::new(0),
                 pointed: AtomicU64::new(0),
+                charged: AtomicU64::new(0),
+                sealed: AtomicBool::new(false),
             },
+        }
+    }
+
+    /// It takes no records any more: what it holds is no longer counted as active. For one thread at a time, beside no
+    /// insertion.
+    pub(crate) fn seal(&self) {
+        if !self.written.sealed.swap(true, Ordering::Relaxed) {
+            self.memory.seal(self.written.charged.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Charges what was allocated since the last time. The caller holds `writer`.
+    #[inline]
+    fn charge(&self) {
+        let bytes = self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes();
+        let charged = self.written.charged.load(Ordering::Relaxed);
+        if bytes != charged {
+            self.written.charged.store(bytes, Ordering::Relaxed);
+            self.memory.grow(bytes.saturating_sub(charged));
         }
     }
 
@@ -76,10 +109,16 @@ impl Memtable {
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
             self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
+        let inserted = self.insert_as(&mut writer, entry);
+        self.charge(); // also what an insertion has allocated that failed
+        inserted
+    }
+
+    fn insert_as(&self, writer: &mut Writer, entry: EntryRef<'_>) -> Result<()> {
         if entry.kind == RecordKind::BlobPointer {
             check_pointer(entry.value)?;
         }
-        let Writer { arena, hashes, scratch, pointers } = &mut *writer;
+        let Writer { arena, hashes, scratch, pointers } = writer;
         let hash = self.hash_with(entry.user, scratch);
         if let Some(hash) = hash {
             self.hashes.prefetch(hash); // arrives while the ordered index is searched
@@ -179,9 +218,10 @@ impl Memtable {
         &self.tree
     }
 
-    /// The bytes of memory that records and indexes take.
+    /// The bytes of memory that records and indexes take, as of the last insertion.
+    #[inline]
     pub(crate) fn bytes(&self) -> u64 {
-        self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes()
+        self.written.charged.load(Ordering::Relaxed)
     }
 
     /// The bytes of blob files that its records point to.
@@ -218,6 +258,13 @@ impl Memtable {
     }
 }
 
+impl Drop for Memtable {
+    fn drop(&mut self) {
+        self.seal();
+        self.memory.free(self.written.charged.load(Ordering::Relaxed));
+    }
+}
+
 #[cold]
 fn check_pointer(value: &[u8]) -> Result<()> {
     BlobRef::decode(value).map(drop)
@@ -234,8 +281,6 @@ fn add_pointer(pointers: &mut BTreeMap<FileId, u64>, pointed: &AtomicU64, value:
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::base::RecordKind;
 

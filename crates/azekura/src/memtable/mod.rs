@@ -10,12 +10,13 @@
 //! - entries stand in internal order; the versions of a key are chained from the newest to the oldest, too;
 //! - what was inserted before a cursor was made is met exactly once on its way.
 //!
-//! Rooms in reading order: [`memtable`], [`record`] (the bytes of one), [`node`] (of the B+ tree), [`tree`] (the
-//! ordered index), [`hash_index`], [`cursor`].
+//! Rooms in reading order: [`memtable`], [`memory`] (what all of them take), [`record`] (the bytes of one), [`node`]
+//! (of the B+ tree), [`tree`] (the ordered index), [`hash_index`], [`cursor`].
 #![deny(unsafe_code)]
 
 pub(crate) mod cursor;
 pub(crate) mod hash_index;
+pub(crate) mod memory;
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds its parts")]
 pub(crate) mod memtable;
 #[cfg(test)]

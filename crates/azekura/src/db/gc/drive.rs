@@ -26,13 +26,15 @@ fn separated(partition: &PartitionState) -> Result<&Arc<LsmTree>> {
 
 /// How stale the blob files of a partition are.
 pub(crate) fn scan(shared: &Shared, partition: &Arc<PartitionState>) -> Result<Arc<Scanned>> {
+    let _call = shared.begin_call();
     let tree = separated(partition)?;
     shared.check_open()?;
-    if shared.writer.is_none() {
-        return scan_now(shared, tree);
+    if shared.writer.is_some() {
+        flush_and_wait(shared, partition)?;
     }
-    flush_and_wait(shared, partition)?;
-    scan_now(shared, tree)
+    let scanned = scan_now(shared, tree)?;
+    partition.tree()?; // of one that was deleted meanwhile nothing was left to scan
+    Ok(scanned)
 }
 
 fn scan_now(shared: &Shared, tree: &LsmTree) -> Result<Arc<Scanned>> {
@@ -52,6 +54,7 @@ fn scan_now(shared: &Shared, tree: &LsmTree) -> Result<Arc<Scanned>> {
 
 /// Collects until the goal is reached; gives the bytes that this made free.
 pub(crate) fn collect_and_wait(shared: &Shared, partition: &Arc<PartitionState>, goal: Goal) -> Result<u64> {
+    let _call = shared.begin_call();
     let tree = separated(partition)?;
     shared.writer()?;
     flush_and_wait(shared, partition)?;
@@ -69,6 +72,7 @@ pub(crate) fn collect_and_wait(shared: &Shared, partition: &Arc<PartitionState>,
             Step::Rewrite(chosen) => rewrite(shared, partition, chosen)?,
         };
     }
+    partition.tree()?;
     remove_all_tables(shared);
     Ok(freed)
 }

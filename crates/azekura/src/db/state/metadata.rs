@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::Ledger;
-use crate::base::sync::lock;
+use crate::base::sync::{Bell, lock};
 use crate::base::{Error, ErrorKind, Result};
 use crate::lsm::blobs::unsynced::Unsynced;
 use crate::manifest::Manifest;
@@ -28,6 +28,8 @@ pub(crate) struct Metadata {
     rewritten_bytes: AtomicU64,
     env: Arc<dyn Env>,
     unsynced: Arc<Unsynced>,
+    /// Rung when the log begins a segment: it may be larger than it should be.
+    work: Arc<Bell>,
 }
 
 impl Metadata {
@@ -39,9 +41,11 @@ impl Metadata {
         next_file: Arc<AtomicU64>,
         env: Arc<dyn Env>,
         unsynced: Arc<Unsynced>,
+        work: Arc<Bell>,
     ) -> Metadata {
         Metadata {
             unsynced,
+            work,
             rewritten_bytes: AtomicU64::new(manifest.size()),
             next_file,
             next_partition: AtomicU64::new(ledger.next_partition),
@@ -145,7 +149,9 @@ impl WalHost for Metadata {
     }
 
     fn segment_added(&self, epoch: Epoch, file: FileId) -> Result<()> {
-        self.append(&[Edit::SegmentAdded { epoch, file }])
+        self.append(&[Edit::SegmentAdded { epoch, file }])?;
+        self.work.ring();
+        Ok(())
     }
 
     fn before_sync(&self) -> Result<()> {
@@ -162,7 +168,14 @@ fn partition_of(edit: &Edit) -> Option<PartitionId> {
         | Edit::TableAdded { partition, .. }
         | Edit::TableRemoved { partition, .. }
         | Edit::TableMoved { partition, .. }
+        | Edit::BlobFileAdded { partition, .. }
+        | Edit::BlobFileRemoved { partition, .. }
         | Edit::Flushed { partition, .. } => Some(*partition),
-        _ => None,
+        Edit::PartitionCreated(_)
+        | Edit::Database { .. }
+        | Edit::NextIds { .. }
+        | Edit::SegmentAdded { .. }
+        | Edit::SegmentRetired { .. }
+        | Edit::LogEnd { .. } => None,
     }
 }

@@ -1,22 +1,22 @@
 //! The end of all writing after a failure that must not be papered over.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use crate::base::event::{Event, Listener};
 use crate::base::{Error, ErrorKind, Result};
+use crate::db::state::events::Events;
 
 /// Set once, by the first failed sync of log or manifest, or by a panic; reads go on, writes fail. After a failed sync
 /// the kernel may have marked the pages clean, so neither a retry nor a later sync proves anything: only opening the
 /// database anew does.
 pub(crate) struct Poison {
     error: OnceLock<Error>,
-    listener: Option<Arc<dyn Listener>>,
+    events: Events,
 }
 
 impl Poison {
     pub(crate) fn new(listener: Option<Arc<dyn Listener>>) -> Poison {
-        Poison { error: OnceLock::new(), listener }
+        Poison { error: OnceLock::new(), events: Events::new(listener) }
     }
 
     /// Poisons; returns the error that writers get.
@@ -41,10 +41,19 @@ impl Poison {
         self.error.get().is_some()
     }
 
-    /// Tells the listener; one that panics poisons.
+    /// Queues an event for the listener, which may poison by a panic when it gets it.
     pub(crate) fn tell(&self, event: &Event) {
-        let Some(listener) = &self.listener else { return };
-        if catch_unwind(AssertUnwindSafe(|| listener.on_event(event))).is_err() {
+        self.events.push(event);
+    }
+
+    /// The events for the listener; what delivers them reports a panic by [`heard`](Poison::heard).
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// Notes whether the listener took its events `calm`ly, or panicked.
+    pub(crate) fn heard(&self, calm: bool) {
+        if !calm {
             let error = Error::new(ErrorKind::Poisoned, "a listener panicked");
             let _already = self.error.set(error);
         }
@@ -78,6 +87,7 @@ mod tests {
 
         let poison = Poison::new(Some(Arc::new(Panics)));
         poison.tell(&Event::Closed);
+        poison.heard(poison.events().begin());
         assert!(poison.check().is_err());
     }
 }

@@ -58,9 +58,10 @@ pub(crate) fn delay_ns_per_kib(pressure: &Pressure, limits: &Limits) -> u64 {
     (worst.powi(3) * FULL_DELAY_NS_PER_KIB) as u64
 }
 
-/// Whether a writer must wait until a flush has made room: the hard limit, of memory and not of speed.
-pub(crate) fn must_wait(pressure: &Pressure, limits: &Limits) -> bool {
-    pressure.sealed >= limits.sealed_wait || (pressure.sealed > 0 && pressure.sealed_bytes >= limits.memory_wait)
+/// Whether a writer must wait until a flush has made room: the hard limit, of memory and not of speed. Memtables take
+/// so many bytes of `memory`, those too that iterators hold; a writer never waits for an iterator, only for flushes.
+pub(crate) fn must_wait(pressure: &Pressure, memory: u64, limits: &Limits) -> bool {
+    pressure.sealed >= limits.sealed_wait || (pressure.sealed > 0 && memory >= limits.memory_wait)
 }
 
 /// Delays that are too short to sleep for, until they add up. Thread safe.
@@ -124,9 +125,9 @@ mod tests {
     fn only_memory_makes_writers_wait() {
         let limits = Limits::default();
         let debt = Pressure { compaction_debt: u64::MAX, young_runs: 1000, ..Pressure::default() };
-        assert!(!must_wait(&debt, &limits));
-        assert!(must_wait(&Pressure { sealed: 5, ..Pressure::default() }, &limits));
-        assert!(must_wait(&Pressure { sealed: 1, sealed_bytes: 1 << 30, ..Pressure::default() }, &limits));
-        assert!(!must_wait(&Pressure { sealed: 0, sealed_bytes: 1 << 30, ..Pressure::default() }, &limits));
+        assert!(!must_wait(&debt, 0, &limits));
+        assert!(must_wait(&Pressure { sealed: 5, ..Pressure::default() }, 0, &limits));
+        assert!(must_wait(&Pressure { sealed: 1, ..Pressure::default() }, 1 << 30, &limits));
+        assert!(!must_wait(&Pressure { sealed: 0, ..Pressure::default() }, 1 << 30, &limits));
     }
 }

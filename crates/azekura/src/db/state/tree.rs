@@ -66,14 +66,6 @@ impl Tree {
     pub(crate) fn discard(&self) {
         either!(self, tree => tree.discard());
     }
-
-    /// Bytes of memory that hold what tables do not.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        match self {
-            Tree::Lsm(tree) => tree.metrics().memory_bytes(),
-            Tree::Pmem(_) => 0,
-        }
-    }
 }
 
 impl Engine for Tree {

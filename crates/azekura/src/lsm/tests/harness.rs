@@ -217,6 +217,7 @@ fn context(
         unsynced: Arc::default(),
         visible: visible.clone(),
         points: ReadPoints::new(Visible::default()),
+        memory: Arc::default(),
         hash_seed: SEED,
         order: order.clone(),
         partition: PARTITION,

@@ -122,6 +122,14 @@ impl StoredPool {
         }
     }
 
+    /// Removes the files, of a partition that was deleted.
+    pub(crate) fn remove_files(self) {
+        match self.form {
+            Form::Image(store, _) => store.remove(),
+            Form::Memory(_) => drop(self.home.fs.remove_file(&self.home.path())),
+        }
+    }
+
     fn file_name(&self) -> String {
         PoolFile::Pool.name(self.home.partition)
     }

@@ -107,6 +107,9 @@ fn a_listener_that_panics_poisons() {
             part(&db, "calm").insert("k", "v").unwrap();
             // The flush itself may have succeeded before the listener heard of it.
             drop(part(&db, "calm").flush());
+            while !db.metrics().poisoned {
+                std::thread::yield_now();
+            }
             is_poisoned(db);
             assert!(part(&config(&machine).open().unwrap(), "calm").contains_key("k").unwrap());
         });

@@ -1,1 +1,573 @@
 //! Workers, budgets, listeners, deletion of partitions.
+
+use std::cell::RefCell;
+use std::cmp::Ordering;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering as Memory};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, SystemEnv, TestEnv};
+use azekura::{
+    CompactionStrategy, Comparator, Config, Database, ErrorKind, Event, GarbageCollection, KvSeparationOptions,
+    LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, Result,
+};
+
+use super::{open, part, tables};
+use crate::world::Dice;
+use crate::world::watchdog::within_ten_seconds;
+
+fn on(fs: impl Fs + 'static) -> Config {
+    Config::new("/db").fs(Arc::new(fs)).env(Arc::new(SystemEnv::new()))
+}
+
+/// Waits until something is so; fails after ten seconds.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    for patience in (0..2_000).rev() {
+        if is_so() {
+            return;
+        }
+        assert!(patience > 0, "{what}: it never was");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Orders by bytes. While the gate is closed, threads of the database wait in the comparator.
+#[derive(Default)]
+struct Gate {
+    closed: AtomicBool,
+    waiting: AtomicUsize,
+}
+
+impl Comparator for Gate {
+    fn name(&self) -> &str {
+        "gate"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        if self.closed.load(Memory::SeqCst) && thread::current().name().is_some_and(|name| name.starts_with("azekura-"))
+        {
+            self.waiting.fetch_add(1, Memory::SeqCst);
+            while self.closed.load(Memory::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        a.cmp(b)
+    }
+}
+
+/// Closes a gate until dropped, by a panic too: what waits behind it would hang the test.
+struct Closed<'a>(&'a Gate);
+
+impl Gate {
+    fn close(&self) -> Closed<'_> {
+        self.closed.store(true, Memory::SeqCst);
+        Closed(self)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.closed.store(false, Memory::SeqCst);
+    }
+}
+
+/// The first worker kept the sync interval between two pieces of work only: a long merge made 13 seconds of 50 ms.
+#[test]
+fn the_interval_is_kept_beside_a_compaction() {
+    let gate = Arc::new(Gate::default());
+    let db = on(MemFs::new()).workers(2).sync_interval(Some(5)).open().unwrap();
+    let leveled = LeveledOptions { l0_trigger: 2, ..LeveledOptions::default() };
+    let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
+    let _closed = gate.close();
+    for round in 0..2u8 {
+        (0..50u8).for_each(|n| slow.insert([n], [round]).unwrap());
+        slow.flush().unwrap();
+    }
+    until("a worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
+    for _ in 0..3 {
+        let syncs = db.metrics().log_syncs;
+        part(&db, "other").insert("k", "v").unwrap();
+        until("the log is synced", || db.metrics().log_syncs > syncs);
+    }
+}
+
+/// With no workers the interval was kept by nothing at all.
+#[test]
+fn the_interval_is_kept_by_steps_without_workers() {
+    let env = TestEnv::new(1);
+    let config = Config::new("/db").fs(Arc::new(MemFs::new())).env(Arc::new(env.clone()));
+    let db = config.workers(0).sync_interval(Some(50)).open().unwrap();
+    let p = part(&db, "p");
+    env.advance(Duration::from_millis(50));
+    assert!(!db.step().unwrap(), "there is nothing to sync");
+    for _ in 0..3 {
+        env.advance(Duration::from_millis(50));
+        p.insert("k", "v").unwrap();
+        let syncs = db.metrics().log_syncs;
+        assert!(db.step().unwrap() && !db.step().unwrap());
+        assert_eq!(db.metrics().log_syncs, syncs + 1);
+        p.insert("k", "v").unwrap();
+        assert!(!db.step().unwrap(), "the interval is not over");
+    }
+}
+
+/// What a listener does with the database at an event.
+type Deed = fn(Database) -> Result<()>;
+
+const DEEDS: &[(&str, Deed)] = &[
+    ("drop the handle", |db| {
+        drop(db);
+        Ok(())
+    }),
+    ("close", Database::close),
+    ("read", |db| {
+        let p = db.partition("p")?;
+        p.get("k")?;
+        p.iter().try_for_each(|pair| pair.map(drop))?;
+        db.snapshot().get(&p, "k").map(drop)
+    }),
+    ("write", |db| {
+        let p = db.partition("p")?;
+        p.insert("k", [1; 3_000])?;
+        let mut batch = db.batch().durability(PersistMode::SyncData);
+        batch.insert(&p, "batch", [2; 3_000]);
+        batch.commit()
+    }),
+    ("write much", |db| {
+        let p = db.partition("p")?;
+        // More than may wait for a flush.
+        (0..200u32).try_for_each(|n| p.insert(n.to_be_bytes(), [3; 2_000]))
+    }),
+    ("open a partition", |db| db.open_partition("new", Default::default())?.insert("k", "v")),
+    ("delete a partition", |db| db.delete_partition(db.partition("p")?)),
+    ("flush", |db| db.partition("p")?.flush()),
+    ("compact", |db| db.partition("p")?.major_compact()),
+    ("collect", |db| db.partition("p")?.gc_with_space_amp_target(1.0).map(drop)),
+    ("checkpoint", |db| db.checkpoint("/copy")),
+    ("persist", |db| db.persist(PersistMode::SyncAll)),
+    ("step", |db| db.step().map(drop)),
+    ("metrics", |db| {
+        println!("{} {}", db.metrics(), db.disk_space());
+        Ok(())
+    }),
+];
+
+/// Does a deed at the first event of a kind.
+struct Doer {
+    at: &'static str,
+    deed: Deed,
+    db: Mutex<Option<Database>>,
+    done: Mutex<Option<Result<()>>>,
+    heard: Mutex<Vec<&'static str>>,
+}
+
+fn kind_of(event: &Event) -> &'static str {
+    match event {
+        Event::Opened { .. } => "opened",
+        Event::Flushed { .. } => "flushed",
+        Event::Compacted { .. } => "compacted",
+        Event::Collected { .. } => "collected",
+        Event::BackgroundError { .. } => "error",
+        Event::Poisoned { .. } => "poisoned",
+        Event::Closed => "closed",
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Listener for Doer {
+    fn on_event(&self, event: &Event) {
+        let kind = kind_of(event);
+        self.heard.lock().unwrap().push(kind);
+        if kind == self.at {
+            let db = self.db.lock().unwrap().take();
+            if let Some(db) = db {
+                let done = (self.deed)(db);
+                *self.done.lock().unwrap() = Some(done);
+            }
+        }
+    }
+}
+
+/// Makes events of all kinds: the last but one is the one that is wanted, if it ends all writing.
+fn make_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
+    let apart = KvSeparationOptions::default().separation_threshold(1_000).automatic_gc(None);
+    let options = PartitionCreateOptions::default().max_memtable_size(16 << 10).with_kv_separation(apart);
+    let p = db.open_partition("p", options)?;
+    let fault = Fault::Error(io::ErrorKind::Other);
+    match at {
+        "error" => faults.fail(FaultPlan::new(OpKind::Write, 1, fault).in_path(".sst")),
+        "poisoned" => faults.fail(FaultPlan::new(OpKind::Sync, 1, fault).in_path(".wal")),
+        _ => {}
+    }
+    for round in 0..4u8 {
+        // Of the values before the last ones half stay, so that there is something to collect.
+        (0..10u8).step_by(1 + usize::from(round / 3)).try_for_each(|n| p.insert([n], [round; 2_000]))?;
+        p.insert("k", "v")?;
+        p.flush()?;
+        p.major_compact()?;
+    }
+    p.gc_with_space_amp_target(1.0).map(drop)
+}
+
+fn do_at(at: &'static str, what: &'static str, deed: Deed, workers: usize) {
+    within_ten_seconds(&format!("{what} at {at} with {workers} workers"), move || {
+        let machine = MemFs::new();
+        let faults = FaultFs::new(Arc::new(machine.clone()));
+        let (db, done, heard) = Default::default();
+        let doer = Arc::new(Doer { at, deed, db, done, heard });
+        let db = on(faults.clone()).workers(workers).listener(doer.clone()).open().unwrap();
+        *doer.db.lock().unwrap() = Some(db.clone());
+        let made = make_events(at, &db, &faults);
+        if let Err(error) = made {
+            let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io, ErrorKind::Invalid];
+            assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
+        }
+        if at == "closed" {
+            drop(db.close());
+        } else if at != "error" || workers > 0 {
+            let heard = || doer.done.lock().unwrap().is_some();
+            until(&format!("{what} at {at} with {workers} workers"), heard);
+            drop(db);
+        } else {
+            drop(db); // by hand an error is returned, and not told
+        }
+        drop(doer.db.lock().unwrap().take());
+        if let Some(Err(error)) = &*doer.done.lock().unwrap() {
+            let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io];
+            assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
+        }
+        // The directory is free, although perhaps not at once: the listener has dropped the last handle.
+        until("the directory is free", || on(machine.clone()).workers(0).open().is_ok());
+        let mut heard = doer.heard.lock().unwrap().clone();
+        assert_eq!((heard.remove(0), heard.pop()), ("opened", Some("closed")), "{what} at {at}: {heard:?}");
+    });
+}
+
+/// `Poisoned` was told under the lock that closing waits for: a listener that dropped the last handle there waited for
+/// itself, and the directory stayed locked. A listener that wrote on the only worker waited for itself too.
+#[test]
+fn a_listener_does_anything_at_any_event() {
+    for at in ["flushed", "compacted", "collected", "error", "poisoned", "closed"] {
+        for &(what, deed) in DEEDS {
+            for workers in [0, 1, 2] {
+                do_at(at, what, deed, workers);
+            }
+        }
+    }
+}
+
+/// Opens the directory again when it hears that it is closed.
+#[derive(Default)]
+struct Opener(MemFs, Mutex<Option<Result<()>>>);
+
+impl Listener for Opener {
+    fn on_event(&self, event: &Event) {
+        if matches!(event, Event::Closed) {
+            *self.1.lock().unwrap() = Some(on(self.0.clone()).workers(0).open().map(drop));
+        }
+    }
+}
+
+/// `Closed` was told before the lock on the directory was released.
+#[test]
+fn a_listener_opens_again_when_it_is_closed() {
+    for workers in [0, 2] {
+        let opener = Arc::new(Opener::default());
+        let db = on(opener.0.clone()).workers(workers).listener(opener.clone()).open().unwrap();
+        part(&db, "p").insert("k", "v").unwrap();
+        db.close().unwrap();
+        let opened = opener.1.lock().unwrap().take();
+        opened.expect("it was told before close returned").unwrap();
+    }
+}
+
+/// Writes when its thread ends.
+struct LastWords(Option<Partition>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        if let Some(p) = self.0.take() {
+            p.insert("last", [0; 100]).unwrap();
+            let mut batch = p.clone();
+            batch.name = "other name".into();
+            assert!(batch.get("last").unwrap().is_some() && p.iter().count() == 2);
+        }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<LastWords> = const { RefCell::new(LastWords(None)) };
+}
+
+/// The buffer of a thread for its writes was gone by then, and the process was aborted.
+#[test]
+fn a_destructor_of_a_thread_local_may_write() {
+    let db = open(&MemFs::new(), "/db", 1);
+    let p = part(&db, "p");
+    let there = p.clone();
+    let thread = thread::spawn(move || {
+        LAST.with(|last| last.borrow_mut().0 = Some(there.clone())); // before the buffer is made, so it goes after it
+        there.insert("k", "v").unwrap();
+    });
+    thread.join().unwrap();
+    assert_eq!(p.get("last").unwrap().map(|value| value.len()), Some(100));
+}
+
+fn small() -> PartitionCreateOptions {
+    PartitionCreateOptions::default().max_memtable_size(4 << 10)
+}
+
+fn separated() -> PartitionCreateOptions {
+    small().with_kv_separation(KvSeparationOptions::default().separation_threshold(16).automatic_gc(None))
+}
+
+/// A flush that ended because its partition was deleted counted as failed: a writer of another partition that waited
+/// for a flush got its error, `Closed`, or `Corruption` where large values stand apart.
+#[test]
+fn a_writer_never_gets_errors_of_a_deleted_one() {
+    let leveled = LeveledOptions { l0_trigger: 1_000, ..LeveledOptions::default() };
+    for options in [small(), separated()] {
+        let options = options.compaction_strategy(CompactionStrategy::Leveled(leveled.clone()));
+        let gate = Arc::new(Gate::default());
+        let db = on(MemFs::new()).workers(1).open().unwrap();
+        let gone = db.open_partition_with_comparator("gone", options, gate.clone()).unwrap();
+        let live = db.open_partition("live", small()).unwrap();
+        let closed = gate.close();
+        // A flush compares if there are two memtables to be merged.
+        until("the worker flushes what will be gone", || {
+            (0..2u8).for_each(|n| gone.insert([n], [n; 500]).unwrap());
+            thread::sleep(Duration::from_millis(10));
+            gate.waiting.load(Memory::SeqCst) > 0
+        });
+        thread::scope(|scope| {
+            let closed = closed;
+            let writer = scope.spawn(|| (0..200u8).try_for_each(|n| live.insert([n], [n; 500])));
+            until("the writer waits for a flush", || live.metrics().sealed_memtables >= 5);
+            let deleted = scope.spawn(|| db.delete_partition(gone));
+            until("it is gone", || !db.partition_exists("gone"));
+            drop(closed);
+            writer.join().unwrap().unwrap();
+            deleted.join().unwrap().unwrap();
+        });
+        assert_eq!(live.len().unwrap(), 200);
+    }
+}
+
+/// A flush that overtook the deletion of its partition said `Corruption`, and a collection likewise.
+#[test]
+fn work_on_a_deleted_partition_says_closed() {
+    let work: &[(&str, fn(&Partition) -> Result<()>)] = &[
+        ("flush", Partition::flush),
+        ("compact", Partition::major_compact),
+        ("scan", |p| p.gc_scan().map(drop)),
+        ("collect", |p| p.gc_with_space_amp_target(1.0).map(drop)),
+        ("insert", |p| (0..50u8).try_for_each(|n| p.insert([n, 1], [n; 500]))),
+        ("insert large", |p| p.insert("large", vec![1; 1 << 20])),
+        ("read", |p| (0..50u8).try_for_each(|n| p.get([n])?.map(drop).ok_or_else(|| panic!("{n} is not found")))),
+        ("walk", |p| p.iter().try_for_each(|pair| pair.map(drop))),
+    ];
+    let machine = MemFs::new();
+    let db = on(machine.clone()).workers(1).open().unwrap();
+    for round in 0..8 {
+        for (what, work) in work {
+            let gone = db.open_partition("gone", separated()).unwrap();
+            (0..2).for_each(|_| (0..50u8).for_each(|n| gone.insert([n], [n; 500]).unwrap()));
+            let other = gone.clone();
+            thread::scope(|scope| {
+                let worked = scope.spawn(move || (0..100).try_for_each(|_| work(&other)));
+                (0..round).for_each(|_| thread::yield_now());
+                db.delete_partition(gone).unwrap();
+                if let Err(error) = worked.join().unwrap() {
+                    assert_eq!(error.kind(), ErrorKind::Closed, "{what}: {error}");
+                }
+            });
+        }
+    }
+    let left = || {
+        let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
+        names.filter(|name| name.ends_with(".blob")).count() + tables(&machine, Path::new("/db")).len()
+    };
+    until("the space of deleted partitions is given back", || {
+        part(&db, "p").get("k").unwrap();
+        left() == 0
+    });
+}
+
+fn log_bound(max_log: u64, segment: u64) -> u64 {
+    max_log + 2 * segment
+}
+
+/// Steps came to the log only when there was no compaction to do: it grew for as long as there always was one.
+#[test]
+fn the_log_is_cut_while_compactions_are_wanted() {
+    let (segment, max_log) = (64 << 10, 256 << 10);
+    let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
+    let config = Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1)));
+    let db = config.workers(0).log_segment_size(segment).max_log_size(max_log).open().unwrap();
+    let leveled =
+        LeveledOptions { l0_trigger: 1, base_size: 64 << 10, table_size: 16 << 10, ..LeveledOptions::default() };
+    let options = small().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let hot = db.open_partition("hot", options).unwrap();
+    part(&db, "cold").insert("one record", "that is not flushed for its own sake").unwrap();
+    let mut most = 0;
+    for n in 0..2_000u32 {
+        hot.insert((n.wrapping_mul(2_654_435_761)).to_be_bytes(), [7; 1_000]).unwrap();
+        if n % 16 == 0 {
+            // The flush, and one piece of the work that is always wanted.
+            assert!(db.step().unwrap() && db.step().unwrap());
+        }
+        most = most.max(db.metrics().log_live_bytes);
+    }
+    // What is written between two rounds of steps, and steps for the segments that they cut.
+    assert!(most <= 2 * log_bound(max_log, segment), "{most} bytes of log");
+    assert!(db.metrics().compactions > 0);
+}
+
+/// A compaction of the only worker gave way to a flush only if that had waited before the compaction began: never.
+#[test]
+fn the_only_worker_flushes_before_it_goes_on() {
+    let gate = Arc::new(Gate::default());
+    let order = Arc::new(Order::default());
+    let db = on(MemFs::new()).workers(1).listener(order.clone()).open().unwrap();
+    let leveled = LeveledOptions { l0_trigger: 2, ..LeveledOptions::default() };
+    let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
+    // A merge looks whether it should give way after each MiB.
+    let write = |salt| (0..200u8).for_each(|n| slow.insert([n], Dice::new(salt).noise(10_000)).unwrap());
+    write(1);
+    slow.flush().unwrap();
+    until("the first table is moved down", || db.metrics().trivial_moves == 1);
+    let closed = gate.close();
+    write(2);
+    slow.flush().unwrap();
+    until("the worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
+    let other = db.open_partition("other", small()).unwrap();
+    other.insert("k", [0; 5_000]).unwrap();
+    assert_eq!(other.metrics().sealed_memtables, 1);
+    drop(closed);
+    until("both are done", || order.0.lock().unwrap().len() >= 5);
+    let heard = order.0.lock().unwrap();
+    assert_eq!(heard[3..5], ["other flushed", "slow compacted"], "{heard:?}");
+}
+
+/// Notes which partition was flushed or compacted.
+#[derive(Default)]
+struct Order(Mutex<Vec<String>>);
+
+impl Listener for Order {
+    fn on_event(&self, event: &Event) {
+        match event {
+            Event::Flushed { partition, .. } | Event::Compacted { partition, .. } => {
+                self.0.lock().unwrap().push(format!("{partition} {}", kind_of(event)));
+            }
+            _ => {}
+        }
+    }
+}
+
+const BUDGET: u64 = 4 << 20;
+/// Bytes that a partition may keep beside the budget.
+const KEPT: u64 = 64 << 10;
+
+/// Active memtables were compared with nothing: 64 partitions held 136 MB in a budget of 8 MiB, at rest.
+#[test]
+fn active_memtables_are_within_the_budget() {
+    for workers in [0, 1, 2] {
+        let db = on(MemFs::new()).workers(workers).memory_budget(BUDGET).open().unwrap();
+        let parts: Vec<_> = (0..40).map(|n| part(&db, &format!("p{n}"))).collect();
+        let mut most = 0;
+        for round in 0..500u32 {
+            parts.iter().for_each(|p| p.insert(round.to_be_bytes(), [7; 1_000]).unwrap());
+            if workers == 0 {
+                while db.step().unwrap() {}
+            }
+            most = most.max(db.metrics().memtable_bytes);
+        }
+        // One memtable is being filled while writers are told to wait: it may allocate once more.
+        let bound = BUDGET + 40 * KEPT + (2 << 20);
+        assert!(most <= bound, "{workers} workers: {most} bytes of memtables");
+        until("flushes have come to their end", || {
+            while workers == 0 && db.step().unwrap() {}
+            let metrics = db.metrics();
+            metrics.sealed_memtable_bytes == 0 && metrics.active_memtable_bytes <= BUDGET / 2 + 40 * KEPT
+        });
+        let metrics = db.metrics();
+        assert!(metrics.flushes < 2 * 20_000_000 / KEPT, "{} flushes: they are tiny", metrics.flushes);
+        let sum = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes + metrics.pinned_memtable_bytes;
+        assert_eq!(metrics.memtable_bytes, sum);
+    }
+}
+
+/// What iterators hold was told nowhere. It counts now, and writes go on although it exceeds the budget.
+#[test]
+fn writes_go_on_when_iterators_hold_the_budget() {
+    let db = on(MemFs::new()).workers(2).memory_budget(BUDGET).open().unwrap();
+    let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(8 << 20)).unwrap();
+    let mut walks = Vec::new();
+    for round in 0..8u32 {
+        (0..800u32).for_each(|n| p.insert([round.to_be_bytes(), n.to_be_bytes()].concat(), [7; 1_000]).unwrap());
+        walks.push(p.iter());
+        p.flush().unwrap();
+    }
+    let pinned = db.metrics().pinned_memtable_bytes;
+    assert!(pinned > BUDGET, "{pinned}");
+    (0..8_000u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 1_000]).unwrap());
+    assert_eq!(walks.iter_mut().map(|walk| walk.count()).max(), Some(8 * 800));
+    drop(walks);
+    until("memory is given back", || {
+        p.get("k").unwrap();
+        db.metrics().pinned_memtable_bytes == 0
+    });
+}
+
+/// Orders by bytes, backwards.
+struct Reversed;
+
+impl Comparator for Reversed {
+    fn name(&self) -> &str {
+        "reversed"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        b.cmp(a)
+    }
+}
+
+fn reversed(db: &Database) -> Partition {
+    db.open_partition_with_comparator("reversed", separated(), Arc::new(Reversed)).unwrap()
+}
+
+/// A machine that was killed with records of a partition in its log.
+fn killed() -> MemFs {
+    let machine = MemFs::new();
+    let db = open(&machine, "/db", 1);
+    let p = reversed(&db);
+    p.insert("flushed", [1; 100]).unwrap();
+    p.flush().unwrap();
+    p.insert("logged", [2; 100]).unwrap();
+    machine.fork()
+}
+
+/// A partition whose comparator is never given again could not be deleted.
+#[test]
+fn a_partition_is_deleted_by_its_name() {
+    let machine = killed();
+    let db = open(&machine, "/db", 2);
+    assert_eq!(db.delete_partition_by_name("none").unwrap_err().kind(), ErrorKind::Invalid);
+    assert!(!tables(&machine, Path::new("/db")).is_empty());
+    db.delete_partition_by_name("reversed").unwrap();
+    assert_eq!(db.delete_partition_by_name("reversed").unwrap_err().kind(), ErrorKind::Invalid);
+    assert!(!db.partition_exists("reversed") && tables(&machine, Path::new("/db")).is_empty());
+    let p = part(&db, "p");
+    p.insert("k", "v").unwrap();
+    db.delete_partition_by_name("p").unwrap();
+    assert_eq!(p.get("k").unwrap_err().kind(), ErrorKind::Closed);
+    db.close().unwrap();
+    let db = open(&machine, "/db", 3);
+    assert_eq!((db.list_partitions().len(), db.metrics().replayed_records), (0, 0));
+    assert!(reversed(&db).is_empty().unwrap());
+}
