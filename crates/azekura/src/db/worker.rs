@@ -1,8 +1,8 @@
 //! Background work: what is most urgent, and the threads that do it.
 //!
 //! Order of urgency: flushes (those that hold the oldest segment of a log that is larger than it should be, then the
-//! most memory first), then that log (sync and retire segments), then obsolete files (removing them gives space back), then
-//! compactions (the most young runs, then the most debt), then collections of blob files, then the log and the
+//! most memory first), then that log (sync and retire segments), then obsolete files (removing them gives space back),
+//! then compactions (the most young runs, then the most debt), then collections of blob files, then the log and the
 //! manifest. [`step`] does exactly one piece by hand; a worker is a thread that does one after the other for ever.
 //!
 //! The sync interval has a thread of its own, because a piece of work may take minutes. So has the listener, because it

@@ -3,9 +3,10 @@
 //! `AZEKURA_SEED` runs one seed only; `AZEKURA_MODEL_RUNS` says how many there are in memory.
 //!
 //! Rooms in reading order: `book` (the model), `subject` (a database beside its model), `writes`, `reads`, `walks`
-//! (from both ends), `threads`.
+//! (from both ends), `threads`, `bounds` (of log and memory).
 
 mod book;
+mod bounds;
 mod reads;
 mod subject;
 mod threads;

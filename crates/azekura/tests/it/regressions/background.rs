@@ -357,10 +357,12 @@ fn a_writer_never_gets_errors_of_a_deleted_one() {
     }
 }
 
+type Work = fn(&Partition) -> Result<()>;
+
 /// A flush that overtook the deletion of its partition said `Corruption`, and a collection likewise.
 #[test]
 fn work_on_a_deleted_partition_says_closed() {
-    let work: &[(&str, fn(&Partition) -> Result<()>)] = &[
+    let work: &[(&str, Work)] = &[
         ("flush", Partition::flush),
         ("compact", Partition::major_compact),
         ("scan", |p| p.gc_scan().map(drop)),

@@ -1,0 +1,188 @@
+//! Log and memory within their bounds with zero, one and two workers, while partitions come and go beside all work, and
+//! a listener uses the database at random events.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use azekura::fs::{MemFs, SystemEnv};
+use azekura::{
+    CompactionStrategy, Config, Database, ErrorKind, Event, KvSeparationOptions, LeveledOptions, Listener, Partition,
+    PartitionCreateOptions, Result,
+};
+
+use crate::world::Dice;
+use crate::world::watchdog::within_ten_seconds;
+
+const BUDGET: u64 = 2 << 20;
+const MAX_LOG: u64 = 256 << 10;
+const SEGMENT: u64 = 64 << 10;
+const WRITERS: u64 = 2;
+const PARTITIONS: u64 = 6;
+/// Partitions beside those of the writers: one that is never flushed for its own sake, one of the listener.
+const OTHERS: u64 = 2;
+/// What a partition may keep beside the budget, as `Config::memory_budget` says.
+const KEPT: u64 = 64 << 10;
+/// A memtable that is being filled may allocate so much at once.
+const CHUNK: u64 = 2 << 20;
+
+/// What memtables may take, without those that iterators hold.
+const MEMORY_BOUND: u64 = BUDGET + (WRITERS * PARTITIONS + OTHERS) * KEPT + CHUNK;
+/// What the log may hold: what it should, and what is written while memtables are flushed that hold it.
+const LOG_BOUND: u64 = MAX_LOG + 3 * BUDGET;
+
+/// What a run presses against.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// Memtables are as large as they like, and the log is too.
+    Memory,
+    /// Memtables are small, and compactions are always wanted.
+    Log,
+}
+
+/// Reads, writes, opens, deletes, flushes and lets go of handles at random events.
+struct Busybody {
+    db: Mutex<Option<Database>>,
+    dice: Mutex<Dice>,
+    deeds: AtomicU64,
+}
+
+impl Busybody {
+    fn act(&self, db: &Database, deed: u64) -> Result<()> {
+        let own = db.open_partition("listener", Default::default())?;
+        match deed {
+            0 => own.insert("k", [0; 2_000]),
+            1 => own.flush(),
+            2 => db.list_partitions().iter().try_for_each(|name| db.partition(name)?.first_key_value().map(drop)),
+            3 => db.delete_partition(own),
+            4 => db.step().map(drop),
+            _ => own.iter().try_for_each(|pair| pair.map(drop)),
+        }
+    }
+}
+
+impl Listener for Busybody {
+    fn on_event(&self, event: &Event) {
+        let (acts, deed) = {
+            let mut dice = self.dice.lock().unwrap();
+            (dice.one_in(3), dice.below(6))
+        };
+        let db = self.db.lock().unwrap().clone();
+        let Some(db) = db.filter(|_| acts || matches!(event, Event::Closed)) else { return };
+        self.deeds.fetch_add(1, Ordering::SeqCst);
+        if let Err(error) = self.act(&db, deed) {
+            // Partitions go while they are looked at.
+            assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::Invalid), "{error}");
+        }
+    }
+}
+
+fn options(dice: &mut Dice, bound: Bound) -> PartitionCreateOptions {
+    let leveled =
+        LeveledOptions { l0_trigger: 1, base_size: 64 << 10, table_size: 32 << 10, ..LeveledOptions::default() };
+    let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let options = if bound == Bound::Log { options.max_memtable_size(32 << 10) } else { options };
+    match dice.one_in(3) {
+        true => options.with_kv_separation(KvSeparationOptions::default().separation_threshold(500)),
+        false => options,
+    }
+}
+
+/// A writer's partitions, each with what it holds.
+type Own = BTreeMap<String, (Partition, BTreeMap<u64, u8>)>;
+
+fn check(db: &Database, workers: usize, bound: Bound) {
+    let metrics = db.metrics();
+    let (held, most) = match bound {
+        Bound::Memory => (metrics.active_memtable_bytes + metrics.sealed_memtable_bytes, MEMORY_BOUND),
+        Bound::Log => (metrics.log_live_bytes, LOG_BOUND),
+    };
+    assert!(held <= most, "{workers} workers: {held} bytes, bound {most}");
+}
+
+fn write(db: &Database, writer: u64, workers: usize, bound: Bound) -> Own {
+    let mut dice = Dice::new(writer);
+    let mut own = Own::new();
+    for n in 0..6_000u64 {
+        let name = format!("w{writer}/{}", dice.below(PARTITIONS));
+        let (part, book) = own.entry(name.clone()).or_insert_with(|| {
+            let part = db.open_partition(&name, options(&mut dice, bound)).unwrap();
+            assert!(part.is_empty().unwrap(), "{name} was deleted, or is new");
+            (part, BTreeMap::new())
+        });
+        let key = dice.below(2_000);
+        part.insert(key.to_be_bytes(), vec![n as u8; 900]).unwrap();
+        book.insert(key, n as u8);
+        if dice.one_in(200) {
+            let (part, _) = own.remove(&name).unwrap();
+            match dice.one_in(2) {
+                true => db.delete_partition(part.clone()).unwrap(),
+                false => db.delete_partition_by_name(&name).unwrap(),
+            }
+            assert_eq!(part.get("k").unwrap_err().kind(), ErrorKind::Closed);
+        }
+        match bound {
+            Bound::Memory if workers == 0 => while db.step().unwrap() {},
+            // Fewer than all that is wanted.
+            Bound::Log if workers == 0 && n % 16 == 0 => (0..2).for_each(|_| _ = db.step().unwrap()),
+            _ => {}
+        }
+        if n % 16 == 0 {
+            check(db, workers, bound);
+        }
+    }
+    own
+}
+
+fn run(workers: usize, bound: Bound) {
+    let (db, dice) = (Mutex::default(), Mutex::new(Dice::new(workers as u64)));
+    let busybody = Arc::new(Busybody { db, dice, deeds: AtomicU64::new(0) });
+    let config = || Config::new("/db").env(Arc::new(SystemEnv::new())).workers(workers);
+    let machine = MemFs::new();
+    let config = || config().fs(Arc::new(machine.clone()));
+    let config = || match bound {
+        Bound::Memory => config().memory_budget(BUDGET),
+        Bound::Log => config().memory_budget(BUDGET).log_segment_size(SEGMENT).max_log_size(MAX_LOG),
+    };
+    let db = config().listener(busybody.clone()).open().unwrap();
+    *busybody.db.lock().unwrap() = Some(db.clone());
+    db.open_partition("cold", Default::default()).unwrap().insert("k", "v").unwrap();
+    let owns: Vec<Own> = thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                scope.spawn({
+                    let db = &db;
+                    move || write(db, writer, workers, bound)
+                })
+            })
+            .collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    assert!(busybody.deeds.load(Ordering::SeqCst) > 10 && db.metrics().compactions > 0);
+    for (name, (part, book)) in owns.iter().flatten() {
+        assert_eq!(part.len().unwrap(), book.len() as u64, "{name}");
+        for (key, value) in book {
+            assert_eq!(part.get(key.to_be_bytes()).unwrap().as_deref(), Some(&[*value; 900][..]), "{name}");
+        }
+    }
+    db.close().unwrap();
+    *busybody.db.lock().unwrap() = None;
+    let db = config().open().unwrap();
+    assert_eq!((db.metrics().replayed_records, db.partition("cold").unwrap().len().unwrap()), (0, 1));
+}
+
+#[test]
+fn bounds_hold_without_workers() {
+    within_ten_seconds("a run by hand", || [Bound::Memory, Bound::Log].map(|bound| run(0, bound)));
+}
+
+#[test]
+fn bounds_hold_with_one_worker() {
+    within_ten_seconds("a run with one worker", || [Bound::Memory, Bound::Log].map(|bound| run(1, bound)));
+}
+
+#[test]
+fn bounds_hold_with_two_workers() {
+    within_ten_seconds("a run with two workers", || [Bound::Memory, Bound::Log].map(|bound| run(2, bound)));
+}
