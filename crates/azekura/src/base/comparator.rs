@@ -56,8 +56,8 @@ pub trait Comparator: Send + Sync {
         false
     }
 
-    /// Whether [`canonical`](Comparator::canonical) has a form for every key. It is asked only where different bytes may
-    /// be equal, also before there is a key: the default asks for the form of the empty key.
+    /// Whether [`canonical`](Comparator::canonical) has a form for every key. It is asked only where different bytes
+    /// may be equal, also before there is a key: the default asks for the form of the empty key.
     fn has_canonical(&self) -> bool {
         self.canonical(b"", &mut Vec::new())
     }

@@ -22,13 +22,14 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// None for a range that ends 4 GiB behind the start or later: those bytes have to be copied.
+    ///
     /// # Panics
-    /// If the range is out of bounds, or ends 4 GiB behind the start or later.
-    pub(crate) fn new(whole: Arc<dyn Whole>, range: Range<usize>) -> Part {
+    /// If the range is out of bounds.
+    pub(crate) fn new(whole: Arc<dyn Whole>, range: Range<usize>) -> Option<Part> {
         assert!(range.start <= range.end && range.end <= whole.bytes().len(), "a part lies within its whole");
-        let end = u32::try_from(range.end).expect("a part ends before 4 GiB");
-        let start = range.start as u32; // not behind the end
-        Part { whole, start, len: end - start }
+        let (start, len) = place(&range)?;
+        Some(Part { whole, start, len })
     }
 
     /// A part of the part.
@@ -40,6 +41,12 @@ impl Part {
         let (start, len) = (self.start + range.start as u32, range.len() as u32);
         Part { whole: Arc::clone(&self.whole), start, len }
     }
+}
+
+/// Start and length of a range, if both and the end have 32 bits.
+fn place(range: &Range<usize>) -> Option<(u32, u32)> {
+    u32::try_from(range.end).ok()?;
+    Some((range.start as u32, range.len() as u32)) // neither is beyond the end
 }
 
 impl Deref for Part {
@@ -71,7 +78,7 @@ mod tests {
     #[test]
     fn parts_of_parts_keep_the_whole() {
         let whole = Arc::new(Letters((0..200).collect()));
-        let part = Part::new(Arc::clone(&whole) as Arc<dyn Whole>, 50..150);
+        let part = Part::new(Arc::clone(&whole) as Arc<dyn Whole>, 50..150).unwrap();
         let inner = part.part(10..61);
         assert_eq!((&*part, &*inner), (&whole.0[50..150], &whole.0[60..111]));
         assert_eq!(inner.as_ptr(), whole.0[60..].as_ptr());
@@ -83,7 +90,19 @@ mod tests {
     #[test]
     #[should_panic(expected = "within its whole")]
     fn a_part_of_a_part_ends_with_it() {
-        let part = Part::new(Arc::new(Letters(vec![7; 100])), 10..20);
+        let part = Part::new(Arc::new(Letters(vec![7; 100])), 10..20).unwrap();
         let _behind = part.part(5..11);
+    }
+
+    /// A value of 4 GiB - 1, which is legal, stands in its block behind its key and so ends behind 4 GiB: sharing it
+    /// panicked.
+    #[test]
+    fn what_ends_behind_4_gib_is_no_part() {
+        let most = u32::MAX as usize;
+        assert_eq!(place(&(9..most)), Some((9, u32::MAX - 9)));
+        assert_eq!(place(&(most..most)), Some((u32::MAX, 0)));
+        assert_eq!(place(&(0..most)), Some((0, u32::MAX)));
+        assert_eq!(place(&(1..most + 1)), None);
+        assert_eq!(place(&(14..most + 14)), None);
     }
 }

@@ -90,13 +90,13 @@ impl Block {
     }
 
     /// A value that lies in this block, without a copy: it keeps the block, which is why it must be large and at least
-    /// half of what the block takes. `to_arc` gives this block.
+    /// half of what the block takes, and end before 4 GiB. `to_arc` gives this block.
     pub(crate) fn share(&self, value: &[u8], to_arc: impl FnOnce() -> Arc<Block>) -> Option<Part> {
         if value.len() < LARGE || 2 * value.len() < self.memory() {
             return None;
         }
         let start = value.as_ptr().addr().checked_sub(self.entries().as_ptr().addr())?;
-        Some(Part::new(to_arc(), start..start + value.len()))
+        Part::new(to_arc(), start..start + value.len())
     }
 
     /// The first entry at or behind `target`.

@@ -405,8 +405,8 @@ mod tests {
         }
     }
 
-    /// Behind and before the bounds stand only removed keys, keys that are newer than the point, or many versions of one
-    /// key: a walk passed all of them before it asked whether it was still inside.
+    /// Behind and before the bounds stand only removed keys, keys that are newer than the point, or many versions of
+    /// one key: a walk passed all of them before it asked whether it was still inside.
     #[test]
     fn steps_are_bounded_when_nothing_is_visible() {
         type Version = fn(u64) -> Entry;

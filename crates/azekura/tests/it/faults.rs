@@ -4,9 +4,9 @@
 //! - `AZEKURA_FAULT_STRIDE`: try every so many calls only.
 //! - `AZEKURA_FAULT_PAIRS`: how many random pairs of faults to try; `AZEKURA_SEED` tries one of them.
 //!
-//! Modules in reading order: `life` (the phases, and what must hold at their end), `sweep` (every call), `pairs` (a second
-//! fault after the first), `rules` (failed syncs poison, a full disk does not), `full` (workloads on small disks),
-//! `setbacks` (work that always fails does not stop other work).
+//! Modules in reading order: `life` (the phases, and what must hold at their end), `sweep` (every call), `pairs` (a
+//! second fault after the first), `rules` (failed syncs poison, a full disk does not), `full` (workloads on small
+//! disks), `setbacks` (work that always fails does not stop other work).
 
 mod full;
 mod life;

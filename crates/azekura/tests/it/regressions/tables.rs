@@ -15,9 +15,9 @@ use azekura::{
 use super::{open, part};
 use crate::world::order::Order;
 
-/// A sync of the first direct blob file failed, so a flush carried its durable values over to a new file. The same flush
-/// failed at the second direct blob file and removed the new file, which was remembered as the finished form of the
-/// first one: the next flush named it in the manifest, and the database did not open any more.
+/// A sync of the first direct blob file failed, so a flush carried its durable values over to a new file. The same
+/// flush failed at the second direct blob file and removed the new file, which was remembered as the finished form of
+/// the first one: the next flush named it in the manifest, and the database did not open any more.
 #[test]
 fn a_retried_flush_names_no_removed_blob_file() {
     let machine = MemFs::new();
