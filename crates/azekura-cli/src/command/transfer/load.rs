@@ -11,8 +11,8 @@ use crate::progress::Progress;
 const BATCH_BYTES: u64 = 4 << 20;
 const BATCH_ENTRIES: usize = 1000;
 
-/// A partition that is being filled. It is opened, and created if it is missing, for the first entry: input that is wrong
-/// before it has an entry leaves nothing behind.
+/// A partition that is being filled. It is opened, and created if it is missing, for the first entry: input that is
+/// wrong before it has an entry leaves nothing behind.
 pub(crate) struct Load<'a> {
     map: &'a MapArgs,
     target: Option<(Target, Batch)>,
