@@ -14,7 +14,7 @@ mod chosen {
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
-    pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
+    pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
@@ -32,7 +32,7 @@ mod chosen {
     pub(crate) use shuttle::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
-    pub(crate) use shuttle::sync::{Mutex, MutexGuard, PoisonError};
+    pub(crate) use shuttle::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
     pub(crate) use shuttle::thread::yield_now;
     pub(crate) use shuttle::thread_local;
 

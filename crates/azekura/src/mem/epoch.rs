@@ -1,9 +1,12 @@
 //! A pointer that readers follow without a lock and without a write to a line that others write.
 //!
 //! Each thread has a slot. Pinning stores the global epoch in it; replacing a value raises the epoch, and the old value
-//! is freed once every slot is idle or was pinned at a later epoch. Whoever can free something does: the one who
-//! replaced the value, or, if a reader was in its way, that reader when it unpins. That may be a reader of anything,
-//! under any lock: dropping a value may give memory back and little else, and must not wait.
+//! is freed once every slot is idle or was pinned at a later epoch. The thread that replaced the value frees it, or, if
+//! a reader was pinned at that epoch or before, that reader when it unpins. That may be a reader of anything, under any
+//! lock: dropping a value may give memory back and little else, and must not wait.
+//!
+//! A reader that was pinned later than the oldest replaced value cannot be what keeps it, so it does not look: while
+//! one reader waits for a device, the others unpin without a shared write. No unpin ever waits for a lock.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -13,8 +16,8 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use crate::mem::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, EXPLORED, Mutex, Ordering, PoisonError, process_wide, spin_loop,
-    thread_local,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, TryLockError,
+    process_wide, spin_loop, thread_local,
 };
 
 /// What a slot holds while its thread is not pinned; no epoch gets here.
@@ -34,9 +37,17 @@ process_wide! {
     /// frees looks at what can go and at one more.
     static GARBAGE: Mutex<VecDeque<(u64, Box<dyn Send>)>> = Mutex::new(VecDeque::new());
 
-    /// The length of [`GARBAGE`], so that unpinning needs no lock to see that there is nothing to free.
-    static GARBAGE_LEN: AtomicUsize = AtomicUsize::new(0);
+    /// The first epoch that does not keep the front of [`GARBAGE`], 0 if that is empty, so that unpinning needs no lock
+    /// to see that there is nothing to free. Written under the lock.
+    static FREE_FROM: AtomicU64 = AtomicU64::new(0);
+
+    /// A thread wants to free something. The holder of the lock looks again after it has released it.
+    static WANTED: AtomicBool = AtomicBool::new(false);
 }
+
+/// Number of unpins of a thread after which it frees what it can although it has kept nothing. An unpin may see the
+/// state of a moment ago, so the rule alone could leave a value until the next one is replaced.
+const UNPINS_PER_LOOK: usize = if EXPLORED { 2 } else { 64 };
 
 /// One thread's place; two cache lines, because processors fetch lines in pairs.
 #[repr(align(128))]
@@ -45,6 +56,8 @@ struct Slot {
     epoch: AtomicU64,
     /// How many pins are nested. Only the owner touches it.
     depth: AtomicUsize,
+    /// Unpins while there was something to free. Only the owner touches it.
+    unpins: AtomicUsize,
     /// Whether the slot goes back with its last pin, because its thread's handle is gone. Only the owner touches it.
     orphan: AtomicBool,
     claimed: AtomicBool,
@@ -70,6 +83,7 @@ impl Slot {
         let slot = Box::leak(Box::new(Slot {
             epoch: AtomicU64::new(IDLE),
             depth: AtomicUsize::new(0),
+            unpins: AtomicUsize::new(0),
             orphan: AtomicBool::new(false),
             claimed: AtomicBool::new(true),
             next: SLOTS.load(Ordering::SeqCst),
@@ -83,6 +97,13 @@ impl Slot {
                 Err(head) => slot.next = head,
             }
         }
+    }
+
+    /// Counts an unpin. True for every [`UNPINS_PER_LOOK`]th.
+    fn is_turn(&self) -> bool {
+        let unpins = self.unpins.load(Ordering::Relaxed).wrapping_add(1);
+        self.unpins.store(unpins, Ordering::Relaxed);
+        unpins.is_multiple_of(UNPINS_PER_LOOK)
     }
 
     /// Gives the slot to the next thread that needs one.
@@ -161,31 +182,50 @@ impl Drop for Pin {
         let depth = self.slot.depth.load(Ordering::Relaxed) - 1;
         self.slot.depth.store(depth, Ordering::Relaxed);
         if depth == 0 {
+            let pinned_at = self.slot.epoch.load(Ordering::Relaxed);
             self.slot.epoch.store(IDLE, Ordering::Release);
+            let free_from = FREE_FROM.load(Ordering::Relaxed);
+            if free_from != 0 && (pinned_at < free_from || self.slot.is_turn()) {
+                collect();
+            }
             if self.slot.orphan.load(Ordering::Relaxed) {
                 self.slot.release();
-            }
-            if GARBAGE_LEN.load(Ordering::Relaxed) != 0 {
-                collect();
             }
         }
     }
 }
 
-/// Frees what no pinned thread can still see. True if nothing is left.
+/// Frees what no pinned thread can still see, or leaves it to the thread that does so now. True if nothing is left.
 #[cold]
 fn collect() -> bool {
-    let mut garbage = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
-    // SeqCst: see `Pin::new`. A value that reads as pinned or idle after a reader left was stored with Release by that
-    // reader, so what it read happened before what is freed here.
-    let oldest = slots().map(|slot| slot.epoch.load(Ordering::SeqCst)).min().unwrap_or(IDLE);
-    let count = garbage.iter().take_while(|(replaced_at, _)| *replaced_at < oldest).count();
-    let free: Vec<_> = garbage.drain(..count).collect();
-    let left = garbage.len();
-    GARBAGE_LEN.store(left, Ordering::Relaxed);
-    drop(garbage);
-    drop(free); // without the lock: dropping a value may replace or free others
-    left == 0
+    WANTED.store(true, Ordering::SeqCst);
+    while WANTED.load(Ordering::SeqCst) {
+        let garbage = match GARBAGE.try_lock() {
+            Ok(garbage) => garbage,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        WANTED.store(false, Ordering::SeqCst);
+        drop(take_free(garbage)); // without the lock: dropping a value may replace or free others
+    }
+    FREE_FROM.load(Ordering::Relaxed) == 0
+}
+
+/// Takes out what no pinned thread can still see.
+fn take_free(mut garbage: MutexGuard<'_, VecDeque<(u64, Box<dyn Send>)>>) -> Vec<(u64, Box<dyn Send>)> {
+    let mut free = Vec::new();
+    loop {
+        // SeqCst: see `Pin::new`. A value that reads as pinned or idle after a reader left was stored with Release by
+        // that reader, so what it read happened before what is freed here.
+        let oldest = slots().map(|slot| slot.epoch.load(Ordering::SeqCst)).min().unwrap_or(IDLE);
+        let count = garbage.iter().take_while(|(replaced_at, _)| *replaced_at < oldest).count();
+        if count == 0 {
+            return free;
+        }
+        free.extend(garbage.drain(..count));
+        // And look again: a reader that kept the new front may have left before it could know.
+        FREE_FROM.store(garbage.front().map_or(0, |(replaced_at, _)| replaced_at + 1), Ordering::SeqCst);
+    }
 }
 
 /// Keeps `value` until no thread that was pinned before now is pinned any more.
@@ -193,8 +233,11 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
     {
         let mut garbage = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
         // Pins of a later epoch began after the pointer was replaced.
-        garbage.push_back((EPOCH.fetch_add(1, Ordering::SeqCst), value));
-        GARBAGE_LEN.store(garbage.len(), Ordering::Relaxed);
+        let now = EPOCH.fetch_add(1, Ordering::SeqCst);
+        garbage.push_back((now, value));
+        if garbage.len() == 1 {
+            FREE_FROM.store(now + 1, Ordering::SeqCst);
+        }
     }
     // Pins last microseconds, and freeing is no work for readers. But who is pinned itself cannot wait for itself.
     let pinned = HANDLE.try_with(|handle| handle.0.depth.load(Ordering::Relaxed) > 0).unwrap_or(true);
@@ -374,6 +417,24 @@ pub(crate) mod tests {
         eventually(|| alive() == 1);
         drop(cell);
         eventually(|| alive() == 0);
+    }
+
+    /// While a reader waited for a device with its pin held, every unpin of every thread took one lock.
+    #[test]
+    fn unpins_wait_for_no_lock_while_a_reader_sleeps() {
+        let cell = EpochCell::new(Arc::new(1));
+        let asleep = cell.load();
+        cell.store(Arc::new(2));
+        let lock = GARBAGE.lock().unwrap_or_else(PoisonError::into_inner);
+        let (tell, told) = std::sync::mpsc::channel();
+        let others = std::thread::spawn(move || {
+            (0..1_000).for_each(|_| drop(Pin::new()));
+            tell.send(()).unwrap();
+        });
+        let unpinned = told.recv_timeout(std::time::Duration::from_secs(20));
+        drop(lock);
+        others.join().unwrap();
+        assert!(unpinned.is_ok() && *asleep == 1);
     }
 
     #[test]
