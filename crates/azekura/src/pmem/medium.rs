@@ -217,7 +217,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The whole pages of `file` as they are, and room to grow by `len_max`. On a medium
+    /// The whole pages of `file` as they are, and room to grow to `len_max`, if they are not more already. On a medium
     /// of [`PersistenceLevel::Process`] whose pages the system writes to a device when it likes, power loss leaves
     /// anything.
     ///
@@ -226,7 +226,7 @@ impl Shared {
     pub(crate) fn new(file: Arc<dyn File>, len_max: u64) -> Result<Shared> {
         // What is behind the last whole page was about to be added when the process ended, and is not in use.
         let len = file.length()? / PAGE * PAGE;
-        let reserved = len.saturating_add(len_max).max(1).checked_next_multiple_of(PAGE);
+        let reserved = len_max.max(len).max(1).checked_next_multiple_of(PAGE);
         let reserved = reserved.ok_or_else(|| Error::invalid("a pool is shorter than 2^64 bytes"))?;
         let words = file.map_words(reserved)?;
         let words = words.ok_or_else(|| Error::unsupported("files cannot be used as memory here"))?;

@@ -39,10 +39,14 @@ impl PmemOptions {
     /// it, writes are `OutOfSpace` until something is removed. A record takes about 26 bytes more than its key and its
     /// value. The pool is created with `growth_step` bytes, or with this where that is less. Default: 1 GiB.
     ///
-    /// What snapshots and iterators keep of old values counts. A larger size than the partition was opened with, more
-    /// than twice of it, takes effect when the database is opened the next time. A smaller size flushes the partition;
-    /// if it holds more already, every record stays, and puts are `OutOfSpace` until so much was removed that the rest
-    /// fits.
+    /// What snapshots and iterators keep of old values counts. Entries that say where those are take memory, at most an
+    /// eighth of this size and at least 1 MiB ([`PoolMetrics::kept_bytes`](crate::PoolMetrics)). Beyond that, puts and
+    /// removals are `OutOfSpace` with a message that tells the age of the oldest snapshot, until it is dropped. Want of
+    /// space in the pool refuses no removal.
+    ///
+    /// A larger size than the partition was opened with, more than twice of it, takes effect when the database is
+    /// opened the next time. A smaller size flushes the partition; if it holds more already, every record stays, and puts
+    /// are `OutOfSpace` until so much was removed that the rest fits.
     ///
     /// The size does not hold while the database is opened: what the log has fits, however it lay in the pool
     /// before. Memory and file that a pool has got then stay with it; how much of them is in use does not exceed the

@@ -179,7 +179,10 @@ impl<M: Medium> Tree<M> {
         let mut packing = self.packing.lock().map_err(poisoned)?;
         let (records, leaves) = (self.len(), self.leaves.load(Ordering::Acquire));
         let dense = leaves * (self.slots as u64 - 1) * 3 / 4;
-        if records > dense || packing.in_vain == Some((records, leaves)) {
+        if packing.state != (records, leaves) {
+            (packing.state, packing.barren) = ((records, leaves), 0);
+        }
+        if records > dense {
             return Ok(0);
         }
         let (mut freed, mut visited) = (0, 0);
@@ -190,9 +193,6 @@ impl<M: Medium> Tree<M> {
             packing.barren = if gained { 0 } else { packing.barren + 1 };
             freed += usize::from(gained);
         }
-        // Once around without a gain: the next call does not try again before something has changed.
-        packing.in_vain = (packing.barren > leaves).then_some((records, leaves));
-        packing.barren = if packing.barren > leaves { 0 } else { packing.barren };
         Ok(freed)
     }
 

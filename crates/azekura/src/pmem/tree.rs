@@ -81,10 +81,10 @@ pub(crate) struct Stripe {
 pub(crate) struct Packing {
     /// A key of the leaf to go on with.
     pub(crate) next: Vec<u8>,
-    /// Leaves that were looked at since one was freed.
+    /// Leaves that were looked at since one was freed; when these are all, nothing is tried before something changes.
     pub(crate) barren: u64,
-    /// The number of records and of leaves when no leaf could be freed.
-    pub(crate) in_vain: Option<(u64, u64)>,
+    /// The number of records and of leaves when they were looked at.
+    pub(crate) state: (u64, u64),
 }
 
 /// A B+ tree on a medium. Readers never wait; writers wait for those of the same leaf.

@@ -18,7 +18,7 @@ use crate::pmem::space::{Range, Space};
 use crate::pmem::tree::{Place, Step, Tree};
 
 /// Hardly a record comes with a sequence number so far above what was visible when its space was set aside.
-const SEQNO_LEAD: u64 = 1 << 24;
+const SEQNO_LEAD: u64 = 1 << 16;
 
 /// So many bytes of its space are fetched into the cache before a record is written, while its leaf is looked for.
 const FETCHED: u64 = 256;
@@ -90,7 +90,7 @@ impl<M: Medium> Tree<M> {
     /// # Errors
     /// As [`put`](Tree::put), before a number is asked for; and those of `turn`. Other errors leave nobody knowing.
     pub(crate) fn put_in_turn(&self, key: &[u8], value: &[u8], mut turn: impl FnMut() -> Taken) -> Result<bool> {
-        let len = buffer_len_for(key.len(), value.len(), self.highest_soon());
+        let len = buffer_len_for(key.len(), value.len(), self.highest_soon(1));
         self.check_versions()?;
         let at = self.take(len)?;
         let mut draft = Draft { tree: self, range: (at, len), used: false };
@@ -118,7 +118,7 @@ impl<M: Medium> Tree<M> {
         if records.is_empty() {
             return Ok(0);
         }
-        let end = self.highest_soon();
+        let end = self.highest_soon(records.len());
         // Each leaf that is full by now may be split for the first record that it gets. What a split has left takes
         // half as many as a leaf before it is full again.
         let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
@@ -145,9 +145,10 @@ impl<M: Medium> Tree<M> {
         Ok(())
     }
 
-    /// A number that none gets beyond while a change is made.
-    fn highest_soon(&self) -> SeqNo {
-        SeqNo((self.versions.points().visible().0 + SEQNO_LEAD).min(SeqNo::MAX.0))
+    /// A number that hardly any of so many changes gets beyond. Not much higher than need be: a record that comes with a
+    /// shorter number than it has space for leaves a buffer behind that is too short for the next one of its size.
+    fn highest_soon(&self, changes: usize) -> SeqNo {
+        SeqNo((self.versions.points().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
     }
 
     /// The free space, which has heard of promises that have ended.
