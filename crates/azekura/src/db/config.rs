@@ -212,7 +212,7 @@ impl Config {
     /// opened, removals are accepted, and flushes, compactions and blob GC run. Ordinary writes go on, without a
     /// restart, once the reserve has all its space again.
     ///
-    /// The file has 1.5 MiB, and grows with the log to 1.6 times what would have to be replayed, up to this bound; a
+    /// The file has 1.5 MiB, and grows with the log to twice what would have to be replayed, up to this bound; a
     /// clean close cuts it again. A flush of one memtable, and a compaction, need as much as they write: where either
     /// writes more than the reserve has, it has to wait until there is more space.
     #[must_use]

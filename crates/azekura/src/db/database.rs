@@ -17,6 +17,7 @@ use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
+use crate::db::state::reserve::Need;
 use crate::db::worker;
 use crate::pmem::engine::is_memory;
 
@@ -174,7 +175,7 @@ impl Database {
         }
         let edits = [Edit::PartitionSettings { partition: state.id, settings }];
         let metadata = &shared.writer()?.metadata;
-        shared.poison.watch(shared.with_reserve(|| metadata.append(&edits)))
+        shared.poison.watch(shared.with_reserve(Need::Flush, || metadata.append(&edits)))
     }
 
     /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on; iterators that
@@ -232,7 +233,7 @@ impl Database {
             shared.catalog.remove(&state.name);
             Ok(())
         };
-        let written = shared.with_reserve(|| writer.committer.alone(delete));
+        let written = shared.with_reserve(Need::Flush, || writer.committer.alone(delete));
         shared.poison.watch(written)?;
         // No writer of another partition waits for its flushes any more, or gets their errors.
         *lock(&shared.flush_error) = None;

@@ -9,6 +9,7 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
+use crate::db::state::reserve::Need;
 use crate::db::worker::{Threads, flush_and_wait, retire_log};
 use crate::engine::Engine;
 use crate::mem::atomic::yield_now;
@@ -161,15 +162,15 @@ impl Handle {
         let shared = &self.shared;
         let Some(writer) = &shared.writer else { return Ok(()) };
         // What is in tables leaves the log, the newest segment too: a database at rest is its tables and a short log.
-        shared.with_reserve(|| writer.committer.close_gap())?;
-        shared.with_reserve(|| writer.wal.seal())?;
+        shared.with_reserve(Need::Flush, || writer.committer.close_gap())?;
+        shared.with_reserve(Need::Flush, || writer.wal.seal())?;
         writer.wal.sync(shared.visible.get(), false)?;
-        shared.with_reserve(|| retire_log(shared))?;
+        shared.with_reserve(Need::Flush, || retire_log(shared))?;
         writer.wal.release_space();
         let end = writer.wal.segments().last().map(|segment| segment.epoch);
         if let Some(epoch) = end {
             let edits = [Edit::LogEnd { epoch, seqno: shared.visible.get() }];
-            shared.with_reserve(|| writer.metadata.commit(&edits))?;
+            shared.with_reserve(Need::Flush, || writer.metadata.commit(&edits))?;
         }
         shared.fill_reserve();
         writer.reserve.shrink(writer.metadata.manifest_bytes());

@@ -14,7 +14,7 @@ use crate::db::config::{PersistMode, PlantedBug, Settings};
 use crate::db::state::claims::Claims;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
-use crate::db::state::reserve::Reserve;
+use crate::db::state::reserve::{Need, Reserve};
 use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
 use crate::db::state::shifts::{Shift, Shifts};
@@ -396,7 +396,7 @@ impl Shared {
 
     /// Runs work that gives space back in the end. If the disk is full it is run again with space from obsolete files,
     /// spare segments and the disk reserve. The caller has [begun work](Shared::begin_work).
-    pub(crate) fn with_reserve<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn with_reserve<T>(&self, need: Need, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         let shared = read(&self.space);
         let result = work();
         drop(shared);
@@ -404,7 +404,7 @@ impl Shared {
         let _alone = write(&self.space);
         let had_obsolete = !self.graveyard().is_empty();
         self.graveyard().remove_all();
-        let made = writer.wal.drop_spares() | writer.reserve.release_for_work() | had_obsolete;
+        let made = writer.wal.drop_spares() | writer.reserve.release_for(need) | had_obsolete;
         let result = if made { work() } else { result };
         if is_full(&result) {
             self.graveyard().remove_all(); // what it has left unfinished

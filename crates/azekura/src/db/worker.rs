@@ -22,6 +22,7 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
+use crate::db::state::reserve::Need;
 use crate::db::state::setbacks::Setback;
 use crate::engine::{Engine, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
@@ -191,8 +192,9 @@ fn carry_out(
     task: Task,
     mut work: impl FnMut() -> Result<TaskReport>,
 ) -> Result<TaskReport, Failed> {
+    let need = if task == Task::Flush { Need::Flush } else { Need::Merge };
     let result = shared.begin_work().and_then(|_shift| {
-        let result = shared.with_reserve(|| shared.poison.watch(guarded(shared, &mut work)));
+        let result = shared.with_reserve(need, || shared.poison.watch(guarded(shared, &mut work)));
         // What it put an end to. After a failure too: perhaps it was space that was missing.
         if task != Task::Flush || result.is_err() {
             shared.graveyard().remove_some();
@@ -221,7 +223,7 @@ fn carry_out(
     };
     account(shared, partition, task, report);
     if task == Task::Flush {
-        let retired = shared.begin_work().and_then(|_shift| shared.with_reserve(|| retire_log(shared)));
+        let retired = shared.begin_work().and_then(|_shift| shared.with_reserve(Need::Flush, || retire_log(shared)));
         note(shared, &shared.log_setback, retired.as_ref().map(|_| false));
         retired.map_err(|error| Failed { work: Work::Log, error })?;
     }
@@ -328,8 +330,8 @@ fn tend_log(shared: &Shared) -> Result<bool> {
         }
         if full && shared.catalog.all().iter().all(|partition| partition.first_unflushed().is_none()) {
             // All of the log is in tables: another segment gives this one free.
-            shared.with_reserve(|| shared.poison.watch(writer.wal.seal()))?;
-            shared.with_reserve(|| retire_log(shared))?;
+            shared.with_reserve(Need::Flush, || shared.poison.watch(writer.wal.seal()))?;
+            shared.with_reserve(Need::Flush, || retire_log(shared))?;
             return Ok(shared.fill_reserve());
         }
     }

@@ -20,6 +20,9 @@ use subject::{Subject, Tally};
 
 type Op = fn(&mut Subject);
 
+/// Files that may be open at a time in every other run.
+const FEW_FILES: usize = 32;
+
 /// Every operation with its weight.
 const OPS: &[(&str, u64, Op)] = &[
     ("insert", 300, Subject::insert),
@@ -75,7 +78,8 @@ fn random_operations_in_memory() {
     let mut tally = Tally::default();
     let seeds = seeds(number("AZEKURA_MODEL_RUNS", 16));
     for seed in &seeds {
-        tally.add(&run("model::random_operations_in_memory", Place::memory(), *seed, 1_500));
+        let place = if seed % 2 == 0 { Place::memory() } else { Place::with_few_files(FEW_FILES) };
+        tally.add(&run("model::random_operations_in_memory", place, *seed, 1_500));
     }
     println!("{} runs: {tally:?}", seeds.len());
     if seeds.len() > 10 {

@@ -1,11 +1,13 @@
 //! The disk reserve: space on the database's file system that ordinary writes cannot use.
 //!
 //! A file `RESERVE` in the database's directory has space allocated and no content. When the disk is full, a part of
-//! the file is cut off, and what needs space takes what became free. The reserve has three parts, so that none of its
-//! users can take what another one needs:
+//! the file is cut off, and what needs space takes what became free. The reserve has four parts, so that none of its
+//! users takes what another one needs:
 //! - `open`: opening the database writes a manifest and begins a log segment;
 //! - `removes`: the log grows for commits that only remove;
-//! - `work`: flushes, compactions, checkpoints of pools and blob GC write their output before they remove their input.
+//! - `flush`: flushes, and checkpoints of pools, write what the log has before they give the log back;
+//! - `merge`: compactions and blob GC write their output before they remove their input. Most of what they may write is
+//!   more than any reserve, so they must not use up what flushes need.
 //!
 //! While the reserve is shorter than wanted, ordinary writes are refused and every chance is used to fill it again.
 //! The length of the file is all that survives; how it is divided is decided anew when the database is opened.
@@ -25,19 +27,29 @@ const OPEN_BYTES: u64 = 256 << 10;
 const REMOVES_MIN: u64 = 256 << 10;
 /// … and the most.
 const REMOVES_MAX: u64 = 4 << 20;
-/// What a flush or a compaction takes beside the data that it writes.
-const WORK_BYTES: u64 = 1 << 20;
+/// What a flush takes beside the data that it writes, and the least for compactions.
+const WORK_BYTES: u64 = 512 << 10;
 /// The log gets so much at a time.
 const STEP: u64 = 256 << 10;
 /// Sizes are multiples of this.
 const PAGE: u64 = 4096;
 
-/// Sizes of the three parts, in bytes.
+/// What needs space beside commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// What gives the log back, and edits of the manifest.
+    Flush,
+    /// Compactions and blob GC.
+    Merge,
+}
+
+/// Sizes of the four parts, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parts {
     open: u64,
     removes: u64,
-    work: u64,
+    flush: u64,
+    merge: u64,
 }
 
 impl Parts {
@@ -48,30 +60,36 @@ impl Parts {
             return Parts::default();
         }
         // Flushing what is in the log writes as much, with indexes and filters.
-        let work = log_bytes.saturating_add(log_bytes / 4).saturating_add(WORK_BYTES);
-        let removes = (work / 4).clamp(REMOVES_MIN, REMOVES_MAX).min(max / 4);
+        let flush = log_bytes.saturating_add(log_bytes / 4).saturating_add(WORK_BYTES);
+        let merge = (log_bytes / 4).saturating_add(WORK_BYTES).min(max / 4);
+        let removes = (flush / 4).clamp(REMOVES_MIN, REMOVES_MAX).min(max / 4);
         let page = |bytes: u64| bytes.next_multiple_of(PAGE);
         let open = OPEN_BYTES.saturating_add(manifest_bytes.saturating_mul(2));
-        Parts { open: page(open), removes: page(removes), work: page(work.min(max - removes)) }
+        let flush = flush.min(max - removes - merge);
+        Parts { open: page(open), removes: page(removes), flush: page(flush), merge: page(merge) }
     }
 
-    /// How `len` bytes are divided where so many are `wanted`: opening comes first, then commits that only remove.
+    /// How `len` bytes are divided where so many are `wanted`.
     fn divide(len: u64, wanted: Parts) -> Parts {
-        let open = len.min(wanted.open);
-        let removes = (len - open).min(wanted.removes);
-        Parts { open, removes, work: len - open - removes }
+        Parts::default().with(len, wanted)
     }
 
-    /// With so many bytes more, where so many are `wanted`.
+    /// With so many bytes more, where so many are `wanted`: opening comes first, then flushes.
     fn with(self, more: u64, wanted: Parts) -> Parts {
         let open = more.min(wanted.open.saturating_sub(self.open));
-        let removes = (more - open).min(wanted.removes.saturating_sub(self.removes));
-        let work = more - open - removes;
-        Parts { open: self.open + open, removes: self.removes + removes, work: self.work + work }
+        let flush = (more - open).min(wanted.flush.saturating_sub(self.flush));
+        let removes = (more - open - flush).min(wanted.removes.saturating_sub(self.removes));
+        let merge = more - open - flush - removes;
+        Parts {
+            open: self.open + open,
+            removes: self.removes + removes,
+            flush: self.flush + flush,
+            merge: self.merge + merge,
+        }
     }
 
     fn total(self) -> u64 {
-        self.open.saturating_add(self.removes).saturating_add(self.work)
+        self.open.saturating_add(self.removes).saturating_add(self.flush).saturating_add(self.merge)
     }
 }
 
@@ -167,9 +185,13 @@ impl Reserve {
         self.release(|parts| parts.removes -= parts.removes.min(STEP))
     }
 
-    /// Cuts off what is kept for flushes, compactions and blob GC; false if nothing is left.
-    pub(crate) fn release_for_work(&self) -> bool {
-        self.release(|parts| parts.work = 0)
+    /// Cuts off what is kept for such work; false if nothing is left. A flush gets all but the part for opening,
+    /// because it gives back the log.
+    pub(crate) fn release_for(&self, need: Need) -> bool {
+        self.release(|parts| match need {
+            Need::Flush => *parts = Parts { open: parts.open, ..Parts::default() },
+            Need::Merge => parts.merge = 0,
+        })
     }
 
     /// Cuts off everything, for a database that is being opened; false if there was nothing.
@@ -230,8 +252,8 @@ mod tests {
     #[test]
     fn parts_follow_the_log_up_to_the_bound() {
         let (least, most) = (Parts::wanted(MAX, 0, 0), Parts::wanted(MAX, u64::MAX, 100));
-        assert_eq!(least, Parts { open: OPEN_BYTES, removes: REMOVES_MIN, work: WORK_BYTES });
-        assert_eq!((most.removes, most.removes + most.work), (2 << 20, MAX));
+        assert_eq!(least, Parts { open: OPEN_BYTES, removes: REMOVES_MIN, flush: WORK_BYTES, merge: WORK_BYTES });
+        assert_eq!((most.removes, most.removes + most.flush + most.merge), (2 << 20, MAX));
         assert_eq!(most.open, OPEN_BYTES + PAGE);
         assert_eq!(Parts::wanted(0, 1 << 20, 1 << 20).total(), 0);
         let mut before = 0;
@@ -250,13 +272,15 @@ mod tests {
         assert!(!kept.release_all() && kept.fill(wanted) && !kept.is_short());
         assert_eq!(machine.used_space(), wanted.total());
         machine.set_capacity(Some(wanted.total()));
-        assert!(kept.release_for_work() && !kept.release_for_work() && kept.is_short());
-        assert_eq!(machine.used_space(), wanted.total() - wanted.work);
+        assert!(kept.release_for(Need::Merge) && !kept.release_for(Need::Merge) && kept.is_short());
+        assert_eq!(machine.used_space(), wanted.total() - wanted.merge);
         let mut steps = 0;
         while kept.release_for_removes() {
             steps += 1;
         }
-        assert_eq!((steps, machine.used_space()), (wanted.removes.div_ceil(STEP), wanted.open));
+        assert_eq!((steps, machine.used_space()), (wanted.removes.div_ceil(STEP), wanted.open + wanted.flush));
+        assert!(kept.release_for(Need::Flush) && !kept.release_for(Need::Flush));
+        assert_eq!(machine.used_space(), wanted.open);
         // Another life finds what is left and divides it anew; what is missing comes back as there is space.
         let next = reserve(&machine);
         machine.set_capacity(Some(wanted.total() - (1 << 20)));

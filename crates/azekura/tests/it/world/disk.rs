@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{DiskFs, File, Fs, MemFs, OpenMode};
+use azekura::fs::{DiskFs, FaultFs, File, Fs, MemFs, OpenMode};
 
 /// A file system of each kind with a directory for a database; the temporary directory lives as long as the place.
 pub(crate) struct Place {
@@ -22,6 +22,14 @@ impl Place {
         let fs: Arc<dyn Fs> = Arc::new(memory.clone());
         fs.create_dir_all(Path::new("/srv")).unwrap();
         Place { fs, dir: "/srv/db".into(), memory: Some(memory), _temporary: None }
+    }
+
+    /// In memory, where no more than `max` files may be open at a time.
+    pub(crate) fn with_few_files(max: usize) -> Place {
+        let place = Place::memory();
+        let limited = FaultFs::new(Arc::clone(&place.fs));
+        limited.limit_open(Some(max));
+        Place { fs: Arc::new(limited), ..place }
     }
 
     /// In a temporary directory.
