@@ -61,12 +61,12 @@ impl Parts {
         }
         // Flushing what is in the log writes as much, with indexes and filters.
         let flush = log_bytes.saturating_add(log_bytes / 4).saturating_add(WORK_BYTES);
-        let merge = (log_bytes / 4).saturating_add(WORK_BYTES).min(max / 4);
-        let removes = (flush / 4).clamp(REMOVES_MIN, REMOVES_MAX).min(max / 4);
-        let page = |bytes: u64| bytes.next_multiple_of(PAGE);
+        let whole = |bytes: u64| bytes / PAGE * PAGE;
+        let merge = whole((log_bytes / 4).saturating_add(WORK_BYTES).min(max / 4));
+        let removes = whole((flush / 4).clamp(REMOVES_MIN, REMOVES_MAX).min(max / 4));
+        let flush = whole(flush.min(max - removes - merge));
         let open = OPEN_BYTES.saturating_add(manifest_bytes.saturating_mul(2));
-        let flush = flush.min(max - removes - merge);
-        Parts { open: page(open), removes: page(removes), flush: page(flush), merge: page(merge) }
+        Parts { open: whole(open.saturating_add(PAGE - 1)), removes, flush, merge }
     }
 
     /// How `len` bytes are divided where so many are `wanted`.
@@ -153,22 +153,20 @@ impl Reserve {
             let Ok(file) = self.file() else { return true };
             let mut missing = goal.saturating_sub(len);
             loop {
-                let end = len + missing;
-                match file.allocate_from(if held.allocated { len } else { 0 }, end) {
+                let end = held.parts.total();
+                match file.allocate_from(if held.allocated { end } else { 0 }, end + missing) {
                     Ok(()) => {
                         held.parts = held.parts.with(missing, wanted);
                         held.allocated = true;
-                        break;
                     }
                     Err(error) if error.kind() != ErrorKind::OutOfSpace => return true,
-                    Err(_) => {
-                        // Some file systems keep a part of what they could not do as a whole.
-                        let _as_before = file.set_length(len);
-                        if missing < STEP {
-                            break;
-                        }
-                        missing = (missing / 2).next_multiple_of(PAGE);
-                    }
+                    // Some file systems keep a part of what they could not do as a whole.
+                    Err(_) => drop(file.set_length(end)),
+                }
+                // A part of it may still fit.
+                missing = (missing / 2 / PAGE * PAGE).min(goal.saturating_sub(held.parts.total()));
+                if missing < STEP {
+                    break;
                 }
             }
         }
