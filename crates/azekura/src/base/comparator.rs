@@ -35,7 +35,8 @@ pub trait Comparator: Send + Sync {
     /// 1..=255 bytes; stored with the partition and checked at every open.
     fn name(&self) -> &str;
 
-    /// Compares two user keys.
+    /// Compares two user keys. It may read the database. It must not write to it, nor wait for a thread that does: it
+    /// is called while a write holds locks that the other one would wait for.
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering;
 
     /// Whether two keys of different bytes may compare equal. True unless the implementation says otherwise, because

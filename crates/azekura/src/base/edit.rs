@@ -134,10 +134,13 @@ pub(crate) enum Edit {
     NextIds { file: FileId, partition: PartitionId, epoch: Epoch },
     BlobFileAdded { partition: PartitionId, file: BlobMeta },
     BlobFileRemoved { partition: PartitionId, file: FileId },
+    PoolFileId { partition: PartitionId, file_id: [u8; 16] },
 }
 
 /// Edits with this bit in their tag may be skipped by a reader that does not know them.
 const IGNORABLE: u8 = 0x80;
+/// An older version may open the pool without it.
+const POOL_FILE_ID: u8 = IGNORABLE | 16;
 
 impl Edit {
     fn tag(&self) -> u8 {
@@ -158,6 +161,7 @@ impl Edit {
             Edit::TableMoved { .. } => 12,
             Edit::BlobFileAdded { .. } => 14,
             Edit::BlobFileRemoved { .. } => 15,
+            Edit::PoolFileId { .. } => POOL_FILE_ID,
         }
     }
 
@@ -205,6 +209,10 @@ impl Edit {
             Edit::BlobFileRemoved { partition, file } => {
                 put_varint(out, partition.0);
                 put_varint(out, file.0);
+            }
+            Edit::PoolFileId { partition, file_id } => {
+                put_varint(out, partition.0);
+                out.extend_from_slice(file_id);
             }
             Edit::TableRemoved { partition, table } => {
                 put_varint(out, partition.0);
@@ -278,6 +286,7 @@ impl Edit {
             }
             14 => Edit::BlobFileAdded { partition: partition(d)?, file: decode_blob_file(d)? },
             15 => Edit::BlobFileRemoved { partition: partition(d)?, file: FileId(d.varint()?) },
+            POOL_FILE_ID => Edit::PoolFileId { partition: partition(d)?, file_id: d.bytes16()? },
             6 => Edit::TableRemoved { partition: partition(d)?, table: FileId(d.varint()?) },
             7 => Edit::Flushed { partition: partition(d)?, through: seqno(d)? },
             8 => Edit::SegmentAdded { epoch: epoch(d)?, file: FileId(d.varint()?) },
@@ -428,6 +437,7 @@ mod tests {
                 },
             },
             Edit::BlobFileRemoved { partition, file: FileId(901) },
+            Edit::PoolFileId { partition, file_id: [9; 16] },
             Edit::TableRemoved { partition, table },
             Edit::TableMoved { partition, table, level: 2 },
             Edit::Flushed { partition, through: SeqNo(12) },

@@ -15,6 +15,8 @@ pub(crate) struct PartitionLedger {
     pub(crate) tables: BTreeMap<FileId, (u8, TableMeta)>,
     pub(crate) blobs: BTreeMap<FileId, BlobMeta>,
     pub(crate) flushed: SeqNo,
+    /// Of a pool, once that is known.
+    pub(crate) pool_file_id: Option<[u8; 16]>,
 }
 
 /// The database as the manifest knows it.
@@ -72,7 +74,8 @@ impl Ledger {
             },
             Edit::PartitionDropped { partition }
             | Edit::PartitionSettings { partition, .. }
-            | Edit::Flushed { partition, .. } => known(partition).map(drop),
+            | Edit::Flushed { partition, .. }
+            | Edit::PoolFileId { partition, .. } => known(partition).map(drop),
             Edit::TableAdded { partition, level, table } => {
                 if *level >= 64 {
                     return Err(Error::corruption(format!("table {} stands on level {level}", table.id.0)));
@@ -108,7 +111,8 @@ impl Ledger {
             Edit::PartitionCreated(meta) => {
                 self.next_partition = self.next_partition.max(meta.id.0 + 1);
                 let (tables, blobs) = (BTreeMap::new(), BTreeMap::new());
-                let fresh = PartitionLedger { meta: meta.clone(), tables, blobs, flushed: SeqNo::ZERO };
+                let (flushed, pool_file_id) = (SeqNo::ZERO, None);
+                let fresh = PartitionLedger { meta: meta.clone(), tables, blobs, flushed, pool_file_id };
                 self.partitions.insert(meta.id, fresh);
             }
             Edit::PartitionDropped { partition } => {
@@ -140,6 +144,7 @@ impl Ledger {
                 let flushed = &mut self.partition(*partition)?.flushed;
                 *flushed = (*flushed).max(*through);
             }
+            Edit::PoolFileId { partition, file_id } => self.partition(*partition)?.pool_file_id = Some(*file_id),
             Edit::SegmentAdded { epoch, file } => {
                 self.next_file = self.next_file.max(file.0 + 1);
                 self.next_epoch = self.next_epoch.max(epoch.0 + 1);
@@ -180,6 +185,7 @@ impl Ledger {
         for (id, partition) in &self.partitions {
             edits.push(Edit::PartitionCreated(partition.meta.clone()));
             edits.push(Edit::Flushed { partition: *id, through: partition.flushed });
+            edits.extend(partition.pool_file_id.map(|file_id| Edit::PoolFileId { partition: *id, file_id }));
             for file in partition.blobs.values() {
                 edits.push(Edit::BlobFileAdded { partition: *id, file: file.clone() });
             }
@@ -242,6 +248,7 @@ mod tests {
             Edit::SegmentAdded { epoch: Epoch(2), file: FileId(21) },
             Edit::SegmentRetired { epoch: Epoch(1) },
             Edit::LogEnd { epoch: Epoch(1), seqno: SeqNo(12) },
+            Edit::PoolFileId { partition: PartitionId(1), file_id: [7; 16] },
             Edit::PartitionDropped { partition: PartitionId(2) },
         ];
         let ledger = Ledger::replay(&edits).unwrap();

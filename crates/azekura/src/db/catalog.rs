@@ -21,7 +21,7 @@ use crate::lsm::blobs::unsynced::Unsynced;
 use crate::lsm::handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
 use crate::memtable::memory::MemtableMemory;
-use crate::pmem::engine::{PmemTree, PoolHome, StoredPool};
+use crate::pmem::engine::{KnownPool, PmemTree, PoolHome, StoredPool};
 use crate::table::graveyard::Graveyard;
 use crate::vfs::files::{DataFiles, DataKind};
 use crate::vfs::fs::PersistenceLevel;
@@ -117,6 +117,8 @@ pub(crate) struct PartitionState {
     /// What the manifest said when the database was opened, and the files of a pool; taken when the tree is built.
     stored: Mutex<Option<PartitionLedger>>,
     pool: Mutex<Option<StoredPool>>,
+    /// That its files had when they were read, if it is a pool.
+    pub(crate) pool_file_id: Option<[u8; 16]>,
     /// Why the tree could not be built: what it is built from is used up then.
     broken: Mutex<Option<Error>>,
 }
@@ -357,26 +359,28 @@ impl Catalog {
         let meta = stored.meta.clone();
         let engine = engine_of(&meta)?;
         let options = PartitionCreateOptions::decode(&meta.settings)?;
-        let pool = self.read_pool(&meta, engine, stored.flushed, &options)?;
+        let known = KnownPool { flushed: stored.flushed, file_id: stored.pool_file_id, ..KnownPool::default() };
+        let pool = self.read_pool(&meta, engine, known, &options)?;
         check_files(stored.tables.values().map(|(_, table)| table), stored.blobs.values(), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
-        let state = self.insert(&meta, engine, Some(stored), pool);
+        let state = new_state(&meta, engine, Some(stored), pool);
+        self.insert(&state);
         if bytewise {
             self.build_tree(&state, KeyOrder::bytewise(), &options, Log::ToCome)?;
         }
         Ok(state)
     }
 
-    /// Takes in a new partition.
-    pub(crate) fn create(
+    /// Makes all of a new partition, which nobody knows before it is [inserted](Catalog::insert).
+    pub(crate) fn prepare(
         &self,
         meta: &PartitionMeta,
         order: KeyOrder,
         options: &PartitionCreateOptions,
     ) -> Result<Arc<PartitionState>> {
         let engine = engine_of(meta)?;
-        let pool = self.read_pool(meta, engine, SeqNo::ZERO, options)?;
-        let state = self.insert(meta, engine, None, pool);
+        let pool = self.read_pool(meta, engine, KnownPool::default(), options)?;
+        let state = new_state(meta, engine, None, pool);
         self.build_tree(&state, order, options, Log::Pending)?;
         Ok(state)
     }
@@ -386,14 +390,14 @@ impl Catalog {
         &self,
         meta: &PartitionMeta,
         engine: EngineKind,
-        flushed: SeqNo,
+        known: KnownPool,
         options: &PartitionCreateOptions,
     ) -> Result<Option<StoredPool>> {
         if engine == EngineKind::Lsm {
             return Ok(None);
         }
-        let made_as_memory = engine == EngineKind::PmemMemory;
-        StoredPool::read(self.pool_home(meta), made_as_memory, flushed, &options.pmem()).map(Some)
+        let known = KnownPool { made_as_memory: engine == EngineKind::PmemMemory, ..known };
+        StoredPool::read(self.pool_home(meta), &known, &options.pmem()).map(Some)
     }
 
     pub(crate) fn pool_home(&self, meta: &PartitionMeta) -> PoolHome {
@@ -411,31 +415,9 @@ impl Catalog {
         }
     }
 
-    fn insert(
-        &self,
-        meta: &PartitionMeta,
-        engine: EngineKind,
-        stored: Option<PartitionLedger>,
-        pool: Option<StoredPool>,
-    ) -> Arc<PartitionState> {
-        let name: Arc<str> = Arc::from(meta.name.as_str());
-        let state = Arc::new(PartitionState {
-            id: meta.id,
-            name: Arc::clone(&name),
-            setbacks: Setbacks::default(),
-            comparator: meta.comparator.clone(),
-            engine,
-            tree: OnceLock::new(),
-            life: AtomicU8::new(OPEN),
-            settings: Mutex::new(meta.settings.clone()),
-            pending: Mutex::default(),
-            early: Mutex::default(),
-            stored: Mutex::new(stored),
-            pool: Mutex::new(pool),
-            broken: Mutex::default(),
-        });
-        write(&self.by_name).insert(name, Arc::clone(&state));
-        state
+    /// Takes in a partition.
+    pub(crate) fn insert(&self, state: &Arc<PartitionState>) {
+        write(&self.by_name).insert(Arc::clone(&state.name), Arc::clone(state));
     }
 
     /// Prepares an existing partition for a caller: builds its tree if the comparator comes only now, and takes the
@@ -466,10 +448,14 @@ impl Catalog {
             )));
         }
         options.check_order(&order)?;
-        match state.tree.get() {
-            Some(Tree::Lsm(tree)) => tree.set_options(options.lsm(self.parts.codec)),
-            Some(Tree::Pmem(pool)) => pool.set_options(&options.pmem())?,
-            None => self.build_tree(state, order, options, Log::Pending)?,
+        if state.tree.get().is_none() {
+            // As the stored options say, which its records in the log were written under; new ones are for new data.
+            let stored = PartitionCreateOptions::decode(&lock(&state.settings))?;
+            self.build_tree(state, order, &stored, Log::Pending)?;
+        }
+        match state.tree()? {
+            Tree::Lsm(tree) => tree.set_options(options.lsm(self.parts.codec)),
+            Tree::Pmem(pool) => pool.set_options(&options.pmem())?,
         }
         Ok(())
     }
@@ -524,9 +510,10 @@ impl Catalog {
         order: KeyOrder,
         options: &PartitionCreateOptions,
     ) -> Result<Tree> {
+        let is_new = stored.is_none();
         let tree = match (state.engine, lock(&state.pool).take()) {
             (EngineKind::Lsm, _) => Tree::Lsm(self.build_lsm(state, stored, order, options)?),
-            (_, Some(pool)) => Tree::Pmem(pool.open(order, &options.pmem())?),
+            (_, Some(pool)) => Tree::Pmem(pool.open(order, &options.pmem(), is_new)?),
             (_, None) => return Err(Error::new(ErrorKind::Closed, "the pool was opened before, and failed")),
         };
         let through = tree.flushed_through();
@@ -555,6 +542,30 @@ impl Catalog {
         tree.show_early(lock(&state.early).drain(..));
         Ok(Arc::new(tree))
     }
+}
+
+fn new_state(
+    meta: &PartitionMeta,
+    engine: EngineKind,
+    stored: Option<PartitionLedger>,
+    pool: Option<StoredPool>,
+) -> Arc<PartitionState> {
+    Arc::new(PartitionState {
+        id: meta.id,
+        name: Arc::from(meta.name.as_str()),
+        setbacks: Setbacks::default(),
+        comparator: meta.comparator.clone(),
+        engine,
+        tree: OnceLock::new(),
+        life: AtomicU8::new(OPEN),
+        settings: Mutex::new(meta.settings.clone()),
+        pending: Mutex::default(),
+        early: Mutex::default(),
+        stored: Mutex::new(stored),
+        pool_file_id: pool.as_ref().and_then(StoredPool::file_id),
+        pool: Mutex::new(pool),
+        broken: Mutex::default(),
+    })
 }
 
 fn engine_of(meta: &PartitionMeta) -> Result<EngineKind> {

@@ -154,15 +154,21 @@ impl Database {
         if is_memory {
             shared.catalog.pool_home(&meta).make_file(&options.pmem())?;
         }
-        let name_file = |meta: &PartitionMeta| match is_memory {
-            true => shared.catalog.pool_home(meta).name_file(),
-            false => Ok(()),
+        // All that can fail comes before the edit: a partition that the manifest has, and that cannot be opened, would
+        // keep the database from opening.
+        let prepare = |meta: &PartitionMeta| {
+            let home = is_memory.then(|| shared.catalog.pool_home(meta));
+            home.as_ref().map_or(Ok(()), |home| home.name_file())?;
+            let state = shared.catalog.prepare(meta, order, options);
+            let state = state.inspect_err(|_| home.iter().for_each(|home| home.remove_named()))?;
+            let file_id = state.pool_file_id;
+            Ok((state, file_id))
         };
-        let meta = shared.poison.watch(writer.metadata.create_partition(meta, name_file))?;
+        let state = shared.poison.watch(writer.metadata.create_partition(meta, prepare))?;
         if shared.settings.durability != PersistMode::Buffer || is_memory {
             shared.poison.watch(writer.metadata.sync())?;
         }
-        let state = shared.catalog.create(&meta, order, options)?;
+        shared.catalog.insert(&state);
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 

@@ -344,6 +344,12 @@ impl Loaded {
         self.ledger.next_epoch = self.ledger.next_epoch.max(report.last_epoch.0 + 1);
         self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
         self.ledger.log_end = Some((report.last_epoch, end));
+        for (id, state) in &self.by_id {
+            // An older version did not write it.
+            if let (Some(stored), Some(file_id)) = (self.ledger.partitions.get_mut(id), state.pool_file_id) {
+                stored.pool_file_id = Some(file_id);
+            }
+        }
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
         let edits = self.ledger.edits();

@@ -225,8 +225,8 @@ impl Shared {
         }
     }
 
-    /// As [`check_open`](Shared::check_open), behind a read: what was read is right if the database is open still. Another
-    /// process may change the files of a closed one.
+    /// As [`check_open`](Shared::check_open), behind a read: what was read is right if the database is open still.
+    /// Another process may change the files of a closed one.
     #[inline]
     pub(crate) fn check_open_after_read(&self) -> Result<()> {
         // What the read found of a later change was stored after `closing` was.

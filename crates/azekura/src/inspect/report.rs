@@ -16,7 +16,7 @@ use crate::blob::unsealed::Unsealed;
 use crate::block::cache::BlockCache;
 use crate::engine::{ReadPoints, Visible};
 use crate::manifest::{self, Manifest, NAME, TEMPORARY};
-use crate::pmem::engine::{PoolHome, StoredPool};
+use crate::pmem::engine::{KnownPool, PoolHome, StoredPool};
 use crate::pmem::options::PmemOptions;
 use crate::pmem::store::{self, PoolFile};
 use crate::table::options::{DataBlockIndexType, ReadOptions};
@@ -329,8 +329,12 @@ fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionLedger) -> Res
         read_only: true,
         log_bytes: 0,
     };
-    let made_as_memory = partition.meta.engine == EngineKind::PmemMemory as u8;
-    let stored = StoredPool::read(home, made_as_memory, partition.flushed, &options)?;
+    let known = KnownPool {
+        made_as_memory: partition.meta.engine == EngineKind::PmemMemory as u8,
+        flushed: partition.flushed,
+        file_id: partition.pool_file_id,
+    };
+    let stored = StoredPool::read(home, &known, &options)?;
     stored.verify(partition.meta.comparator == BYTEWISE_NAME, &options)
 }
 

@@ -113,6 +113,17 @@ fn granularity() -> Granularity {
     if cfg!(target_arch = "x86_64") { Granularity::Line } else { Granularity::Word }
 }
 
+/// Tries to reserve `len_max`, and less each time it fails, down to `len`: what is there must fit, not what may come.
+fn with_less<T>(len: u64, len_max: u64, mut reserve: impl FnMut(u64) -> Result<T>) -> Result<T> {
+    let mut wanted = len_max.max(len);
+    loop {
+        match reserve(wanted) {
+            Err(_) if wanted > len => wanted = (wanted / 2 / PAGE * PAGE).max(len),
+            tried => return tried,
+        }
+    }
+}
+
 /// An image in memory of this process alone, which remembers the pages that were changed. The log and checkpoints make
 /// it durable; flushing and fencing do nothing.
 pub(crate) struct Image {
@@ -127,6 +138,15 @@ impl Image {
     /// `OutOfSpace` if there are not so many addresses.
     pub(crate) fn new(len_max: u64) -> Result<Image> {
         Ok(Image { region: Region::private(len_max)?, pages: Pages::new(len_max)? })
+    }
+
+    /// An empty image for one of `len` bytes that is there already: it may grow to `len_max` bytes, or as far as there
+    /// are addresses.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if there are not `len` addresses.
+    pub(crate) fn for_stored(len: u64, len_max: u64) -> Result<Image> {
+        with_less(len, len_max, Image::new)
     }
 
     /// Puts whole words where a file has them, while the image is being read. Leaves no mark.
@@ -224,11 +244,24 @@ impl Shared {
     /// # Errors
     /// `Unsupported` where files cannot be used as memory, and those of the system.
     pub(crate) fn new(file: Arc<dyn File>, len_max: u64) -> Result<Shared> {
+        Shared::reserving(file, len_max, len_max)
+    }
+
+    /// The same for a pool that is there already: it may grow to `len_max`, or as far as there are addresses.
+    ///
+    /// # Errors
+    /// As [`new`](Shared::new).
+    pub(crate) fn for_stored(file: Arc<dyn File>, len_max: u64) -> Result<Shared> {
+        Shared::reserving(file, 0, len_max)
+    }
+
+    fn reserving(file: Arc<dyn File>, least: u64, len_max: u64) -> Result<Shared> {
         // What is behind the last whole page was about to be added when the process ended, and is not in use.
         let len = file.length()? / PAGE * PAGE;
         let reserved = len_max.max(len).max(1).checked_next_multiple_of(PAGE);
         let reserved = reserved.ok_or_else(|| Error::invalid("a pool is shorter than 2^64 bytes"))?;
-        let words = file.map_words(reserved)?;
+        let least = len.max(least).max(PAGE).min(reserved).next_multiple_of(PAGE);
+        let words = with_less(least, reserved, |len| file.map_words(len))?;
         let words = words.ok_or_else(|| Error::unsupported("files cannot be used as memory here"))?;
         let region = Region::shared(words)?;
         file.allocate(len)?;

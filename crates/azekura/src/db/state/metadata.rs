@@ -59,17 +59,21 @@ impl Metadata {
     /// Notes a new partition, like [`append`](Metadata::append), under a number of its own. The number is taken under
     /// the same lock: a manifest written anew in between would say that it was used, and replay would take the
     /// partition for a deleted one.
-    /// Before that, `name_files` gives those that it needs their names.
-    pub(crate) fn create_partition(
+    /// Before that, `prepare` does all that can fail, and says which file id the pool has, if its files are there.
+    pub(crate) fn create_partition<T>(
         &self,
         mut meta: PartitionMeta,
-        name_files: impl FnOnce(&PartitionMeta) -> Result<()>,
-    ) -> Result<PartitionMeta> {
+        prepare: impl FnOnce(&PartitionMeta) -> Result<(T, Option<[u8; 16]>)>,
+    ) -> Result<T> {
         let mut ledger = lock(&self.ledger);
         meta.id = PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed));
-        name_files(&meta)?;
-        self.append_to(&mut ledger, &[Edit::PartitionCreated(meta.clone())])?;
-        Ok(meta)
+        let (prepared, file_id) = prepare(&meta)?;
+        let partition = meta.id;
+        self.append_to(&mut ledger, &[Edit::PartitionCreated(meta)])?;
+        if let Some(file_id) = file_id {
+            self.append_to(&mut ledger, &[Edit::PoolFileId { partition, file_id }])?;
+        }
+        Ok(prepared)
     }
 
     /// Writes a batch of edits to the operating system; a later sync of the manifest or of the log makes it durable.
@@ -170,7 +174,8 @@ fn partition_of(edit: &Edit) -> Option<PartitionId> {
         | Edit::TableMoved { partition, .. }
         | Edit::BlobFileAdded { partition, .. }
         | Edit::BlobFileRemoved { partition, .. }
-        | Edit::Flushed { partition, .. } => Some(*partition),
+        | Edit::Flushed { partition, .. }
+        | Edit::PoolFileId { partition, .. } => Some(*partition),
         Edit::PartitionCreated(_)
         | Edit::Database { .. }
         | Edit::NextIds { .. }

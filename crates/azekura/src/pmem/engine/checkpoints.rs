@@ -94,7 +94,13 @@ impl Checkpoints {
         })?;
         // Not beyond what the log has: where that ends is told by what was flushed, too.
         let through = from.min(host.log_end());
-        host.commit_edits(&[Edit::Flushed { partition: self.home.partition, through }])?;
+        let partition = self.home.partition;
+        let mut edits = vec![Edit::Flushed { partition, through }];
+        // The first checkpoint may have made the files.
+        if self.count.load(Ordering::Relaxed) == 0 {
+            edits.push(Edit::PoolFileId { partition, file_id: tree.file_id });
+        }
+        host.commit_edits(&edits)?;
         Ok(written.bytes)
     }
 }

@@ -62,6 +62,11 @@ impl PoolHome {
         self.fs.sync_dir(&self.dir)
     }
 
+    /// Removes the file that was named, as far as that can be done, because the partition could not be made.
+    pub(crate) fn remove_named(&self) {
+        let _found_by_the_next_open = self.fs.remove_file(&self.path());
+    }
+
     /// Partitions are numbered from 1 on, and made one at a time.
     fn temporary(&self) -> PathBuf {
         self.dir.join(PoolFile::Shadow.name(PartitionId(0)))

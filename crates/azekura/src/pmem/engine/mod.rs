@@ -16,4 +16,4 @@ pub(crate) mod stored;
 
 pub(crate) use contract::{PmemTree, PoolFigures, TakeNumber};
 pub(crate) use home::{PoolHome, is_memory};
-pub(crate) use stored::StoredPool;
+pub(crate) use stored::{KnownPool, StoredPool};

@@ -1,5 +1,6 @@
 //! A leaf and its records, read and judged.
 
+use crate::base::SeqNo;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, RecordKind, Result};
 use crate::mem::region::Region;
@@ -18,6 +19,19 @@ pub(crate) enum Trust {
     /// overlap and lie between those of the leaves beside; of a record only its head and its key are read.
     Bytes,
 }
+
+/// What was found in a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) records: u64,
+    pub(crate) leaves: u64,
+    /// Words that a crash had left half done.
+    pub(crate) repairs: u64,
+    /// The highest sequence number of a record.
+    pub(crate) highest: SeqNo,
+}
+
+pub(super) const OVERLAP: &str = "two records overlap, or one and a leaf";
 
 /// Lines of a record that are asked for ahead, in bytes: all of most; head and key of most.
 const NEAR: [u64; 2] = [192, 32];
@@ -201,18 +215,20 @@ impl Read {
     }
 }
 
-/// Checks every leaf and every record by itself, where nobody knows the order of keys; how many records there are.
+/// Checks every leaf and every record by itself, where the order of keys is not known.
 ///
 /// # Errors
 /// `Corruption` if it is not what was written.
-pub(crate) fn check_records(region: &Region) -> Result<u64> {
+pub(crate) fn check_records(region: &Region) -> Result<Report> {
     let mut header = [0; FileHeader::LEN];
     if !region.contains(HEAD, LEAF_LEN) {
         return Err(Error::corruption("the pool ends before its first leaf"));
     }
     region.read(0, &mut header);
     let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
-    let (seal, mut used, mut at, mut count) = (seal_of(&file_id), Used::new(region.len())?, HEAD, 0);
+    let (seal, mut used, mut at, mut report) = (seal_of(&file_id), Used::new(region.len())?, HEAD, Report::default());
+    // Of the last leaf before this one that has records.
+    let mut before: Vec<Slot> = Vec::new();
     while at != 0 {
         if !at.is_multiple_of(LEAF_ALIGN) || !region.contains(at, LEAF_LEN) || !used.mark(at, LEAF_LEN) {
             return Err(corrupt("the chain of leaves leads to what is no leaf, or in a circle", at));
@@ -221,15 +237,25 @@ pub(crate) fn check_records(region: &Region) -> Result<u64> {
         if leaf.commit().count() >= SLOTS || !leaf.verifies(seal, leaf.commit()) {
             return Err(corrupt("check of a leaf does not match", at));
         }
-        for n in bits(leaf.commit().valid()) {
-            let record = Record::read(region, leaf.slot(n))?;
+        let slots: Vec<Slot> = bits(leaf.commit().valid()).map(|n| leaf.slot(n)).collect();
+        for slot in &slots {
+            let record = Record::read(region, *slot)?;
             if record.kind != RecordKind::Put || !record.verifies(region, &file_id) {
                 return Err(corrupt("checksum of a record does not match", record.at));
             }
-            // One that a crash has left in two leaves counts once.
-            count += u64::from(used.mark(record.at, record.buffer_len()));
+            report.highest = report.highest.max(record.seqno);
+            match used.mark(record.at, record.buffer_len()) {
+                true => report.records += 1,
+                // A crash in the middle of a split leaves the same slot in two leaves beside each other.
+                false if before.contains(slot) => {}
+                false => return Err(corrupt(OVERLAP, record.at)),
+            }
+        }
+        report.leaves += 1;
+        if !slots.is_empty() {
+            before = slots;
         }
         at = leaf.next(seal).ok_or_else(|| corrupt("check of the next leaf does not match", at))?;
     }
-    Ok(count)
+    Ok(report)
 }

@@ -15,6 +15,5 @@ mod open;
 mod used;
 mod walk;
 
-pub(crate) use leaves::{Trust, check_records};
+pub(crate) use leaves::{Report, Trust, check_records};
 pub(crate) use open::{create, open_with};
-pub(crate) use walk::Report;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::base::sync::Bell;
-use crate::base::{Error, Result, SeqNo};
+use crate::base::{Error, Result};
 use crate::mem::atomic::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::pmem::crew::{panicked, together};
 use crate::pmem::leaf::{LEAF_ALIGN, LEAF_LEN, Spot};
 use crate::pmem::medium::Medium;
 use crate::pmem::record::Record;
-use crate::pmem::recover::leaves::{Filled, Read, Trust, corrupt, fetch_leaf, fetch_records};
+use crate::pmem::recover::leaves::{Filled, OVERLAP, Read, Report, Trust, corrupt, fetch_leaf, fetch_records};
 use crate::pmem::recover::used::Used;
 use crate::pmem::tree::{HEAD, Tree};
 use crate::vfs::Env;
@@ -17,24 +17,11 @@ use crate::vfs::Env;
 /// Leaves that one thread reads before it looks for more; few in tests, so that there are parts.
 const PART: usize = if cfg!(all(test, debug_assertions)) { 3 } else { 256 };
 
-const OVERLAP: &str = "two records overlap, or one and a leaf";
-
 /// For this long somebody sleeps at most before he looks again whether the chain has got longer, in milliseconds.
 const PATIENCE_MS: u64 = 10;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What was found in a pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Report {
-    pub(crate) records: u64,
-    pub(crate) leaves: u64,
-    /// Words that a crash had left half done.
-    pub(crate) repairs: u64,
-    /// The highest sequence number of a record.
-    pub(crate) highest: SeqNo,
 }
 
 /// What a part of the chain has come to, or all of it.
@@ -275,7 +262,13 @@ impl Found {
         if let Some((n, first, slots)) = part.first.take() {
             part.kept[n].0 = match self.waiting.take() {
                 Some(mut last) => self.settle(tree, used, &mut last, Some((&first, &slots)))?,
-                None => Vec::new(),
+                // Only leaves without records stand before it. A key that was inserted, because an empty one is before
+                // all others in the order of bytes alone, and a comparator may not know it.
+                None => {
+                    let mut separator = Vec::new();
+                    first.key(tree.region(), &mut separator);
+                    separator
+                }
             };
             self.waiting = part.waiting.take();
         }

@@ -96,7 +96,9 @@ impl Head {
         let (file_id, mut d) = fields_of(FileKind::PoolImage, page)?;
         let (partition, number) = (PartitionId(d.u64()?), d.u64()?);
         let (replay_from, highest, len, root) = (SeqNo(d.u64()?), SeqNo(d.u64()?), d.u64()?, d.u64()?);
-        if replay_from > SeqNo::MAX || highest > SeqNo::MAX || !len.is_multiple_of(PAGE) || file_len(len).is_none() {
+        let is_last = number == u64::MAX; // the next one would have none
+        let has_place = len.is_multiple_of(PAGE) && file_len(len).is_some_and(|len| len <= i64::MAX as u64);
+        if replay_from > SeqNo::MAX || highest > SeqNo::MAX || is_last || !has_place {
             return Err(Error::corruption("the first page says what cannot be").at_offset(FIELDS_AT as u64));
         }
         Ok(Head { file_id, partition, number, replay_from, highest, len, root })

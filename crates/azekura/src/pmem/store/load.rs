@@ -75,6 +75,9 @@ pub(super) fn load_image(
 ) -> Result<(Image, Sums, Head)> {
     let newer = Newer::of(shadow)?;
     let head = Head::decode(newer.heads.get(&0).unwrap_or(&first))?;
+    if shadow.is_some_and(|(shadow, _)| Some(shadow.file_len()) != file_len(head.len)) {
+        return Err(Error::corruption("the shadow is of a file of another length").at_offset(0));
+    }
     if head.partition != partition {
         return Err(Error::corruption("the file belongs to another partition").at_offset(0));
     }
@@ -82,7 +85,7 @@ pub(super) fn load_image(
     if !whole && (newer.places.is_empty() || head.len > len_max) {
         return Err(Error::corruption("the file ends before the image does").at_offset(pool.length()?));
     }
-    let image = Image::new(head.len.saturating_add(len_max))?;
+    let image = Image::for_stored(head.len.max(PAGE), head.len.saturating_add(len_max))?;
     image.grow(head.len)?;
     let mut sums = Sums::default();
     sums.grow(head.len / PAGE)?;
@@ -115,7 +118,7 @@ pub(super) fn load_image(
 /// As [`load_image`].
 pub(super) fn load_raw(pool: &dyn File, len_max: u64) -> Result<Image> {
     let len = pool.length()? / PAGE * PAGE;
-    let image = Image::new(len.saturating_add(len_max))?;
+    let image = Image::for_stored(len.max(PAGE), len.saturating_add(len_max))?;
     image.grow(len)?;
     let mut piece = vec![0; PIECE as usize * PAGE_LEN];
     for at in (0..len).step_by(piece.len()) {

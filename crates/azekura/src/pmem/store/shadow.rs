@@ -57,6 +57,10 @@ impl Shadow {
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
         let entries = list.chunks_exact(ENTRY).map(|entry| (word(&entry[..8]), word(&entry[8..]))).collect();
         let shadow = Shadow { file_id: head.file_id, number: head.number, len: head.len, entries };
+        // No length of a file is larger, and no page lies behind the end of its file.
+        if shadow.len > i64::MAX as u64 || shadow.places().any(|place| place >= shadow.len / PAGE) {
+            return Ok(None);
+        }
         match shadow.each_batch(file, |_, _| Ok(())) {
             Ok(()) => Ok(Some(shadow)),
             Err(error) if error.kind() == ErrorKind::Corruption => Ok(None),
@@ -67,6 +71,11 @@ impl Shadow {
     /// Pages in it.
     pub(crate) fn pages(&self) -> u64 {
         self.entries.len() as u64
+    }
+
+    /// The length of the file that its pages belong to, in bytes.
+    pub(crate) fn file_len(&self) -> u64 {
+        self.len
     }
 
     /// Reads and checks the pages, and shows them in order, some at a time.
