@@ -45,8 +45,8 @@ impl PmemOptions {
     /// space in the pool refuses no removal.
     ///
     /// A larger size than the partition was opened with, more than twice of it, takes effect when the database is
-    /// opened the next time. A smaller size flushes the partition; if it holds more already, every record stays, and puts
-    /// are `OutOfSpace` until so much was removed that the rest fits.
+    /// opened the next time. A smaller size flushes the partition; if it holds more already, every record stays,
+    /// and puts are `OutOfSpace` until so much was removed that the rest fits.
     ///
     /// The size does not hold while the database is opened: what the log has fits, however it lay in the pool
     /// before. Memory and file that a pool has got then stay with it; how much of them is in use does not exceed the

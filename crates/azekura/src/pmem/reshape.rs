@@ -178,7 +178,8 @@ impl<M: Medium> Tree<M> {
     pub(crate) fn pack(&self) -> Result<usize> {
         let mut packing = self.packing.lock().map_err(poisoned)?;
         let (records, leaves) = (self.len(), self.leaves.load(Ordering::Acquire));
-        let dense = leaves * (self.slots as u64 - 1) * 3 / 4;
+        // Of all together: where new leaves are full, old ones may be sparse.
+        let dense = leaves * (self.slots as u64 - 1) * 15 / 16;
         if packing.state != (records, leaves) {
             (packing.state, packing.barren) = ((records, leaves), 0);
         }
@@ -206,13 +207,13 @@ impl<M: Medium> Tree<M> {
         let high = found.high.map(<[u8]>::to_vec);
         drop(pin);
         let (Some(right), Some(high)) = (right, &high) else { return Ok((false, high)) };
-        let (full, target) = (self.slots - 1, self.slots - 1 - self.slots / 8);
+        let full = self.slots - 1;
         if self.fit_into(left, right, full) {
             self.join(left, right, high, full)?;
             return Ok((true, Some(key.to_vec())));
         }
-        let few = self.leaf(left).commit().count() + self.slots / 8 < target;
-        let moved = if few { self.shift(left, right, high, target)? } else { None };
+        let few = self.leaf(left).commit().count() + self.slots / 8 < full;
+        let moved = if few { self.shift(left, right, high, full)? } else { None };
         Ok((false, moved.or_else(|| Some(high.clone()))))
     }
 

@@ -145,8 +145,8 @@ impl<M: Medium> Tree<M> {
         Ok(())
     }
 
-    /// A number that hardly any of so many changes gets beyond. Not much higher than need be: a record that comes with a
-    /// shorter number than it has space for leaves a buffer behind that is too short for the next one of its size.
+    /// A number that hardly any of so many changes gets beyond. Not much higher than need be: a record that comes with
+    /// a shorter number than it has space for leaves a buffer behind that is too short for the next one of its size.
     fn highest_soon(&self, changes: usize) -> SeqNo {
         SeqNo((self.versions.points().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
     }
