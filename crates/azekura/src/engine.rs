@@ -361,6 +361,11 @@ pub(crate) trait Host: Send + Sync {
     /// The last sequence number that the log has; pools may have used later ones.
     fn log_end(&self) -> SeqNo;
 
+    /// Every record up to here is durable in the log already.
+    fn log_durable(&self) -> SeqNo {
+        SeqNo::ZERO
+    }
+
     /// Writes the edits to the manifest as one batch and syncs it.
     fn commit_edits(&self, edits: &[Edit]) -> Result<()>;
 

@@ -35,7 +35,36 @@ pub(crate) struct Ledger {
     pub(crate) next_epoch: u32,
 }
 
+/// No number that the manifest names is as high as this one, so that there is always a next one.
+const NUMBERS_END: u64 = 1 << 62;
+/// Numbers that can be in use beyond those that the manifest knows: of files that were being written.
+const UNKNOWN_NUMBERS_MAX: u64 = 1 << 32;
+
+impl PartitionLedger {
+    /// The log was durable up to here before the manifest said what it says of this partition.
+    pub(crate) fn durable(&self) -> SeqNo {
+        let tables = self.tables.values().map(|(_, table)| table.highest);
+        tables.max().unwrap_or_default().max(self.flushed)
+    }
+}
+
 impl Ledger {
+    /// The log was durable up to here before the manifest said what it says of the partitions.
+    pub(crate) fn durable(&self) -> SeqNo {
+        self.partitions.values().map(PartitionLedger::durable).max().unwrap_or_default()
+    }
+
+    /// Files with this number or a higher one were not made by this database: they are left alone, and do not count
+    /// when fresh numbers are chosen.
+    pub(crate) fn files_end(&self) -> u64 {
+        self.next_file + UNKNOWN_NUMBERS_MAX
+    }
+
+    /// The same for the numbers of partitions in the names of pools.
+    pub(crate) fn partitions_end(&self) -> u64 {
+        self.next_partition + UNKNOWN_NUMBERS_MAX
+    }
+
     /// Adds up the batches of a manifest.
     ///
     /// # Errors
@@ -53,6 +82,7 @@ impl Ledger {
 
     /// Fails if the edit contradicts what is known; then nothing has changed.
     pub(crate) fn check(&self, edit: &Edit) -> Result<()> {
+        check_numbers(edit)?;
         let known = |partition: &PartitionId| {
             self.partitions.get(partition).ok_or_else(|| {
                 Error::corruption(format!("the manifest speaks of partition {}, which does not exist", partition.0))
@@ -197,6 +227,29 @@ impl Ledger {
         edits.extend(self.log_end.map(|(epoch, seqno)| Edit::LogEnd { epoch, seqno }));
         edits
     }
+}
+
+/// Fails for numbers that have no next one: those that the edit says are used.
+fn check_numbers(edit: &Edit) -> Result<()> {
+    let (number, epoch) = match edit {
+        Edit::PartitionCreated(meta) => (meta.id.0, Epoch(0)),
+        Edit::TableAdded { table, .. } => (table.id.0, Epoch(0)),
+        Edit::BlobFileAdded { file, .. } => {
+            let logical = file.sections.iter().map(|section| section.logical.0);
+            (logical.chain([file.id.0]).max().unwrap_or_default(), Epoch(0))
+        }
+        Edit::SegmentAdded { epoch, file } => (file.0, *epoch),
+        Edit::LogEnd { epoch, .. } => (0, *epoch),
+        Edit::NextIds { file, partition, epoch } => (file.0.max(partition.0), *epoch),
+        _ => return Ok(()),
+    };
+    if number >= NUMBERS_END {
+        return Err(Error::corruption(format!("the manifest names {number}, which no file or partition has")));
+    }
+    if epoch == Epoch(u32::MAX) {
+        return Err(Error::corruption("the manifest names a log segment behind the last possible one"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

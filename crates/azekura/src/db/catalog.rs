@@ -269,10 +269,40 @@ impl PartitionState {
         lock(&self.pool).as_ref().map_or(Ok(()), |pool| pool.copy_to(dir))
     }
 
+    /// What the files of a pool held when it was opened: all through the first number, perhaps more, through the
+    /// second.
+    fn pool_at_open(&self) -> Option<(SeqNo, SeqNo)> {
+        let stored = lock(&self.pool).as_ref().map(StoredPool::at_open);
+        stored.or_else(|| self.tree.get()?.pmem().map(|pool| (pool.flushed_through(), pool.highest_at_open())))
+    }
+
     /// The highest sequence number that a pool may hold.
     pub(crate) fn highest_in_pool(&self) -> SeqNo {
-        let stored = lock(&self.pool).as_ref().map(StoredPool::highest);
-        stored.or_else(|| Some(self.tree.get()?.pmem()?.highest_at_open())).unwrap_or_default()
+        self.pool_at_open().unwrap_or_default().1
+    }
+
+    /// Whether it is a pool whose file is used as memory.
+    fn is_memory(&self) -> bool {
+        let built = self.tree.get().and_then(Tree::pmem).map(|pool| pool.level() > PersistenceLevel::Logged);
+        built.unwrap_or_else(|| lock(&self.pool).as_ref().is_some_and(StoredPool::is_memory))
+    }
+
+    /// What its permanent files say of the log, before anything is replayed: nothing through the first number is
+    /// needed of it, and it was durable through the second. Numbers that pools have used without the log may stand in
+    /// the images of others, if `pools_skip_log`.
+    pub(crate) fn proves(&self, stored: &PartitionLedger, pools_skip_log: bool) -> (SeqNo, SeqNo) {
+        let durable = stored.durable();
+        match (self.pool_at_open(), self.engine) {
+            (None, _) => (stored.flushed, durable),
+            (Some((applied, highest)), EngineKind::Pmem) if !pools_skip_log => (applied, durable.max(highest)),
+            (Some((applied, _)), _) if self.is_memory() => (applied, durable.max(applied)),
+            (Some((applied, _)), _) => (applied, durable),
+        }
+    }
+
+    /// The highest sequence number that a pool may hold that has changes which the log does not have.
+    pub(crate) fn held(&self) -> SeqNo {
+        if self.engine == EngineKind::PmemMemory { self.highest_in_pool() } else { SeqNo::ZERO }
     }
 
     /// Takes a record of the log again; what the tables have already is skipped.

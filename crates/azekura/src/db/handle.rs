@@ -86,6 +86,9 @@ impl Handle {
             // The log says where numbers go on now.
             pools.iter().for_each(|pool| pool.close());
         }
+        if let Some(writer) = &shared.writer {
+            writer.wal.end();
+        }
         shared.catalog.all().iter().for_each(|partition| partition.mark_closed());
         *lock(&shared.lock) = None;
         if let Err(error) = &finished

@@ -7,9 +7,9 @@
 //! 4. read the log: every commit that is not in tables goes into memtables, or into pools; the whole log is validated
 //!    before anything is written, so that a failed open changes nothing (but pools that are memory: what the log has
 //!    for them they get at once, and it is synced first);
-//! 5. sync what was replayed (it may be in the page cache only), make blob files of what it points to in files that
-//!    were never finished, write the manifest anew with the end of the log, begin a fresh segment, remove files that
-//!    nothing names, start the workers.
+//! 5. sync what was replayed (it may be in the page cache only), or write it into new segments if damage was passed
+//!    over, make blob files of what it points to in files that were never finished, write the manifest anew with the
+//!    end of the log, begin a fresh segment, remove files that nothing names, start the workers.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::edit::{Edit, Epoch, FileId, PartitionId};
+use crate::base::edit::{Edit, EngineKind, Epoch, FileId, PartitionId};
 use crate::base::event::Event;
-use crate::base::ledger::Ledger;
+use crate::base::ledger::{Ledger, PartitionLedger};
 use crate::base::sync::Bell;
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::cache::BlockCache;
@@ -42,9 +42,10 @@ use crate::vfs::fs::{LOCK, RESERVE, create_dirs, sync_names_above};
 use crate::vfs::limited::{LimitedFs, max_cached};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::format::{HEADER_LEN, parse_name as parse_segment_name, segment_path};
+use crate::wal::log::EPOCHS_SKIPPED_MAX;
 use crate::wal::payload::{GAP, Records, check_payload, pointers};
 use crate::wal::segment::PAGE;
-use crate::wal::{self, LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalOptions};
+use crate::wal::{self, LogCommit, Mark, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalOptions};
 
 /// What a look at the directory shows.
 #[derive(Default)]
@@ -77,6 +78,15 @@ fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
         }
     }
     Ok(listing)
+}
+
+impl Listing {
+    /// Forgets files whose numbers the database cannot have given.
+    fn leave_alone(&mut self, ledger: &Ledger) {
+        self.data.retain(|(_, id), _| id.0 < ledger.files_end());
+        self.segments.retain(|id, _| id.0 < ledger.files_end());
+        self.pools.retain(|(id, _)| id.0 < ledger.partitions_end());
+    }
 }
 
 /// Fails for a directory that holds something else, or a database without its manifest.
@@ -163,6 +173,8 @@ struct Loaded {
     left: LeftEarly,
     /// Whether damage is skipped.
     salvages: bool,
+    /// The first numbers of commits that were skipped because they point to values that are lost.
+    skipped: HashSet<SeqNo>,
     records: u64,
     /// Of the manifest as it was read.
     manifest_bytes: u64,
@@ -173,6 +185,8 @@ impl Loaded {
         let (fs, dir) = (&config.fs, &config.path);
         let loaded = Manifest::load(Arc::clone(fs), dir)?;
         let ledger = Ledger::replay(&loaded.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
+        let mut listing = listing;
+        listing.leave_alone(&ledger);
         let mut next_file = ledger.next_file;
         for id in listing.data.keys().map(|(_, id)| id).chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
@@ -209,7 +223,8 @@ impl Loaded {
         }
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
         let left = LeftEarly::new(&ledger, &parts.files, &parts.cache);
-        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, manifest_bytes: loaded.bytes, records: 0 })
+        let (skipped, manifest_bytes) = (HashSet::new(), loaded.bytes);
+        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, skipped, manifest_bytes, records: 0 })
     }
 
     /// Makes durable what is about to be replayed, where some of it is durable as soon as it is: a pool may not have
@@ -227,19 +242,41 @@ impl Loaded {
 
     /// Reads the log into the trees. Writes nothing to disk, but to pools that are memory.
     fn replay(&mut self, config: &Config) -> Result<ReplayReport> {
-        let flushed = self.ledger.partitions.values().map(|p| p.flushed).min();
-        let options = ReplayOptions {
-            mode: config.settings.recovery_mode,
-            live: self.ledger.segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
-            log_end: self.ledger.log_end,
-            from: flushed.unwrap_or(SeqNo::ZERO),
-        };
+        let options = self.replay_options(config);
         let manifest = config.path.join(NAME);
         let (fs, id) = (Arc::clone(&config.fs), self.ledger.id);
-        let report = wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
+        let mut report =
+            wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
+        report.has_holes |= !self.skipped.is_empty();
         self.by_id.values().try_for_each(|partition| partition.end_replay())?;
         self.parts.next_file.fetch_max(self.left.next_file(), Ordering::Relaxed);
         Ok(report)
+    }
+
+    /// What the manifest and the files of the partitions say of the log.
+    fn replay_options(&self, config: &Config) -> ReplayOptions {
+        let memory = |p: &PartitionLedger| p.meta.engine == EngineKind::PmemMemory as u8;
+        let pools_skip_log = self.ledger.partitions.values().any(memory);
+        let (mut durable, mut held, mut from) = (Mark::default(), Mark::default(), SeqNo::MAX);
+        for (id, stored) in &self.ledger.partitions {
+            let Some(partition) = self.by_id.get(id) else { continue };
+            let (needs_nothing, proven) = partition.proves(stored, pools_skip_log);
+            from = from.min(needs_nothing);
+            for (mark, seqno) in [(&mut durable, proven), (&mut held, partition.held())] {
+                if seqno > mark.seqno {
+                    *mark = Mark { seqno, partition: format!("partition {:?}", stored.meta.name) };
+                }
+            }
+        }
+        ReplayOptions {
+            mode: config.settings.recovery_mode,
+            live: self.ledger.segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
+            log_end: self.ledger.log_end,
+            from: from.min(durable.seqno),
+            durable,
+            held,
+            files_end: self.ledger.files_end(),
+        }
     }
 
     /// Puts one commit of the log back into the trees. It is checked whole before any of it is applied.
@@ -259,7 +296,11 @@ impl Loaded {
             }
         }
         if let Some(reason) = self.left.check(&pointers(commit)?)? {
-            return Ok(if self.salvages { None } else { Some(reason) });
+            if !self.salvages {
+                return Ok(Some(reason));
+            }
+            self.skipped.insert(commit.first);
+            return Ok(None);
         }
         let mut seqno = commit.first;
         for record in Records::new(commit.payload) {
@@ -275,19 +316,29 @@ impl Loaded {
         Ok(None)
     }
 
-    /// Highest sequence number over the log and the tables: here the log goes on.
-    fn end_of_log(&self, report: &ReplayReport) -> SeqNo {
-        let tables = self.ledger.partitions.values().flat_map(|p| p.tables.values());
-        let highest = tables.map(|(_, table)| table.highest).max().unwrap_or_default();
-        let flushed = self.ledger.partitions.values().map(|p| p.flushed).max().unwrap_or_default();
-        let ended = self.ledger.log_end.map_or(SeqNo::ZERO, |(_, seqno)| seqno);
-        report.last.max(highest).max(flushed).max(ended)
-    }
-
     /// The last sequence number that was used: pools use some that the log does not get.
     fn last_seqno(&self, report: &ReplayReport) -> SeqNo {
         let pools = self.by_id.values().map(|partition| partition.highest_in_pool()).max().unwrap_or_default();
-        self.end_of_log(report).max(pools)
+        report.last.max(pools)
+    }
+
+    /// Makes durable what was replayed, in a log that every later replay can read to its end.
+    fn settle_log(&self, config: &Config, report: ReplayReport) -> Result<ReplayReport> {
+        let (fs, dir) = (&config.fs, &config.path);
+        if report.has_holes {
+            let rewrite = wal::Rewrite {
+                options: self.replay_options(config),
+                wal: wal_options(config),
+                next_epoch: Epoch(self.ledger.next_epoch),
+                next_file: Arc::clone(&self.parts.next_file),
+            };
+            let was_applied = |first: SeqNo| !self.skipped.contains(&first);
+            return wal::rewrite(fs, dir, &config.env, self.ledger.id, rewrite, report, &was_applied);
+        }
+        for segment in &report.segments {
+            fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
+        }
+        Ok(report)
     }
 
     /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
@@ -329,21 +380,33 @@ impl Loaded {
         start: u64,
     ) -> Result<Arc<Handle>> {
         let (fs, dir) = (&config.fs, &config.path);
-        let (last, end) = (self.last_seqno(&report), self.end_of_log(&report));
-        for segment in &report.segments {
-            fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
+        let last = self.last_seqno(&report);
+        if last >= SeqNo::MAX {
+            return Err(Error::unsupported("the database has used up its sequence numbers: open it for reading only"));
         }
         let max = config.settings.disk_reserve;
         let reserve = Arc::new(Reserve::find(Arc::clone(fs), dir, max, self.manifest_bytes)?);
+        let highest = report.log_end().0;
+        if highest.0 > self.ledger.next_epoch.saturating_add(EPOCHS_SKIPPED_MAX) {
+            let message = format!("a log segment has epoch {}, far beyond what the manifest knows", highest.0);
+            return Err(Error::corruption(message).in_file(dir));
+        }
+        let report = loop {
+            match self.settle_log(&config, report.clone()) {
+                Err(error) if error.kind() == ErrorKind::OutOfSpace && reserve.release_all() => {}
+                settled => break settled?,
+            }
+        };
         let mut space = MakesSpace { config: &config, report: &report, reserve: &reserve, stage: 0 };
         let now_ms = config.env.now_ms();
         while let Err(error) = self.take_over_blobs(now_ms) {
             space.make(&self, error)?;
         }
         self.ledger.next_file = self.parts.next_file.load(Ordering::Relaxed);
-        self.ledger.next_epoch = self.ledger.next_epoch.max(report.last_epoch.0 + 1);
+        let (ended, end) = report.log_end();
+        self.ledger.next_epoch = self.ledger.next_epoch.max(ended.0.saturating_add(1));
         self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
-        self.ledger.log_end = Some((report.last_epoch, end));
+        self.ledger.log_end = Some((ended, end));
         for (id, state) in &self.by_id {
             // An older version did not write it.
             if let (Some(stored), Some(file_id)) = (self.ledger.partitions.get_mut(id), state.pool_file_id) {
@@ -356,13 +419,12 @@ impl Loaded {
         let manifest = space.retry(&self, || Manifest::create(Arc::clone(fs), dir, file_id, &edits))?;
         let metadata = self.metadata(&config, manifest);
         let orphans = self.remove_orphans(&config, &report);
-        let options = WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log };
         let wal = Wal::start(
             Arc::clone(fs),
             dir,
             Arc::clone(&config.env),
             self.ledger.id,
-            options,
+            wal_options(&config),
             metadata.clone(),
             &report,
             end.plus(1),
@@ -531,6 +593,10 @@ impl MakesSpace<'_> {
         let trimmed: Vec<bool> = ends.chain(spares).map(|one| trim(one).unwrap_or(false)).collect();
         trimmed.contains(&true)
     }
+}
+
+fn wal_options(config: &Config) -> WalOptions {
+    WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log }
 }
 
 /// Whether an error says that a file is not there.

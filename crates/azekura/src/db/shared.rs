@@ -574,6 +574,10 @@ impl Host for Shared {
         self.writer.as_ref().map_or(SeqNo::ZERO, |writer| writer.wal.appended())
     }
 
+    fn log_durable(&self) -> SeqNo {
+        self.writer.as_ref().map_or(SeqNo::ZERO, |writer| writer.wal.durable())
+    }
+
     fn commit_edits(&self, edits: &[Edit]) -> Result<()> {
         let metadata = &self.host_writer()?.metadata;
         self.poison.watch(metadata.commit(edits))

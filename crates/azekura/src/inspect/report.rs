@@ -27,7 +27,7 @@ use crate::vfs::fs::{LOCK, RESERVE};
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{parse_name as parse_segment_name, segment_path};
 use crate::wal::payload::{check_payload, pointers};
-use crate::wal::{self, RecoveryMode, ReplayOptions};
+use crate::wal::{self, Mark, RecoveryMode, ReplayOptions};
 
 /// What was found out about one file.
 #[derive(Clone, Debug)]
@@ -385,7 +385,10 @@ fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Verify
         mode: RecoveryMode::Strict,
         live: ledger.segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
         log_end: ledger.log_end,
-        from: ledger.partitions.values().map(|partition| partition.flushed).min().unwrap_or(SeqNo::ZERO),
+        // All of it is read, also what no partition needs.
+        durable: Mark { seqno: ledger.durable(), partition: String::new() },
+        files_end: ledger.files_end(),
+        ..ReplayOptions::default()
     };
     for file in ledger.segments.values() {
         report.note(&segment_path(dir, *file), "log", 0, Ok(()));

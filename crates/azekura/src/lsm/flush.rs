@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::base::Result;
 use crate::base::edit::{Edit, FileId};
+use crate::base::{Result, SeqNo};
 use crate::cursor::Cursor;
 use crate::cursor::merge::MergeCursor;
 use crate::engine::{Host, TaskReport};
@@ -62,13 +62,29 @@ impl LsmTree {
         let tables = written.tables.iter();
         let added = tables.map(|table| Edit::TableAdded { partition, level: 0, table: table.clone() });
         let blobs = written.blobs.iter().map(|file| Edit::BlobFileAdded { partition, file: file.clone() });
-        let edits: Vec<Edit> =
-            blobs.chain(added).chain([Edit::Flushed { partition, through: written.through }]).collect();
+        let edits: Vec<Edit> = blobs
+            .chain(added)
+            .chain([Edit::Flushed { partition, through: self.complete_through(&written, host) }])
+            .collect();
         self.check_open()?;
         if let Some(unnamed) = written.unnamed.take() {
             unnamed.keep();
         }
         host.commit_edits(&edits)
+    }
+
+    /// Every record of the partition up to here is in tables once `written` is, and the log is durable up to here: this
+    /// may be beyond the last record of the partition. The further it is, the less of a damaged log is needed.
+    fn complete_through(&self, written: &Written, host: &dyn Host) -> SeqNo {
+        // Before the memtables: what is visible is in one.
+        let visible = host.read_points().last().copied().unwrap_or_default();
+        let first = self.current.with(|now| {
+            let is_written = |memtable: &Arc<Memtable>| written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
+            let others = now.sealed.iter().filter(|memtable| !is_written(memtable)).chain([&now.active]);
+            others.filter(|memtable| !memtable.is_empty()).map(|memtable| memtable.lowest_seqno()).min()
+        });
+        let complete = first.map_or(visible, |first| visible.min(SeqNo(first.0.saturating_sub(1))));
+        written.through.max(complete.min(host.log_durable()))
     }
 
     fn write_sealed(&self, host: &dyn Host) -> Result<Option<Written>> {

@@ -261,6 +261,26 @@ impl<'a> RecordReader<'a> {
         Ok(behind)
     }
 
+    /// Goes on at the next frame behind the damage where reading stopped that says which number comes next, if no
+    /// number above `through` is missing in front of it; false, with nothing changed, if there is none.
+    ///
+    /// # Errors
+    /// `Corruption` if so much looks like frames that the search was given up.
+    pub(crate) fn resume(&mut self, through: SeqNo) -> Result<bool> {
+        let mut from = self.at;
+        while let Some((at, head)) = self.find(from)? {
+            match before(&head) {
+                Some(last) if last < self.last || last > through => return Ok(false),
+                Some(last) => {
+                    (self.at, self.last) = (at, last);
+                    return Ok(true);
+                }
+                None => from = at + stored_len(head.len),
+            }
+        }
+        Ok(false)
+    }
+
     /// Moves behind the frame or the damage where reading stopped, to the next frame that verifies; false if there is
     /// none.
     ///
@@ -272,6 +292,15 @@ impl<'a> RecordReader<'a> {
             self.at = at;
         }
         Ok(found.is_some())
+    }
+}
+
+/// What a verified frame says of the numbers before it: the last one that a record in front of it takes.
+fn before(head: &FrameHead) -> Option<SeqNo> {
+    match head.kind {
+        FrameKind::Full | FrameKind::First => head.seqno.0.checked_sub(1).map(SeqNo),
+        FrameKind::Watermark => Some(head.seqno),
+        FrameKind::Middle | FrameKind::Last => None,
     }
 }
 

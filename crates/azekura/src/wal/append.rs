@@ -133,7 +133,7 @@ impl Wal {
         let durable = self.durable();
         let mut log = self.log();
         let len = FrameWriter::watermark_len_max();
-        if log.marked >= durable || self.poison.check().is_err() {
+        if log.ended || log.marked >= durable || self.poison.check().is_err() {
             return;
         }
         let fits = log.active().room() >= len && log.active().reserve(len).is_ok();

@@ -17,7 +17,7 @@ use crate::wal::options::{ReplayReport, SegmentInfo, WalOptions, WalStats};
 use crate::wal::segment::{ActiveSegment, PAGE, create_spare, fresh_id};
 
 /// More epochs than this cannot have been used without the manifest knowing.
-const EPOCHS_SKIPPED_MAX: u32 = 1 << 16;
+pub(crate) const EPOCHS_SKIPPED_MAX: u32 = 1 << 16;
 
 /// A write-ahead log that is open for appending. Thread safe.
 ///
@@ -62,6 +62,8 @@ pub(super) struct Log {
     highest: Epoch,
     /// Segments begun since the start.
     pub(super) begun: u64,
+    /// Nothing is written any more: the files may be another process's.
+    pub(super) ended: bool,
     pub(super) bytes: u64,
     pub(super) commits: u64,
 }
@@ -124,6 +126,7 @@ impl Wal {
             previous: replayed.last_epoch,
             highest: replayed.highest_epoch.max(replayed.last_epoch),
             begun: 0,
+            ended: false,
             bytes: 0,
             commits: 0,
         };

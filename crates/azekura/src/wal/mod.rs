@@ -11,7 +11,8 @@
 //!
 //! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`], [`host`], [`segment`]
 //! (the one being written), [`company`] (who syncs), [`log`] (the state), [`append`], [`sync`], [`retire`]; then
-//! reading: [`survey`] (what files there are), [`walk`] (from segment to segment), [`salvage`], [`replay`](mod@replay).
+//! reading: [`survey`] (what files there are), [`walk`] (from segment to segment), [`salvage`], [`replay`](mod@replay),
+//! [`rewrite`](mod@rewrite) (after damage that was passed over).
 
 pub(crate) mod append;
 pub(crate) mod company;
@@ -22,6 +23,7 @@ pub(crate) mod options;
 pub(crate) mod payload;
 pub(crate) mod replay;
 pub(crate) mod retire;
+pub(crate) mod rewrite;
 pub(crate) mod salvage;
 pub(crate) mod segment;
 pub(crate) mod survey;
@@ -35,5 +37,6 @@ pub use options::RecoveryMode;
 pub(crate) use format::scan_bytes;
 pub(crate) use host::WalHost;
 pub(crate) use log::Wal;
-pub(crate) use options::{LogCommit, ReplayOptions, ReplayReport, WalOptions};
+pub(crate) use options::{LogCommit, Mark, ReplayOptions, ReplayReport, WalOptions};
 pub(crate) use replay::replay;
+pub(crate) use rewrite::{Rewrite, rewrite};

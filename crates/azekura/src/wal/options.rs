@@ -53,18 +53,32 @@ pub(crate) struct WalStats {
 
 /// What opening does when the log is found damaged below the point up to which it was known to be durable.
 ///
-/// A torn tail, which power loss leaves above that point, is no damage: every mode ends the log there.
+/// A torn tail, which power loss leaves above that point, is no damage: every mode ends the log there. Neither does any
+/// mode refuse damage in a part of the log that every partition has flushed beyond, if the log behind it is complete.
+///
+/// Whatever is committed and synced after an open that succeeded is there in every later open, in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryMode {
     /// Opening fails with `Corruption` that names file and offset. Nothing is changed.
     #[default]
     Strict,
-    /// The log ends at the first damage, whatever was durable behind it: a consistent, older state.
+    /// The log ends at the first damage, whatever was durable behind it: a consistent, older state, one moment of all
+    /// partitions. Opening fails with `Corruption` that names a partition if that partition already holds later
+    /// commits outside of the log, because then that moment cannot be restored.
     PointInTime,
-    /// Damage is skipped and every whole commit that still verifies is applied, in order: as much as possible, but
-    /// later commits may be there without earlier ones.
+    /// Damage is skipped and every whole commit that still verifies is applied, in order: as much as possible. Later
+    /// commits may be there without earlier ones, and a partition that was flushed later than others keeps what it
+    /// flushed: the state may be no single moment of the database. No commit of the log is applied by half.
     Salvage,
+}
+
+/// A sequence number, and the partition that it is known from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) seqno: SeqNo,
+    /// A description of the partition; empty if the number is known from elsewhere.
+    pub(crate) partition: String,
 }
 
 /// What a replay needs to know.
@@ -75,24 +89,45 @@ pub(crate) struct ReplayOptions {
     pub(crate) live: Vec<(Epoch, FileId)>,
     /// Where the last open or clean close found the log to end.
     pub(crate) log_end: Option<(Epoch, SeqNo)>,
-    /// Records up to here are known to be in tables.
+    /// No partition needs a record of the log up to here: all of them are in permanent files.
     pub(crate) from: SeqNo,
+    /// The log was durable up to here, because a permanent file holds something that is written only after that.
+    pub(crate) durable: Mark,
+    /// Pools that are memory may hold commits of the log up to here, durable or not.
+    pub(crate) held: Mark,
+    /// Segment files with this number or a higher one were not made by this database; 0 if all were.
+    pub(crate) files_end: u64,
 }
 
 /// What a replay found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReplayReport {
-    /// The last sequence number that counts; never below `from`.
+    /// The last sequence number that counts; never below `from` and what is known to be durable.
     pub(crate) last: SeqNo,
     /// The segment where the log ends; the next one names it as its predecessor.
     pub(crate) last_epoch: Epoch,
-    /// The highest epoch in the header of any segment file, dead ones included; the next must be above it.
+    /// The highest epoch in the header of any segment file, dead ones included, or in the manifest; the next must be
+    /// above it.
     pub(crate) highest_epoch: Epoch,
-    /// All live segments, oldest first, with those that link to them although the manifest does not list them.
+    /// The segments that a later replay needs, oldest first, with those that link to them although the manifest does
+    /// not list them.
     pub(crate) segments: Vec<SegmentInfo>,
     /// Other segment files, free to be written over.
     pub(crate) spares: Vec<FileId>,
     /// Commits applied.
     pub(crate) commits: u64,
     pub(crate) dropped_after_damage: Option<DroppedAfterDamage>,
+    /// Damage was passed over, or a commit is missing in between: a later replay would stop there, so the log has to be
+    /// [rewritten](crate::wal::rewrite()).
+    pub(crate) has_holes: bool,
+    /// No partition needs anything up to here.
+    pub(crate) unneeded: SeqNo,
+}
+
+impl ReplayReport {
+    /// What the manifest has to note, so that a later replay ends where this one did: whatever has an epoch up to this
+    /// one and is not listed is not a part of the log.
+    pub(crate) fn log_end(&self) -> (Epoch, SeqNo) {
+        (self.highest_epoch.max(self.last_epoch), self.last)
+    }
 }

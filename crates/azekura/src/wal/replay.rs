@@ -14,7 +14,8 @@ use crate::wal::walk::{Apply, Walk};
 /// and one commit.
 ///
 /// # Errors
-/// `Corruption` with the file and the offset for damage that the mode does not let pass; `Unsupported` if a newer
+/// `Corruption` with the file and the offset for damage that the mode does not let pass, or behind which the mode
+/// cannot find one moment of all partitions; `Unsupported` if a newer
 /// version wrote something; what `apply` fails with.
 pub(crate) fn replay(
     fs: Arc<dyn Fs>,

@@ -72,6 +72,12 @@ impl Wal {
         !spares.is_empty()
     }
 
+    /// Writes nothing any more, not even the watermark of a sync that is under way: a database gives its directory free
+    /// after this.
+    pub(crate) fn end(&self) {
+        self.log().ended = true;
+    }
+
     /// Gives back the space that is kept for what comes, for a database that is about to close: the spare files, and
     /// the rest of the active segment. What cannot be given back is found by the next open.
     pub(crate) fn release_space(&self) {
@@ -180,6 +186,18 @@ mod tests {
             assert_eq!(again.append(1, b"y").unwrap().0, 61);
             assert_eq!(read(&again.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
         }
+    }
+
+    /// A close whose flush failed gave the directory free while a thread in `persist` was about to write a watermark:
+    /// into a segment that the next process may have begun to use for other frames.
+    #[test]
+    fn no_watermark_is_written_after_the_end() {
+        let mini = Mini::open(Arc::new(MemFs::new()), options(4096, false), 1).unwrap();
+        mini.append(1, b"x").unwrap();
+        let end = mini.wal.segments()[0].end;
+        mini.wal.end();
+        mini.sync();
+        assert_eq!((mini.wal.durable(), mini.wal.segments()[0].end), (SeqNo(1), end));
     }
 
     #[test]

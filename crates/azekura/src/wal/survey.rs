@@ -1,6 +1,6 @@
 //! Which segment files there are, and which of them are the log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::base::edit::{Epoch, FileId};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{HEADER_LEN, SegmentHeader, parse_name, segment_path};
-use crate::wal::options::{RecoveryMode, ReplayOptions};
+use crate::wal::options::ReplayOptions;
 
 /// A segment file with a header that verifies.
 #[derive(Clone, Debug)]
@@ -22,27 +22,29 @@ pub(crate) struct Segment {
 /// What lies in the directory.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    /// Segments with the manifest's or a later epoch, by epoch: the log, if they are linked.
+    /// The segments that the manifest lists, and those that follow on them since the manifest noted the end of the log,
+    /// by epoch: the log, if they are linked.
     pub(crate) segments: BTreeMap<Epoch, Segment>,
-    /// Listed segments that were never synced (or that the mode lets pass), with their epochs.
-    pub(crate) absent: Vec<(Epoch, FileId)>,
+    /// Listed segments whose file is missing or has a header that does not verify, by epoch.
+    pub(crate) unreadable: BTreeMap<Epoch, Error>,
     /// Every file with a header that verifies. What a crash left half made is not among them: listed again, and then
     /// losing the header of its new life, it would look damaged.
     pub(crate) whole: Vec<FileId>,
-    /// The highest epoch that any header has.
+    /// The highest epoch that any header has, or that the manifest knows.
     pub(crate) highest: Epoch,
 }
 
 /// Reads the headers of all segment files.
 ///
 /// # Errors
-/// `Corruption` naming the file if a listed one is missing or has no valid header (unless the mode lets that pass), if
-/// two have the same epoch, or if one belongs to another database; `Unsupported` if a newer version wrote one.
+/// `Corruption` naming the file if two have the same epoch, or if one belongs to another database; `Unsupported` if a
+/// newer version wrote one.
 pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &ReplayOptions) -> Result<Survey> {
     let mut survey = Survey::default();
     let mut found: BTreeMap<FileId, Result<Segment>> = BTreeMap::new();
     for entry in fs.read_dir(dir)? {
-        if let Some(file) = parse_name(&entry.name).filter(|_| entry.is_file) {
+        let is_ours = |file: &FileId| entry.is_file && (options.files_end == 0 || file.0 < options.files_end);
+        if let Some(file) = parse_name(&entry.name).filter(is_ours) {
             let segment = open_segment(fs, dir, file)?;
             check_owner(&segment, database_id)?;
             found.insert(file, segment);
@@ -50,18 +52,25 @@ pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &R
     }
     check_epochs(&found)?;
     survey.whole = found.iter().filter(|(_, segment)| segment.is_ok()).map(|(file, _)| *file).collect();
-    survey.highest = found.values().flatten().map(|segment| segment.header.epoch).max().unwrap_or_default();
-    let lenient = options.mode != RecoveryMode::Strict;
+    let (ended, _) = options.log_end.unwrap_or_default();
+    let listed_epochs = options.live.iter().map(|(epoch, _)| *epoch);
+    let epochs = found.values().flatten().map(|segment| segment.header.epoch).chain(listed_epochs).chain([ended]);
+    survey.highest = epochs.max().unwrap_or_default();
+    let mut known: BTreeSet<Epoch> = options.live.iter().map(|(epoch, _)| *epoch).chain([ended]).collect();
     for (epoch, file) in &options.live {
         match listed(found.remove(file), *epoch, *file, dir) {
             Ok(Some(segment)) => drop(survey.segments.insert(*epoch, segment)),
-            Ok(None) => survey.absent.push((*epoch, *file)),
-            Err(e) if lenient && e.kind() == ErrorKind::Corruption => survey.absent.push((*epoch, *file)),
-            Err(e) => return Err(e),
+            Ok(None) => {} // never synced
+            Err(e) => drop(survey.unreadable.insert(*epoch, e)),
         }
     }
-    for segment in found.into_values().flatten() {
-        if segment.header.epoch != Epoch(0) {
+    // What the manifest does not list counts only if it was begun since the manifest noted the end of the log: all else
+    // is of an earlier life, or was left by an open that did not come to its end.
+    let mut unlisted: Vec<Segment> = found.into_values().flatten().filter(|s| s.header.epoch > ended).collect();
+    unlisted.sort_by_key(|segment| segment.header.epoch);
+    for segment in unlisted {
+        if known.contains(&segment.header.previous) {
+            known.insert(segment.header.epoch);
             survey.segments.insert(segment.header.epoch, segment);
         }
     }

@@ -14,7 +14,7 @@ use crate::vfs::dice::Dice;
 use crate::vfs::env::{SystemEnv, TestEnv};
 use crate::vfs::{Env, Fs, OpenMode};
 use crate::wal::{
-    LogCommit, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalHost, WalOptions, format::segment_path, replay,
+    LogCommit, Mark, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalHost, WalOptions, format::segment_path, replay,
 };
 
 use crate::wal::testing::recorder::{Note, Recorder};
@@ -104,7 +104,8 @@ pub(crate) fn read_from(
 ) -> Result<(Vec<Commit>, ReplayReport)> {
     let known = known(fs)?;
     let live = known.live.into_iter().collect();
-    let options = ReplayOptions { mode, live, log_end: known.log_end, from };
+    let durable = Mark { seqno: from, partition: "partition \"a\"".into() };
+    let options = ReplayOptions { mode, live, log_end: known.log_end, from, durable, ..ReplayOptions::default() };
     let mut commits = Vec::new();
     let report = replay(Arc::clone(fs), dir(), DATABASE, options, &mut |commit| {
         if commit.first.0 >= refuse_at {
@@ -163,7 +164,12 @@ impl Mini {
             fs.open(&segment_path(dir(), info.file), OpenMode::Write)?.sync_data()?;
         }
         let listed = report.segments.iter().map(|info| Note::Added(info.epoch, info.file));
-        let notes: Vec<Note> = listed.chain([Note::End(report.last_epoch, report.last)]).collect();
+        let notes: Vec<Note> = listed
+            .chain([{
+                let (epoch, seqno) = report.log_end();
+                Note::End(epoch, seqno)
+            }])
+            .collect();
         let recorder = Recorder::create(&fs, dir(), &notes)?;
         let live = report.segments.iter().map(|info| (info.epoch, info.file)).collect();
         let host = Arc::new(Host {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::base::edit::{Epoch, FileId};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::base::{Error, Result, SeqNo};
 use crate::record::scan::{Behind, Item, Order, RecordReader};
 use crate::record::window::Source;
 use crate::wal::format::{HEADER_LEN, segment_path};
-use crate::wal::options::{LogCommit, RecoveryMode, ReplayOptions, ReplayReport, SegmentInfo};
+use crate::wal::options::{LogCommit, Mark, RecoveryMode, ReplayOptions, ReplayReport, SegmentInfo};
 use crate::wal::survey::{Segment, Survey};
 
 /// Takes one commit, or gives the reason why the log ends in front of it: what is wrong if it was durable.
@@ -24,6 +24,11 @@ pub(crate) struct Walk<'a> {
     /// The last sequence number that counts so far.
     pub(crate) last: SeqNo,
     pub(crate) last_epoch: Epoch,
+    /// No partition needs anything up to here: all of it is in permanent files, or was when its segment was retired.
+    pub(crate) unneeded: SeqNo,
+    /// The log was durable up to here.
+    durable: SeqNo,
+    pub(crate) has_holes: bool,
     visited: BTreeMap<Epoch, SegmentInfo>,
     commits: u64,
     dropped: Option<DroppedAfterDamage>,
@@ -33,10 +38,17 @@ pub(crate) struct Walk<'a> {
 enum Ending {
     /// At the sequence number where the next segment, or an earlier recovery, says it does.
     Agreed,
-    /// `apply` does not take the commit at `offset`.
-    Refused { offset: u64, behind: Behind, reason: Error },
-    /// Where no further commit could be read.
-    Stopped { offset: u64, behind: Behind },
+    /// Where no further commit could be read, or `apply` does not take it for a reason.
+    Stopped { offset: u64, behind: Behind, reason: Option<Error> },
+}
+
+/// Where reading the log ended.
+struct End {
+    path: PathBuf,
+    offset: u64,
+    behind: Behind,
+    /// Why `apply` does not take the commit there.
+    reason: Option<Error>,
 }
 
 impl<'a> Walk<'a> {
@@ -47,19 +59,29 @@ impl<'a> Walk<'a> {
         apply: &'a mut Apply<'_>,
     ) -> Walk<'a> {
         let (last_epoch, end) = options.log_end.unwrap_or_default();
-        let last = end.max(options.from);
-        let visited = BTreeMap::new();
-        Walk { survey, options, dir, apply, last, last_epoch, visited, commits: 0, dropped: None }
+        let retired = retired(survey, options);
+        let unneeded = retired.max(options.from);
+        let durable = options.durable.seqno.max(end).max(unneeded);
+        Walk {
+            survey,
+            options,
+            dir,
+            apply,
+            last: unneeded,
+            last_epoch,
+            unneeded,
+            durable,
+            has_holes: false,
+            visited: BTreeMap::new(),
+            commits: 0,
+            dropped: None,
+        }
     }
 
-    /// The oldest segment that the manifest lists.
-    pub(crate) fn first_listed(&self) -> Option<&'a Segment> {
-        self.options
-            .live
-            .iter()
-            .map(|(epoch, _)| *epoch)
-            .filter_map(|epoch| self.survey.segments.get(&epoch))
-            .min_by_key(|segment| segment.header.epoch)
+    /// The newest segment that begins early enough for everything that is needed. What is before it need not be read.
+    pub(crate) fn start(&self) -> Option<&'a Segment> {
+        let begins_early = |segment: &&Segment| segment.header.first.0 <= self.unneeded.0 + 1;
+        self.survey.segments.values().rev().find(begins_early)
     }
 
     fn is_strict(&self) -> bool {
@@ -68,49 +90,33 @@ impl<'a> Walk<'a> {
 
     /// Reads segment after segment for as long as they are linked.
     pub(crate) fn chain(&mut self) -> Result<()> {
-        let mut next = match self.start() {
-            Some(first) if self.begins_late(first) => return self.hole(first),
-            Some(first) => {
-                self.last = SeqNo(first.header.first.0 - 1);
-                Some(first)
-            }
-            None => self.linked(),
-        };
-        if next.is_none() {
-            return self.end_without_segment();
+        let mut next = self.start();
+        let lost = self.unreadable(next).map(|(_, error)| error.clone());
+        match lost {
+            Some(error) if self.is_strict() => return Err(error),
+            _ => {}
         }
+        if let Some(first) = next {
+            self.last = SeqNo(first.header.first.0 - 1);
+        }
+        let mut end = None;
         while let Some(segment) = next {
             self.last_epoch = segment.header.epoch;
             let bound = self.bound(segment)?;
             next = match self.read(segment, bound).map_err(|e| e.in_file(&segment.path))? {
                 Ending::Agreed => self.linked(),
-                Ending::Refused { offset, behind, reason } => {
-                    self.judge_refused(&segment.path, offset, behind, reason)?;
-                    None
-                }
-                Ending::Stopped { offset, behind } => {
-                    self.judge(&segment.path, offset, behind)?;
+                Ending::Stopped { offset, behind, reason } => {
+                    end = Some(End { path: segment.path.clone(), offset, behind, reason });
                     None
                 }
             };
         }
-        Ok(())
+        self.conclude(end, lost.is_some())
     }
 
-    /// The oldest listed segment, unless it follows on one that power loss left without its header: then the log ended
-    /// in front of both.
-    fn start(&self) -> Option<&'a Segment> {
-        let first = self.first_listed()?;
-        let is_cut_off = self.survey.absent.iter().any(|(epoch, _)| *epoch <= first.header.previous);
-        (!is_cut_off).then_some(first)
-    }
-
-    /// Whether records are missing in front of the oldest segment. What lies before it was retired, and the manifest
-    /// would not have let go of what is needed; only for the first segment behind a known end can more be said.
-    fn begins_late(&self, first: &Segment) -> bool {
-        self.options
-            .log_end
-            .is_some_and(|(epoch, end)| first.header.previous == epoch && first.header.first.0 > end.0 + 1)
+    /// The oldest listed segment behind `start` that cannot be read.
+    fn unreadable(&self, start: Option<&Segment>) -> Option<(&Epoch, &Error)> {
+        self.survey.unreadable.iter().find(|(epoch, _)| start.is_none_or(|start| **epoch > start.header.epoch))
     }
 
     /// The segment that goes on where the log has come to.
@@ -118,29 +124,16 @@ impl<'a> Walk<'a> {
         self.survey.successor(self.last_epoch).filter(|segment| segment.header.first.0 == self.last.0 + 1)
     }
 
-    fn hole(&mut self, first: &Segment) -> Result<()> {
-        let (found, needed) = (first.header.first, self.last.0 + 1);
-        let message = format!("log begins with sequence number {found}, where {needed} should come next");
-        let error = Error::corruption(message).in_file(&first.path).at_offset(0);
-        if self.is_strict() { Err(error) } else { Ok(()) }
-    }
-
-    /// No listed segment has a header of its own life, and none follows on the end that the manifest knows: nothing was
-    /// synced since. Segments that say otherwise are damage.
-    fn end_without_segment(&mut self) -> Result<()> {
-        let listed = self.options.live.first().map(|(_, file)| segment_path(self.dir, *file));
-        let later = self.survey.after(self.last_epoch).next().map(|segment| segment.path.clone());
-        match listed.or(later) {
-            Some(path) => self.judge(&path, 0, Behind::default()),
-            None => Ok(()),
-        }
+    /// The last sequence number that counts in segments up to `epoch`, if an earlier recovery or a clean close noted
+    /// it.
+    pub(crate) fn noted_end(&self, epoch: Epoch) -> Option<SeqNo> {
+        self.options.log_end.filter(|(end, _)| *end >= epoch).map(|(_, seqno)| seqno)
     }
 
     /// The last sequence number that counts in `segment`, if that is agreed.
     fn bound(&self, segment: &Segment) -> Result<Option<SeqNo>> {
         let epoch = segment.header.epoch;
-        let known = self.options.log_end.filter(|(end, _)| *end == epoch).map(|(_, seqno)| seqno);
-        let bound = self.survey.bound(epoch).into_iter().chain(known).min();
+        let bound = self.survey.bound(epoch).into_iter().chain(self.noted_end(epoch)).min();
         match bound {
             Some(bound) if bound < self.last => {
                 let message = format!("segment begins behind sequence number {bound}, where it should have ended");
@@ -158,23 +151,42 @@ impl<'a> Walk<'a> {
                 break Ending::Agreed;
             }
             let at = reader.position();
-            match reader.next()? {
-                Item::Watermark(_) => {}
+            let reason = match reader.next()? {
+                Item::Watermark(_) => None,
                 Item::Record(record) if bound.is_none_or(|bound| record.last() <= bound) => {
-                    if let Some(reason) = self.apply(record.first, record.count, &mut reader)? {
-                        break Ending::Refused { offset: at, behind: self.search(&mut reader)?, reason };
-                    }
+                    let refused = self.apply(record.first, record.count, &mut reader)?;
+                    if refused.is_some() { Some((at, refused)) } else { None }
                 }
-                Item::Record(_) => break Ending::Stopped { offset: at, behind: self.search(&mut reader)? },
-                Item::Stop => {
-                    let offset = reader.position();
-                    break Ending::Stopped { offset, behind: self.search(&mut reader)? };
-                }
+                Item::Record(_) => Some((at, None)),
+                Item::Stop if self.resume(&mut reader, bound)? => None,
+                Item::Stop => Some((reader.position(), None)),
+            };
+            if let Some((offset, reason)) = reason {
+                break Ending::Stopped { offset, behind: self.search(&mut reader)?, reason };
             }
             self.visit(segment, reader.end());
         };
         self.visited.entry(segment.header.epoch).or_insert(info(segment, self.last, HEADER_LEN as u64));
         Ok(ending)
+    }
+
+    /// Goes on behind damage to what nobody needs, if the first record that verifies behind it comes no later than the
+    /// first that is needed.
+    fn resume(&mut self, reader: &mut RecordReader<'_>, bound: Option<SeqNo>) -> Result<bool> {
+        let through = bound.map_or(self.unneeded, |bound| bound.min(self.unneeded));
+        if self.last > through {
+            return Ok(false);
+        }
+        match reader.resume(through) {
+            Ok(resumed) => {
+                if resumed {
+                    (self.last, self.has_holes) = (reader.last(), true);
+                }
+                Ok(resumed)
+            }
+            Err(_) if !self.is_strict() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Applies the record that the reader stands behind, unless there is a reason not to.
@@ -201,69 +213,118 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Decides whether the log ends here, where the commit behind `last` cannot be read, or is damaged.
-    fn judge(&mut self, path: &Path, offset: u64, mut behind: Behind) -> Result<()> {
-        for segment in self.survey.after(self.last_epoch) {
+    /// Decides whether the log may end here, where the commit behind `last` cannot be read.
+    fn conclude(&mut self, end: Option<End>, lost_segment: bool) -> Result<()> {
+        let stopped = end.is_some();
+        let End { path, offset, mut behind, reason } = end.unwrap_or_else(|| self.end());
+        for segment in self.survey.after(self.last_epoch).filter(|segment| !self.is_left_over(segment)) {
             let mut reader = segment.header.reader(Source::File(&*segment.handle), Order::Consecutive)?;
             behind = behind.join(self.search(&mut reader).map_err(|e| e.in_file(&segment.path))?);
         }
-        let expected = self.last.0 + 1;
-        let known = self.options.log_end.map_or(SeqNo::ZERO, |(_, end)| end).max(self.options.from);
-        let durable = behind.durable.max(known);
-        let was_synced = durable.0 >= expected || self.survey.two_follow(self.last_epoch);
-        if was_synced && self.is_strict() {
-            let message = format!(
-                "log is damaged: sequence number {expected} cannot be read, though all up to {durable} was synced"
-            );
-            return Err(Error::corruption(message).in_file(path).at_offset(offset));
-        }
+        let durable = behind.durable.max(self.durable);
+        let is_damaged = lost_segment || durable > self.last || (stopped && self.survey.two_follow(self.last_epoch));
         if behind.frames > 0 {
-            self.dropped = Some(DroppedAfterDamage { file: PathBuf::from(path), offset, frames: behind.frames });
+            // Where the damage is, if that can be said, and not where the log speaks of it.
+            let place = reason.as_ref().and_then(|reason| Some((reason.file()?, reason.offset()?)));
+            let (file, offset) = place.unwrap_or((&path, offset));
+            self.dropped = Some(DroppedAfterDamage { file: file.to_path_buf(), offset, frames: behind.frames });
         }
-        Ok(())
+        // With everything in permanent files nothing is needed of the log.
+        let end = if self.unneeded >= self.durable { self.last.max(self.unneeded) } else { self.last };
+        let is_one_moment = end >= self.durable && (!is_damaged || self.options.held.seqno <= end);
+        match self.options.mode {
+            RecoveryMode::Strict if is_damaged => Err(reason.unwrap_or_else(|| {
+                self.refusal(durable, is_one_moment.then_some(end)).in_file(path).at_offset(offset)
+            })),
+            RecoveryMode::PointInTime if !is_one_moment => {
+                Err(self.refusal(durable, None).in_file(path).at_offset(offset))
+            }
+            _ => {
+                self.end_at(end);
+                Ok(())
+            }
+        }
     }
 
-    /// The log ends in front of a commit that names what is not there. A sync of the log syncs that first, so such a
-    /// commit was never synced; if it was, something else has been lost.
-    fn judge_refused(&mut self, path: &Path, offset: u64, behind: Behind, reason: Error) -> Result<()> {
-        let judged = self.judge(path, offset, behind);
-        // Where the damage is, if that can be said, and not where the log speaks of it.
-        if let (Some(dropped), Some(file), Some(offset)) = (&mut self.dropped, reason.file(), reason.offset()) {
-            (dropped.file, dropped.offset) = (file.to_path_buf(), offset);
+    /// Ends the log behind `end`, up to where nothing is in it if that is beyond what was read.
+    fn end_at(&mut self, end: SeqNo) {
+        if end > self.last {
+            (self.last, self.has_holes) = (end, true);
         }
-        judged.map_err(|error| match error.kind() {
-            ErrorKind::Corruption => reason,
-            _ => error,
-        })
+    }
+
+    /// Ends a salvage: numbers that permanent files have used are not used again.
+    pub(crate) fn conclude_salvage(&mut self) {
+        self.end_at(self.durable);
+    }
+
+    /// Where the log ends, if no commit stopped it: in front of the first listed segment that is not linked.
+    fn end(&self) -> End {
+        let listed = self.options.live.iter().filter(|(epoch, _)| *epoch > self.last_epoch).min();
+        let listed = listed.or(self.options.live.iter().max()).map(|(_, file)| segment_path(self.dir, *file));
+        let path = listed.unwrap_or_else(|| self.dir.to_path_buf());
+        let last = self.survey.segments.get(&self.last_epoch).filter(|last| last.path == path);
+        let offset = last.and_then(|last| self.visited.get(&last.header.epoch)).map_or(0, |info| info.end);
+        End { path, offset, behind: Behind::default(), reason: None }
+    }
+
+    /// Whether the segment is of what an earlier recovery left behind: it follows on the end that was noted, but not
+    /// with the number that comes next.
+    fn is_left_over(&self, segment: &Segment) -> bool {
+        let (ended, end) = self.options.log_end.unwrap_or_default();
+        let mut root = &segment.header;
+        while let Some(before) = self.survey.segments.get(&root.previous).filter(|s| s.header.epoch > ended) {
+            root = &before.header;
+        }
+        segment.header.epoch > ended && root.previous <= ended && root.first.0 != end.0 + 1
+    }
+
+    /// What is wrong, and what can be done; `end` is where [`RecoveryMode::PointInTime`] would end the log.
+    fn refusal(&self, durable: SeqNo, end: Option<SeqNo>) -> Error {
+        let expected = self.last.0 + 1;
+        let mut message =
+            format!("log is damaged: sequence number {expected} cannot be read, though all up to {durable} was synced");
+        let ahead = |mark: &&Mark| mark.seqno > self.last && !mark.partition.is_empty();
+        if let Some(mark) = [&self.options.durable, &self.options.held].into_iter().find(ahead) {
+            message += &format!("; {} may already hold what comes up to {}", mark.partition, mark.seqno);
+        }
+        message += &match end {
+            Some(end) => format!(": RecoveryMode::PointInTime goes back to sequence number {end}"),
+            None => ", so the moment before the damage cannot be restored: open a checkpoint".into(),
+        };
+        message += ", RecoveryMode::Salvage keeps every commit that can be read";
+        Error::corruption(message)
     }
 
     pub(crate) fn report(self) -> ReplayReport {
-        let mut segments = self.visited;
-        let dead = self.survey.segments.values().map(|segment| (segment.header.epoch, segment.file));
-        let dead = dead.filter(|dead| self.options.live.contains(dead)).chain(self.survey.absent.iter().copied());
-        let dead: Vec<(Epoch, FileId)> = dead.filter(|(epoch, _)| !segments.contains_key(epoch)).collect();
-        for (epoch, file) in dead {
-            // Nothing in it counts; it goes when its neighbours go.
-            let before = segments.range(..epoch).next_back().map(|(_, info)| info.last);
-            let behind = segments.values().next().map(|info| SeqNo(info.first.0 - 1));
-            let last = before.or(behind).unwrap_or(self.last);
-            if self.survey.whole.contains(&file) {
-                let first = SeqNo(last.0 + 1);
-                segments.insert(epoch, SegmentInfo { epoch, file, first, last, end: HEADER_LEN as u64 });
-            }
-        }
-        let segments: Vec<SegmentInfo> = segments.into_values().collect();
+        let segments: Vec<SegmentInfo> = self.visited.into_values().collect();
         let is_used = |file: &FileId| segments.iter().any(|info| info.file == *file);
         let spares = self.survey.whole.iter().copied().filter(|file| !is_used(file)).collect();
+        let highest_epoch = self.survey.highest.max(self.last_epoch);
         ReplayReport {
-            last: self.last.max(self.options.from),
-            last_epoch: self.last_epoch,
-            highest_epoch: self.survey.highest,
+            last: self.last,
+            last_epoch: if segments.is_empty() { highest_epoch } else { self.last_epoch },
+            highest_epoch,
             segments,
             spares,
             commits: self.commits,
             dropped_after_damage: self.dropped,
+            has_holes: self.has_holes,
+            unneeded: self.unneeded,
         }
+    }
+}
+
+/// The last sequence number of what was retired: the manifest lets go of a segment only when nothing in it is needed.
+fn retired(survey: &Survey, options: &ReplayOptions) -> SeqNo {
+    let (ended, end) = options.log_end.unwrap_or_default();
+    let Some(oldest) = options.live.iter().map(|(epoch, _)| *epoch).min() else { return end };
+    match survey.segments.get(&oldest) {
+        Some(segment) if oldest <= ended => SeqNo(segment.header.first.0 - 1),
+        // Not the first one behind the noted end: those before it were retired.
+        Some(segment) if segment.header.previous > ended => end.max(SeqNo(segment.header.first.0 - 1)),
+        _ if oldest <= ended => SeqNo::ZERO,
+        _ => end,
     }
 }
 

@@ -145,10 +145,11 @@ impl Metadata {
 
 impl WalHost for Metadata {
     fn new_segment(&self) -> Result<(Epoch, FileId)> {
-        let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
-        if epoch == u32::MAX {
-            return Err(Error::new(ErrorKind::Unsupported, "the database has used up its log epochs"));
-        }
+        // The last one is never given out, so that a second call fails like the first.
+        let next = |epoch: u32| epoch.checked_add(1).filter(|next| *next < u32::MAX);
+        let epoch = self.next_epoch.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let used_up = |_| Error::new(ErrorKind::Unsupported, "the database has used up its log epochs");
+        let epoch = epoch.map_err(used_up)?;
         Ok((Epoch(epoch), FileId(self.next_file.fetch_add(1, Ordering::Relaxed))))
     }
 

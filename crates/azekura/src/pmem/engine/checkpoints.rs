@@ -86,16 +86,17 @@ impl Checkpoints {
 
     fn write(&self, tree: &Tree<Image>, host: &dyn Host) -> Result<u64> {
         let mut from = SeqNo::ZERO;
-        let written = self.store.checkpoint(&tree.medium, &mut || self.begin_cut(), &mut |begun| {
+        // Not beyond what the log has, though other pools may have used later numbers: the image and the edit prove how
+        // far the log was durable.
+        let begin = &mut || self.begin_cut().min(host.log_end());
+        let written = self.store.checkpoint(&tree.medium, begin, &mut |begun| {
             from = begun;
-            let highest = self.end_cut(begun);
+            let highest = self.end_cut(begun).max(self.at_open.1);
             host.make_log_durable(highest)?;
             Ok(highest)
         })?;
-        // Not beyond what the log has: where that ends is told by what was flushed, too.
-        let through = from.min(host.log_end());
         let partition = self.home.partition;
-        let mut edits = vec![Edit::Flushed { partition, through }];
+        let mut edits = vec![Edit::Flushed { partition, through: from }];
         // The first checkpoint may have made the files.
         if self.count.load(Ordering::Relaxed) == 0 {
             edits.push(Edit::PoolFileId { partition, file_id: tree.file_id });

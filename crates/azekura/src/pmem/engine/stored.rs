@@ -151,9 +151,14 @@ impl StoredPool {
         self.file_id
     }
 
-    /// The highest sequence number that may be in it.
-    pub(crate) fn highest(&self) -> SeqNo {
-        self.at_open.1
+    /// All through the first number is in it; perhaps more, through the second.
+    pub(crate) fn at_open(&self) -> (SeqNo, SeqNo) {
+        self.at_open
+    }
+
+    /// Whether its file is used as memory.
+    pub(crate) fn is_memory(&self) -> bool {
+        matches!(&self.form, Form::Memory(_))
     }
 
     /// Whether what is stored into it survives power loss by itself.

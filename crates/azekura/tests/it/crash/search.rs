@@ -6,11 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{FaultFs, FaultPlan, Fs, MemFs, OpenMode, Survival, TestEnv};
-use azekura::{Config, PersistMode};
+use azekura::{Config, ErrorKind, PersistMode, RecoveryMode};
 
 use super::script::{DIR, Played, Script, foreign_file, play};
 use crate::world::reading::read_all;
 use crate::world::{Dice, Event, State, Write};
+
+const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
 
 /// What is done to the machine before a script is played: the bug that the search must find.
 pub(super) enum Planted {
@@ -44,6 +46,9 @@ pub(super) struct Search {
     /// Of the states, those that held more than was promised and less than everything.
     pub(super) partial: u64,
     pub(super) copies: u64,
+    /// Opens of a damaged log that were accepted, and that were refused.
+    pub(super) accepted: u64,
+    pub(super) refused: u64,
     pub(super) findings: Vec<Finding>,
 }
 
@@ -52,13 +57,15 @@ impl fmt::Display for Search {
         write!(
             f,
             "{} scripts, {} crash points, {} states, of them {} after a second crash during recovery and {} between \
-             what was promised and all; {} checkpoints opened; {} wrong",
+             what was promised and all; {} checkpoints opened; {} damaged logs accepted, {} refused; {} wrong",
             self.scripts,
             self.points,
             self.states,
             self.deep,
             self.partial,
             self.copies,
+            self.accepted,
+            self.refused,
             self.findings.len()
         )
     }
@@ -156,6 +163,10 @@ impl Search {
             if let (Ok(()), Some(salt)) = (&judged, deep) {
                 judged = guarded(|| self.deeper(script, &played, &crashed, floor, salt));
             }
+            let harm = Dice::new(script.seed << 32 ^ point << 8 ^ self.states).throw();
+            if judged.is_ok() && harm.is_multiple_of(5) {
+                judged = guarded(|| self.damaged(script, &played, &crashed, harm));
+            }
             if let Err(what) = judged {
                 self.findings.push(Finding { seed: script.seed, point, survival: Some((survival, salt)), what });
             }
@@ -240,6 +251,82 @@ impl Search {
         let judged = self.judge(script, played, &second, floor, dice.throw());
         judged.map_err(|what| format!("after a second crash ({survival:?}) during recovery: {what}"))
     }
+}
+
+impl Search {
+    /// Damages the log of what a crash left and opens it in each recovery mode: that gives one moment of all
+    /// partitions, or an error, and what is synced then is there in every later open, in each mode.
+    fn damaged(&mut self, script: &Script, played: &Played, crashed: &MemFs, salt: u64) -> Judged {
+        let machine = crashed.fork();
+        let done = harm(&machine, &mut Dice::new(salt));
+        let open = |machine: &MemFs, mode: RecoveryMode| {
+            let config = script.config(Arc::new(machine.clone()), &TestEnv::new(salt)).recovery_mode(mode);
+            config.open()
+        };
+        for mode in MODES {
+            let when = format!("{done}, then {mode:?}");
+            let machine = machine.fork();
+            let db = match open(&machine, mode) {
+                Err(e) if mode != RecoveryMode::Salvage && e.kind() == ErrorKind::Corruption && e.file().is_some() => {
+                    self.refused += 1;
+                    continue;
+                }
+                opened => opened.map_err(|e| format!("{when}: {e}"))?,
+            };
+            self.accepted += 1;
+            let mut state = read_all(&db, &script.shape).map_err(|e| format!("{when}: read: {e}"))?;
+            if mode != RecoveryMode::Salvage && !is_one_moment(&state, played) {
+                return Err(format!("{when}: no single moment of all partitions"));
+            }
+            five_more(&db, script, &mut state).map_err(|e| format!("{when}: going on: {e}"))?;
+            db.persist(PersistMode::SyncData).map_err(|e| format!("{when}: {e}"))?;
+            for later in MODES {
+                let again = machine.fork();
+                again.crash(Survival::Nothing, 0);
+                let db = open(&again, later).map_err(|e| format!("{when}, then {later:?}: {e}"))?;
+                let found = read_all(&db, &script.shape).map_err(|e| format!("{when}, then {later:?}: read: {e}"))?;
+                same(&state, &found, &format!("{when}, synced, then {later:?}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Flips a byte of one log segment, cuts it, or zeroes it from some place on; says what it did.
+fn harm(machine: &MemFs, dice: &mut Dice) -> String {
+    let Ok(entries) = machine.read_dir(Path::new(DIR)) else { return "no database".into() };
+    let logs: Vec<_> = entries.into_iter().filter(|entry| entry.name.ends_with(".wal") && entry.len > 512).collect();
+    if logs.is_empty() {
+        return "no log".into();
+    }
+    let entry = dice.pick(&logs);
+    let file = machine.open(&Path::new(DIR).join(&entry.name), OpenMode::Write).expect("it was listed");
+    let mut bytes = vec![0; entry.len as usize];
+    file.read_exact_at(&mut bytes, 0).expect("it is as long as that");
+    let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    let at = if dice.one_in(12) { dice.below(512) } else { 512 + dice.below((used as u64).max(521) - 512) };
+    let way = dice.below(4);
+    let done = match way {
+        0 => file.write_at(&[!bytes[at as usize]], at),
+        1 => file.set_length(at),
+        2 => file.write_at(&vec![0; bytes.len() - at as usize], at),
+        _ => Ok(()),
+    };
+    done.expect("a file system in memory");
+    format!("{} {} at {at}", ["flipped", "cut", "zeroed", "left"][way as usize], entry.name)
+}
+
+/// Whether the state is that after some event, but for partitions that the manifest has created or deleted since.
+fn is_one_moment(found: &State, played: &Played) -> bool {
+    let events = &played.history.events;
+    let created = |name: &str| events.iter().rposition(|event| matches!(event, Event::Create(other) if other == name));
+    (0..=events.len()).any(|count| {
+        let state = played.history.state(count);
+        found.iter().all(|(name, map)| {
+            let is_new = map.is_empty() && created(name).is_some_and(|at| at >= count);
+            is_new || state.get(name) == Some(map)
+        })
+    })
 }
 
 type Judged = Result<(), String>;

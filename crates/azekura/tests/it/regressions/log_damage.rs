@@ -1,1 +1,363 @@
 //! Recovery from damaged logs, in every recovery mode.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, OpenMode, Survival, TestEnv};
+use azekura::{
+    Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, RecoveryMode,
+    Result,
+};
+
+const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
+
+fn open_as(machine: &MemFs, salt: u64, mode: RecoveryMode) -> Result<Database> {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    Config::new(Path::new("/db"))
+        .fs(fs)
+        .env(Arc::new(TestEnv::new(salt)))
+        .workers(0)
+        .log_segment_size(64 << 10)
+        .recovery_mode(mode)
+        .open()
+}
+
+/// Partitions called "pool…" are pools.
+fn part(db: &Database, name: &str) -> Partition {
+    let small = PmemOptions::default().max_size(1 << 20).growth_step(4 << 10);
+    let options = match name.starts_with("pool") {
+        true => PartitionCreateOptions::default().engine(EngineType::Pmem(small)),
+        false => PartitionCreateOptions::default(),
+    };
+    db.open_partition(name, options).unwrap()
+}
+
+fn keys(db: &Database, name: &str) -> Vec<String> {
+    part(db, name).keys().map(|key| String::from_utf8(key.unwrap().to_vec()).unwrap()).collect()
+}
+
+/// What a killed process leaves.
+fn killed(machine: &MemFs) -> MemFs {
+    let copy = machine.fork();
+    copy.crash(Survival::Everything, 0);
+    copy
+}
+
+fn marker(n: u32) -> String {
+    format!("MARKER-{n:08}-")
+}
+
+/// The segment that holds the bytes, its length up to the last byte that is not zero, and where they stand.
+fn find(machine: &MemFs, what: &[u8]) -> (String, u64, u64) {
+    for entry in machine.read_dir(Path::new("/db")).unwrap().into_iter().filter(|e| e.name.ends_with(".wal")) {
+        let file = machine.open(&Path::new("/db").join(&entry.name), OpenMode::Read).unwrap();
+        let mut bytes = vec![0; file.length().unwrap() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        if let Some(at) = bytes.windows(what.len()).position(|window| window == what) {
+            let used = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+            return (entry.name, used as u64, at as u64);
+        }
+    }
+    panic!("no segment holds {what:?}")
+}
+
+fn write(machine: &MemFs, name: &str, at: u64, bytes: &[u8]) {
+    let file = machine.open(&Path::new("/db").join(name), OpenMode::Write).unwrap();
+    file.write_at(bytes, at).unwrap();
+    file.sync_data().unwrap();
+}
+
+fn cut(machine: &MemFs, name: &str, len: u64) {
+    let file = machine.open(&Path::new("/db").join(name), OpenMode::Write).unwrap();
+    file.set_length(len).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn damage(machine: &MemFs, n: u32) {
+    let (name, _, at) = find(machine, marker(n).as_bytes());
+    write(machine, &name, at, b"damaged");
+}
+
+/// Batches `from..=to` over two partitions, all of them synced.
+fn batches(db: &Database, names: [&str; 2], numbers: std::ops::RangeInclusive<u32>) {
+    for n in numbers {
+        let mut batch = db.batch().durability(PersistMode::SyncData);
+        names.iter().for_each(|name| batch.insert(&part(db, name), format!("k{n:03}"), marker(n)));
+        batch.commit().unwrap();
+    }
+}
+
+/// Two partitions with `count` batches over both, of which those in `flushed` are in permanent files.
+fn uneven(names: [&str; 2], count: u32, flushed: &[&str]) -> MemFs {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    batches(&db, names, 1..=count);
+    flushed.iter().for_each(|name| part(&db, name).flush().unwrap());
+    killed(&machine)
+}
+
+/// Writes and syncs on what `machine` holds, again and again, killing the process each time; every open, in every mode,
+/// shows all of it.
+fn lasts(machine: &MemFs, first_mode: RecoveryMode) {
+    let (mut machine, mut wrote) = (machine.fork(), Vec::new());
+    for (n, mode) in [first_mode].into_iter().chain(MODES).chain([first_mode]).enumerate() {
+        let db = open_as(&machine, 10 + n as u64, mode).unwrap_or_else(|e| panic!("{mode:?} in round {n}: {e}"));
+        let found = keys(&db, "after");
+        assert_eq!(found, wrote, "{mode:?} in round {n} after {first_mode:?}");
+        part(&db, "after").insert(format!("{n}"), "v").unwrap();
+        db.persist(PersistMode::SyncData).unwrap();
+        wrote.push(format!("{n}"));
+        for survival in [Survival::Nothing, Survival::Everything] {
+            let crashed = machine.fork();
+            crashed.crash(survival, n as u64);
+            for mode in MODES {
+                let db = open_as(&crashed.fork(), 90, mode).unwrap_or_else(|e| panic!("{mode:?}, {survival:?}: {e}"));
+                assert_eq!(keys(&db, "after"), wrote, "{mode:?} after {first_mode:?}, {survival:?}");
+            }
+        }
+        machine = killed(&machine);
+    }
+}
+
+/// Half of a batch was kept: the partition that was flushed had all of it, the other one nothing behind the damage. The
+/// end of the log was noted behind the tables' highest number, so that `Strict` refused the log for ever, and
+/// `PointInTime` dropped what was synced after the recovery.
+#[test]
+fn half_batches_are_refused_or_salvaged() {
+    for names in [["a", "b"], ["pool a", "b"], ["a", "pool b"]] {
+        let machine = uneven(names, 6, &names[..1]);
+        damage(&machine, 3);
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
+            let error = open_as(&machine.fork(), 2, mode).unwrap_err();
+            let text = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Corruption, "{text}");
+            assert!(error.file().is_some() && error.offset().is_some(), "{text}");
+            assert!(text.contains(&format!("{:?}", names[0])) && text.contains("Salvage"), "{text}");
+        }
+        let db = open_as(&machine.fork(), 2, RecoveryMode::Salvage).unwrap();
+        assert_eq!(keys(&db, names[0]).len(), 6, "{names:?}");
+        assert_eq!(keys(&db, names[1]), ["k001", "k002", "k004", "k005", "k006"], "{names:?}");
+        drop(db);
+        lasts(&machine, RecoveryMode::Salvage);
+    }
+}
+
+/// A log that was cut, or was zeroed from some place on, holds no watermark that says how far it was durable; the
+/// tables of one partition do. It opened with all of one partition and half of the other.
+#[test]
+fn a_log_that_ends_below_a_table_is_damaged() {
+    for is_cut in [true, false] {
+        let machine = uneven(["a", "b"], 100, &["a"]);
+        let (name, used, at) = find(&machine, marker(45).as_bytes());
+        if is_cut {
+            cut(&machine, &name, at);
+        } else {
+            write(&machine, &name, at, &vec![0; (used - at) as usize]);
+        }
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
+            let error = open_as(&machine.fork(), 2, mode).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corruption);
+            assert!(error.to_string().contains("partition \"a\""), "{error}");
+        }
+        lasts(&machine, RecoveryMode::Salvage);
+    }
+}
+
+/// `Strict` refused damage in log that nothing needs any more.
+#[test]
+fn unneeded_damage_is_no_obstacle() {
+    for mode in MODES {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        batches(&db, ["a", "b"], 1..=6);
+        ["a", "b"].iter().for_each(|name| part(&db, name).flush().unwrap());
+        batches(&db, ["a", "b"], 7..=9);
+        let machine = killed(&machine);
+        damage(&machine, 3);
+        let db = open_as(&machine.fork(), 2, mode).unwrap_or_else(|e| panic!("{mode:?}: {e}"));
+        assert_eq!((keys(&db, "a").len(), keys(&db, "b").len()), (9, 9), "{mode:?}");
+        drop(db);
+        lasts(&machine, mode);
+        damage(&machine, 8);
+        assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err(), "but this one is needed");
+        let db = open_as(&machine.fork(), 2, RecoveryMode::PointInTime).unwrap();
+        assert_eq!((keys(&db, "a").len(), keys(&db, "b").len()), (7, 7));
+        drop(db);
+        lasts(&machine, RecoveryMode::PointInTime);
+    }
+}
+
+/// The log below what every partition has flushed is gone to its end: with nothing to prove that no commit came behind,
+/// `Strict` refuses, and `PointInTime` opens what the tables hold.
+#[test]
+fn a_lost_log_is_replaced_by_tables() {
+    let machine = uneven(["a", "b"], 6, &["a", "b"]);
+    let (name, used, at) = find(&machine, marker(3).as_bytes());
+    write(&machine, &name, at, &vec![0; (used - at) as usize]);
+    assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err());
+    for mode in [RecoveryMode::PointInTime, RecoveryMode::Salvage] {
+        let db = open_as(&machine.fork(), 2, mode).unwrap();
+        assert_eq!((keys(&db, "a").len(), keys(&db, "b").len()), (6, 6));
+        drop(db);
+        lasts(&machine, mode);
+    }
+}
+
+/// Segments that `PointInTime` dropped became spares with the headers of their old lives. When power loss took the
+/// header of the only segment of the next life, they looked like a log that was synced behind the end.
+#[test]
+fn spares_of_dropped_segments_are_no_damage() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    let long = "x".repeat(20_000);
+    for n in 1..=12 {
+        part(&db, "a").insert(format!("k{n:03}"), marker(n) + &long).unwrap();
+        db.persist(PersistMode::SyncData).unwrap();
+    }
+    let machine = killed(&machine);
+    damage(&machine, 5);
+    let db = open_as(&machine, 2, RecoveryMode::PointInTime).unwrap();
+    assert_eq!(keys(&db, "a").len(), 4);
+    part(&db, "a").flush().unwrap();
+    while db.step().unwrap() {}
+    for salt in 0..12 {
+        let survival = if salt == 0 { Survival::Nothing } else { Survival::Random };
+        let crashed = machine.fork();
+        crashed.crash(survival, salt);
+        for mode in MODES {
+            let db = open_as(&crashed.fork(), 3, mode).unwrap_or_else(|e| panic!("{mode:?}, salt {salt}: {e}"));
+            assert_eq!(keys(&db, "a").len(), 4);
+        }
+    }
+}
+
+/// Power loss at every operation of an open that accepts damage: a later open in the same mode shows the same, and
+/// `Strict` refuses, or shows it too.
+#[test]
+fn a_recovery_cut_short_can_be_begun_again() {
+    for (flushed, mode) in [(&["a"][..], RecoveryMode::Salvage), (&["a", "b"], RecoveryMode::PointInTime)] {
+        let machine = uneven(["a", "b"], 6, flushed);
+        damage(&machine, 3);
+        let whole = machine.fork();
+        let before = whole.op_count();
+        let wanted =
+            [keys(&open_as(&whole, 2, mode).unwrap(), "a"), keys(&open_as(&killed(&whole), 2, mode).unwrap(), "b")];
+        for op in 0..=whole.op_count() - before {
+            for survival in [Survival::Nothing, Survival::Everything, Survival::Random] {
+                let crashed = machine.fork();
+                crashed.freeze_after(Some(op));
+                drop(open_as(&crashed, 2, mode));
+                crashed.crash(survival, op);
+                let db =
+                    open_as(&crashed.fork(), 3, mode).unwrap_or_else(|e| panic!("operation {op}, {survival:?}: {e}"));
+                assert_eq!([keys(&db, "a"), keys(&db, "b")], wanted, "operation {op}, {survival:?}");
+                drop(db);
+                if let Ok(db) = open_as(&crashed.fork(), 3, RecoveryMode::Strict) {
+                    assert_eq!([keys(&db, "a"), keys(&db, "b")], wanted, "operation {op}, {survival:?}, Strict");
+                }
+            }
+        }
+    }
+}
+
+/// Opening for reading follows the same rules and writes nothing.
+#[test]
+fn readers_follow_the_same_rules() {
+    let machine = uneven(["a", "b"], 6, &["a"]);
+    damage(&machine, 3);
+    for mode in MODES {
+        let fs: Arc<dyn Fs> = Arc::new(machine.fork());
+        let config = Config::new("/db").fs(Arc::clone(&fs)).env(Arc::new(TestEnv::new(4))).recovery_mode(mode);
+        let before = crate::world::disk::image(&*fs, Path::new("/db"));
+        assert_eq!(config.open_read_only().is_ok(), mode == RecoveryMode::Salvage, "{mode:?}");
+        assert!(crate::world::disk::image(&*fs, Path::new("/db")) == before, "{mode:?}");
+    }
+}
+
+/// A net: one byte of the log flipped, the log cut, and the log zeroed from there on, at many places of a log of which
+/// two partitions have flushed different parts. It opens to one moment of both, or refuses, in `Strict` and
+/// `PointInTime`; it opens in `Salvage`; and what is synced then lasts.
+#[test]
+fn damage_anywhere_gives_one_moment_or_an_error() {
+    let (mut opened, mut refused) = (0, 0);
+    for (seed, names) in [["a", "b"], ["pool a", "b"], ["a", "pool b"]].into_iter().enumerate() {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        batches(&db, names, 1..=4);
+        part(&db, names[1]).flush().unwrap();
+        batches(&db, names, 5..=8);
+        part(&db, names[0]).flush().unwrap();
+        batches(&db, names, 9..=11);
+        let machine = killed(&machine);
+        let (name, used, _) = find(&machine, marker(1).as_bytes());
+        for at in (512 + seed as u64..used).step_by(41) {
+            for how in 0..3 {
+                let damaged = machine.fork();
+                match how {
+                    0 => write(&damaged, &name, at, b"\xa5"),
+                    1 => cut(&damaged, &name, at),
+                    _ => write(&damaged, &name, at, &vec![0; (used - at) as usize]),
+                }
+                for mode in MODES {
+                    let what = format!("{names:?}, damage {how} at {at}, {mode:?}");
+                    let copy = damaged.fork();
+                    let db = match open_as(&copy, 2, mode) {
+                        Ok(db) => db,
+                        Err(e) => {
+                            assert!(mode != RecoveryMode::Salvage && e.kind() == ErrorKind::Corruption, "{what}: {e}");
+                            refused += 1;
+                            continue;
+                        }
+                    };
+                    opened += 1;
+                    let (one, other) = (keys(&db, names[0]), keys(&db, names[1]));
+                    if mode != RecoveryMode::Salvage {
+                        assert_eq!(one, other, "{what}");
+                        assert!(one.len() >= 8 && one.last() == Some(&format!("k{:03}", one.len())), "{what}: {one:?}");
+                    }
+                    part(&db, "after").insert("k", "v").unwrap();
+                    db.persist(PersistMode::SyncData).unwrap();
+                    for later in MODES {
+                        let again = copy.fork();
+                        again.crash(Survival::Nothing, at);
+                        let db = open_as(&again, 3, later).unwrap_or_else(|e| panic!("{what}, then {later:?}: {e}"));
+                        assert_eq!(keys(&db, "after").len(), 1, "{what}, then {later:?}");
+                        assert_eq!((keys(&db, names[0]), keys(&db, names[1])), (one.clone(), other.clone()), "{what}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(opened > 100 && refused > 100, "{opened} opened, {refused} refused");
+}
+
+/// The number of a stray file was taken for one of the database's: counting on from it overflowed, or began anew at 0.
+#[test]
+fn stray_files_use_up_no_numbers() {
+    for stray in [u64::MAX, u64::MAX - 1, 1 << 62] {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        part(&db, "a").insert("k", "v").unwrap();
+        db.close().unwrap();
+        let names = ["sst", "blob", "wal", "pool"].map(|kind| match kind {
+            "pool" => format!("p{stray}.pool"),
+            kind => format!("{stray}.{kind}"),
+        });
+        for name in &names {
+            machine.open(&Path::new("/db").join(name), OpenMode::Create).unwrap().write_at(b"junk", 0).unwrap();
+        }
+        for life in 2..5 {
+            let db = open_as(&machine, life, RecoveryMode::Strict).unwrap();
+            part(&db, "a").insert(format!("{life}"), "v").unwrap();
+            part(&db, "a").flush().unwrap();
+            part(&db, &format!("pool {life}"));
+            db.close().unwrap();
+        }
+        for name in &names {
+            assert!(machine.exists(&Path::new("/db").join(name)).unwrap(), "{name} was removed");
+        }
+        let entries = machine.read_dir(Path::new("/db")).unwrap();
+        let mine = entries.into_iter().filter(|entry| !names.contains(&entry.name));
+        assert!(mine.into_iter().all(|entry| entry.name.len() < 20), "numbers go on behind {stray}");
+    }
+}

@@ -1,0 +1,119 @@
+//! Writes the log anew after a replay that passed over damage, so that every later replay, in every mode, finds what
+//! this one found.
+//!
+//! The new segments hold the commits that were applied and are needed, and gaps for the numbers in between. They link
+//! to no other segment: until the manifest lists them, which it must do in the edit that drops the old ones, they are
+//! no part of the log.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::base::edit::{Epoch, FileId};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::vfs::{Env, Fs};
+use crate::wal::host::WalHost;
+use crate::wal::log::Wal;
+use crate::wal::options::{LogCommit, ReplayOptions, ReplayReport, WalOptions};
+use crate::wal::payload::gap;
+use crate::wal::replay::replay;
+
+/// Numbers for segments that the manifest does not list yet.
+struct Unlisted {
+    next_epoch: AtomicU32,
+    next_file: Arc<AtomicU64>,
+}
+
+impl WalHost for Unlisted {
+    fn new_segment(&self) -> Result<(Epoch, FileId)> {
+        let epoch = self.next_epoch.load(Ordering::Relaxed);
+        let next = epoch.checked_add(1).ok_or_else(no_epochs)?;
+        self.next_epoch.store(next, Ordering::Relaxed);
+        Ok((Epoch(epoch), FileId(self.next_file.fetch_add(1, Ordering::Relaxed))))
+    }
+
+    fn segment_added(&self, _epoch: Epoch, _file: FileId) -> Result<()> {
+        Ok(())
+    }
+
+    fn before_sync(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn no_epochs() -> Error {
+    Error::new(ErrorKind::Unsupported, "the database has used up its log epochs")
+}
+
+/// What a rewrite needs to know beside what the replay did.
+pub(crate) struct Rewrite {
+    pub(crate) options: ReplayOptions,
+    pub(crate) wal: WalOptions,
+    /// No segment ever had this epoch or a later one, nor has a file this number or a later one.
+    pub(crate) next_epoch: Epoch,
+    pub(crate) next_file: Arc<AtomicU64>,
+}
+
+/// Writes what `report` tells of into new segments, durably, and gives the report that a replay of these would give.
+/// `was_applied` says of a commit, by its first number, whether it counted.
+///
+/// # Errors
+/// Those of reading the log again, `OutOfSpace` and `Io`: the log is as it was.
+pub(crate) fn rewrite(
+    fs: &Arc<dyn Fs>,
+    dir: &Path,
+    env: &Arc<dyn Env>,
+    database_id: [u8; 16],
+    rewrite: Rewrite,
+    report: ReplayReport,
+    was_applied: &dyn Fn(SeqNo) -> bool,
+) -> Result<ReplayReport> {
+    let Rewrite { options, wal: wal_options, next_epoch, next_file } = rewrite;
+    // An epoch that no segment has: what follows on it follows on none.
+    let burned = next_epoch.max(Epoch(report.highest_epoch.0.saturating_add(1)));
+    let first_epoch = burned.0.checked_add(1).ok_or_else(no_epochs)?;
+    let host = Arc::new(Unlisted { next_epoch: AtomicU32::new(first_epoch), next_file });
+    let mut wal: Option<Wal> = None;
+    let mut append = |commit: LogCommit<'_>| {
+        let last = commit.first.0 + u64::from(commit.count) - 1;
+        let is_needed = last > report.unneeded.0 && last <= report.last.0;
+        if !is_needed || !was_applied(commit.first) {
+            return Ok(None);
+        }
+        let wal = match &mut wal {
+            Some(wal) => wal,
+            None => {
+                let before = ReplayReport { last_epoch: burned, highest_epoch: burned, ..ReplayReport::default() };
+                let first = commit.first.min(SeqNo(report.unneeded.0 + 1));
+                let (fs, env, host) = (Arc::clone(fs), Arc::clone(env), Arc::clone(&host));
+                let started = Wal::start(fs, dir, env, database_id, wal_options.clone(), host, &before, first)?;
+                wal.insert(started)
+            }
+        };
+        append_behind_gap(wal, commit.first, &[commit]).map(|()| None)
+    };
+    replay(Arc::clone(fs), dir, database_id, options, &mut append)?;
+    let mut segments = Vec::new();
+    if let Some(wal) = wal {
+        append_behind_gap(&wal, SeqNo(report.last.0 + 1), &[])?;
+        wal.sync(wal.appended(), true)?;
+        wal.release_space();
+        segments = wal.segments();
+    }
+    let old = report.segments.iter().map(|segment| segment.file);
+    let last_epoch = segments.last().map_or(burned, |segment| segment.epoch);
+    Ok(ReplayReport {
+        last_epoch,
+        highest_epoch: last_epoch,
+        spares: report.spares.iter().copied().chain(old).collect(),
+        segments,
+        has_holes: false,
+        ..report
+    })
+}
+
+/// Appends commits, and before them a gap up to `first`.
+fn append_behind_gap(wal: &Wal, first: SeqNo, commits: &[LogCommit<'_>]) -> Result<()> {
+    let frames: Vec<LogCommit<'_>> = gap(SeqNo(wal.appended().0 + 1), first).chain(commits.iter().copied()).collect();
+    if frames.is_empty() { Ok(()) } else { wal.append(&frames) }
+}
