@@ -511,9 +511,8 @@ impl Catalog {
         let mut pending = lock(&state.pending);
         let built = self.make_tree(state, stored.take(), &pending, order, options).and_then(|tree| {
             // Before another thread can see the tree.
-            match tree.pmem().filter(|_| log == Log::Pending) {
-                Some(pool) => pool.end_replay()?,
-                None => {}
+            if let Some(pool) = tree.pmem().filter(|_| log == Log::Pending) {
+                pool.end_replay()?;
             }
             Ok(tree)
         });
