@@ -189,20 +189,20 @@ impl<M: Medium> Tree<M> {
         let (mut freed, mut visited) = (0, 0);
         while visited < PACK_VISITS && freed < PACK_GOAL && packing.barren <= leaves {
             visited += 1;
-            let (gained, next) = self.pack_at(&packing.next)?;
-            packing.next = next.unwrap_or_default();
+            let (gained, next) = self.pack_at(packing.next.as_deref())?;
+            packing.next = next;
             packing.barren = if gained { 0 } else { packing.barren + 1 };
             freed += usize::from(gained);
         }
         Ok(freed)
     }
 
-    /// Joins the leaf of `key` with the one behind it, or fills it from there. Returns whether a leaf was freed, and a
+    /// Joins the leaf of `key`, or the first leaf, with the one behind it, or fills it from there. Returns whether a leaf was freed, and a
     /// key of the leaf to go on with, none behind the last one.
-    fn pack_at(&self, key: &[u8]) -> Result<(bool, Option<Vec<u8>>)> {
+    fn pack_at(&self, key: Option<&[u8]>) -> Result<(bool, Option<Vec<u8>>)> {
         let _structure = self.lock_structure()?;
         let pin = Pin::new();
-        let found = self.inner.find(Goal::At(key), &pin);
+        let found = self.inner.find(key.map_or(Goal::First, Goal::At), &pin);
         let (left, right) = (Spot(found.leaf), found.beside(1).map(Spot));
         let high = found.high.map(<[u8]>::to_vec);
         drop(pin);
@@ -210,7 +210,7 @@ impl<M: Medium> Tree<M> {
         let full = self.slots - 1;
         if self.fit_into(left, right, full) {
             self.join(left, right, high, full)?;
-            return Ok((true, Some(key.to_vec())));
+            return Ok((true, key.map(<[u8]>::to_vec)));
         }
         let few = self.leaf(left).commit().count() + self.slots / 8 < full;
         let moved = if few { self.shift(left, right, high, full)? } else { None };

@@ -79,8 +79,8 @@ pub(crate) struct Stripe {
 /// How far leaves were made denser.
 #[derive(Default)]
 pub(crate) struct Packing {
-    /// A key of the leaf to go on with.
-    pub(crate) next: Vec<u8>,
+    /// A key of the leaf to go on with; none for the first leaf.
+    pub(crate) next: Option<Vec<u8>>,
     /// Leaves that were looked at since one was freed; when these are all, nothing is tried before something changes.
     pub(crate) barren: u64,
     /// The number of records and of leaves when they were looked at.
