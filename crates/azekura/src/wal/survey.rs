@@ -27,6 +27,9 @@ pub(crate) struct Survey {
     pub(crate) segments: BTreeMap<Epoch, Segment>,
     /// Listed segments whose file is missing or has a header that does not verify, by epoch.
     pub(crate) unreadable: BTreeMap<Epoch, Error>,
+    /// Segments that are newer than the noted end of the log, but neither listed nor linked: an open that did not come
+    /// to its end left them, or the manifest has lost its own end.
+    pub(crate) loose: Vec<Segment>,
     /// Every file with a header that verifies. What a crash left half made is not among them: listed again, and then
     /// losing the header of its new life, it would look damaged.
     pub(crate) whole: Vec<FileId>,
@@ -72,6 +75,8 @@ pub(crate) fn survey(fs: &dyn Fs, dir: &Path, database_id: [u8; 16], options: &R
         if known.contains(&segment.header.previous) {
             known.insert(segment.header.epoch);
             survey.segments.insert(segment.header.epoch, segment);
+        } else {
+            survey.loose.push(segment);
         }
     }
     Ok(survey)

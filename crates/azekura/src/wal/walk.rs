@@ -216,10 +216,18 @@ impl<'a> Walk<'a> {
     /// Decides whether the log may end here, where the commit behind `last` cannot be read.
     fn conclude(&mut self, end: Option<End>, lost_segment: bool) -> Result<()> {
         let stopped = end.is_some();
-        let End { path, offset, mut behind, reason } = end.unwrap_or_else(|| self.end());
+        let End { mut path, offset, mut behind, reason } = end.unwrap_or_else(|| self.end());
         for segment in self.survey.after(self.last_epoch).filter(|segment| !self.is_left_over(segment)) {
             let mut reader = segment.header.reader(Source::File(&*segment.handle), Order::Consecutive)?;
             behind = behind.join(self.search(&mut reader).map_err(|e| e.in_file(&segment.path))?);
+        }
+        for segment in &self.survey.loose {
+            // A rewrite that was cut short says no more than what can be read again.
+            let mut reader = segment.header.reader(Source::File(&*segment.handle), Order::Consecutive)?;
+            let durable = self.search(&mut reader).map_err(|e| e.in_file(&segment.path))?.durable;
+            if durable > behind.durable.max(self.durable).max(self.last) {
+                (behind.durable, path) = (durable, segment.path.clone());
+            }
         }
         let durable = behind.durable.max(self.durable);
         let is_damaged = lost_segment || durable > self.last || (stopped && self.survey.two_follow(self.last_epoch));
