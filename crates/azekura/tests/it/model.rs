@@ -21,7 +21,7 @@ use subject::{Subject, Tally};
 type Op = fn(&mut Subject);
 
 /// Files that may be open at a time in every other run.
-const FEW_FILES: usize = 32;
+const FEW_FILES: usize = 48;
 
 /// Every operation with its weight.
 const OPS: &[(&str, u64, Op)] = &[
