@@ -384,22 +384,21 @@ impl Loaded {
         if last >= SeqNo::MAX {
             return Err(Error::unsupported("the database has used up its sequence numbers: open it for reading only"));
         }
-        let max = config.settings.disk_reserve;
-        let reserve = Arc::new(Reserve::find(Arc::clone(fs), dir, max, self.manifest_bytes)?);
+        let reserve = Reserve::find(Arc::clone(fs), dir, config.settings.disk_reserve, self.manifest_bytes)?;
+        let reserve = Arc::new(reserve);
         let highest = report.log_end().0;
         if highest.0 > self.ledger.next_epoch.saturating_add(EPOCHS_SKIPPED_MAX) {
             let message = format!("a log segment has epoch {}, far beyond what the manifest knows", highest.0);
             return Err(Error::corruption(message).in_file(dir));
         }
-        let report = loop {
-            match self.settle_log(&config, report.clone()) {
-                Err(error) if error.kind() == ErrorKind::OutOfSpace && reserve.release_all() => {}
-                settled => break settled?,
+        let report = match self.settle_log(&config, report.clone()) {
+            Err(error) if error.kind() == ErrorKind::OutOfSpace && reserve.release_all() => {
+                self.settle_log(&config, report)?
             }
+            settled => settled?,
         };
         let mut space = MakesSpace { config: &config, report: &report, reserve: &reserve, stage: 0 };
-        let now_ms = config.env.now_ms();
-        while let Err(error) = self.take_over_blobs(now_ms) {
+        while let Err(error) = self.take_over_blobs(config.env.now_ms()) {
             space.make(&self, error)?;
         }
         self.ledger.next_file = self.parts.next_file.load(Ordering::Relaxed);
@@ -407,12 +406,7 @@ impl Loaded {
         self.ledger.next_epoch = self.ledger.next_epoch.max(ended.0.saturating_add(1));
         self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
         self.ledger.log_end = Some((ended, end));
-        for (id, state) in &self.by_id {
-            // An older version did not write it.
-            if let (Some(stored), Some(file_id)) = (self.ledger.partitions.get_mut(id), state.pool_file_id) {
-                stored.pool_file_id = Some(file_id);
-            }
-        }
+        self.note_pool_files();
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
         let edits = self.ledger.edits();
@@ -447,6 +441,15 @@ impl Loaded {
         shared.poison.heard(shared.poison.events().begin());
         shared.refresh_pressure();
         Ok(Handle::new(shared, threads))
+    }
+
+    /// Notes the file ids of pools, which older versions did not write to the manifest.
+    fn note_pool_files(&mut self) {
+        for (id, state) in &self.by_id {
+            if let (Some(stored), Some(file_id)) = (self.ledger.partitions.get_mut(id), state.pool_file_id) {
+                stored.pool_file_id = Some(file_id);
+            }
+        }
     }
 
     fn metadata(&self, config: &Config, manifest: Manifest) -> Arc<Metadata> {

@@ -197,8 +197,8 @@ impl<M: Medium> Tree<M> {
         Ok(freed)
     }
 
-    /// Joins the leaf of `key`, or the first leaf, with the one behind it, or fills it from there. Returns whether a leaf was freed, and a
-    /// key of the leaf to go on with, none behind the last one.
+    /// Joins the leaf of `key`, or the first leaf, with the one behind it, or fills it from there. Returns whether a
+    /// leaf was freed, and a key of the leaf to go on with, none behind the last one.
     fn pack_at(&self, key: Option<&[u8]>) -> Result<(bool, Option<Vec<u8>>)> {
         let _structure = self.lock_structure()?;
         let pin = Pin::new();

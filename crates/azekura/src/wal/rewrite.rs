@@ -87,6 +87,7 @@ pub(crate) fn rewrite(
                 let first = commit.first.min(SeqNo(report.unneeded.0 + 1));
                 let (fs, env, host) = (Arc::clone(fs), Arc::clone(env), Arc::clone(&host));
                 let started = Wal::start(fs, dir, env, database_id, wal_options.clone(), host, &before, first)?;
+                started.begin_first()?;
                 wal.insert(started)
             }
         };

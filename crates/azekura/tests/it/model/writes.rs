@@ -1,7 +1,5 @@
 //! Writes and everything that moves data, done to both.
 
-use std::sync::Arc;
-
 use azekura::PersistMode;
 use azekura::fs::Survival;
 
@@ -163,7 +161,7 @@ impl Subject {
         let path = self.place.dir.with_file_name(format!("copy {}", self.copies));
         self.db().checkpoint(&path).unwrap();
         assert_eq!(self.db().checkpoint(&path).unwrap_err().kind(), azekura::ErrorKind::Invalid, "it exists");
-        let db = self.shape.config(&path, Arc::clone(&self.place.fs), &self.env).open().unwrap();
+        let db = self.shape.config(&path, self.place.unlimited(), &self.env).open().unwrap();
         assert_eq!(db.list_partitions(), self.halves.keys().copied().collect::<Vec<_>>());
         for (name, half) in &self.halves {
             let part = open_in(&db, &self.shape, name, half.book.order);

@@ -32,6 +32,11 @@ impl Place {
         Place { fs: Arc::new(limited), ..place }
     }
 
+    /// The same files without a limit on open ones: each database has a cache of handles of its own.
+    pub(crate) fn unlimited(&self) -> Arc<dyn Fs> {
+        self.memory.as_ref().map_or_else(|| Arc::clone(&self.fs), |memory| Arc::new(memory.clone()))
+    }
+
     /// In a temporary directory.
     pub(crate) fn disk() -> Place {
         let temporary = tempfile::tempdir().unwrap();
