@@ -246,6 +246,7 @@ impl Database {
         shared.done.ring();
         shared.poison.watch(writer.metadata.sync())?;
         shared.catalog.discard(state);
+        shared.refresh_pressure();
         drop(one_at_a_time); // others may create and delete while files are removed
         shared.graveyard().remove_all();
         shared.work.ring();

@@ -275,6 +275,7 @@ impl Partition {
     /// # Errors
     /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`; what is in memory stays there and in the log.
     pub fn flush(&self) -> Result<()> {
+        let _call = self.handle.shared.begin_call();
         self.handle.shared.writer()?;
         flush_and_wait(&self.handle.shared, &self.state)
     }

@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::edit::{Edit, EngineKind, Epoch, FileId, PartitionId};
 use crate::base::event::Event;
@@ -323,20 +323,21 @@ impl Loaded {
     }
 
     /// Makes durable what was replayed, in a log that every later replay can read to its end.
-    fn settle_log(&self, config: &Config, report: ReplayReport) -> Result<ReplayReport> {
+    fn settle_log(&self, config: &Config, report: ReplayReport, next_epoch: &Arc<AtomicU32>) -> Result<ReplayReport> {
         let (fs, dir) = (&config.fs, &config.path);
+        // First: the copies of a rewrite say that their commits are durable, which must be true of the originals too.
+        for segment in &report.segments {
+            fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
+        }
         if report.has_holes {
             let rewrite = wal::Rewrite {
                 options: self.replay_options(config),
                 wal: wal_options(config),
-                next_epoch: Epoch(self.ledger.next_epoch),
+                next_epoch: Arc::clone(next_epoch),
                 next_file: Arc::clone(&self.parts.next_file),
             };
             let was_applied = |first: SeqNo| !self.skipped.contains(&first);
             return wal::rewrite(fs, dir, &config.env, self.ledger.id, rewrite, report, &was_applied);
-        }
-        for segment in &report.segments {
-            fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
         Ok(report)
     }
@@ -381,23 +382,18 @@ impl Loaded {
     ) -> Result<Arc<Handle>> {
         let (fs, dir) = (&config.fs, &config.path);
         let last = self.last_seqno(&report);
-        if last >= SeqNo::MAX {
-            return Err(Error::unsupported("the database has used up its sequence numbers: open it for reading only"));
-        }
+        self.check_numbers(last, &report).map_err(|error| error.in_file(dir))?;
         let reserve = Reserve::find(Arc::clone(fs), dir, config.settings.disk_reserve, self.manifest_bytes)?;
         let reserve = Arc::new(reserve);
-        let highest = report.log_end().0;
-        if highest.0 > self.ledger.next_epoch.saturating_add(EPOCHS_SKIPPED_MAX) {
-            let message = format!("a log segment has epoch {}, far beyond what the manifest knows", highest.0);
-            return Err(Error::corruption(message).in_file(dir));
-        }
-        let report = match self.settle_log(&config, report.clone()) {
+        let damaged = report.has_holes || report.dropped_after_damage.is_some();
+        let next_epoch = Arc::new(AtomicU32::new(self.ledger.next_epoch));
+        let report = match self.settle_log(&config, report.clone(), &next_epoch) {
             Err(error) if error.kind() == ErrorKind::OutOfSpace && reserve.release_all() => {
-                self.settle_log(&config, report)?
+                self.settle_log(&config, report, &next_epoch)?
             }
             settled => settled?,
         };
-        let mut space = MakesSpace { config: &config, report: &report, reserve: &reserve, stage: 0 };
+        let mut space = MakesSpace { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
         while let Err(error) = self.take_over_blobs(config.env.now_ms()) {
             space.make(&self, error)?;
         }
@@ -441,6 +437,19 @@ impl Loaded {
         shared.poison.heard(shared.poison.events().begin());
         shared.refresh_pressure();
         Ok(Handle::new(shared, threads))
+    }
+
+    /// Fails where numbers are used up, or are not those of this database.
+    fn check_numbers(&self, last: SeqNo, report: &ReplayReport) -> Result<()> {
+        if last >= SeqNo::MAX {
+            return Err(Error::unsupported("the database has used up its sequence numbers: open it for reading only"));
+        }
+        let highest = report.log_end().0;
+        if highest.0 > self.ledger.next_epoch.saturating_add(EPOCHS_SKIPPED_MAX) {
+            let message = format!("a log segment has epoch {}, far beyond what the manifest knows", highest.0);
+            return Err(Error::corruption(message));
+        }
+        Ok(())
     }
 
     /// Notes the file ids of pools, which older versions did not write to the manifest.
@@ -537,6 +546,8 @@ struct MakesSpace<'a> {
     config: &'a Config,
     report: &'a ReplayReport,
     reserve: &'a Reserve,
+    /// Damage was passed over: until the new manifest has its name, the old log is all that another open can use.
+    damaged: bool,
     stage: u32,
 }
 
@@ -582,11 +593,13 @@ impl MakesSpace<'_> {
         Ok(unfinished.filter(|(kind, id)| fs.remove_file(&state.data_path(*kind, *id)).is_ok()).count() > 0)
     }
 
-    /// Cuts off the space behind the end of replayed segments, unless something stands there, and most of spare ones;
-    /// false if there was none.
+    /// Cuts off the space behind the end of replayed segments, and most of spare ones; false if there was none, or if
+    /// damage was passed over.
     fn trim_segments(&self) -> bool {
-        let replayed = self.report.segments.iter().filter(|_| self.report.dropped_after_damage.is_none());
-        let ends = replayed.map(|segment| (segment.file, segment.end));
+        if self.damaged {
+            return false;
+        }
+        let ends = self.report.segments.iter().map(|segment| (segment.file, segment.end));
         let spares = self.report.spares.iter().map(|file| (*file, HEADER_LEN as u64));
         let trim = |(file, end): (FileId, u64)| {
             let file = self.config.fs.open(&segment_path(&self.config.path, file), OpenMode::Write)?;

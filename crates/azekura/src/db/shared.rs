@@ -302,7 +302,11 @@ impl Shared {
             self.pace(len)?;
             let seqno = self.poison.watch(writer.committer.change(pool, record, payload))?;
             self.counters.user_bytes.add(len);
-            if payload.is_some() { self.make_durable(seqno, mode) } else { Ok(()) }
+            if payload.is_none() {
+                return Ok(());
+            }
+            self.follow_log(len);
+            self.make_durable(seqno, mode)
         };
         change().inspect_err(|_| drop(self.begin_call()))
     }
@@ -382,8 +386,14 @@ impl Shared {
         }
     }
 
-    /// Gives the disk reserve what it wants, for which spare segments are given up; false if it stays short.
+    /// Gives the disk reserve what it wants, for which spare segments are given up; false if it stays short. Does
+    /// nothing while work uses space that the reserve has released, because a writer would take that space back.
     pub(crate) fn fill_reserve(&self) -> bool {
+        let may_fill = self.space.try_read();
+        may_fill.is_ok() && self.fill_reserve_now()
+    }
+
+    fn fill_reserve_now(&self) -> bool {
         let Some(writer) = &self.writer else { return true };
         let was_short = writer.reserve.is_short();
         let wanted = writer.reserve.wanted(writer.wal.live_bytes(), writer.metadata.manifest_bytes());
@@ -409,7 +419,7 @@ impl Shared {
         if is_full(&result) {
             self.graveyard().remove_all(); // what it has left unfinished
         }
-        self.fill_reserve();
+        self.fill_reserve_now();
         result
     }
 
@@ -527,6 +537,8 @@ impl Shared {
             worst.compaction_debt = worst.compaction_debt.max(pressure.compaction_debt);
         }
         self.flush_waiting.store(worst.sealed > 0, Ordering::Relaxed);
+        // Memtables that were flushed meanwhile give the others their share of the budget back.
+        self.sealed_in_vain.fetch_min(self.memory().active() + SEALED_MIN, Ordering::Relaxed);
         self.delay_ns_per_kib.store(delay_ns_per_kib(&worst, &limits), Ordering::Relaxed);
         self.must_wait.store(must_wait(&worst, self.memory().total(), &limits), Ordering::Relaxed);
     }

@@ -328,7 +328,8 @@ fn tend_log(shared: &Shared) -> Result<bool> {
         if retire_log(shared)? {
             return Ok(true);
         }
-        if full && shared.catalog.all().iter().all(|partition| partition.first_unflushed().is_none()) {
+        let flushed = || shared.catalog.all().iter().all(|partition| partition.first_unflushed().is_none());
+        if full && *lock(&shared.checkpoints) == 0 && flushed() {
             // All of the log is in tables: another segment gives this one free.
             shared.with_reserve(Need::Flush, || shared.poison.watch(writer.wal.seal()))?;
             shared.with_reserve(Need::Flush, || retire_log(shared))?;
@@ -510,12 +511,12 @@ fn sync_all_visible(shared: &Shared) -> Result<()> {
     shared.poison.watch(writer.wal.sync(shared.visible.get(), false))
 }
 
-/// Flushes everything that `partition` holds in memory now, and waits for it.
+/// Flushes everything that `partition` holds in memory now, and waits for it. Delivers no events, because a caller may
+/// hold locks.
 ///
 /// # Errors
 /// `Closed` if the partition is deleted meanwhile.
 pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
-    let _call = shared.begin_call();
     let target = shared.visible.get();
     let tree = partition.tree()?;
     tree.seal();

@@ -64,7 +64,7 @@ impl LsmTree {
         let blobs = written.blobs.iter().map(|file| Edit::BlobFileAdded { partition, file: file.clone() });
         let edits: Vec<Edit> = blobs
             .chain(added)
-            .chain([Edit::Flushed { partition, through: self.complete_through(&written, host) }])
+            .chain([Edit::Flushed { partition, through: self.complete_through(written, host) }])
             .collect();
         self.check_open()?;
         if let Some(unnamed) = written.unnamed.take() {

@@ -47,7 +47,7 @@ impl<M: Medium> Tree<M> {
     /// # Errors
     /// Those of `take`; then nothing was changed.
     pub(crate) fn make_room(&self, key: &[u8], take: impl FnOnce(&mut Space, &M) -> Result<u64>) -> Result<()> {
-        let at = take(&mut *self.space()?, &self.medium)?;
+        let at = take(&mut *self.space_after_promises()?, &self.medium)?;
         let spot = self.orders.spot(at);
         let mut spare = Spare { tree: self, spot, used: false };
         let _structure = self.lock_structure()?;
@@ -164,8 +164,10 @@ impl<M: Medium> Tree<M> {
         // Not so many that they would soon be split again.
         let most = self.slots * 5 / 8;
         match (left, right, high) {
-            (Some(left), _, _) if self.fit_into(left, leaf, most) => self.join(left, leaf, key, most),
-            (_, Some(right), Some(high)) if self.fit_into(leaf, right, most) => self.join(leaf, right, &high, most),
+            (Some(left), _, _) if self.fit_into(left, leaf, most) => self.join(left, leaf, key, most).map(drop),
+            (_, Some(right), Some(high)) if self.fit_into(leaf, right, most) => {
+                self.join(leaf, right, &high, most).map(drop)
+            }
             _ => Ok(()),
         }
     }
@@ -180,8 +182,9 @@ impl<M: Medium> Tree<M> {
         let (records, leaves) = (self.len(), self.leaves.load(Ordering::Acquire));
         // Of all together: where new leaves are full, old ones may be sparse.
         let dense = leaves * (self.slots as u64 - 1) * 15 / 16;
-        if packing.state != (records, leaves) {
-            (packing.state, packing.barren) = ((records, leaves), 0);
+        let state = (records, leaves, self.space()?.has_packing_leaf());
+        if packing.state != state {
+            (packing.state, packing.barren) = (state, 0);
         }
         if records > dense {
             return Ok(0);
@@ -209,8 +212,8 @@ impl<M: Medium> Tree<M> {
         let (Some(right), Some(high)) = (right, &high) else { return Ok((false, high)) };
         let full = self.slots - 1;
         if self.fit_into(left, right, full) {
-            self.join(left, right, high, full)?;
-            return Ok((true, key.map(<[u8]>::to_vec)));
+            let joined = self.join(left, right, high, full)?;
+            return Ok((joined, if joined { key.map(<[u8]>::to_vec) } else { Some(high.clone()) }));
         }
         let few = self.leaf(left).commit().count() + self.slots / 8 < full;
         let moved = if few { self.shift(left, right, high, full)? } else { None };
@@ -239,17 +242,18 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Moves what is in `right` to `left`, the leaf before it on the same node; `key` is one that belongs to `right`.
-    fn join(&self, left: Spot, right: Spot, key: &[u8], most: usize) -> Result<()> {
+    /// False if they do not fit any more.
+    fn join(&self, left: Spot, right: Spot, key: &[u8], most: usize) -> Result<bool> {
         let locked = self.lock_both(left.leaf(), right.leaf())?;
         if self.next_of(self.leaf(left))? != right.leaf() || !self.fit_into(left, right, most) {
-            return Ok(());
+            return Ok(false);
         }
         let (left, right) = (self.leaf(left), self.leaf(right));
         let next = self.next_of(right)?;
         self.append(left, bits(right.commit().valid()).map(|n| (right.slot(n), right.print(n))), next);
         self.forget_leaf(right, key)?;
         drop(locked);
-        Ok(())
+        Ok(true)
     }
 
     /// Moves the first records of `right` to `left`, the leaf before it on the same node, which has `target` then, and
@@ -276,10 +280,11 @@ impl<M: Medium> Tree<M> {
 
         self.fill_new(&Counting::new(&self.medium), spare.spot, &contents, rest, self.next_of(right)?);
         let slots = moved.iter().map(|n| (contents.slots[*n].1, contents.slots[*n].2));
+        // From here on the leaf is in the chain, also if the comparator panics below.
+        spare.used = true;
         self.append(left, slots, at);
         self.inner.replace(high, &separator, spare.spot.0);
         self.reshaped();
-        spare.used = true;
         self.orders.give_back(right.order);
         self.space()?.retire_leaf(right.at);
         drop(locked);

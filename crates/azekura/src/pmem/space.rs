@@ -256,6 +256,12 @@ impl Space {
         self.take_leaf(medium)
     }
 
+    /// Whether there is a leaf for making others denser.
+    pub(crate) fn has_packing_leaf(&mut self) -> bool {
+        self.settle(false);
+        self.spare.is_some()
+    }
+
     /// The leaf that is there for making others denser; another one comes back for it.
     pub(crate) fn take_packing_leaf(&mut self) -> Option<u64> {
         self.settle(false);
@@ -321,7 +327,8 @@ impl Space {
     }
 
     pub(crate) fn give_back_leaf(&mut self, leaf: u64) {
-        if self.spare.is_none() {
+        // Leaves that were promised come first.
+        if self.spare.is_none() && self.leaves.len() >= self.promised {
             self.spare = Some(leaf);
             return;
         }

@@ -83,8 +83,8 @@ pub(crate) struct Packing {
     pub(crate) next: Option<Vec<u8>>,
     /// Leaves that were looked at since one was freed; when these are all, nothing is tried before something changes.
     pub(crate) barren: u64,
-    /// The number of records and of leaves when they were looked at.
-    pub(crate) state: (u64, u64),
+    /// The number of records and of leaves when they were looked at, and whether there was a leaf to shift records to.
+    pub(crate) state: (u64, u64, bool),
 }
 
 /// A B+ tree on a medium. Readers never wait; writers wait for those of the same leaf.

@@ -153,7 +153,7 @@ impl<M: Medium> Tree<M> {
 
     /// The free space, which has heard of promises that have ended.
     #[inline]
-    fn space_after_promises(&self) -> Result<MutexGuard<'_, Space>> {
+    pub(crate) fn space_after_promises(&self) -> Result<MutexGuard<'_, Space>> {
         let mut space = self.space()?;
         if self.ended.load(Ordering::Relaxed) > 0 {
             space.end_promise(self.ended.swap(0, Ordering::Relaxed));
@@ -267,7 +267,14 @@ impl<M: Medium> Tree<M> {
                 done => return done,
             };
         }
-        if self.pack()? == 0 { Err(full) } else { attempt() }
+        // It ends, because each round frees leaves.
+        while self.pack()? > 0 {
+            full = match attempt() {
+                Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
+                done => return done,
+            };
+        }
+        Err(full)
     }
 
     /// Gives back what no reader needs any more of what was replaced, soon after the reader has left.

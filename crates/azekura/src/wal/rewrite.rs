@@ -6,22 +6,26 @@
 //! no part of the log.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::base::edit::{Epoch, FileId};
+use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::{Env, Fs};
+use crate::wal::format::segment_path;
 use crate::wal::host::WalHost;
 use crate::wal::log::Wal;
-use crate::wal::options::{LogCommit, ReplayOptions, ReplayReport, WalOptions};
+use crate::wal::options::{LogCommit, ReplayOptions, ReplayReport, SegmentInfo, WalOptions};
 use crate::wal::payload::gap;
 use crate::wal::replay::replay;
 
 /// Numbers for segments that the manifest does not list yet.
 struct Unlisted {
-    next_epoch: AtomicU32,
+    next_epoch: Arc<AtomicU32>,
     next_file: Arc<AtomicU64>,
+    /// The files that were begun.
+    files: Mutex<Vec<FileId>>,
 }
 
 impl WalHost for Unlisted {
@@ -29,7 +33,9 @@ impl WalHost for Unlisted {
         let epoch = self.next_epoch.load(Ordering::Relaxed);
         let next = epoch.checked_add(1).ok_or_else(no_epochs)?;
         self.next_epoch.store(next, Ordering::Relaxed);
-        Ok((Epoch(epoch), FileId(self.next_file.fetch_add(1, Ordering::Relaxed))))
+        let file = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
+        lock(&self.files).push(file);
+        Ok((Epoch(epoch), file))
     }
 
     fn segment_added(&self, _epoch: Epoch, _file: FileId) -> Result<()> {
@@ -49,8 +55,9 @@ fn no_epochs() -> Error {
 pub(crate) struct Rewrite {
     pub(crate) options: ReplayOptions,
     pub(crate) wal: WalOptions,
-    /// No segment ever had this epoch or a later one, nor has a file this number or a later one.
-    pub(crate) next_epoch: Epoch,
+    /// No segment ever had this epoch or a later one, nor has a file this number or a later one. Both are raised, also
+    /// by a rewrite that fails: a file of it that cannot be removed must not share its epoch with the next one.
+    pub(crate) next_epoch: Arc<AtomicU32>,
     pub(crate) next_file: Arc<AtomicU64>,
 }
 
@@ -58,7 +65,7 @@ pub(crate) struct Rewrite {
 /// `was_applied` says of a commit, by its first number, whether it counted.
 ///
 /// # Errors
-/// Those of reading the log again, `OutOfSpace` and `Io`: the log is as it was.
+/// Those of reading the log again, `OutOfSpace` and `Io`: the log is as it was, and the new segments are removed.
 pub(crate) fn rewrite(
     fs: &Arc<dyn Fs>,
     dir: &Path,
@@ -70,9 +77,9 @@ pub(crate) fn rewrite(
 ) -> Result<ReplayReport> {
     let Rewrite { options, wal: wal_options, next_epoch, next_file } = rewrite;
     // An epoch that no segment has: what follows on it follows on none.
-    let burned = next_epoch.max(Epoch(report.highest_epoch.0.saturating_add(1)));
-    let first_epoch = burned.0.checked_add(1).ok_or_else(no_epochs)?;
-    let host = Arc::new(Unlisted { next_epoch: AtomicU32::new(first_epoch), next_file });
+    let burned = Epoch(next_epoch.load(Ordering::Relaxed)).max(Epoch(report.highest_epoch.0.saturating_add(1)));
+    next_epoch.store(burned.0.checked_add(1).ok_or_else(no_epochs)?, Ordering::Relaxed);
+    let host = Arc::new(Unlisted { next_epoch, next_file, files: Mutex::default() });
     let mut wal: Option<Wal> = None;
     let mut append = |commit: LogCommit<'_>| {
         let last = commit.first.0 + u64::from(commit.count) - 1;
@@ -93,14 +100,16 @@ pub(crate) fn rewrite(
         };
         append_behind_gap(wal, commit.first, &[commit]).map(|()| None)
     };
-    replay(Arc::clone(fs), dir, database_id, options, &mut append)?;
-    let mut segments = Vec::new();
-    if let Some(wal) = wal {
-        append_behind_gap(&wal, SeqNo(report.last.0 + 1), &[])?;
-        wal.sync(wal.appended(), true)?;
-        wal.release_space();
-        segments = wal.segments();
-    }
+    let read = replay(Arc::clone(fs), dir, database_id, options, &mut append);
+    let segments = match read.and_then(|_| finish(wal, report.last)) {
+        Ok(segments) => segments,
+        Err(error) => {
+            for file in &*lock(&host.files) {
+                let _left_to_the_next_open = fs.remove_file(&segment_path(dir, *file));
+            }
+            return Err(error);
+        }
+    };
     let old = report.segments.iter().map(|segment| segment.file);
     let last_epoch = segments.last().map_or(burned, |segment| segment.epoch);
     Ok(ReplayReport {
@@ -111,6 +120,15 @@ pub(crate) fn rewrite(
         has_holes: false,
         ..report
     })
+}
+
+/// Makes the new segments durable, with a gap up to `last`.
+fn finish(wal: Option<Wal>, last: SeqNo) -> Result<Vec<SegmentInfo>> {
+    let Some(wal) = wal else { return Ok(Vec::new()) };
+    append_behind_gap(&wal, SeqNo(last.0 + 1), &[])?;
+    wal.sync(wal.appended(), true)?;
+    wal.release_space();
+    Ok(wal.segments())
 }
 
 /// Appends commits, and before them a gap up to `first`.

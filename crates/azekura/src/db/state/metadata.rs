@@ -69,10 +69,16 @@ impl Metadata {
         meta.id = PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed));
         let (prepared, file_id) = prepare(&meta)?;
         let partition = meta.id;
-        self.append_to(&mut ledger, &[Edit::PartitionCreated(meta)])?;
-        if let Some(file_id) = file_id {
-            self.append_to(&mut ledger, &[Edit::PoolFileId { partition, file_id }])?;
+        let mut edits = vec![Edit::PartitionCreated(meta)];
+        edits.extend(file_id.map(|file_id| Edit::PoolFileId { partition, file_id }));
+        // One batch: a partition of which the manifest has only the first edit would come back after its deletion.
+        let mut after = ledger.clone();
+        for edit in &edits {
+            after.check(edit)?;
+            after.apply(edit)?;
         }
+        self.manifest.append(&edits)?;
+        *ledger = after;
         Ok(prepared)
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::world::{Model, Op, World};
 use crate::base::comparator::Comparator;
 use crate::base::{ErrorKind, KeyOrder, SeqNo};
+use crate::mem::epoch::Moment;
 use crate::mem::epoch::Pin;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
@@ -14,7 +15,9 @@ use crate::pmem::leaf::Spot;
 use crate::pmem::medium::{Granularity, Image, Medium};
 use crate::pmem::sim::Sim;
 use crate::pmem::tree::{PoolOptions, Tree};
+use crate::vfs::Env;
 use crate::vfs::dice::Dice;
+use crate::vfs::env::SystemEnv;
 
 pub(super) fn options(len_max: u64, slots: usize) -> PoolOptions {
     PoolOptions { len_max, grow_by: 4 * PAGE, slots }
@@ -195,6 +198,7 @@ fn an_emptied_pool_asks_no_versions() {
 /// and keys behind all others need new leaves.
 #[test]
 fn sparse_leaves_are_packed_where_space_is_short() {
+    let env = SystemEnv::new();
     for (slots, step) in [(SLOTS, 2), (SLOTS, 3), (SLOTS, 5), (7, 2), (7, 3)] {
         let options = options(64 * PAGE, slots);
         let (mut world, mut model) = (world(&options), Model::new());
@@ -204,7 +208,15 @@ fn sparse_leaves_are_packed_where_space_is_short() {
             for n in next.by_ref() {
                 let op = Op::Put(n.to_be_bytes().to_vec(), vec![n as u8; 60]);
                 // Other tests of this process may be reading something.
-                let done = (0..50).any(|_| world.apply(&op).is_ok());
+                let done = (0..100).any(|_| {
+                    world.apply(&op).is_ok() || {
+                        let moment = Moment::now();
+                        while !moment.passed_by_others() {
+                            env.sleep(std::time::Duration::from_millis(1));
+                        }
+                        false
+                    }
+                });
                 if !done {
                     return count;
                 }

@@ -196,6 +196,17 @@ fn noise_until_full(p: &Partition, dice: &mut Dice) -> Vec<[u8; 4]> {
     panic!("the disk does not get full");
 }
 
+/// Inserts as soon as writing resumes: work that uses the reserve delays that by as long as it takes.
+fn insert_when_resumed(p: &Partition, key: &str, value: &str) {
+    let resumed = (0..1_000).any(|_| {
+        let refused =
+            p.insert(key, value).inspect_err(|error| assert_eq!(error.kind(), ErrorKind::OutOfSpace)).is_err();
+        std::thread::sleep(std::time::Duration::from_millis(u64::from(refused) * 10));
+        !refused
+    });
+    assert!(resumed, "there is space, and writing does not resume");
+}
+
 /// Before, a full disk took no removal, nothing gave space back, and the database did not open again.
 #[test]
 fn full_disk_empties_when_all_is_removed() {
@@ -212,7 +223,7 @@ fn full_disk_empties_when_all_is_removed() {
     keys.iter().for_each(|key| p.remove(key).unwrap());
     p.flush().unwrap();
     p.major_compact().unwrap();
-    p.insert("small", "value").unwrap();
+    insert_when_resumed(&p, "small", "value");
     let again = noise_until_full(&p, &mut Dice::new(2));
     assert!(again.len() > keys.len() / 2, "{} after {}", again.len(), keys.len());
     drop(p);
@@ -222,7 +233,7 @@ fn full_disk_empties_when_all_is_removed() {
     assert_eq!(p.len().unwrap(), again.len() as u64 + 1);
     p.remove("small").unwrap();
     machine.set_capacity(Some(20 << 20));
-    p.insert("space", "is back").unwrap();
+    insert_when_resumed(&p, "space", "is back");
 }
 
 /// A process that is killed on a full disk again and again, each time with a few removals or while it opens, does not
