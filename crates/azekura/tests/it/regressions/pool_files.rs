@@ -571,3 +571,32 @@ fn comparator_that_reads_its_own_pool_is_served() {
     part.insert(key(7), "new").unwrap();
     assert_eq!(part.get(key(7)).unwrap().unwrap(), "new");
 }
+
+/// The manifest got the creation of a pool and its file id as two batches. Where the second one met a full disk, the
+/// call failed, and the partition came back after one of the same name was deleted.
+#[test]
+fn creation_is_whole_when_manifest_is_full() {
+    let machine = tmpfs();
+    let faulty = FaultFs::new(Arc::new(machine.clone()));
+    let open = |salt| {
+        let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
+        Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).open().unwrap()
+    };
+    for nth in 1..5 {
+        let db = open(nth);
+        faulty.fail(
+            FaultPlan::new(OpKind::Write, nth, Fault::Error(std::io::ErrorKind::StorageFull)).in_path("MANIFEST"),
+        );
+        let first = db.open_partition("pool", pool());
+        faulty.repair();
+        assert_eq!(first.is_ok(), db.partition_exists("pool"), "write {nth}");
+        drop(first);
+        db.open_partition("pool", pool()).unwrap().insert("k", "v").unwrap();
+        db.close().unwrap();
+        let db = open(10 + nth);
+        assert!(db.partition("pool").unwrap().get("k").unwrap().is_some(), "write {nth}");
+        db.delete_partition_by_name("pool").unwrap();
+        db.close().unwrap();
+        assert!(!open(20 + nth).partition_exists("pool"), "write {nth}");
+    }
+}
