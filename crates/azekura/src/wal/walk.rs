@@ -120,11 +120,18 @@ impl<'a> Walk<'a> {
     }
 
     /// The segment that goes on where the log has come to. At a noted end that is one that follows on the epoch that was
-    /// noted: segments up to that epoch, of which nothing counts, may stand in between.
-    fn linked(&self) -> Option<&'a Segment> {
+    /// noted: segments up to that epoch, of which nothing counts, may stand in between. No later replay that knows another
+    /// end could link the two, so the log has to be written anew.
+    fn linked(&mut self) -> Option<&'a Segment> {
         let next = |epoch| self.survey.successor(epoch).filter(|segment| segment.header.first.0 == self.last.0 + 1);
         let noted = self.options.log_end.filter(|(ended, end)| *end == self.last && *ended > self.last_epoch);
-        next(self.last_epoch).or_else(|| next(noted?.0))
+        let linked = next(self.last_epoch);
+        if linked.is_some() {
+            return linked;
+        }
+        let behind_end = next(noted?.0);
+        self.has_holes |= behind_end.is_some();
+        behind_end
     }
 
     /// The last sequence number that counts in segments up to `epoch`, if an earlier recovery or a clean close noted
