@@ -119,9 +119,9 @@ impl<'a> Walk<'a> {
         self.survey.unreadable.iter().find(|(epoch, _)| start.is_none_or(|start| **epoch > start.header.epoch))
     }
 
-    /// The segment that goes on where the log has come to. At a noted end that is one that follows on the epoch that was
-    /// noted: segments up to that epoch, of which nothing counts, may stand in between. No later replay that knows another
-    /// end could link the two, so the log has to be written anew.
+    /// The segment that goes on where the log has come to. At a noted end that is one that follows on the noted epoch:
+    /// segments up to that epoch, of which nothing counts, may stand in between. No later replay that knows another end
+    /// could link the two, so the log has to be written anew.
     fn linked(&mut self) -> Option<&'a Segment> {
         let next = |epoch| self.survey.successor(epoch).filter(|segment| segment.header.first.0 == self.last.0 + 1);
         let noted = self.options.log_end.filter(|(ended, end)| *end == self.last && *ended > self.last_epoch);
@@ -341,8 +341,8 @@ fn retired(survey: &Survey, options: &ReplayOptions) -> SeqNo {
         Some(segment) if oldest <= ended => SeqNo(segment.header.first.0 - 1),
         // Not the first one behind the noted end: those before it were retired.
         Some(segment) if segment.header.previous > ended => end.max(SeqNo(segment.header.first.0 - 1)),
-        // A clean close notes the end of the log after it has begun a segment, whose header may not be durable. What was
-        // before is retired.
+        // A clean close notes the end of the log after it has begun a segment, whose header may not be durable. What
+        // was before is retired.
         None if oldest == ended && !survey.unreadable.contains_key(&oldest) => end,
         _ if oldest <= ended => SeqNo::ZERO,
         _ => end,

@@ -362,8 +362,9 @@ fn stray_files_use_up_no_numbers() {
     }
 }
 
-/// A database was closed twice, the second time without a write. The header of the segment that the second life had begun
-/// was not durable, and nothing else said that what came before it was retired: after power loss the log looked damaged.
+/// A database was closed twice, the second time without a write. The header of the segment that the second life had
+/// begun was not durable, and nothing else said that what came before it was retired: after power loss the log looked
+/// damaged.
 #[test]
 fn log_is_whole_after_two_closes_and_power_loss() {
     let machine = MemFs::new();
