@@ -24,7 +24,7 @@ fn on(fs: impl Fs + 'static) -> Config {
 }
 
 /// Waits until something is so; fails after ten seconds.
-fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
     for patience in (0..2_000).rev() {
         if is_so() {
             return;
