@@ -212,9 +212,10 @@ impl Config {
     /// opened, removals are accepted, and flushes, compactions and blob GC run. Ordinary writes go on, without a
     /// restart, once the reserve has all its space again.
     ///
-    /// The file has 1.5 MiB, and grows with the log to twice what would have to be replayed, up to this bound; a
-    /// clean close cuts it again. A flush of one memtable, and a compaction, need as much as they write: where either
-    /// writes more than the reserve has, it has to wait until there is more space.
+    /// The file has 1.5 MiB. It grows, up to this bound, with the log to twice what would have to be replayed, and
+    /// with the changed pages of pools to what their next checkpoints write; a clean close cuts it again. A flush of
+    /// one memtable, a checkpoint of a pool, and a compaction need as much as they write: where one of them writes
+    /// more than the reserve has, it has to wait until there is more space.
     #[must_use]
     pub fn disk_reserve(mut self, bytes: u64) -> Config {
         self.settings.disk_reserve = bytes;

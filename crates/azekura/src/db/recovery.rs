@@ -383,7 +383,8 @@ impl Loaded {
         let (fs, dir) = (&config.fs, &config.path);
         let last = self.last_seqno(&report);
         self.check_numbers(last, &report).map_err(|error| error.in_file(dir))?;
-        let reserve = Reserve::find(Arc::clone(fs), dir, config.settings.disk_reserve, self.manifest_bytes)?;
+        let log_bytes = report.segments.iter().map(|segment| segment.end).sum();
+        let reserve = Reserve::find(Arc::clone(fs), dir, config.settings.disk_reserve, log_bytes, self.manifest_bytes)?;
         let reserve = Arc::new(reserve);
         let damaged = report.has_holes || report.dropped_after_damage.is_some();
         let next_epoch = Arc::new(AtomicU32::new(self.ledger.next_epoch));

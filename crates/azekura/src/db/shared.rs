@@ -114,7 +114,7 @@ pub(crate) struct Shared {
     pub(crate) flush_error: Mutex<Option<Error>>,
     /// Failures of work on log and manifest that no partition has asked for.
     pub(crate) log_setback: Setback,
-    /// Bytes written to the log since the reserve was looked at.
+    /// Bytes written to the log, or changed in pools, since the reserve was looked at.
     unreserved: AtomicU64,
     /// Work that may need much space holds it shared; work that has failed because the disk is full takes it alone for
     /// another attempt, so that nothing else takes the space that is made for it. Taken inside of `at_work`.
@@ -126,6 +126,8 @@ pub(crate) struct Shared {
 
 /// The reserve follows the log in steps of so many bytes.
 const RESERVE_STEP: u64 = 1 << 20;
+/// A record that goes into a pool is taken to change a page more than its own bytes.
+const POOL_PAGE: u64 = 4096;
 
 /// On a full disk, a log of more bytes than this is flushed, because that gives space back.
 const FULL_DISK_LOG: u64 = 256 << 10;
@@ -305,7 +307,7 @@ impl Shared {
             if payload.is_none() {
                 return Ok(());
             }
-            self.follow_log(len);
+            self.follow_log(len + POOL_PAGE);
             self.make_durable(seqno, mode)
         };
         change().inspect_err(|_| drop(self.begin_call()))
@@ -359,7 +361,8 @@ impl Shared {
             false => self.poison.watch(writer.committer.commit(commit))?,
         };
         self.counters.user_bytes.add(commit.payload.len() as u64 + bytes);
-        self.follow_log(commit.payload.len() as u64);
+        let dirtied = if in_pools { u64::from(commit.count) * POOL_PAGE } else { 0 };
+        self.follow_log(commit.payload.len() as u64 + dirtied);
         if sealed || self.memory_is_full() {
             self.seal_largest();
             self.refresh_pressure();
@@ -378,7 +381,8 @@ impl Shared {
         Err(Error::new(ErrorKind::OutOfSpace, message).in_file(writer.reserve.path()))
     }
 
-    /// Lets the reserve grow with the log, of which a commit has just written so many bytes.
+    /// Lets the reserve grow with the log and the changed pages of pools, to which a commit has just added so many
+    /// bytes.
     fn follow_log(&self, bytes: u64) {
         if self.unreserved.fetch_add(bytes, Ordering::Relaxed) + bytes >= RESERVE_STEP {
             self.unreserved.store(0, Ordering::Relaxed);
@@ -396,7 +400,10 @@ impl Shared {
     fn fill_reserve_now(&self) -> bool {
         let Some(writer) = &self.writer else { return true };
         let was_short = writer.reserve.is_short();
-        let wanted = writer.reserve.wanted(writer.wal.live_bytes(), writer.metadata.manifest_bytes());
+        let partitions = self.catalog.all();
+        let pools = partitions.iter().filter_map(|partition| partition.pool_if_built());
+        let pool_bytes = pools.fold(0, |bytes: u64, pool| bytes.saturating_add(pool.checkpoint_bytes()));
+        let wanted = writer.reserve.wanted(writer.wal.live_bytes(), pool_bytes, writer.metadata.manifest_bytes());
         let full = writer.reserve.fill(wanted) || writer.wal.drop_spares() && writer.reserve.fill(wanted);
         if full && was_short {
             self.work.ring();

@@ -172,6 +172,11 @@ impl Image {
         self.pages.marked(self.region.len())
     }
 
+    /// Pages that were changed since they were brought to a file, or a few more.
+    pub(crate) fn pages_to_write(&self) -> u64 {
+        self.pages.changed()
+    }
+
     /// Cuts through the image, to bring what was changed to its file.
     ///
     /// # Errors

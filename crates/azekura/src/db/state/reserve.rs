@@ -53,14 +53,14 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// What a database wants whose log would be replayed from `log_bytes` and whose manifest has `manifest_bytes`; at
-    /// most `max` beside the part for opening. Pure.
-    pub(crate) fn wanted(max: u64, log_bytes: u64, manifest_bytes: u64) -> Parts {
+    /// What a database wants whose log would be replayed from `log_bytes`, whose pools take `pool_bytes` at their next
+    /// checkpoints, and whose manifest has `manifest_bytes`; at most `max` beside the part for opening. Pure.
+    pub(crate) fn wanted(max: u64, log_bytes: u64, pool_bytes: u64, manifest_bytes: u64) -> Parts {
         if max == 0 {
             return Parts::default();
         }
         // Flushing what is in the log writes as much, with indexes and filters.
-        let flush = log_bytes.saturating_add(log_bytes / 4).saturating_add(WORK_BYTES);
+        let flush = log_bytes.saturating_add(log_bytes / 4).saturating_add(WORK_BYTES).saturating_add(pool_bytes);
         let whole = |bytes: u64| bytes / PAGE * PAGE;
         let merge = whole((log_bytes / 4).saturating_add(WORK_BYTES).min(max / 4));
         let removes = whole((flush / 4).clamp(REMOVES_MIN, REMOVES_MAX).min(max / 4));
@@ -112,14 +112,16 @@ struct Held {
 }
 
 impl Reserve {
-    /// The reserve that the directory has, which may be less than is wanted, or nothing. Changes nothing.
+    /// The reserve that the directory has, which may be less than is wanted, or nothing. Changes nothing. It is divided
+    /// for a log of `log_bytes`: on a full disk it is not divided again until it is filled, and compactions must not
+    /// get what flushes of that log need.
     ///
     /// # Errors
     /// `Io` if the directory cannot be read.
-    pub(crate) fn find(fs: Arc<dyn Fs>, dir: &Path, max: u64, manifest_bytes: u64) -> Result<Reserve> {
+    pub(crate) fn find(fs: Arc<dyn Fs>, dir: &Path, max: u64, log_bytes: u64, manifest_bytes: u64) -> Result<Reserve> {
         let path = dir.join(RESERVE);
         let len = if fs.exists(&path)? { fs.open(&path, OpenMode::Read)?.length()? } else { 0 };
-        let parts = Parts::divide(len, Parts::wanted(max, 0, manifest_bytes));
+        let parts = Parts::divide(len, Parts::wanted(max, log_bytes, 0, manifest_bytes));
         let held = Mutex::new(Held { parts, allocated: false });
         Ok(Reserve { fs, path, max, held, short: AtomicBool::new(false) })
     }
@@ -130,8 +132,8 @@ impl Reserve {
     }
 
     /// What the database wants now.
-    pub(crate) fn wanted(&self, log_bytes: u64, manifest_bytes: u64) -> Parts {
-        Parts::wanted(self.max, log_bytes, manifest_bytes)
+    pub(crate) fn wanted(&self, log_bytes: u64, pool_bytes: u64, manifest_bytes: u64) -> Parts {
+        Parts::wanted(self.max, log_bytes, pool_bytes, manifest_bytes)
     }
 
     /// Whether it is shorter than wanted, so that ordinary writes are refused.
@@ -150,7 +152,15 @@ impl Reserve {
         }
         let (len, goal) = (held.parts.total(), wanted.total());
         if len < goal || !held.allocated && len > 0 {
-            let Ok(file) = self.file() else { return true };
+            let file = match self.file() {
+                Ok(file) => file,
+                Err(error) => {
+                    // A full disk may have no space for the name either.
+                    let full = error.kind() == ErrorKind::OutOfSpace;
+                    self.short.fetch_or(full, Ordering::Relaxed);
+                    return !full;
+                }
+            };
             let mut missing = goal.saturating_sub(len);
             loop {
                 let end = held.parts.total();
@@ -214,7 +224,7 @@ impl Reserve {
 
     /// Cuts off what a database does not want that is closed and has nothing to replay.
     pub(crate) fn shrink(&self, manifest_bytes: u64) {
-        let wanted = Parts::wanted(self.max, 0, manifest_bytes);
+        let wanted = Parts::wanted(self.max, 0, 0, manifest_bytes);
         let len = lock(&self.held).parts.total();
         if len > wanted.total() {
             let left = Parts::divide(wanted.total(), wanted);
@@ -239,24 +249,26 @@ impl Reserve {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::mem::MemFs;
 
     const MAX: u64 = 8 << 20;
 
     fn reserve(machine: &MemFs) -> Reserve {
-        Reserve::find(Arc::new(machine.clone()), Path::new("/"), MAX, 0).unwrap()
+        Reserve::find(Arc::new(machine.clone()), Path::new("/"), MAX, 0, 0).unwrap()
     }
 
     #[test]
     fn parts_follow_the_log_up_to_the_bound() {
-        let (least, most) = (Parts::wanted(MAX, 0, 0), Parts::wanted(MAX, u64::MAX, 100));
+        let (least, most) = (Parts::wanted(MAX, 0, 0, 0), Parts::wanted(MAX, u64::MAX, 0, 100));
         assert_eq!(least, Parts { open: OPEN_BYTES, removes: REMOVES_MIN, flush: WORK_BYTES, merge: WORK_BYTES });
         assert_eq!((most.removes, most.removes + most.flush + most.merge), (2 << 20, MAX));
         assert_eq!(most.open, OPEN_BYTES + PAGE);
-        assert_eq!(Parts::wanted(0, 1 << 20, 1 << 20).total(), 0);
+        assert_eq!(Parts::wanted(0, 1 << 20, 1 << 20, 1 << 20).total(), 0);
+        assert_eq!(Parts::wanted(MAX, 0, 1 << 20, 0).flush, WORK_BYTES + (1 << 20));
         let mut before = 0;
         for log in (0..(16 << 20)).step_by(100_000) {
-            let total = Parts::wanted(MAX, log, 0).total();
+            let total = Parts::wanted(MAX, log, 0, 0).total();
             assert!(total >= before && total <= MAX + OPEN_BYTES, "{log}");
             before = total;
         }
@@ -266,7 +278,7 @@ mod tests {
     fn parts_are_released_one_by_one_and_filled() {
         let machine = MemFs::new();
         let kept = reserve(&machine);
-        let wanted = kept.wanted(4 << 20, 0);
+        let wanted = kept.wanted(4 << 20, 0, 0);
         assert!(!kept.release_all() && kept.fill(wanted) && !kept.is_short());
         assert_eq!(machine.used_space(), wanted.total());
         machine.set_capacity(Some(wanted.total()));
@@ -287,7 +299,7 @@ mod tests {
         machine.set_capacity(None);
         assert!(next.fill(wanted) && !next.is_short());
         next.shrink(0);
-        assert_eq!(machine.used_space(), next.wanted(0, 0).total());
+        assert_eq!(machine.used_space(), next.wanted(0, 0, 0).total());
         assert!(next.release_all());
         assert_eq!(machine.used_space(), 0);
     }
@@ -295,9 +307,40 @@ mod tests {
     #[test]
     fn no_file_is_left_when_there_is_no_reserve() {
         let machine = MemFs::new();
-        reserve(&machine).fill(Parts::wanted(MAX, 0, 0));
-        let none = Reserve::find(Arc::new(machine.clone()), Path::new("/"), 0, 9).unwrap();
-        assert!(none.fill(none.wanted(1 << 30, 9)) && !none.is_short());
+        reserve(&machine).fill(Parts::wanted(MAX, 0, 0, 0));
+        let none = Reserve::find(Arc::new(machine.clone()), Path::new("/"), 0, 0, 9).unwrap();
+        assert!(none.fill(none.wanted(1 << 30, 0, 9)) && !none.is_short());
         assert!(machine.read_dir(Path::new("/")).unwrap().is_empty());
+    }
+
+    /// The file was divided for an empty log: what it had beyond that went to compactions, which left flushes without
+    /// space after a database was opened on a full disk.
+    #[test]
+    fn parts_follow_the_log_after_reopening() {
+        let machine = MemFs::new();
+        let kept = reserve(&machine);
+        let wanted = kept.wanted(2 << 20, 0, 0);
+        assert!(kept.fill(wanted) && kept.release_for_removes());
+        machine.set_capacity(Some(machine.used_space()));
+        let next = Reserve::find(Arc::new(machine.clone()), Path::new("/"), MAX, 2 << 20, 0).unwrap();
+        assert!(!next.fill(wanted));
+        next.release_for(Need::Merge);
+        while next.release_for_removes() {}
+        assert_eq!(machine.used_space(), wanted.open + wanted.flush, "flushes keep their part");
+    }
+
+    /// A disk so full that the file could not be made counted as a reserve that is full: ordinary writes were accepted.
+    #[test]
+    fn reserve_is_short_when_its_file_does_not_fit() {
+        let machine = MemFs::new();
+        let faulty = FaultFs::new(Arc::new(machine.clone()));
+        let kept = Reserve::find(Arc::new(faulty.clone()), Path::new("/"), MAX, 0, 0).unwrap();
+        let wanted = kept.wanted(0, 0, 0);
+        let full = Fault::Error(std::io::ErrorKind::StorageFull);
+        faulty.fail(FaultPlan::new(OpKind::Create, 1, full).in_path(RESERVE).forever());
+        assert!(!kept.fill(wanted) && kept.is_short());
+        faulty.repair();
+        assert!(kept.fill(wanted) && !kept.is_short());
+        assert_eq!(machine.used_space(), wanted.total());
     }
 }

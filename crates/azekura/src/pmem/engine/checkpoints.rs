@@ -14,7 +14,7 @@ use crate::base::{Error, ErrorKind, RecordKind, Result, SeqNo};
 use crate::engine::{Host, TaskReport};
 use crate::pmem::engine::home::PoolHome;
 use crate::pmem::engine::pool::Keeper;
-use crate::pmem::medium::Image;
+use crate::pmem::medium::{Image, Medium};
 use crate::pmem::store::ImageStore;
 use crate::pmem::tree::Tree;
 
@@ -187,5 +187,9 @@ impl Keeper<Image> for Checkpoints {
 
     fn figures(&self, _tree: &Tree<Image>) -> (u64, u64, u64) {
         (self.store.disk_bytes(), self.count.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
+    }
+
+    fn checkpoint_bytes(&self, tree: &Tree<Image>) -> u64 {
+        self.store.space_needed(tree.medium.region().len(), tree.medium.pages_to_write())
     }
 }

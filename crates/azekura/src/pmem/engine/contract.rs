@@ -73,6 +73,9 @@ pub(crate) trait PmemTree: Engine {
 
     fn figures(&self) -> PoolFigures;
 
+    /// Space that the next checkpoint takes beyond what the files have, in bytes; takes no lock.
+    fn checkpoint_bytes(&self) -> u64;
+
     /// Lets no checkpoint begin, for as long as what it returns is held; waits for the one under way.
     fn hold(&self) -> MutexGuard<'_, ()>;
 

@@ -51,6 +51,9 @@ pub(crate) trait Keeper<M: Medium>: Send + Sync {
 
     /// Of its files, in bytes; checkpoints, and the bytes that they have written.
     fn figures(&self, tree: &Tree<M>) -> (u64, u64, u64);
+
+    /// Space that the next checkpoint takes beyond what the files have, in bytes.
+    fn checkpoint_bytes(&self, tree: &Tree<M>) -> u64;
 }
 
 /// A pool. Thread safe.
@@ -200,6 +203,10 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
             splits,
             in_splits,
         }
+    }
+
+    fn checkpoint_bytes(&self) -> u64 {
+        self.keeper.checkpoint_bytes(&self.tree)
     }
 
     fn hold(&self) -> MutexGuard<'_, ()> {

@@ -15,10 +15,10 @@ use crate::base::sync::lock;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::mem::region::PAGE;
 use crate::pmem::medium::{Image, Medium};
-use crate::pmem::store::format::{Before, Head, PAGE_LEN, Sums, check_place, file_len, place};
+use crate::pmem::store::format::{Before, GROUP, Head, PAGE_LEN, Sums, check_place, file_len, place};
 use crate::pmem::store::load::{load_image, load_raw};
 use crate::pmem::store::pages::Cut;
-use crate::pmem::store::shadow::{Shadow, ShadowWriter};
+use crate::pmem::store::shadow::{Shadow, ShadowWriter, shadow_len};
 use crate::vfs::{Env, File, Fs, OpenMode};
 
 /// A shadow that is longer than this is cut when nobody needs it any more, in bytes.
@@ -89,8 +89,8 @@ pub(crate) struct ImageStore {
     path: PathBuf,
     read_only: bool,
     files: Mutex<Files>,
-    /// That the files take.
-    bytes: AtomicU64,
+    /// That the files take: of the pool, and of the shadow.
+    bytes: [AtomicU64; 2],
 }
 
 #[derive(Default)]
@@ -134,7 +134,7 @@ impl ImageStore {
             path: dir.join(PoolFile::Pool.name(partition)),
             read_only,
             files: Mutex::default(),
-            bytes: AtomicU64::new(0),
+            bytes: Default::default(),
         };
         if never_written {
             return Ok((store, None));
@@ -183,12 +183,26 @@ impl ImageStore {
 
     /// That the files take.
     pub(crate) fn disk_bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Space that a checkpoint takes beyond what the files have, for an image of `len` bytes of which `changed` pages
+    /// were changed: the shadow, and what the file of the pool grows by.
+    pub(crate) fn space_needed(&self, len: u64, changed: u64) -> u64 {
+        if changed == 0 {
+            return 0;
+        }
+        let [pool, shadow] = [&self.bytes[0], &self.bytes[1]].map(|bytes| bytes.load(Ordering::Relaxed));
+        let pages = len / PAGE;
+        let checks = changed.min(pages.div_ceil(GROUP));
+        let grows = file_len(len).unwrap_or(u64::MAX).saturating_sub(pool);
+        grows.saturating_add(shadow_len(changed.min(pages) + checks + 1).saturating_sub(shadow))
     }
 
     fn measure(&self, files: &Files) -> Result<()> {
         let len = |file: &Option<Arc<dyn File>>| file.as_ref().map_or(Ok(0), |file| file.length());
-        self.bytes.store(len(&files.pool)? + len(&files.shadow)?, Ordering::Relaxed);
+        self.bytes[0].store(len(&files.pool)?, Ordering::Relaxed);
+        self.bytes[1].store(len(&files.shadow)?, Ordering::Relaxed);
         Ok(())
     }
 

@@ -26,6 +26,7 @@
 //! stays for the next time. A look at the mark could be done before the store is visible.
 
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use crate::base::sync::Bell;
 use crate::base::{Error, ErrorKind, Result};
@@ -64,6 +65,8 @@ pub(crate) struct Pages {
     /// The number of the cut that is being copied, 0 if there is none.
     cut: AtomicU8,
     aside: Mutex<Aside>,
+    /// Pages with a mark, or a few more: two writers may count the same page. Nothing but an estimate comes from it.
+    changed: AtomicU64,
     /// Rung when there is room again.
     room: Bell,
 }
@@ -94,7 +97,7 @@ impl Pages {
         chunks.try_reserve_exact(count).map_err(|_| no_memory())?;
         chunks.resize_with(count, OnceLock::new);
         let (cut, aside) = (AtomicU8::new(0), Mutex::new(Aside::default()));
-        Ok(Pages { chunks: chunks.into_boxed_slice(), cut, aside, room: Bell::default() })
+        Ok(Pages { chunks: chunks.into_boxed_slice(), cut, aside, changed: AtomicU64::new(0), room: Bell::default() })
     }
 
     /// There is room for the pages of an image of `len` bytes from now on.
@@ -139,8 +142,23 @@ impl Pages {
     #[inline]
     pub(crate) fn after(&self, at: u64, len: u64) {
         for page in at / PAGE..(at + len).div_ceil(PAGE) {
-            self.page(page).mark.store(1, Ordering::Release);
+            self.mark(page, Ordering::Release);
         }
+    }
+
+    /// Marks a page. The mark is stored whatever was seen before: the look is for the count only.
+    #[inline]
+    fn mark(&self, page: u64, order: Ordering) {
+        let mark = &self.page(page).mark;
+        if mark.load(Ordering::Relaxed) == 0 {
+            self.changed.fetch_add(1, Ordering::Relaxed);
+        }
+        mark.store(1, order);
+    }
+
+    /// Pages that the next checkpoint copies, or a few more.
+    pub(crate) fn changed(&self) -> u64 {
+        self.changed.load(Ordering::Relaxed)
     }
 
     /// As [`before`](Pages::before), for a word that is about to be published.
@@ -153,7 +171,7 @@ impl Pages {
     /// As [`after`](Pages::after), for a word that was published.
     #[inline]
     pub(crate) fn after_publishing(&self, at: u64) {
-        self.page(at / PAGE).mark.store(1, Ordering::SeqCst);
+        self.mark(at / PAGE, Ordering::SeqCst);
     }
 
     /// Pages that are marked; for tests and figures, while others may change that.
@@ -166,6 +184,7 @@ impl Pages {
     #[cfg(test)]
     pub(crate) fn forget(&self, len: u64) {
         (0..len / PAGE).for_each(|page| self.page(page).mark.store(0, Ordering::Release));
+        self.changed.store(0, Ordering::Relaxed);
     }
 
     /// Copies that are put aside, or about to be.
@@ -289,6 +308,8 @@ pub(crate) struct Cut<'a> {
     number: u8,
     /// Pages that the image had.
     count: u64,
+    /// Pages that were counted as changed.
+    changed: u64,
     next: u64,
     copied: Vec<u64>,
     open: bool,
@@ -318,8 +339,8 @@ impl<'a> Cut<'a> {
         *pages.lock() = Aside { cut: number, last: number, ..Aside::default() };
         pages.cut.store(number, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let count = region.len() / PAGE;
-        Ok(Cut { pages, region, number, count, next: 0, copied: Vec::new(), open: true, kept: false })
+        let (count, changed) = (region.len() / PAGE, pages.changed.swap(0, Ordering::Relaxed));
+        Ok(Cut { pages, region, number, count, changed, next: 0, copied: Vec::new(), open: true, kept: false })
     }
 
     /// Of the image at the cut, in bytes.
@@ -411,6 +432,7 @@ impl Drop for Cut<'_> {
         self.close();
         if !self.kept {
             self.copied.iter().for_each(|page| self.pages.page(*page).mark.store(1, Ordering::SeqCst));
+            self.pages.changed.fetch_add(self.changed, Ordering::Relaxed);
         }
     }
 }
@@ -463,6 +485,25 @@ mod tests {
             0 => image.store(at, dice.throw()),
             1 => image.publish(at, dice.throw()),
             _ => image.write(at, &[&vec![dice.throw() as u8; dice.below(1600)]]),
+        }
+    }
+
+    #[test]
+    fn changed_pages_are_counted() {
+        let (image, mut dice) = (image(20), Dice::new(3, 3));
+        let mut page = vec![0; PAGE as usize];
+        for is_kept in [true, false, true, false, false] {
+            (0..9).for_each(|_| change(&image, &mut dice));
+            let counted = image.pages_to_write();
+            assert_eq!(counted, image.changed_pages());
+            let mut cut = image.cut().unwrap();
+            while cut.next(&mut page).is_some() {}
+            if is_kept {
+                cut.keep();
+            } else {
+                drop(cut);
+            }
+            assert_eq!(image.pages_to_write(), if is_kept { 0 } else { counted });
         }
     }
 

@@ -15,6 +15,12 @@ type Entry = (u64, u64);
 /// Bytes of an entry.
 const ENTRY: usize = 16;
 
+/// The length of a shadow of so many pages, in bytes.
+pub(crate) fn shadow_len(pages: u64) -> u64 {
+    let list = pages.saturating_mul(ENTRY as u64).next_multiple_of(PAGE);
+    pages.saturating_add(1).saturating_mul(PAGE).saturating_add(list)
+}
+
 /// A whole shadow.
 pub(crate) struct Shadow {
     pub(crate) file_id: [u8; 16],

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use azekura::fs::{FaultFs, Fs, MemFs, TestEnv};
+use azekura::fs::{FaultFs, Fs, MemFs, OpenMode, TestEnv};
 use azekura::{
-    Config, Database, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
+    Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PmemOptions,
 };
 
 use crate::world::Dice;
@@ -297,4 +298,39 @@ fn removals_pass_when_inserts_are_refused() {
         }
         keys.iter().take(1_000).for_each(|key| p.remove(key).unwrap());
     });
+}
+
+/// A checkpoint of a pool writes its pages twice, and small changes in many places change more bytes of pages than the
+/// log has: the reserve followed the log alone, so that no checkpoint ran on a full disk.
+#[test]
+fn pools_reach_their_files_on_full_disks() {
+    // Many records, or few changes of a large image; alone, or two in a batch.
+    for (records, len, then) in [(1_000, 3_000, 0), (1_000, 1_000, 0), (3_000, 1_000, 150)] {
+        for single in [false, true] {
+            let what = format!("{records} of {len} bytes, then {then}, single {single}");
+            let machine = MemFs::new();
+            let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+            let db = config(fs).mapped_log(false).open().unwrap();
+            let pool = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
+            let p = db.open_partition("pool", PartitionCreateOptions::default().engine(pool)).unwrap();
+            let write = |n: u64, len: usize| {
+                let (one, other) = ((2 * n).to_be_bytes(), (2 * n + 1).to_be_bytes());
+                if single {
+                    [one, other].iter().for_each(|key| p.insert(key, vec![7; len]).unwrap());
+                } else {
+                    let mut batch = db.batch();
+                    [one, other].iter().for_each(|key| batch.insert(&p, key, vec![7; len]));
+                    batch.commit().unwrap();
+                }
+            };
+            (0..records).for_each(|n| write(n, len));
+            if then > 0 {
+                p.flush().unwrap();
+                (0..then).for_each(|n| write(n * records / then, 10));
+            }
+            let reserve = machine.open(Path::new("/db/RESERVE"), OpenMode::Read).unwrap().length().unwrap();
+            machine.set_capacity(Some(machine.used_space()));
+            p.flush().unwrap_or_else(|e| panic!("{what}, with a reserve of {reserve} bytes: {e}"));
+        }
+    }
 }
