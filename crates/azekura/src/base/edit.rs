@@ -135,12 +135,15 @@ pub(crate) enum Edit {
     BlobFileAdded { partition: PartitionId, file: BlobMeta },
     BlobFileRemoved { partition: PartitionId, file: FileId },
     PoolFileId { partition: PartitionId, file_id: [u8; 16] },
+    AllFlushed { through: SeqNo },
 }
 
 /// Edits with this bit in their tag may be skipped by a reader that does not know them.
 const IGNORABLE: u8 = 0x80;
 /// An older version may open the pool without it.
 const POOL_FILE_ID: u8 = IGNORABLE | 16;
+/// An older version reads more of the log without it.
+const ALL_FLUSHED: u8 = IGNORABLE | 17;
 
 impl Edit {
     fn tag(&self) -> u8 {
@@ -162,6 +165,7 @@ impl Edit {
             Edit::BlobFileAdded { .. } => 14,
             Edit::BlobFileRemoved { .. } => 15,
             Edit::PoolFileId { .. } => POOL_FILE_ID,
+            Edit::AllFlushed { .. } => ALL_FLUSHED,
         }
     }
 
@@ -188,7 +192,9 @@ impl Edit {
                 put_bytes(out, meta.comparator.as_bytes());
                 put_bytes(out, &meta.settings);
             }
-            Edit::PartitionDropped { partition } => put_varint(out, partition.0),
+            Edit::PartitionDropped { partition: PartitionId(number) } | Edit::AllFlushed { through: SeqNo(number) } => {
+                put_varint(out, *number);
+            }
             Edit::PartitionSettings { partition, settings } => {
                 put_varint(out, partition.0);
                 put_bytes(out, settings);
@@ -287,6 +293,7 @@ impl Edit {
             14 => Edit::BlobFileAdded { partition: partition(d)?, file: decode_blob_file(d)? },
             15 => Edit::BlobFileRemoved { partition: partition(d)?, file: FileId(d.varint()?) },
             POOL_FILE_ID => Edit::PoolFileId { partition: partition(d)?, file_id: d.bytes16()? },
+            ALL_FLUSHED => Edit::AllFlushed { through: seqno(d)? },
             6 => Edit::TableRemoved { partition: partition(d)?, table: FileId(d.varint()?) },
             7 => Edit::Flushed { partition: partition(d)?, through: seqno(d)? },
             8 => Edit::SegmentAdded { epoch: epoch(d)?, file: FileId(d.varint()?) },
@@ -441,6 +448,7 @@ mod tests {
             Edit::TableRemoved { partition, table },
             Edit::TableMoved { partition, table, level: 2 },
             Edit::Flushed { partition, through: SeqNo(12) },
+            Edit::AllFlushed { through: SeqNo(13) },
             Edit::SegmentAdded { epoch, file: table },
             Edit::SegmentRetired { epoch },
             Edit::LogEnd { epoch, seqno: SeqNo(13) },

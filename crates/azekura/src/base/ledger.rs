@@ -29,6 +29,8 @@ pub(crate) struct Ledger {
     pub(crate) partitions: BTreeMap<PartitionId, PartitionLedger>,
     pub(crate) segments: BTreeMap<Epoch, FileId>,
     pub(crate) log_end: Option<(Epoch, SeqNo)>,
+    /// What [`Edit::AllFlushed`] says.
+    pub(crate) all_flushed: SeqNo,
     /// Numbers below these were used.
     pub(crate) next_file: u64,
     pub(crate) next_partition: u64,
@@ -51,7 +53,13 @@ impl PartitionLedger {
 impl Ledger {
     /// The log was durable up to here before the manifest said what it says of the partitions.
     pub(crate) fn durable(&self) -> SeqNo {
-        self.partitions.values().map(PartitionLedger::durable).max().unwrap_or_default()
+        self.partitions.values().map(PartitionLedger::durable).max().unwrap_or_default().max(self.all_flushed)
+    }
+
+    /// Every record of every partition up to here is in permanent files, as far as the manifest says.
+    pub(crate) fn flushed_by_all(&self) -> SeqNo {
+        let least = self.partitions.values().map(|partition| partition.flushed).min();
+        least.unwrap_or_default().max(self.all_flushed)
     }
 
     /// Files with this number or a higher one were not made by this database: they are left alone, and do not count
@@ -97,6 +105,7 @@ impl Ledger {
             | Edit::SegmentAdded { .. }
             | Edit::SegmentRetired { .. }
             | Edit::LogEnd { .. }
+            | Edit::AllFlushed { .. }
             | Edit::NextIds { .. } => Ok(()),
             Edit::PartitionCreated(meta) => match self.partitions.get(&meta.id) {
                 Some(_) => Err(Error::corruption(format!("the manifest creates partition {} twice", meta.id.0))),
@@ -174,6 +183,7 @@ impl Ledger {
                 let flushed = &mut self.partition(*partition)?.flushed;
                 *flushed = (*flushed).max(*through);
             }
+            Edit::AllFlushed { through } => self.all_flushed = self.all_flushed.max(*through),
             Edit::PoolFileId { partition, file_id } => self.partition(*partition)?.pool_file_id = Some(*file_id),
             Edit::SegmentAdded { epoch, file } => {
                 self.next_file = self.next_file.max(file.0 + 1);
@@ -224,6 +234,9 @@ impl Ledger {
             }
         }
         edits.extend(self.segments.iter().map(|(epoch, file)| Edit::SegmentAdded { epoch: *epoch, file: *file }));
+        if self.all_flushed > SeqNo::ZERO {
+            edits.push(Edit::AllFlushed { through: self.all_flushed });
+        }
         edits.extend(self.log_end.map(|(epoch, seqno)| Edit::LogEnd { epoch, seqno }));
         edits
     }
@@ -297,6 +310,8 @@ mod tests {
             Edit::TableRemoved { partition: PartitionId(1), table: FileId(7) },
             Edit::Flushed { partition: PartitionId(1), through: SeqNo(50) },
             Edit::Flushed { partition: PartitionId(1), through: SeqNo(40) },
+            Edit::AllFlushed { through: SeqNo(60) },
+            Edit::AllFlushed { through: SeqNo(55) },
             Edit::SegmentAdded { epoch: Epoch(1), file: FileId(20) },
             Edit::SegmentAdded { epoch: Epoch(2), file: FileId(21) },
             Edit::SegmentRetired { epoch: Epoch(1) },
@@ -307,6 +322,7 @@ mod tests {
         let ledger = Ledger::replay(&edits).unwrap();
         assert_eq!((ledger.next_file, ledger.next_partition, ledger.next_epoch), (22, 3, 3));
         assert_eq!(ledger.partitions[&PartitionId(1)].flushed, SeqNo(50), "flushed never goes back");
+        assert_eq!((ledger.flushed_by_all(), ledger.durable()), (SeqNo(60), SeqNo(60)));
         assert_eq!(ledger.partitions[&PartitionId(1)].tables[&FileId(8)].0, 3);
         assert_eq!(Ledger::replay(&ledger.edits()).unwrap(), ledger);
     }

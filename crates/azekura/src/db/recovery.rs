@@ -173,7 +173,8 @@ struct Loaded {
     left: LeftEarly,
     /// Whether damage is skipped.
     salvages: bool,
-    /// The first numbers of commits that were skipped because they point to values that are lost.
+    /// The first numbers of commits that were skipped because they point to values that are lost, or name partitions
+    /// that are not known.
     skipped: HashSet<SeqNo>,
     records: u64,
     /// Of the manifest as it was read.
@@ -257,7 +258,8 @@ impl Loaded {
     fn replay_options(&self, config: &Config) -> ReplayOptions {
         let memory = |p: &PartitionLedger| p.meta.engine == EngineKind::PmemMemory as u8;
         let pools_skip_log = self.ledger.partitions.values().any(memory);
-        let (mut durable, mut held, mut from) = (Mark::default(), Mark::default(), SeqNo::MAX);
+        let (mut held, mut from) = (Mark::default(), SeqNo::MAX);
+        let mut durable = Mark { seqno: self.ledger.all_flushed, partition: String::new() };
         for (id, stored) in &self.ledger.partitions {
             let Some(partition) = self.by_id.get(id) else { continue };
             let (needs_nothing, proven) = partition.proves(stored, pools_skip_log);
@@ -272,7 +274,7 @@ impl Loaded {
             mode: config.settings.recovery_mode,
             live: self.ledger.segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
             log_end: self.ledger.log_end,
-            from: from.min(durable.seqno),
+            from: from.max(self.ledger.all_flushed).min(durable.seqno),
             durable,
             held,
             files_end: self.ledger.files_end(),
@@ -282,7 +284,7 @@ impl Loaded {
     /// Puts one commit of the log back into the trees. It is checked whole before any of it is applied.
     ///
     /// Gives a reason where the log must end: a commit names a partition whose creation did not survive, or points to a
-    /// value that did not, so neither was ever synced. Salvage goes on behind a commit without its values.
+    /// value that did not, so neither was ever synced. Salvage leaves out such a commit and goes on behind it.
     fn replay_commit(&mut self, commit: &LogCommit<'_>, manifest: &Path) -> Result<Option<Error>> {
         check_payload(commit.payload, commit.count)?;
         if commit.payload == GAP {
@@ -290,6 +292,11 @@ impl Loaded {
         }
         for record in Records::new(commit.payload) {
             if record?.partition.0 >= self.ledger.next_partition {
+                if self.salvages {
+                    // Its partition's number will be given again: the log is written anew without it.
+                    self.skipped.insert(commit.first);
+                    return Ok(None);
+                }
                 let message =
                     "a synced commit names a partition that the manifest does not know: the manifest has lost its end";
                 return Ok(Some(Error::corruption(message).in_file(manifest)));
@@ -342,6 +349,19 @@ impl Loaded {
         Ok(report)
     }
 
+    /// Removes the spare segments that the manifest does not list; false if there were none. Among them are those that
+    /// an earlier open was writing anew when the process was killed. The manifest must be durable: the one before it
+    /// may list them.
+    fn remove_unlisted_segments(&self, config: &Config, report: &mut ReplayReport) -> Result<bool> {
+        let (fs, dir) = (&config.fs, &config.path);
+        fs.open(&dir.join(NAME), OpenMode::Write)?.sync_data()?;
+        fs.sync_dir(dir)?;
+        let before = report.spares.len();
+        let is_listed = |file: &FileId| self.ledger.segments.values().any(|listed| listed == file);
+        report.spares.retain(|file| is_listed(file) || fs.remove_file(&segment_path(dir, *file)).is_err());
+        Ok(report.spares.len() < before)
+    }
+
     /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
     fn take_over_blobs(&mut self, now_ms: u64) -> Result<()> {
         let context = Arc::new(self.parts.context(KeyOrder::bytewise(), PartitionId(0), ""));
@@ -388,8 +408,12 @@ impl Loaded {
         let reserve = Arc::new(reserve);
         let damaged = report.has_holes || report.dropped_after_damage.is_some();
         let next_epoch = Arc::new(AtomicU32::new(self.ledger.next_epoch));
+        let mut report = report;
         let report = match self.settle_log(&config, report.clone(), &next_epoch) {
-            Err(error) if error.kind() == ErrorKind::OutOfSpace && reserve.release_all() => {
+            Err(error) if error.kind() == ErrorKind::OutOfSpace => {
+                if !(self.remove_unlisted_segments(&config, &mut report)? | reserve.release_all()) {
+                    return Err(error);
+                }
                 self.settle_log(&config, report, &next_epoch)?
             }
             settled => settled?,

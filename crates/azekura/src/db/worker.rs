@@ -308,10 +308,17 @@ pub(crate) fn retire_log(shared: &Shared) -> Result<bool> {
         }
     }
     let epochs = writer.wal.retire(through)?;
+    // A partition that has nothing to flush writes no edit itself, and would make the log needed for ever.
+    let flushed = writer.metadata.all_flushed(through.min(writer.wal.durable()));
     if epochs.is_empty() {
-        return Ok(false);
+        return match shared.poison.watch(writer.metadata.append(flushed.as_slice())) {
+            // The next flush says it.
+            Err(error) if error.kind() != ErrorKind::OutOfSpace => Err(error),
+            _ => Ok(false),
+        };
     }
-    let edits: Vec<Edit> = epochs.iter().map(|epoch| Edit::SegmentRetired { epoch: *epoch }).collect();
+    let retired = epochs.iter().map(|epoch| Edit::SegmentRetired { epoch: *epoch });
+    let edits: Vec<Edit> = retired.chain(flushed).collect();
     shared.poison.watch(writer.metadata.commit(&edits))?;
     writer.wal.recycle(&epochs).map(|()| true)
 }

@@ -54,7 +54,8 @@ pub(crate) struct WalStats {
 /// What opening does when the log is found damaged below the point up to which it was known to be durable.
 ///
 /// A torn tail, which power loss leaves above that point, is no damage: every mode ends the log there. Neither does any
-/// mode refuse damage in a part of the log that every partition has flushed beyond, if the log behind it is complete.
+/// mode refuse damage in a part of the log that every partition has flushed beyond, if what can be read behind the
+/// damage goes on with what is needed.
 ///
 /// Whatever is committed and synced after an open that succeeded is there in every later open, in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +70,8 @@ pub enum RecoveryMode {
     PointInTime,
     /// Damage is skipped and every whole commit that still verifies is applied, in order: as much as possible. Later
     /// commits may be there without earlier ones, and a partition that was flushed later than others keeps what it
-    /// flushed: the state may be no single moment of the database. No commit of the log is applied by half.
+    /// flushed: the state may be no single moment of the database. No commit of the log is applied by half: one that
+    /// names a partition which the manifest has lost is left out.
     Salvage,
 }
 

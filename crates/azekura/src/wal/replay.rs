@@ -46,7 +46,7 @@ mod tests {
     use crate::vfs::dice::Dice;
     use crate::vfs::mem::{MemFs, Survival};
     use crate::wal::testing::{
-        Commit, Mini, dir, file_bytes, flip, known, length, options, overwrite, payload, read, read_from,
+        Commit, DATABASE, Mini, dir, file_bytes, flip, known, length, options, overwrite, payload, read, read_from,
     };
 
     fn mem() -> (MemFs, Arc<dyn Fs>) {
@@ -261,6 +261,38 @@ mod tests {
         mini.sync();
         let error = read_from(&fs, RecoveryMode::Strict, SeqNo::ZERO, 6).unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(dir().join("MANIFEST").as_path())));
+    }
+
+    /// An open that passed over damage noted an end behind a segment in which nothing counts, and which is gone. The
+    /// log behind it looked damaged. The next open would not know that end: the log has to be written anew.
+    #[test]
+    fn noted_end_leads_to_the_segment_behind() {
+        let (_, fs) = mem();
+        let mini = opened(&fs, 8192);
+        let mut wrote: Vec<Commit> = (0..3).map(|i| mini.append(1, &[i; 60]).unwrap()).collect();
+        mini.sync();
+        mini.wal.seal().unwrap();
+        let empty = mini.wal.segments()[1];
+        let path = mini.path(1);
+        drop(mini);
+        let mini = opened(&fs, 8192);
+        wrote.extend((3..6).map(|i| mini.append(1, &[i; 60]).unwrap()));
+        mini.sync();
+        fs.remove_file(&path).unwrap();
+        let mut known = known(&fs).unwrap();
+        known.live.remove(&empty.epoch);
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
+            let (live, log_end) = (known.live.clone().into_iter().collect(), Some((empty.epoch, SeqNo(3))));
+            let options = ReplayOptions { mode, live, log_end, ..ReplayOptions::default() };
+            let mut read = Vec::new();
+            let report = replay(Arc::clone(&fs), dir(), DATABASE, options, &mut |commit| {
+                read.push((commit.first.0, commit.count, commit.payload.to_vec()));
+                Ok(None)
+            });
+            let report = report.unwrap_or_else(|e| panic!("{mode:?}: {e}"));
+            assert_eq!((&read, report.last), (&wrote, SeqNo(6)), "{mode:?}");
+            assert!(report.has_holes, "{mode:?}: no later replay could link the two");
+        }
     }
 
     #[test]

@@ -136,3 +136,63 @@ fn append_behind_gap(wal: &Wal, first: SeqNo, commits: &[LogCommit<'_>]) -> Resu
     let frames: Vec<LogCommit<'_>> = gap(SeqNo(wal.appended().0 + 1), first).chain(commits.iter().copied()).collect();
     if frames.is_empty() { Ok(()) } else { wal.append(&frames) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::env::TestEnv;
+    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+    use crate::vfs::mem::MemFs;
+    use crate::wal::options::RecoveryMode;
+    use crate::wal::testing::{DATABASE, Mini, dir, known, options, read};
+
+    /// An attempt that ran out of space left segments, and the next attempt used their epochs again: each of the two
+    /// looked like a copy of the other. What was left also took the space that the next attempt needed.
+    #[test]
+    fn failed_attempts_leave_neither_files_nor_epochs() {
+        let faulty = FaultFs::new(Arc::new(MemFs::new()));
+        let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
+        let mini = Mini::open(Arc::clone(&fs), options(4096, false), 1).unwrap();
+        for n in 0..6 {
+            mini.append(1, &[n; 3000]).unwrap();
+        }
+        mini.sync();
+        drop(mini);
+        let (wrote, report) = read(&fs, RecoveryMode::Strict).unwrap();
+        let known = known(&fs).unwrap();
+        let (next_epoch, next_file) =
+            (Arc::new(AtomicU32::new(known.next as u32)), Arc::new(AtomicU64::new(known.next)));
+        let env: Arc<dyn Env> = Arc::new(TestEnv::new(2));
+        let replay_options = |live, log_end| ReplayOptions { live, log_end, ..ReplayOptions::default() };
+        let attempt = || {
+            let anew = Rewrite {
+                options: replay_options(known.live.clone().into_iter().collect(), known.log_end),
+                wal: options(4096, false),
+                next_epoch: Arc::clone(&next_epoch),
+                next_file: Arc::clone(&next_file),
+            };
+            rewrite(&fs, dir(), &env, DATABASE, anew, report.clone(), &|_| true)
+        };
+        let files = || fs.read_dir(dir()).unwrap().len();
+        let (full, before) = (|| Fault::Error(std::io::ErrorKind::StorageFull), files());
+        for can_remove in [true, false] {
+            faulty.fail(FaultPlan::new(OpKind::Allocate, 5, full()).in_path(".wal"));
+            if !can_remove {
+                faulty.fail(FaultPlan::new(OpKind::RemoveFile, 1, full()).in_path(".wal").forever());
+            }
+            assert_eq!(attempt().unwrap_err().kind(), ErrorKind::OutOfSpace);
+            assert_eq!(files() == before, can_remove, "removals succeed: {can_remove}");
+            faulty.repair();
+        }
+        let anew = attempt().unwrap();
+        let live = anew.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
+        let mut found = Vec::new();
+        let options = replay_options(live, Some(anew.log_end()));
+        replay(Arc::clone(&fs), dir(), DATABASE, options, &mut |commit| {
+            found.push((commit.first.0, commit.count, commit.payload.to_vec()));
+            Ok(None)
+        })
+        .unwrap();
+        assert_eq!(found, wrote);
+    }
+}

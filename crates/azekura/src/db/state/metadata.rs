@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::base::edit::{Edit, Epoch, FileId, PartitionId, PartitionMeta};
 use crate::base::ledger::Ledger;
 use crate::base::sync::{Bell, lock};
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::lsm::blobs::unsynced::Unsynced;
 use crate::manifest::Manifest;
 use crate::vfs::Env;
@@ -114,6 +114,12 @@ impl Metadata {
         self.manifest.sync()
     }
 
+    /// The edit that says that all partitions have flushed through `through`, if the manifest does not say so yet:
+    /// where every partition flushes, their own edits say it.
+    pub(crate) fn all_flushed(&self, through: SeqNo) -> Option<Edit> {
+        (through > lock(&self.ledger).flushed_by_all()).then_some(Edit::AllFlushed { through })
+    }
+
     /// A copy of the ledger as it is now.
     pub(crate) fn ledger(&self) -> Ledger {
         let mut copy = lock(&self.ledger).clone();
@@ -188,6 +194,7 @@ fn partition_of(edit: &Edit) -> Option<PartitionId> {
         | Edit::NextIds { .. }
         | Edit::SegmentAdded { .. }
         | Edit::SegmentRetired { .. }
+        | Edit::AllFlushed { .. }
         | Edit::LogEnd { .. } => None,
     }
 }

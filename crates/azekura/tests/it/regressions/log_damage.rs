@@ -383,3 +383,222 @@ fn log_is_whole_after_two_closes_and_power_loss() {
         assert_eq!(super::part(&db, "a").len().unwrap(), if salt < 2 { 1 } else { 2 }, "after life {salt}");
     }
 }
+
+/// A partition that has nothing to flush kept its position at the beginning of the log, so that all of the log was
+/// needed: `Strict` and `PointInTime` refused damage although everything was in permanent files.
+#[test]
+fn damage_is_passed_over_beside_idle_partitions() {
+    for names in [["a", "b"], ["pool a", "b"]] {
+        for idle in [&[][..], &["idle"], &["idle", "pool idle"]] {
+            let machine = MemFs::new();
+            let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+            idle.iter().for_each(|name| drop(part(&db, name)));
+            // One that had something once.
+            if let Some(name) = idle.last() {
+                part(&db, name).insert("k", "v").unwrap();
+                part(&db, name).flush().unwrap();
+            }
+            batches(&db, names, 1..=6);
+            names.iter().for_each(|name| part(&db, name).flush().unwrap());
+            let machine = killed(&machine);
+            damage(&machine, 3);
+            for mode in MODES {
+                let what = format!("{names:?} beside {idle:?}, {mode:?}");
+                let db = open_as(&machine.fork(), 2, mode).unwrap_or_else(|e| panic!("{what}: {e}"));
+                assert_eq!((keys(&db, names[0]).len(), keys(&db, names[1]).len()), (6, 6), "{what}");
+            }
+            lasts(&machine, RecoveryMode::Strict);
+        }
+    }
+}
+
+/// What the manifest says of all partitions holds for those too that have a commit in the log only, and not for what is
+/// not durable: neither is a record lost, nor does a log look damaged that power loss has cut.
+#[test]
+fn unflushed_commits_are_needed_beside_flushes() {
+    for survival in [Survival::Nothing, Survival::Everything] {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        let (a, b) = (part(&db, "a"), part(&db, "b"));
+        part(&db, "idle");
+        for n in 0..20 {
+            a.insert(format!("{n:02}"), "v").unwrap();
+            if n % 3 == 0 {
+                b.insert(format!("{n:02}"), "v").unwrap();
+            }
+            if n % 4 == 1 {
+                a.flush().unwrap();
+            }
+            let crashed = machine.fork();
+            crashed.crash(survival, n);
+            for mode in MODES {
+                let db = open_as(&crashed.fork(), 2, mode).unwrap_or_else(|e| panic!("{survival:?} {n} {mode:?}: {e}"));
+                let (in_a, in_b) = (keys(&db, "a"), keys(&db, "b"));
+                assert_eq!(in_b.len(), in_a.len().div_ceil(3), "{survival:?} {n} {mode:?}: no single moment");
+                assert!(survival == Survival::Nothing || in_a.len() as u64 == n + 1, "{n} {mode:?}");
+            }
+        }
+    }
+}
+
+/// The manifest gets one short edit for a flush beside partitions that have nothing to flush, however many there are.
+#[test]
+fn manifest_stays_small_beside_idle_partitions() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    (0..60).for_each(|n| drop(part(&db, &format!("idle {n}"))));
+    let length = || machine.open(Path::new("/db/MANIFEST"), OpenMode::Read).unwrap().length().unwrap();
+    let before = length();
+    for n in 0..20 {
+        part(&db, "a").insert(format!("{n}"), "v").unwrap();
+        part(&db, "a").flush().unwrap();
+    }
+    assert!(length() - before < 20 * 400, "{} bytes for a flush", (length() - before) / 20);
+}
+
+/// `Salvage` ended the log at a commit of a partition that the manifest had lost, and wrote that commit and those
+/// behind it to the new log all the same: the next open found it again, and refused.
+#[test]
+fn salvage_leaves_out_commits_of_lost_partitions() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    batches(&db, ["pool a", "b"], 1..=2);
+    part(&db, "pool a").flush().unwrap();
+    let manifest = || machine.open(Path::new("/db/MANIFEST"), OpenMode::Write).unwrap();
+    let len = manifest().length().unwrap();
+    part(&db, "lost").insert("k", "v").unwrap();
+    batches(&db, ["pool a", "b"], 3..=4);
+    // Its image says that the log was durable beyond.
+    part(&db, "pool a").flush().unwrap();
+    let machine = killed(&machine);
+    cut(&machine, "MANIFEST", len);
+    assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err());
+    let db = open_as(&machine.fork(), 2, RecoveryMode::Salvage).unwrap();
+    assert_eq!((keys(&db, "pool a").len(), keys(&db, "b").len()), (4, 4));
+    assert_eq!(keys(&db, "lost"), Vec::<String>::new());
+    drop(db);
+    lasts(&machine, RecoveryMode::Salvage);
+}
+
+/// Batches over two partitions, whose log takes many pages.
+fn long_batches(db: &Database, numbers: std::ops::RangeInclusive<u32>, mode: PersistMode) {
+    for n in numbers {
+        let mut batch = db.batch().durability(mode);
+        for name in ["a", "b"] {
+            batch.insert(&part(db, name), format!("k{n:03}"), marker(n) + &"x".repeat(3_000));
+        }
+        batch.commit().unwrap();
+    }
+}
+
+/// Both partitions have flushed the damaged part of the log, and need the rest of it. Their tables make the manifest
+/// large.
+fn long_log(count: u32) -> MemFs {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    ["a", "b"].iter().for_each(|name| part(&db, name).insert(vec![b'z'; 65_000], "v").unwrap());
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    ["a", "b"].iter().for_each(|name| part(&db, name).flush().unwrap());
+    long_batches(&db, 7..=count, PersistMode::SyncData);
+    let machine = killed(&machine);
+    damage(&machine, 3);
+    machine
+}
+
+fn counts(db: &Database) -> (u64, u64) {
+    (part(db, "a").len().unwrap(), part(db, "b").len().unwrap())
+}
+
+/// The disk is full at some place of an open that writes the log anew: it opens or fails, and with more space a later
+/// open shows everything. Two attempts of one open used the same epochs, so that one segment looked like a copy of the
+/// other.
+#[test]
+fn rewritten_logs_are_whole_on_full_disks() {
+    let base = long_log(30);
+    for extra in (0..(1200u64 << 10)).step_by(48 << 10) {
+        let machine = base.fork();
+        machine.set_capacity(Some(base.used_space() + extra));
+        if let Err(error) = open_as(&machine, 3, RecoveryMode::Strict) {
+            assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
+        }
+        let later = killed(&machine);
+        later.set_capacity(None);
+        for mode in [RecoveryMode::Strict, RecoveryMode::Salvage] {
+            let db = open_as(&later.fork(), 4, mode).unwrap_or_else(|e| panic!("{extra} more bytes, {mode:?}: {e}"));
+            assert_eq!(counts(&db), (31, 31), "{extra} more bytes, {mode:?}");
+        }
+    }
+}
+
+/// Each process that was killed while it wrote the log anew left segments, which took the disk reserve: after a few of
+/// them a full disk had no space for the next one.
+#[test]
+fn damaged_logs_open_when_killed_on_full_disks() {
+    let base = long_log(100);
+    base.set_capacity(Some(base.used_space()));
+    let whole = base.fork();
+    let before = whole.op_count();
+    drop(open_as(&whole, 3, RecoveryMode::Strict).unwrap());
+    let ops = whole.op_count() - before;
+    for op in (0..ops).step_by(ops as usize / 8) {
+        let mut machine = base.fork();
+        for life in 0..12 {
+            machine.freeze_after(Some(op + life % 3));
+            let _killed = open_as(&machine, 3 + life, RecoveryMode::Strict).map(std::mem::forget);
+            machine = killed(&machine);
+        }
+        let db = open_as(&machine, 50, RecoveryMode::Strict).unwrap_or_else(|e| panic!("killed at {op} of {ops}: {e}"));
+        assert_eq!(counts(&db), (101, 101), "killed at {op} of {ops}");
+    }
+}
+
+/// On a full disk the old log was cut behind the damage, to gain space, before the manifest named the new log: a
+/// process that was killed then left no log at all.
+#[test]
+fn old_logs_stay_until_the_manifest_names_the_new() {
+    let base = long_log(60);
+    let capacity = base.used_space() + (384 << 10);
+    let whole = base.fork();
+    whole.set_capacity(Some(capacity));
+    let before = whole.op_count();
+    drop(open_as(&whole, 3, RecoveryMode::Strict));
+    let ops = whole.op_count() - before;
+    for op in (0..=ops).rev().step_by(3) {
+        let machine = base.fork();
+        machine.set_capacity(Some(capacity));
+        machine.freeze_after(Some(op));
+        drop(open_as(&machine, 3, RecoveryMode::Strict));
+        let later = killed(&machine);
+        later.set_capacity(None);
+        let db = open_as(&later, 4, RecoveryMode::Strict).unwrap_or_else(|e| panic!("killed at {op} of {ops}: {e}"));
+        assert_eq!(counts(&db), (61, 61), "killed at {op} of {ops}");
+    }
+}
+
+/// The end of the log was not synced when the process was killed. The new log said that its commits are durable, which
+/// was not yet true of the originals: power loss while it was written made them look damaged.
+#[test]
+fn originals_are_durable_before_their_copies() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    ["a", "b"].iter().for_each(|name| part(&db, name).flush().unwrap());
+    damage(&machine, 3); // needed by no partition
+    long_batches(&db, 7..=20, PersistMode::Buffer);
+    for op in 0..400 {
+        let cut_short = machine.fork(); // the process was killed, the system goes on
+        cut_short.freeze_after(Some(op));
+        let done = open_as(&cut_short, 3, RecoveryMode::Strict).map(std::mem::forget).is_ok();
+        for seed in 0..4 {
+            let crashed = cut_short.fork();
+            crashed.crash(if seed == 0 { Survival::Nothing } else { Survival::Random }, op * 4 + seed);
+            let db = open_as(&crashed, 4, RecoveryMode::Strict).unwrap_or_else(|e| panic!("operation {op}: {e}"));
+            let (a, b) = counts(&db);
+            assert!(a == b && a >= 6, "operation {op}: {a} and {b}");
+        }
+        if done {
+            return;
+        }
+    }
+    panic!("it does not open");
+}
