@@ -295,6 +295,26 @@ mod tests {
         }
     }
 
+    /// A clean close retires all segments but one that it has just begun. Power loss took the header of that one, and
+    /// nothing else said that what came before the noted end was retired: the log looked damaged.
+    #[test]
+    fn retired_log_is_whole_without_a_header() {
+        let (_, fs) = mem();
+        let mini = opened(&fs, 8192);
+        (0..3).for_each(|i| drop(mini.append(1, &[i; 60]).unwrap()));
+        mini.sync();
+        let old = mini.wal.segments()[0].file;
+        mini.wal.seal().unwrap();
+        assert_eq!(mini.retire(SeqNo(3)).unwrap(), 1);
+        let epoch = mini.wal.segments()[0].epoch;
+        fs.remove_file(&mini.path(0)).unwrap();
+        // The file of the new segment still has the header of its life before.
+        let (live, log_end) = (vec![(epoch, old)], Some((epoch, SeqNo(3))));
+        let options = ReplayOptions { live, log_end, ..ReplayOptions::default() };
+        let report = replay(Arc::clone(&fs), dir(), DATABASE, options, &mut |_| panic!("no commit counts")).unwrap();
+        assert_eq!((report.last, report.has_holes), (SeqNo(3), false));
+    }
+
     #[test]
     fn point_in_time_recovery_lasts() {
         let (_, fs) = mem();

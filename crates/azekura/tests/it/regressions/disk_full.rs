@@ -334,3 +334,25 @@ fn pools_reach_their_files_on_full_disks() {
         }
     }
 }
+
+/// Each blob file with large values that no flush has named yet holds a file open. There are few, because the bytes that
+/// pointers lead to count as bytes of the memtable.
+#[test]
+fn few_files_stay_open_when_values_are_large() {
+    for workers in [0, 2] {
+        let machine = MemFs::new();
+        let fs = FaultFs::new(Arc::new(machine.clone()));
+        let db = config(Arc::new(fs.clone())).workers(workers).open().unwrap();
+        // The pointers alone would fit one memtable.
+        let apart = db.open_partition("apart", separated().max_memtable_size(4 << 20)).unwrap();
+        let (mut dice, mut most) = (Dice::new(5), 0);
+        for n in 0..3_000u32 {
+            apart.insert(n.to_be_bytes(), dice.noise(5_000)).unwrap();
+            if workers == 0 {
+                db.step().unwrap();
+            }
+            most = most.max(fs.open_count());
+        }
+        assert!(most < 120, "{most} open files with {workers} workers");
+    }
+}
