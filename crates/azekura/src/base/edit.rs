@@ -192,9 +192,7 @@ impl Edit {
                 put_bytes(out, meta.comparator.as_bytes());
                 put_bytes(out, &meta.settings);
             }
-            Edit::PartitionDropped { partition: PartitionId(number) } | Edit::AllFlushed { through: SeqNo(number) } => {
-                put_varint(out, *number);
-            }
+            Edit::PartitionDropped { partition } => put_varint(out, partition.0),
             Edit::PartitionSettings { partition, settings } => {
                 put_varint(out, partition.0);
                 put_bytes(out, settings);
@@ -212,17 +210,13 @@ impl Edit {
                 put_varint(out, partition.0);
                 encode_blob_file(file, out);
             }
-            Edit::BlobFileRemoved { partition, file } => {
-                put_varint(out, partition.0);
-                put_varint(out, file.0);
-            }
             Edit::PoolFileId { partition, file_id } => {
                 put_varint(out, partition.0);
                 out.extend_from_slice(file_id);
             }
-            Edit::TableRemoved { partition, table } => {
+            Edit::TableRemoved { partition, table: file } | Edit::BlobFileRemoved { partition, file } => {
                 put_varint(out, partition.0);
-                put_varint(out, table.0);
+                put_varint(out, file.0);
             }
             Edit::TableMoved { partition, table, level } => {
                 put_varint(out, partition.0);
@@ -233,6 +227,7 @@ impl Edit {
                 put_varint(out, partition.0);
                 put_varint(out, through.0);
             }
+            Edit::AllFlushed { through } => put_varint(out, through.0),
             Edit::SegmentAdded { epoch, file } => {
                 put_varint(out, u64::from(epoch.0));
                 put_varint(out, file.0);

@@ -149,7 +149,7 @@ mod tests {
     /// An attempt that ran out of space left segments, and the next attempt used their epochs again: each of the two
     /// looked like a copy of the other. What was left also took the space that the next attempt needed.
     #[test]
-    fn failed_attempts_leave_neither_files_nor_epochs() {
+    fn failed_attempts_leave_no_files_or_epochs() {
         let faulty = FaultFs::new(Arc::new(MemFs::new()));
         let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
         let mini = Mini::open(Arc::clone(&fs), options(4096, false), 1).unwrap();

@@ -335,8 +335,8 @@ fn pools_reach_their_files_on_full_disks() {
     }
 }
 
-/// Each blob file with large values that no flush has named yet holds a file open. There are few, because the bytes that
-/// pointers lead to count as bytes of the memtable.
+/// Each blob file with large values that no flush has named yet holds a file open. There are few, because the bytes
+/// that pointers lead to count as bytes of the memtable.
 #[test]
 fn few_files_stay_open_when_values_are_large() {
     for workers in [0, 2] {

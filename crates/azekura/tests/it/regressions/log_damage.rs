@@ -510,8 +510,8 @@ fn counts(db: &Database) -> (u64, u64) {
 }
 
 /// Each process that was killed while it wrote the log anew left segments, which took the disk reserve: after a few of
-/// them a full disk had no space for the next one. And two attempts of one open, the second with space from the reserve,
-/// used the same epochs: one segment looked like a copy of the other.
+/// them a full disk had no space for the next one. And two attempts of one open, the second with space from the
+/// reserve, used the same epochs: one segment looked like a copy of the other.
 #[test]
 fn damaged_logs_open_when_killed_on_full_disks() {
     let base = long_log(100);
@@ -535,7 +535,7 @@ fn damaged_logs_open_when_killed_on_full_disks() {
 /// On a full disk the old log was cut behind the damage, to gain space, before the manifest named the new log: a
 /// process that was killed then left no log at all.
 #[test]
-fn old_logs_stay_until_the_manifest_names_the_new() {
+fn old_logs_stay_until_the_new_is_named() {
     let base = long_log(60);
     let capacity = base.used_space() + (384 << 10);
     let whole = base.fork();
