@@ -637,7 +637,7 @@ impl MakesSpace<'_> {
 }
 
 fn wal_options(config: &Config) -> WalOptions {
-    WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log }
+    WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log, marks: true }
 }
 
 /// Whether an error says that a file is not there.

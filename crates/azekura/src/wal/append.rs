@@ -22,7 +22,7 @@ impl Wal {
     /// a failed write or sync, for ever. `Invalid` if the sequence numbers don't follow.
     pub(crate) fn append(&self, commits: &[LogCommit<'_>]) -> Result<()> {
         self.poison.check()?;
-        let durable = self.durable();
+        let durable = if self.marks { self.durable() } else { SeqNo::ZERO };
         let mut log = self.log();
         let need = check(&log, commits, durable)?;
         if log.active().room() < need {
@@ -133,7 +133,7 @@ impl Wal {
         let durable = self.durable();
         let mut log = self.log();
         let len = FrameWriter::watermark_len_max();
-        if log.ended || log.marked >= durable || self.poison.check().is_err() {
+        if !self.marks || log.ended || log.marked >= durable || self.poison.check().is_err() {
             return;
         }
         let fits = log.active().room() >= len && log.active().reserve(len).is_ok();

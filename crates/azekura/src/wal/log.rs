@@ -30,6 +30,7 @@ pub(crate) struct Wal {
     database_id: [u8; 16],
     pub(super) segment_size: u64,
     maps: bool,
+    pub(super) marks: bool,
     pub(super) log: Mutex<Log>,
     pub(super) sync: Mutex<SyncState>,
     /// Told when a sync ended.
@@ -139,6 +140,7 @@ impl Wal {
             database_id,
             segment_size: options.segment_size.max(PAGE).next_multiple_of(PAGE),
             maps,
+            marks: options.marks,
             log: Mutex::new(log),
             sync: Mutex::new(SyncState::new(last)),
             synced: Condvar::new(),

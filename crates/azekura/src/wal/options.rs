@@ -11,11 +11,13 @@ pub(crate) struct WalOptions {
     pub(crate) segment_size: u64,
     /// Whether to append by storing into a mapping where the file system makes that safe.
     pub(crate) mapped: bool,
+    /// Whether frames say how far the log is durable.
+    pub(crate) marks: bool,
 }
 
 impl Default for WalOptions {
     fn default() -> WalOptions {
-        WalOptions { segment_size: 64 << 20, mapped: true }
+        WalOptions { segment_size: 64 << 20, mapped: true, marks: true }
     }
 }
 

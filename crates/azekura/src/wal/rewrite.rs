@@ -76,6 +76,9 @@ pub(crate) fn rewrite(
     was_applied: &dyn Fn(SeqNo) -> bool,
 ) -> Result<ReplayReport> {
     let Rewrite { options, wal: wal_options, next_epoch, next_file } = rewrite;
+    // The manifest notes the end of the new log, which says that all of it is durable. Watermarks would say so before
+    // the manifest does: after a salvage that was killed, a torn tail of the old log would look damaged.
+    let wal_options = WalOptions { marks: false, ..wal_options };
     // An epoch that no segment has: what follows on it follows on none.
     let burned = Epoch(next_epoch.load(Ordering::Relaxed)).max(Epoch(report.highest_epoch.0.saturating_add(1)));
     next_epoch.store(burned.0.checked_add(1).ok_or_else(no_epochs)?, Ordering::Relaxed);

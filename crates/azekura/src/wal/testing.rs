@@ -126,7 +126,7 @@ pub(crate) struct Mini {
 }
 
 pub(crate) fn options(segment_size: u64, mapped: bool) -> WalOptions {
-    WalOptions { segment_size, mapped }
+    WalOptions { segment_size, mapped, marks: true }
 }
 
 impl Mini {

@@ -509,6 +509,36 @@ fn counts(db: &Database) -> (u64, u64) {
     (part(db, "a").len().unwrap(), part(db, "b").len().unwrap())
 }
 
+/// The new log that a killed `Salvage` had begun said that it was durable. So the torn tail of the old log, behind
+/// which `Salvage` had gone on, looked damaged, and `Strict` refused what it would have opened before.
+#[test]
+fn strict_opens_when_a_salvage_was_killed() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    long_batches(&db, 7..=12, PersistMode::Buffer);
+    damage(&machine, 9);
+    let base = killed(&machine);
+    let whole = base.fork();
+    let before = whole.op_count();
+    assert_eq!(counts(&open_as(&whole, 3, RecoveryMode::Salvage).unwrap()), (11, 11));
+    let mut salvaged = 0;
+    for op in 0..=whole.op_count() - before {
+        let cut_short = base.fork();
+        cut_short.freeze_after(Some(op));
+        drop(open_as(&cut_short, 3, RecoveryMode::Salvage));
+        for (survival, seed) in [(Survival::Everything, 0), (Survival::Random, op), (Survival::Random, op + 1_000)] {
+            let later = cut_short.fork();
+            later.crash(survival, seed);
+            let db = open_as(&later, 4, RecoveryMode::Strict).unwrap_or_else(|e| panic!("{op}, {survival:?}: {e}"));
+            let found = counts(&db);
+            assert!(found == (8, 8) || found == (11, 11), "{op}, {survival:?}: {found:?}");
+            salvaged += u32::from(found == (11, 11));
+        }
+    }
+    assert!(salvaged > 0);
+}
+
 /// Each process that was killed while it wrote the log anew left segments, which took the disk reserve: after a few of
 /// them a full disk had no space for the next one. And two attempts of one open, the second with space from the
 /// reserve, used the same epochs: one segment looked like a copy of the other.
