@@ -11,11 +11,17 @@ use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 use crate::mem::atomic::{AtomicBool, AtomicU64, EXPLORED, Mutex, Ordering};
 use crate::memtable::hash_index::{Found, HashIndex, HashWriter};
 use crate::memtable::memory::MemtableMemory;
-use crate::memtable::record::Records;
+use crate::memtable::record::{Records, record_len};
 use crate::memtable::tree::{Goal, LeafCopy, Tree};
 
 /// Versions of a key that a lookup walks over one by one before it asks the ordered index.
 const CHAIN_MAX: usize = if EXPLORED { 2 } else { 32 };
+
+/// The most bytes that a record takes in both indexes: leaves of the ordered one and segments of the other may be half
+/// full.
+const INDEXES_MOST: u64 = 64;
+/// Records above this are long: several of them do not fill a chunk.
+const LONG: u64 = 4 << 10;
 
 /// The newest records of a tree, in memory. Thread safe: writers take turns, readers never wait.
 pub(crate) struct Memtable {
@@ -216,6 +222,15 @@ impl Memtable {
 
     pub(crate) fn tree(&self) -> &Tree {
         &self.tree
+    }
+
+    /// The most bytes of memory that a record adds, with its share of both indexes and of what is allocated ahead of
+    /// use; a memtable takes up to 128 KiB beside that.
+    pub(crate) fn bytes_most(key_len: usize, value_len: usize) -> u64 {
+        let len = record_len(key_len, value_len);
+        // Each chunk of the arena is twice as large as the one before, and long records leave the ends unused.
+        let times = if len > LONG { 3 } else { 2 };
+        times * len + INDEXES_MOST
     }
 
     /// The bytes of memory that records and indexes take, as of the last insertion.

@@ -17,6 +17,11 @@ use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 
 const HEADER_LEN: usize = 18;
 
+/// The bytes of an arena that a record takes.
+pub(in crate::memtable) fn record_len(key_len: usize, value_len: usize) -> u64 {
+    (HEADER_LEN + key_len + value_len).next_multiple_of(8) as u64
+}
+
 /// Why looking up a stored reference cannot fail.
 const PUBLISHED: &str = "references are stored after their records were published";
 

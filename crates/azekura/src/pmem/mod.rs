@@ -14,9 +14,9 @@
 //!   alone may lock two.
 //!
 //! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`],
-//! [`shelves`], [`inner`] (the way to the leaves), [`tree`], [`write`], [`reshape`] (split, merge), [`order`] (of a
-//! leaf's slots), [`walk`], [`versions`] (what was replaced), [`crew`] (threads), [`recover`], [`notes`] (about
-//! numbers), [`store`] (files), [`options`], [`engine`] (what a partition calls).
+//! [`shelves`], [`inner`] (the way to the leaves), [`tree`], [`write`], [`reserve`] (what a batch needs), [`reshape`]
+//! (split, merge), [`order`] (of a leaf's slots), [`walk`], [`versions`] (what was replaced), [`crew`] (threads),
+//! [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a partition calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod crew;
@@ -29,6 +29,7 @@ pub(crate) mod options;
 pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod recover;
+pub(crate) mod reserve;
 pub(crate) mod reshape;
 pub(crate) mod shelves;
 #[cfg(test)]

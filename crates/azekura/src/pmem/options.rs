@@ -44,6 +44,10 @@ impl PmemOptions {
     /// removals are `OutOfSpace` with a message that tells the age of the oldest snapshot, until it is dropped. Want of
     /// space in the pool refuses no removal.
     ///
+    /// The same memory holds what a batch replaces and removes until the whole batch is visible. A batch that needs
+    /// more than is free waits for other batches. One that does not fit alone is `OutOfSpace`, and nothing of it is
+    /// written.
+    ///
     /// A larger size than the partition was opened with, more than twice of it, takes effect when the database is
     /// opened the next time. A smaller size flushes the partition; if it holds more already, every record stays,
     /// and puts are `OutOfSpace` until so much was removed that the rest fits.

@@ -276,7 +276,8 @@ impl Space {
         self.settle(false);
         self.promised += count;
         while self.leaves.len() < self.promised {
-            self.cut_leaves(medium).inspect_err(|_| self.promised -= count)?;
+            // Those that were cut are space for anything else again.
+            self.cut_leaves(medium).inspect_err(|_| self.end_promise(count))?;
         }
         Ok(())
     }

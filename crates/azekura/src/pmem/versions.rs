@@ -7,7 +7,7 @@
 //! it, and the space of its records goes back.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex as BatchMutex, PoisonError};
 
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
 use crate::cursor::Cursor;
@@ -47,7 +47,10 @@ pub(crate) struct Versions {
     /// The highest sequence number that replaced or removed something which is not kept any more.
     forgotten: AtomicU64,
     memory: AtomicU64,
-    memory_max: u64,
+    memory_max: AtomicU64,
+    /// Bytes of memory that are reserved for batches which are not applied yet, or not visible yet.
+    reserved: BatchMutex<u64>,
+    reservation_ended: Condvar,
     points: Arc<ReadPoints>,
     /// From the oldest to the youngest, which takes entries.
     tables: EpochCell<Vec<Arc<Table>>>,
@@ -65,8 +68,27 @@ impl Versions {
         let bytes_max = BYTES_MAX.min(len_max / SHARE);
         let (len, memory, writing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(VecDeque::new()));
         let (forgotten, has_older) = (AtomicU64::new(0), AtomicBool::new(false));
-        let memory_max = MEMORY_MIN.max(len_max / MEMORY_SHARE);
-        Versions { order, bytes_max, forgotten, memory, memory_max, points, tables, len, has_older, writing }
+        let memory_max = AtomicU64::new(memory_max_of(len_max));
+        let (reserved, reservation_ended) = (BatchMutex::new(0), Condvar::new());
+        Versions {
+            order,
+            bytes_max,
+            forgotten,
+            memory,
+            memory_max,
+            reserved,
+            reservation_ended,
+            points,
+            tables,
+            len,
+            has_older,
+            writing,
+        }
+    }
+
+    /// From now on entries take as much memory as a pool of `len_max` bytes may have for them.
+    pub(crate) fn set_limit(&self, len_max: u64) {
+        self.memory_max.store(memory_max_of(len_max), Ordering::Relaxed);
     }
 
     #[inline]
@@ -192,24 +214,91 @@ impl Versions {
         self.memory.load(Ordering::Relaxed)
     }
 
+    fn memory_max(&self) -> u64 {
+        self.memory_max.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes of memory that are taken when a record with a key of so many bytes is replaced, or removed.
+    pub(crate) fn bytes_most(key_len: usize, removed: bool) -> u64 {
+        let entry = |value_len| Memtable::bytes_most(key_len, value_len);
+        entry(VALUE_LEN) + if removed { entry(0) } else { 0 }
+    }
+
+    /// Whether a single change may replace or remove something. It does not see what is reserved: one entry more or
+    /// less does no harm, and it must not wait for a batch that may be waiting for it.
+    ///
     /// # Errors
     /// `OutOfSpace` if so much is kept for readers that nothing more may be replaced.
     #[inline]
     pub(crate) fn check_room(&self) -> Result<()> {
-        if self.memory_bytes() <= self.memory_max { Ok(()) } else { self.full_error() }
+        if self.memory_bytes() <= self.memory_max() { Ok(()) } else { Err(self.full_error()) }
+    }
+
+    /// Reserves so many bytes of memory for the entries of a batch; none if they do not fit now.
+    pub(crate) fn try_reserve(&self, bytes: u64) -> Option<VersionsGuard<'_>> {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        self.add_reservation(&mut reserved, bytes)
+    }
+
+    fn add_reservation(&self, reserved: &mut u64, bytes: u64) -> Option<VersionsGuard<'_>> {
+        let fits = self.memory_bytes().saturating_add(*reserved).saturating_add(bytes) <= self.memory_max();
+        fits.then(|| {
+            *reserved += bytes;
+            VersionsGuard { versions: self, bytes }
+        })
+    }
+
+    /// The same, once `forget` has dropped what no reader needs. Waits while other batches have reservations, because
+    /// these end by themselves, and what they keep goes with them unless a snapshot or an iterator needs it.
+    ///
+    /// # Errors
+    /// `OutOfSpace` if it does not fit although no batch has a reservation; those of `forget`.
+    pub(crate) fn reserve(&self, bytes: u64, forget: impl Fn() -> Result<()>) -> Result<VersionsGuard<'_>> {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if bytes > self.memory_max() {
+                return Err(self.too_large_error(bytes));
+            }
+            forget()?;
+            if let Some(guard) = self.add_reservation(&mut reserved, bytes) {
+                return Ok(guard);
+            }
+            if *reserved == 0 {
+                return Err(self.full_error());
+            }
+            reserved = self.reservation_ended.wait(reserved).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A batch that had reserved so many bytes is visible, or will not be applied.
+    pub(crate) fn end_reservation(&self, bytes: u64) {
+        if bytes > 0 {
+            *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) -= bytes;
+            self.reservation_ended.notify_all();
+        }
     }
 
     #[cold]
-    fn full_error(&self) -> Result<()> {
+    fn full_error(&self) -> Error {
         let (oldest, visible) = (self.points.oldest(), self.points.visible());
         let behind = visible.0.saturating_sub(oldest.0);
         let message = format!(
             "{} bytes of memory say what was replaced or removed since the oldest snapshot or iterator, which is \
              {behind} records old, at most {} are allowed: drop it, then try again",
             self.memory_bytes(),
-            self.memory_max
+            self.memory_max()
         );
-        Err(Error::new(ErrorKind::OutOfSpace, message))
+        Error::new(ErrorKind::OutOfSpace, message)
+    }
+
+    #[cold]
+    fn too_large_error(&self, bytes: u64) -> Error {
+        let message = format!(
+            "the batch replaces or removes so many records that it takes up to {bytes} bytes of memory to keep these \
+             until it is visible, at most {} are allowed: make several batches, or `max_size` larger",
+            self.memory_max()
+        );
+        Error::new(ErrorKind::OutOfSpace, message)
     }
 
     #[inline]
@@ -268,6 +357,30 @@ impl Versions {
     }
 }
 
+/// Memory that is reserved for the entries of a batch. Dropped, it is free again.
+pub(crate) struct VersionsGuard<'a> {
+    versions: &'a Versions,
+    bytes: u64,
+}
+
+impl VersionsGuard<'_> {
+    /// The bytes that it had reserved, which stay so until [`Versions::end_reservation`].
+    pub(crate) fn into_bytes(mut guard: VersionsGuard<'_>) -> u64 {
+        std::mem::take(&mut guard.bytes)
+    }
+}
+
+impl Drop for VersionsGuard<'_> {
+    fn drop(&mut self) {
+        self.versions.end_reservation(self.bytes);
+    }
+}
+
+/// The most bytes of memory for the entries of a pool of `len_max` bytes.
+fn memory_max_of(len_max: u64) -> u64 {
+    MEMORY_MIN.max(len_max / MEMORY_SHARE)
+}
+
 /// Whether readers at `oldest` and later points need nothing of a table.
 fn is_stale(table: &Table, oldest: SeqNo) -> bool {
     table.replaced_by.load(Ordering::Relaxed) <= oldest.0
@@ -282,4 +395,31 @@ fn slot_of(entry: &EntryRef<'_>) -> Option<Slot> {
 #[cold]
 pub(crate) fn poisoned<T>(_: T) -> Error {
     Error::new(ErrorKind::Poisoned, "a comparator panicked")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::dice::Dice;
+
+    #[test]
+    fn entries_take_no_more_than_their_bound() {
+        for (key_len, removed) in [(1, false), (8, true), (40, false), (100, true), (1000, true), (65_535, true)] {
+            let entries = Memtable::new(KeyOrder::bytewise(), 0);
+            let (mut dice, mut most) = (Dice::new(key_len as u64, 0), 128 << 10);
+            for n in 1..=ENTRIES_MAX.min((8 << 20) / key_len as u64) {
+                let mut key = vec![0; key_len];
+                key.iter_mut().take(8).for_each(|byte| *byte = dice.throw() as u8);
+                let seqno = SeqNo(2 * n);
+                let value = &[0; VALUE_LEN];
+                entries.insert(EntryRef { user: &key, seqno, kind: RecordKind::Put, value }).unwrap();
+                if removed {
+                    let (seqno, kind) = (seqno.plus(1), RecordKind::Delete);
+                    entries.insert(EntryRef { user: &key, seqno, kind, value: &[] }).unwrap();
+                }
+                most += Versions::bytes_most(key_len, removed);
+                assert!(entries.bytes() <= most, "{n} keys of {key_len}: {} of {most}", entries.bytes());
+            }
+        }
+    }
 }

@@ -106,48 +106,9 @@ impl<M: Medium> Tree<M> {
         }
     }
 
-    /// Sets space aside for records that will be put, each with the lengths of its key and its value, and for the
-    /// leaves that they may need: the number of these. What it fills `rooms` with is to be used with
-    /// [`put_into`](Tree::put_into) or [`give_back`](Tree::give_back), and then, in any case,
-    /// [`end_promise`](Tree::end_promise).
-    ///
-    /// # Errors
-    /// `OutOfSpace` if the pool is full, or keeps too much for readers; then nothing was set aside.
-    pub(crate) fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Range]) -> Result<usize> {
-        self.check_versions()?;
-        if records.is_empty() {
-            return Ok(0);
-        }
-        let end = self.highest_soon(records.len());
-        // Each leaf that is full by now may be split for the first record that it gets. What a split has left takes
-        // half as many as a leaf before it is full again.
-        let full = usize::try_from(self.leaves.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
-        let leaves = records.len().min(full) + records.len() / (self.slots / 2 - 1) + 1;
-        self.or_forgetting(|| self.set_aside(records, end, leaves, rooms))?;
-        Ok(leaves)
-    }
-
-    /// All of it or nothing, under one lock.
-    fn set_aside(&self, records: &[(usize, usize)], end: SeqNo, leaves: usize, rooms: &mut [Range]) -> Result<()> {
-        let mut space = self.space_after_promises()?;
-        space.promise_leaves(&self.medium, leaves)?;
-        for (n, (key_len, value_len)) in records.iter().enumerate() {
-            let len = buffer_len_for(*key_len, *value_len, end);
-            match space.take(&self.medium, len) {
-                Ok(at) => rooms[n] = (at, len),
-                Err(error) => {
-                    rooms[..n].iter().for_each(|room| space.give_back(*room));
-                    space.end_promise(leaves);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// A number that hardly any of so many changes gets beyond. Not much higher than need be: a record that comes with
     /// a shorter number than it has space for leaves a buffer behind that is too short for the next one of its size.
-    fn highest_soon(&self, changes: usize) -> SeqNo {
+    pub(crate) fn highest_soon(&self, changes: usize) -> SeqNo {
         SeqNo((self.versions.points().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
     }
 
@@ -166,12 +127,6 @@ impl<M: Medium> Tree<M> {
         if let Ok(mut space) = self.space() {
             space.give_back(room);
         }
-    }
-
-    /// No more leaves will be taken of those that were set aside together. The next one to set something aside sees it.
-    #[inline]
-    pub(crate) fn end_promise(&self, leaves: usize) {
-        self.ended.fetch_add(leaves, Ordering::Relaxed);
     }
 
     /// Takes the record of `key` away; false if there is none, or a newer one.
@@ -251,7 +206,7 @@ impl<M: Medium> Tree<M> {
 
     /// Tries something that wants space, and once more if there were versions that nobody reads any more, or space on
     /// shelves.
-    fn or_forgetting<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn or_forgetting<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut full = match attempt() {
             Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
             done => return done,
@@ -287,9 +242,14 @@ impl<M: Medium> Tree<M> {
     fn check_versions(&self) -> Result<()> {
         self.forget_stale()?;
         if self.versions.check_room().is_err() {
-            self.retire_all(self.versions.forget_now()?)?;
+            self.forget_versions()?;
         }
         self.versions.check_room()
+    }
+
+    /// Gives back all that no reader needs any more of what was replaced.
+    pub(crate) fn forget_versions(&self) -> Result<()> {
+        self.retire_all(self.versions.forget_now()?)
     }
 
     /// Gives back the space of records that no leaf and no version names.

@@ -7,6 +7,7 @@ use crate::db::catalog::PartitionState;
 use crate::db::commit::{Commit, Path};
 use crate::engine::Room;
 use crate::pmem::engine::PmemTree;
+use crate::pmem::reserve::{Planned, Promise};
 use crate::vfs::fs::PersistenceLevel;
 use crate::wal::payload::Records;
 
@@ -20,15 +21,14 @@ pub(crate) struct Rooms<'a> {
 /// What one pool has set aside.
 struct Share<'a> {
     pool: &'a dyn PmemTree,
-    /// Lengths of keys and values.
-    records: Vec<(usize, usize)>,
+    records: Vec<Planned<'a>>,
     /// For which of all rooms, by their places.
     places: Vec<usize>,
-    leaves: usize,
+    promise: Promise,
 }
 
 fn share(pool: &dyn PmemTree) -> Share<'_> {
-    Share { pool, records: Vec::new(), places: Vec::new(), leaves: 0 }
+    Share { pool, records: Vec::new(), places: Vec::new(), promise: Promise::default() }
 }
 
 fn pool_of(partition: &PartitionState) -> Option<&dyn PmemTree> {
@@ -43,21 +43,24 @@ impl<'a> Rooms<'a> {
     pub(crate) fn reserve(commit: &Commit<'a>) -> Result<Rooms<'a>> {
         let pools: Vec<_> = commit.partitions.iter().map(|partition| (partition.id, pool_of(partition))).collect();
         let mut shares: Vec<_> = pools.iter().filter_map(|(id, pool)| Some((*id, share((*pool)?)))).collect();
+        // One pool after the other in an order that all batches have: each may have to wait for other batches.
+        shares.sort_by_key(|(id, _)| *id);
         let mut count = 0;
         for record in Records::new(commit.payload) {
             let record = record?;
             let wanting = shares.iter_mut().find(|(id, _)| *id == record.partition);
-            if let Some((_, share)) = wanting.filter(|_| record.kind.is_value()) {
-                share.records.push((record.key.len(), record.value.len()));
+            let Some((_, share)) = wanting else { continue };
+            let value_len = record.kind.is_value().then_some(record.value.len());
+            share.records.push(Planned { key: record.key, value_len });
+            if value_len.is_some() {
                 share.places.push(count);
                 count += 1;
             }
         }
         let mut held = Rooms { shares: Vec::with_capacity(shares.len()), all: vec![(0, 0); count], settled: false };
-        // Of a pool that only loses records it is asked whether it may keep them for its readers.
         for (_, mut share) in shares {
-            let mut rooms = vec![(0, 0); share.records.len()];
-            share.leaves = share.pool.reserve(&share.records, &mut rooms)?;
+            let mut rooms = vec![(0, 0); share.places.len()];
+            share.promise = share.pool.reserve(&share.records, &mut rooms)?;
             share.places.iter().zip(rooms).for_each(|(place, room)| held.all[*place] = room);
             held.shares.push(share);
         }
@@ -90,7 +93,7 @@ impl Drop for Rooms<'_> {
             if !self.settled {
                 share.places.iter().for_each(|place| share.pool.give_back(self.all[*place]));
             }
-            share.pool.end_promise(share.leaves);
+            share.pool.end_promise(share.promise);
         }
     }
 }

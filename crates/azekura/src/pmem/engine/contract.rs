@@ -7,6 +7,7 @@ use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, Room};
 use crate::pmem::medium::Moved;
 use crate::pmem::options::PmemOptions;
+use crate::pmem::reserve::{Planned, Promise};
 use crate::pmem::write::Taken;
 use crate::vfs::fs::PersistenceLevel;
 
@@ -20,18 +21,18 @@ pub(crate) trait PmemTree: Engine {
     /// Records in the tree.
     fn approximate_len(&self) -> u64;
 
-    /// Sets space aside for records that will be put, each with the lengths of its key and its value: fills as many
-    /// rooms, and says how many leaves there are, which [`end_promise`](PmemTree::end_promise) wants to know when all
-    /// of them are put or not.
+    /// Sets aside what the records of a batch will need: fills `rooms` with one for each that is put. What it returns
+    /// is given to [`end_promise`](PmemTree::end_promise) when the batch is visible, or will not be applied. Waits for
+    /// other batches that have what it needs: who asks several pools asks them in the order of their partitions.
     ///
     /// # Errors
     /// `OutOfSpace`; then nothing was set aside.
-    fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Room]) -> Result<usize>;
+    fn reserve(&self, records: &[Planned<'_>], rooms: &mut [Room]) -> Result<Promise>;
 
     /// Gives back a room that was not used.
     fn give_back(&self, room: Room);
 
-    fn end_promise(&self, leaves: usize);
+    fn end_promise(&self, promise: Promise);
 
     /// What a change has survived when it returns, without the log.
     fn level(&self) -> PersistenceLevel;

@@ -11,6 +11,7 @@ use crate::mem::slice::Slice;
 use crate::pmem::engine::contract::{PmemTree, PoolFigures, TakeNumber};
 use crate::pmem::medium::Medium;
 use crate::pmem::options::PmemOptions;
+use crate::pmem::reserve::{Planned, Promise};
 use crate::pmem::tree::Tree;
 use crate::vfs::fs::PersistenceLevel;
 
@@ -117,7 +118,7 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
         self.tree.len()
     }
 
-    fn reserve(&self, records: &[(usize, usize)], rooms: &mut [Room]) -> Result<usize> {
+    fn reserve(&self, records: &[Planned<'_>], rooms: &mut [Room]) -> Result<Promise> {
         self.tree.reserve(records, rooms)
     }
 
@@ -125,8 +126,8 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
         self.tree.give_back(room);
     }
 
-    fn end_promise(&self, leaves: usize) {
-        self.tree.end_promise(leaves);
+    fn end_promise(&self, promise: Promise) {
+        self.tree.end_promise(promise);
     }
 
     fn level(&self) -> PersistenceLevel {
@@ -161,6 +162,7 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
     fn set_options(&self, options: &PmemOptions) -> Result<()> {
         *lock(&self.options) = options.clone();
         self.tree.space()?.set_limit(options.max_size);
+        self.tree.versions.set_limit(options.max_size);
         Ok(())
     }
 

@@ -224,3 +224,81 @@ fn what_was_kept_goes_with_the_snapshot() {
     let left = part.metrics().pool.unwrap();
     assert!(left.kept_bytes < kept.kept_bytes / 4 && left.free_bytes > kept.free_bytes, "{kept:?} {left:?}");
 }
+
+/// The bound on kept versions was checked once for a whole batch: 45.7 MB were kept where 4 MiB are allowed.
+#[test]
+fn a_batch_keeps_no_more_than_is_allowed() {
+    let machine = MemFs::new();
+    let (db, part) = open(&machine, &pool(2 << 20, 64 << 10));
+    let batch_of = |keys: std::ops::Range<u32>, value: Option<&str>| {
+        let mut batch = db.batch();
+        keys.for_each(|n| match value {
+            Some(value) => batch.insert(&part, n.to_be_bytes(), value),
+            None => batch.remove(&part, n.to_be_bytes()),
+        });
+        batch.commit()
+    };
+    let kept = || part.metrics().pool.unwrap().kept_bytes;
+    batch_of(0..10_000, Some("v")).expect("what replaces nothing keeps nothing");
+    // No snapshot is needed: what a batch replaces is kept until the whole batch is visible.
+    for value in [None, Some("w")] {
+        let error = batch_of(0..10_000, value).unwrap_err();
+        assert!(error.kind() == ErrorKind::OutOfSpace && error.to_string().contains("several batches"), "{error}");
+        assert_eq!((kept(), part.len().unwrap()), (0, 10_000), "nothing was changed");
+    }
+    let mut twice = db.batch();
+    (0..10_000u32).for_each(|n| twice.insert(&part, (n % 10 + 20_000).to_be_bytes(), ""));
+    assert_eq!(twice.commit().unwrap_err().kind(), ErrorKind::OutOfSpace, "a batch replaces its own records, too");
+    let snapshot = db.snapshot();
+    let refused = (0..10_000u32).step_by(1000).find_map(|n| Some((n, batch_of(n..n + 1000, None).err()?)));
+    let (n, error) = refused.expect("so many are not kept");
+    assert!(n >= 2000 && error.to_string().contains("snapshot"), "{n}: {error}");
+    assert!(kept() <= 1 << 20, "{} bytes are kept", kept());
+    assert_eq!((snapshot.len(&part).unwrap(), part.len().unwrap()), (10_000, u64::from(10_000 - n)));
+    drop(snapshot);
+    (n..10_000).step_by(1000).for_each(|n| batch_of(n..n + 1000, None).unwrap());
+    assert!(part.is_empty().unwrap());
+    // Replay keeps nothing, so the bound refuses nothing that was acknowledged.
+    let (_db, part) = open(&killed(&machine), &pool(64 << 10, 64 << 10));
+    assert!(part.is_empty().unwrap());
+}
+
+/// Each of two batches leaves no space for the versions of the other: they wait, and none is refused.
+#[test]
+fn batches_wait_for_memory_of_each_other() {
+    let (db, part) = open(&MemFs::new(), &pool(2 << 20, 64 << 10));
+    let commit_all = |first: u32| {
+        for round in 0..10u8 {
+            let mut batch = db.batch();
+            (first..first + 2500).for_each(|n| match round % 3 {
+                2 => batch.remove(&part, n.to_be_bytes()),
+                _ => batch.insert(&part, n.to_be_bytes(), [round]),
+            });
+            batch.commit().unwrap();
+        }
+    };
+    std::thread::scope(|threads| {
+        [0, 100_000, 200_000].into_iter().for_each(|first| drop(threads.spawn(move || commit_all(first))));
+    });
+    assert_eq!(part.len().unwrap(), 7500);
+}
+
+/// A batch was promised a leaf for each of its records, also where all of them belong to one leaf.
+#[test]
+fn a_batch_needs_leaves_where_its_keys_belong() {
+    let (db, part) = open(&MemFs::new(), &pool(2 << 20, 64 << 10));
+    let count = fill(&part, 0, b"12345678");
+    // The leaves of what stays are full: none of them can be made denser.
+    (count - 1000..count).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
+    for first in [count, count + 300] {
+        let commit = || {
+            let mut batch = db.batch();
+            (first..first + 300).for_each(|n| batch.insert(&part, n.to_be_bytes(), "12345678"));
+            batch.commit()
+        };
+        // Again and again, because readers of other tests delay the reuse of space.
+        let pause = || std::thread::sleep(Duration::from_millis(1));
+        let done = (0..50).map(|_| commit().inspect_err(|_| pause())).find(Result::is_ok);
+        assert!(done.is_some(), "300 records where 1000 were removed: {:?} {:?}", commit(), part.metrics().pool);
+    }
+}
