@@ -49,6 +49,11 @@ pub(crate) trait Cursor: Send {
         self.valid().then(|| self.entry())
     }
 
+    /// Key and kind of the entry it stands on, if it stands on one: for callers that do not read the value.
+    fn head(&self) -> Option<(KeyRef<'_>, RecordKind)> {
+        self.peek().map(|entry| (entry.key(), entry.kind))
+    }
+
     /// Whether it shows every key once at most, as its point shows it, with the value beside it, and no removed ones:
     /// then nobody has to look for older versions behind an entry.
     fn shows_one_point(&self) -> bool {
@@ -105,6 +110,10 @@ impl Cursor for Box<dyn Cursor> {
 
     fn peek(&self) -> Option<EntryRef<'_>> {
         (**self).peek()
+    }
+
+    fn head(&self) -> Option<(KeyRef<'_>, RecordKind)> {
+        (**self).head()
     }
 
     fn shows_one_point(&self) -> bool {

@@ -69,7 +69,7 @@ impl<C: Cursor> Ascending<C> {
         loop {
             let head = match on {
                 true => self.inner.forward()?,
-                false => self.inner.peek().map(|entry| (entry.key(), entry.kind)),
+                false => self.inner.head(),
             };
             let Some((key, kind)) = head else { return Ok(()) };
             on = true;
@@ -126,6 +126,12 @@ impl<C: Cursor> Ascending<C> {
         self.inner.entry()
     }
 
+    /// The key; only while valid. No value is read for it.
+    #[inline]
+    pub(crate) fn key(&self) -> &[u8] {
+        self.inner.head().map_or(&[], |(key, _)| key.user)
+    }
+
     /// The value to keep, if that needs no copy; only while valid.
     pub(crate) fn share(&self) -> Option<Part> {
         self.inner.share()
@@ -165,7 +171,7 @@ impl<C: Cursor> Descending<C> {
             Bound::Excluded(key) => self.inner.seek_before(KeyRef::first_of(key))?,
             Bound::Included(key) => {
                 self.inner.seek(KeyRef::new(key, SeqNo::ZERO))?;
-                while self.inner.valid() && self.order.cmp(self.inner.entry().user, key).is_eq() {
+                while self.inner.head().is_some_and(|(at, _)| self.order.cmp(at.user, key).is_eq()) {
                     self.inner.next()?;
                 }
                 if self.inner.valid() {
@@ -190,8 +196,8 @@ impl<C: Cursor> Descending<C> {
     /// Takes all versions of one key after another until one shows a value.
     fn settle(&mut self) -> Result<()> {
         self.valid = false;
-        while let Some(entry) = self.inner.peek().filter(|_| !self.valid) {
-            if !is_behind_start(&self.order, &self.start, entry.user) {
+        while let Some((key, _)) = self.inner.head().filter(|_| !self.valid) {
+            if !is_behind_start(&self.order, &self.start, key.user) {
                 return Ok(());
             }
             if self.plain {
@@ -199,7 +205,7 @@ impl<C: Cursor> Descending<C> {
                 return Ok(());
             }
             self.key.clear();
-            self.key.extend_from_slice(entry.user);
+            self.key.extend_from_slice(key.user);
             while let Some(entry) = self.inner.peek() {
                 if !self.order.same(entry.user, &self.key) {
                     break;
@@ -227,7 +233,7 @@ impl<C: Cursor> Descending<C> {
 
     /// Only while valid.
     pub(crate) fn key(&self) -> &[u8] {
-        if self.plain { self.inner.entry().user } else { &self.key }
+        if self.plain { self.inner.head().map_or(&[], |(key, _)| key.user) } else { &self.key }
     }
 
     /// The value, or a pointer to it: its kind says which. Only while valid.

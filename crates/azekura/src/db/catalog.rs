@@ -130,23 +130,16 @@ impl PartitionState {
     /// `Closed` if the partition was deleted or the database closed, `Invalid` if its comparator was not given yet.
     #[inline]
     pub(crate) fn tree(&self) -> Result<&Tree> {
-        if self.life.load(Ordering::Relaxed) != OPEN {
+        if !self.is_open() {
             return Err(self.ended_error());
         }
         self.tree.get().ok_or_else(|| self.wants_comparator())
     }
 
-    /// What `read` finds in the tree.
-    ///
-    /// # Errors
-    /// As [`tree`](PartitionState::tree), also if the partition is deleted meanwhile: its tree is empty then.
+    /// Neither deleted nor closed.
     #[inline]
-    pub(crate) fn read<T>(&self, read: impl FnOnce(&Tree) -> Result<Option<T>>) -> Result<Option<T>> {
-        let found = read(self.tree()?);
-        if !matches!(found, Ok(Some(_))) {
-            self.tree()?;
-        }
-        found
+    pub(crate) fn is_open(&self) -> bool {
+        self.life.load(Ordering::Relaxed) == OPEN
     }
 
     /// The tree, where it must be made of tables.
@@ -182,7 +175,7 @@ impl PartitionState {
     }
 
     #[cold]
-    fn ended_error(&self) -> Error {
+    pub(crate) fn ended_error(&self) -> Error {
         match self.is_deleted() {
             true => Error::new(ErrorKind::Closed, format!("partition {:?} was deleted", self.name)),
             false => Error::new(ErrorKind::Closed, "the database is closed"),

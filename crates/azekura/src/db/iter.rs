@@ -35,6 +35,9 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
+/// Why an end that is asked stands on an entry.
+const STEPPED: &str = "the step to this entry said true";
+
 /// One of the two ends of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
@@ -100,11 +103,11 @@ impl Walk {
         if self.ended {
             return Ok(false);
         }
-        let stepped = self.handle.shared.check_open().and_then(|()| match end {
+        let mut stepped = self.handle.shared.check_open().and_then(|()| match end {
             End::Front => self.step_front(),
             End::Back => self.step_back(),
         });
-        let stepped = self.handle.shared.check_open_after_read().and(stepped);
+        self.handle.shared.check_read(&mut stepped);
         self.ended = !matches!(stepped, Ok(true));
         stepped
     }
@@ -135,7 +138,7 @@ impl Walk {
         if self.back.is_none() {
             return Ok(true);
         }
-        let key = front.entry().user;
+        let key = front.key();
         if self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
             return Ok(false);
         }
@@ -147,7 +150,7 @@ impl Walk {
         if self.back.is_none() {
             // From now on the front has to say where it stands.
             if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
-                remember(&mut self.front_key, front.entry().user);
+                remember(&mut self.front_key, front.key());
             }
         }
         let back = match &mut self.back {
@@ -179,18 +182,28 @@ impl Walk {
 
     /// The key at an end; this and what follows only after [`step`](Walk::step) said true.
     fn key(&self, end: End) -> Slice {
-        Slice::from(stored(&self.front, &self.back, end).0)
+        let key = match end {
+            End::Front => self.front.as_ref().map(Ascending::key),
+            End::Back => self.back.as_ref().map(Descending::key),
+        };
+        Slice::from(key.expect(STEPPED))
     }
 
     /// Key and value at an end, read if it stands elsewhere; after a failure the walk has ended.
     fn pair(&mut self, end: End) -> Result<(&[u8], Slice)> {
         let (key, kind, bytes) = stored(&self.front, &self.back, end);
-        let value = match kind {
+        let mut value = match kind {
             RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes),
             _ => Ok(keep(&self.front, &self.back, end, bytes)),
         };
-        let value = self.handle.shared.check_open_after_read().and(value).inspect_err(|_| self.ended = true)?;
-        Ok((key, value))
+        self.handle.shared.check_read(&mut value);
+        match value {
+            Ok(value) => Ok((key, value)),
+            Err(error) => {
+                self.ended = true;
+                Err(error)
+            }
+        }
     }
 
     /// Whether the next pair at the front may be lent in one step: nobody comes towards it, and what is walked over
@@ -208,8 +221,8 @@ impl Walk {
             return Ok(None);
         }
         handle.shared.check_open()?;
-        let lent = front.lend();
-        handle.shared.check_open_after_read()?;
+        let mut lent = front.lend();
+        handle.shared.check_read(&mut lent);
         let entry = lent?;
         *ended = entry.is_none();
         Ok(entry.map(|entry| (entry.user, entry.value)))
@@ -218,12 +231,12 @@ impl Walk {
     /// The same without a copy.
     fn lend(&mut self, end: End) -> Result<(&[u8], &[u8])> {
         let (key, kind, bytes) = stored(&self.front, &self.back, end);
-        let elsewhere = match kind {
+        let mut elsewhere = match kind {
             RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes).map(Some),
             _ => Ok(None),
         };
-        let checked = self.handle.shared.check_open_after_read().and(elsewhere);
-        Ok(match checked.inspect_err(|_| self.ended = true)? {
+        self.handle.shared.check_read(&mut elsewhere);
+        Ok(match elsewhere.inspect_err(|_| self.ended = true)? {
             Some(value) => {
                 self.lent = value;
                 (key, &self.lent)
@@ -244,8 +257,9 @@ impl Walk {
             })),
             _ => EntryValue::Here(keep(&self.front, &self.back, end, bytes)),
         };
-        self.handle.shared.check_open_after_read()?;
-        Ok(Entry { key: Slice::from(key), value })
+        let mut entry = Ok(Entry { key: Slice::from(key), value });
+        self.handle.shared.check_read(&mut entry);
+        entry
     }
 }
 
@@ -260,7 +274,7 @@ fn stored<'a>(front: &'a Front, back: &'a Back, end: End) -> (&'a [u8], RecordKi
         End::Front => front.as_ref().map(|front| front.entry()).map(|entry| (entry.user, (entry.kind, entry.value))),
         End::Back => back.as_ref().map(|back| (back.key(), back.value())),
     }
-    .expect("the step to this entry said true");
+    .expect(STEPPED);
     (key, kind, value)
 }
 
@@ -373,8 +387,8 @@ impl Entry {
             EntryValue::Here(value) => Ok(value.clone()),
             EntryValue::Elsewhere(value) => {
                 value.handle.shared.check_open()?;
-                let read = value.view.values().read(&value.pointer);
-                value.handle.shared.check_open_after_read()?;
+                let mut read = value.view.values().read(&value.pointer);
+                value.handle.shared.check_read(&mut read);
                 read
             }
         }
@@ -474,6 +488,36 @@ iterator!(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::db::config::Config;
+    use crate::db::options::{EngineType, PartitionCreateOptions};
+    use crate::pmem::options::PmemOptions;
+    use crate::pmem::walk::VALUES_READ;
+    use crate::vfs::mem::MemFs;
+
+    /// `keys()` of a pool read and copied each value above 1 KiB.
+    #[test]
+    fn keys_of_a_pool_read_no_values() {
+        let fs = Arc::new(MemFs::new());
+        let db = Config::new(std::path::Path::new("/db")).fs(fs).workers(0).open().unwrap();
+        let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
+        let part = db.open_partition("p", options).unwrap();
+        (0..50u8).for_each(|n| part.insert([n], [n; 3000]).unwrap());
+        let reads = |walk: &dyn Fn() -> usize, count: usize| {
+            let before = VALUES_READ.get();
+            assert_eq!(walk(), count);
+            VALUES_READ.get() - before
+        };
+        assert_eq!(reads(&|| part.keys().count(), 50), 0);
+        assert_eq!(reads(&|| part.keys().rev().count(), 50), 0);
+        let both_ends = || {
+            let mut keys = part.keys();
+            std::iter::from_fn(|| Some((keys.next()?, keys.next_back()?))).count()
+        };
+        assert_eq!(reads(&both_ends, 25), 0);
+        assert_eq!(reads(&|| part.len().unwrap() as usize, 50), 0);
+        assert_eq!(reads(&|| part.iter().count(), 50), 50, "the counter counts");
+        assert_eq!(reads(&|| part.iter().rev().count(), 50), 50);
+    }
 
     #[test]
     fn prefixes_end_before_the_next_string() {

@@ -12,6 +12,7 @@ use crate::db::handle::Handle;
 use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
 use crate::db::metrics::PartitionMetrics;
 use crate::db::state::claims::Claims;
+use crate::db::state::tree::Tree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadPin, ReadPoint};
 use crate::mem::slice::Slice;
@@ -149,9 +150,7 @@ impl Partition {
     }
 
     pub(crate) fn get_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
-        let value = self.state.read(|tree| tree.get(key, at));
-        self.handle.shared.check_open_after_read()?;
-        value
+        self.read(|tree| tree.get(key, at))
     }
 
     /// Whether a key has a value; the value is not copied.
@@ -171,9 +170,25 @@ impl Partition {
     }
 
     pub(crate) fn size_of_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        let size = self.state.read(|tree| tree.size_of(key, at));
-        self.handle.shared.check_open_after_read()?;
-        size
+        self.read(|tree| tree.size_of(key, at))
+    }
+
+    /// What `read` finds in the tree, if that is of an open database and partition: the tree of a deleted one is empty,
+    /// and another process may change the files of a closed one. The result is tested before it is moved, once: moving
+    /// it costs more than the tests.
+    #[inline(always)]
+    fn read<T>(&self, read: impl FnOnce(&Tree) -> Result<Option<T>>) -> Result<Option<T>> {
+        let tree = self.state.tree()?;
+        let found = read(tree);
+        let is_open = self.handle.shared.is_open_after_read() && (matches!(found, Ok(Some(_))) || self.state.is_open());
+        if is_open { found } else { self.ended(found) }
+    }
+
+    #[cold]
+    fn ended<T>(&self, found: Result<T>) -> Result<T> {
+        drop(found);
+        self.handle.shared.check_open()?;
+        Err(self.state.ended_error())
     }
 
     /// The values of many keys as of one moment, in the order of the keys given.

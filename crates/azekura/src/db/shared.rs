@@ -223,17 +223,25 @@ impl Shared {
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.closing.load(Ordering::Relaxed) {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
+            true => Err(closed_error()),
         }
     }
 
-    /// As [`check_open`](Shared::check_open), behind a read: what was read is right if the database is open still.
-    /// Another process may change the files of a closed one.
+    /// To be called behind a read with its result, which counts only if the database is open still: another process may
+    /// change the files of a closed one. The result stays where it is, because moving it costs more than this check.
     #[inline]
-    pub(crate) fn check_open_after_read(&self) -> Result<()> {
+    pub(crate) fn check_read<T>(&self, read: &mut Result<T>) {
+        if !self.is_open_after_read() {
+            *read = Err(closed_error());
+        }
+    }
+
+    /// Whether what was read before this call was read of an open database.
+    #[inline]
+    pub(crate) fn is_open_after_read(&self) -> bool {
         // What the read found of a later change was stored after `closing` was.
         fence(Ordering::Acquire);
-        self.check_open()
+        !self.closing.load(Ordering::Relaxed)
     }
 
     /// Begins work that changes files. No event is delivered before it has ended, because the listener may drop the
@@ -614,4 +622,9 @@ impl Host for Shared {
         let gives_way = || self.flush_waiting.load(Ordering::Relaxed) || self.log_is_too_large();
         self.closing.load(Ordering::Relaxed) || self.settings.workers == 1 && gives_way()
     }
+}
+
+#[cold]
+fn closed_error() -> Error {
+    Error::new(ErrorKind::Closed, "the database is closed")
 }

@@ -128,6 +128,11 @@ pub(crate) struct Place {
     pub(crate) record: Record,
 }
 
+#[cold]
+fn closed_error() -> Error {
+    Error::new(ErrorKind::Closed, "the database is closed")
+}
+
 /// The seed of a pool's checks.
 pub(crate) fn seal_of(file_id: &[u8; 16]) -> Seal {
     Seal(place_seed(file_id, 8))
@@ -259,7 +264,7 @@ impl<M: Medium> Tree<M> {
     fn check_open(&self) -> Result<()> {
         match self.closed.load(Ordering::SeqCst) {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::Closed, "the database is closed")),
+            true => Err(closed_error()),
         }
     }
 
@@ -269,7 +274,7 @@ impl<M: Medium> Tree<M> {
     ///
     /// # Errors
     /// `Closed` after `end_changes`: the file may hold what another process has written.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pin(&self) -> Result<Pin> {
         let pin = Pin::new();
         // The pin, `closed` and the epoch are accessed with SeqCst: either this load sees that `closed` was set, or the

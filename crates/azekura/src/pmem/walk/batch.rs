@@ -14,6 +14,12 @@ const WHOLE: u64 = 1024;
 /// A batch with so many bytes takes no more records.
 const FULL: usize = 16 << 10;
 
+#[cfg(test)]
+thread_local! {
+    /// Values that this thread has read beside their records.
+    pub(crate) static VALUES_READ: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// A record that was copied.
 #[derive(Clone, Copy)]
 struct Copied {
@@ -160,6 +166,8 @@ impl Batch {
         let value = match record.has_value {
             true => &self.bytes[(record.key + record.key_len) as usize..][..record.value_len as usize],
             false => self.value.get_or_init(|| {
+                #[cfg(test)]
+                VALUES_READ.set(VALUES_READ.get() + 1);
                 let mut value = vec![0; record.value_len as usize];
                 region.read(record.value_at, &mut value);
                 value

@@ -445,6 +445,11 @@ impl<M: Medium> Cursor for TreeCursor<M> {
         self.valid
     }
 
+    #[inline]
+    fn head(&self) -> Option<(KeyRef<'_>, RecordKind)> {
+        self.valid.then(|| self.batch.head())
+    }
+
     fn shows_one_point(&self) -> bool {
         true
     }

@@ -6,3 +6,6 @@
 mod ahead;
 mod batch;
 pub(crate) mod cursor;
+
+#[cfg(test)]
+pub(crate) use batch::VALUES_READ;
