@@ -288,6 +288,8 @@ impl<M: Medium> Tree<M> {
         self.orders.give_back(right.order);
         self.space()?.retire_leaf(right.at);
         drop(locked);
+        #[cfg(test)]
+        self.shifts.fetch_add(1, Ordering::Relaxed);
         Ok(Some(separator))
     }
 

@@ -118,6 +118,9 @@ pub(crate) struct Tree<M> {
     pub(crate) ended: AtomicUsize,
     pub(crate) splits: Splits,
     pub(crate) packing: Mutex<Packing>,
+    /// Shifts of records from one leaf to the one before it, by packing.
+    #[cfg(test)]
+    pub(crate) shifts: AtomicU64,
     #[cfg(test)]
     without: std::sync::OnceLock<Step>,
 }
@@ -172,6 +175,8 @@ impl<M: Medium> Tree<M> {
             ended: AtomicUsize::new(0),
             splits: Splits::default(),
             packing: Mutex::default(),
+            #[cfg(test)]
+            shifts: AtomicU64::new(0),
             #[cfg(test)]
             without: std::sync::OnceLock::new(),
             medium,

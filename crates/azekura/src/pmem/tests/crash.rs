@@ -12,6 +12,7 @@ use crate::base::checksum::xxh3;
 use crate::base::{ErrorKind, KeyOrder, SeqNo};
 use crate::engine::ReadPoints;
 use crate::engine::Visible;
+use crate::mem::atomic::Ordering;
 use crate::mem::epoch::tests::eventually;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
@@ -39,6 +40,8 @@ struct Seen {
     joins: u64,
     /// Leaves freed by packing.
     packed: u64,
+    /// Shifts of records between leaves by packing, with power failing at each of their points.
+    shifted: u64,
     grown: u64,
 }
 
@@ -52,6 +55,7 @@ impl Seen {
         self.splits += other.splits;
         self.joins += other.joins;
         self.packed += other.packed;
+        self.shifted += other.shifted;
         self.grown += other.grown;
     }
 }
@@ -290,6 +294,7 @@ fn explore_with(
             for point in &world.tree.medium.take_points() {
                 judge.point(point, &[&model])?;
             }
+            judge.seen.shifted += world.tree.shifts.swap(0, Ordering::Relaxed);
         }
         if round % 10 == 9 {
             let now = SeqNo(round as u64);
@@ -314,8 +319,8 @@ fn before_or_after_whenever_power_fails() {
         for seed in 0..4 {
             seen.add(explore(granularity, None, seed, 120).unwrap());
         }
-        let Seen { points, states, again, repairs, splits, joins, packed, grown, .. } = seen;
-        assert!(packed > 3, "{packed} leaves were freed by packing");
+        let Seen { points, states, again, repairs, splits, joins, packed, shifted, grown, .. } = seen;
+        assert!(packed > 3 && shifted > 0, "{packed} leaves were freed by packing, after {shifted} shifts");
         println!(
             "{granularity:?}: {states} states at {points} points, {again} more while opening; {repairs} repairs, \
              {splits} splits, {joins} leaves joined or emptied, grown {grown} times"
