@@ -65,6 +65,7 @@ impl Drop for Hold<'_> {
 pub(crate) fn checkpoint(shared: &Shared, path: &Path) -> Result<()> {
     let _call = shared.begin_call();
     let writer = shared.writer()?;
+    shared.check_outside()?;
     let _shift = shared.begin_work()?;
     let fs = &*shared.fs;
     let path = fs.absolute(path)?;

@@ -120,6 +120,7 @@ impl Database {
         options.check()?;
         let shared = &self.handle.shared;
         let _call = shared.begin_call();
+        shared.check_outside()?;
         let _one_at_a_time = lock(&shared.naming);
         if let Some(state) = shared.partition(name) {
             let shift = shared.begin_work()?;
@@ -193,6 +194,7 @@ impl Database {
         partition.check_home(&self.handle)?;
         let shared = &self.handle.shared;
         let _call = shared.begin_call();
+        shared.check_outside()?;
         let one_at_a_time = lock(&shared.naming);
         partition.state.tree()?;
         self.delete(&partition.state, one_at_a_time)
@@ -217,6 +219,7 @@ impl Database {
     pub fn delete_partition_by_name(&self, name: &str) -> Result<()> {
         let shared = &self.handle.shared;
         let _call = shared.begin_call();
+        shared.check_outside()?;
         let one_at_a_time = lock(&shared.naming);
         let missing = || Error::invalid(format!("partition {name:?} does not exist"));
         let state = shared.partition(name).ok_or_else(missing)?;

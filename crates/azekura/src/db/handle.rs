@@ -43,6 +43,7 @@ impl Handle {
     /// In a forked child nothing is done, and `Closed` is returned.
     pub(crate) fn close(&self) -> Result<()> {
         self.shared.check_process()?;
+        self.shared.check_outside()?;
         if self.closed.swap(true, Ordering::AcqRel) { Ok(()) } else { self.close_first(false) }
     }
 
@@ -189,8 +190,18 @@ impl Drop for Handle {
             let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
             return std::mem::forget(std::mem::take(threads));
         }
-        if !*self.closed.get_mut() {
-            let _told = self.close_first(true);
+        if *self.closed.get_mut() {
+            return;
         }
+        if !self.shared.is_at_work() {
+            let _told = self.close_first(true);
+            return;
+        }
+        // Closing waits for that work. Only a worker comes here: other threads that work hold a handle meanwhile.
+        let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let (shared, closed) = (Arc::clone(&self.shared), AtomicBool::new(true));
+        let later = Handle { shared, threads: Mutex::new(threads), closed };
+        *lock(&self.shared.left_to_close) = Some(Box::new(move || _ = later.close_first(true)));
+        self.shared.work.ring();
     }
 }

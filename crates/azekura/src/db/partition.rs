@@ -292,6 +292,7 @@ impl Partition {
     pub fn flush(&self) -> Result<()> {
         let _call = self.handle.shared.begin_call();
         self.handle.shared.writer()?;
+        self.handle.shared.check_outside()?;
         flush_and_wait(&self.handle.shared, &self.state)
     }
 

@@ -1,7 +1,7 @@
 //! What all handles of a database share.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock};
 
 use crate::base::edit::Edit;
@@ -119,6 +119,11 @@ pub(crate) struct Shared {
     /// Work that may need much space holds it shared; work that has failed because the disk is full takes it alone for
     /// another attempt, so that nothing else takes the space that is made for it. Taken inside of `at_work`.
     space: RwLock<()>,
+    /// Flushes that wait for `space`: merges give way to them, because a merge may take minutes.
+    flushes_held: AtomicUsize,
+    /// Closes the database, if the last handle was dropped inside of work of a worker: a worker calls it as soon as it
+    /// is outside of work.
+    pub(crate) left_to_close: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// When the log was last synced by hand because of the sync interval.
     pub(crate) synced_ns: AtomicU64,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
@@ -133,12 +138,14 @@ const POOL_PAGE: u64 = 4096;
 const FULL_DISK_LOG: u64 = 256 << 10;
 
 /// A call of the public interface.
-pub(crate) struct Call<'a>(&'a Poison);
+pub(crate) struct Call<'a>(&'a Shared);
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.0.heard(self.0.events().end_of_call());
+        // Inside of work the listener could not close: the call that does the work delivers.
+        if !std::thread::panicking() && !self.0.is_at_work() {
+            let poison = &self.0.poison;
+            poison.heard(poison.events().end_of_call());
         }
     }
 }
@@ -190,6 +197,8 @@ impl Shared {
             log_setback: Setback::default(),
             unreserved: AtomicU64::new(0),
             space: RwLock::new(()),
+            flushes_held: AtomicUsize::new(0),
+            left_to_close: Mutex::new(None),
             synced_ns: AtomicU64::new(0),
             lock: Mutex::new(parts.lock),
         }
@@ -252,6 +261,23 @@ impl Shared {
     pub(crate) fn begin_work(&self) -> Result<Shift<'_>> {
         self.check_process()?;
         self.at_work.begin().ok_or_else(|| Error::new(ErrorKind::Closed, "the database is closed"))
+    }
+
+    /// Whether the calling thread is inside work on this database: a comparator has called, or dropped a handle.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.at_work.is_at_work()
+    }
+
+    /// Counts work that changes no file, and calls a comparator.
+    pub(crate) fn enter(&self) -> Option<Shift<'_>> {
+        self.at_work.begin()
+    }
+
+    /// Fails inside of work on this database, for a call that may wait until that work has ended.
+    pub(crate) fn check_outside(&self) -> Result<()> {
+        let message = "a comparator called what waits for background work, which waits for the comparator: make this \
+                       call outside of the comparator";
+        if self.is_at_work() { Err(Error::invalid(message)) } else { Ok(()) }
     }
 
     /// Makes threads and writers stop, without waiting for them.
@@ -405,6 +431,14 @@ impl Shared {
         may_fill.is_ok() && self.fill_reserve_now()
     }
 
+    fn wait_for_space<T>(&self, need: Need, wait: impl FnOnce() -> T) -> T {
+        let flushes = usize::from(need == Need::Flush);
+        self.flushes_held.fetch_add(flushes, Ordering::Relaxed);
+        let space = wait();
+        self.flushes_held.fetch_sub(flushes, Ordering::Relaxed);
+        space
+    }
+
     fn fill_reserve_now(&self) -> bool {
         let Some(writer) = &self.writer else { return true };
         let was_short = writer.reserve.is_short();
@@ -422,11 +456,11 @@ impl Shared {
     /// Runs work that gives space back in the end. If the disk is full it is run again with space from obsolete files,
     /// spare segments and the disk reserve. The caller has [begun work](Shared::begin_work).
     pub(crate) fn with_reserve<T>(&self, need: Need, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-        let shared = read(&self.space);
+        let shared = self.wait_for_space(need, || read(&self.space));
         let result = work();
         drop(shared);
         let (Some(writer), true) = (&self.writer, is_full(&result)) else { return result };
-        let _alone = write(&self.space);
+        let _alone = self.wait_for_space(need, || write(&self.space));
         let had_obsolete = !self.graveyard().is_empty();
         self.graveyard().remove_all();
         let made = writer.wal.drop_spares() | writer.reserve.release_for(need) | had_obsolete;
@@ -574,7 +608,7 @@ impl Shared {
     /// Begins a call of the public interface. At its end the listener gets the events that it has caused, if no thread
     /// delivers them: what is returned comes before locks and work in the order of declarations, so it is dropped last.
     pub(crate) fn begin_call(&self) -> Call<'_> {
-        Call(&self.poison)
+        Call(self)
     }
 
     /// The partition of a handle, if it still exists.
@@ -620,7 +654,8 @@ impl Host for Shared {
 
     fn should_yield(&self) -> bool {
         let gives_way = || self.flush_waiting.load(Ordering::Relaxed) || self.log_is_too_large();
-        self.closing.load(Ordering::Relaxed) || self.settings.workers == 1 && gives_way()
+        let is_held = self.flushes_held.load(Ordering::Relaxed) > 0;
+        self.closing.load(Ordering::Relaxed) || is_held || self.settings.workers == 1 && gives_way()
     }
 }
 

@@ -104,6 +104,7 @@ impl Failed {
 /// Those of the work; it stays to be done.
 pub(crate) fn step(shared: &Shared) -> Result<bool> {
     let _call = shared.begin_call();
+    shared.check_outside()?;
     if shared.settings.workers == 0 && sync_if_due(shared)? {
         return Ok(true);
     }
@@ -270,6 +271,7 @@ fn account(shared: &Shared, partition: &PartitionState, task: Task, report: Task
 
 /// Runs what may call a comparator; a panic in it ends all writing.
 pub(crate) fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _inside = shared.enter();
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
 }
@@ -452,6 +454,10 @@ fn run(shared: &Shared, duty: Duty, is_first: bool) {
     let mut resting = HashMap::new();
     while !shared.closing.load(Ordering::Acquire) {
         let seen = shared.work.count();
+        let close = lock(&shared.left_to_close).take();
+        if let Some(close) = close {
+            return close();
+        }
         match catch_unwind(AssertUnwindSafe(|| attempt(shared, duty, Patience::Waits))) {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) if is_first && seal_resting(shared, &mut resting) => {}
@@ -550,6 +556,7 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
 /// `Closed` if the partition is deleted meanwhile.
 pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
     let _call = shared.begin_call();
+    shared.check_outside()?;
     let through = shared.visible.get();
     flush_and_wait(shared, partition)?;
     let tree = partition.tree()?;

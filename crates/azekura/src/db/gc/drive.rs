@@ -27,6 +27,7 @@ fn separated(partition: &PartitionState) -> Result<&Arc<LsmTree>> {
 /// How stale the blob files of a partition are.
 pub(crate) fn scan(shared: &Shared, partition: &Arc<PartitionState>) -> Result<Arc<Scanned>> {
     let _call = shared.begin_call();
+    shared.check_outside()?;
     let tree = separated(partition)?;
     shared.check_open()?;
     if shared.writer.is_some() {
@@ -55,6 +56,7 @@ fn scan_now(shared: &Shared, tree: &LsmTree) -> Result<Arc<Scanned>> {
 /// Collects until the goal is reached; gives the bytes that this made free.
 pub(crate) fn collect_and_wait(shared: &Shared, partition: &Arc<PartitionState>, goal: Goal) -> Result<u64> {
     let _call = shared.begin_call();
+    shared.check_outside()?;
     let tree = separated(partition)?;
     shared.writer()?;
     flush_and_wait(shared, partition)?;

@@ -573,3 +573,123 @@ fn a_partition_is_deleted_by_its_name() {
     assert_eq!((db.list_partitions().len(), db.metrics().replayed_records), (0, 0));
     assert!(reversed(&db).is_empty().unwrap());
 }
+
+type Call = fn(&Database, &Partition) -> Result<()>;
+
+/// Every call that waits for background work, or for a lock that another thread holds while it waits for that.
+const WAITING_CALLS: &[(&str, Call)] = &[
+    ("flush", |_, p| p.flush()),
+    ("compact", |_, p| p.major_compact()),
+    ("scan", |_, p| p.gc_scan().map(drop)),
+    ("collect", |_, p| p.gc_with_space_amp_target(1.0).map(drop)),
+    ("checkpoint", |db, _| db.checkpoint("/copy")),
+    ("open", |db, _| db.open_partition("other", small()).map(drop)),
+    ("delete", |db, p| db.delete_partition(p.clone())),
+    ("delete by name", |db, _| db.delete_partition_by_name("p")),
+    ("step", |db, _| db.step().map(drop)),
+    ("close", |db, _| db.clone().close()),
+];
+
+/// Orders by bytes. In the first comparison of a flush, in whichever thread, it calls with what is in the slot.
+#[derive(Default)]
+struct Caller {
+    slot: Mutex<Option<(Database, Partition)>>,
+    results: Mutex<Vec<(&'static str, Result<()>)>>,
+}
+
+impl Comparator for Caller {
+    fn name(&self) -> &str {
+        "caller"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        let taken = self.slot.lock().unwrap().take();
+        if let Some((db, p)) = taken {
+            let results = WAITING_CALLS.iter().map(|(what, call)| (*what, call(&db, &p)));
+            self.results.lock().unwrap().extend(results);
+        }
+        a.cmp(b)
+    }
+}
+
+/// A comparator that was called by a flush and asked for another flush, or closed, waited for the flush it was in. The
+/// calls that waited are refused now, on a worker and on the thread of a caller, and the flush goes on.
+#[test]
+fn a_comparator_in_a_flush_may_not_wait_for_it() {
+    for workers in [0, 1] {
+        let caller = Arc::new(Caller::default());
+        let db = on(MemFs::new()).workers(workers).open().unwrap();
+        let p = db.open_partition_with_comparator("p", separated(), caller.clone()).unwrap();
+        let (there, with, slot) = (p.clone(), caller.clone(), (db.clone(), p.clone()));
+        // On its own thread, so that a flush that hangs fails the test.
+        let flusher = thread::spawn(move || {
+            while with.results.lock().unwrap().is_empty() {
+                // Several memtables, so that a flush compares their keys; insertions compare, too.
+                (0..20u8).for_each(|n| there.insert([n], vec![n; 1_000]).unwrap());
+                *with.slot.lock().unwrap() = Some(slot.clone());
+                there.flush().unwrap();
+                drop(with.slot.lock().unwrap().take());
+            }
+        });
+        until("the flush has ended", || flusher.is_finished());
+        flusher.join().unwrap();
+        let results = std::mem::take(&mut *caller.results.lock().unwrap());
+        assert_eq!(results.len(), WAITING_CALLS.len());
+        for (what, result) in results {
+            assert_eq!(result.expect_err(what).kind(), ErrorKind::Invalid, "{what} with {workers} workers");
+        }
+        p.flush().unwrap();
+        assert_eq!((p.len().unwrap(), db.list_partitions().len()), (20, 1));
+    }
+}
+
+/// Orders by bytes. The first comparison on a worker drops what is in the slot.
+#[derive(Default)]
+struct Dropper {
+    slot: Mutex<Option<(Database, Partition)>>,
+    gate: Gate,
+}
+
+impl Comparator for Dropper {
+    fn name(&self) -> &str {
+        "dropper"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        let order = self.gate.compare(a, b);
+        if thread::current().name().is_some_and(|name| name.starts_with("azekura-")) {
+            drop(self.slot.lock().unwrap().take());
+        }
+        order
+    }
+}
+
+/// Closing waits for the work of all workers: the worker on which a comparator dropped the last handle waited for
+/// itself for ever, and the directory stayed locked.
+#[test]
+fn a_comparator_drops_the_last_handle() {
+    for workers in [1, 2, 3] {
+        let machine = MemFs::new();
+        let dropper = Arc::new(Dropper::default());
+        let db = on(machine.clone()).workers(workers).open().unwrap();
+        let p = db.open_partition_with_comparator("p", small(), dropper.clone()).unwrap();
+        let closed = dropper.gate.close();
+        until("a worker compares", || {
+            // Few at a time: a writer waits when there is too much to flush.
+            (0..2u8).for_each(|n| p.insert([n], [n; 500]).unwrap());
+            thread::sleep(Duration::from_millis(10));
+            dropper.gate.waiting.load(Memory::SeqCst) > 0
+        });
+        *dropper.slot.lock().unwrap() = Some((db, p));
+        drop(closed);
+        let opened = Mutex::new(None);
+        until("the directory is free", || {
+            *opened.lock().unwrap() = on(machine.clone()).workers(0).open().ok();
+            opened.lock().unwrap().is_some()
+        });
+        let db = opened.into_inner().unwrap().unwrap();
+        assert_eq!(db.metrics().replayed_records, 0, "closing has flushed all");
+        let p = db.open_partition_with_comparator("p", small(), dropper).unwrap();
+        assert_eq!(p.len().unwrap(), 2);
+    }
+}
