@@ -143,6 +143,7 @@ impl Subject {
     }
 
     fn come_back(&mut self, books: Vec<(&'static str, super::book::Book)>, clean: bool) {
+        self.place.restart();
         self.db = Some(self.config().open().unwrap());
         let replayed = self.db().metrics().replayed_records;
         assert!(!clean || replayed == 0, "{replayed} records were replayed after a clean close");

@@ -12,6 +12,7 @@ pub(crate) struct Place {
     pub(crate) dir: std::path::PathBuf,
     /// When in memory.
     pub(crate) memory: Option<MemFs>,
+    max_open: Option<usize>,
     _temporary: Option<tempfile::TempDir>,
 }
 
@@ -21,15 +22,24 @@ impl Place {
         let memory = MemFs::new();
         let fs: Arc<dyn Fs> = Arc::new(memory.clone());
         fs.create_dir_all(Path::new("/srv")).unwrap();
-        Place { fs, dir: "/srv/db".into(), memory: Some(memory), _temporary: None }
+        Place { fs, dir: "/srv/db".into(), memory: Some(memory), max_open: None, _temporary: None }
     }
 
     /// In memory, where no more than `max` files may be open at a time.
     pub(crate) fn with_few_files(max: usize) -> Place {
-        let place = Place::memory();
-        let limited = FaultFs::new(Arc::clone(&place.fs));
-        limited.limit_open(Some(max));
-        Place { fs: Arc::new(limited), ..place }
+        let mut place = Place { max_open: Some(max), ..Place::memory() };
+        place.restart();
+        place
+    }
+
+    /// Counts open files from 0, as a new process does. Handles that the old one had may close later, when readers of
+    /// other tests have unpinned.
+    pub(crate) fn restart(&mut self) {
+        if self.max_open.is_some() {
+            let limited = FaultFs::new(self.unlimited());
+            limited.limit_open(self.max_open);
+            self.fs = Arc::new(limited);
+        }
     }
 
     /// The same files without a limit on open ones: each database has a cache of handles of its own.
@@ -41,7 +51,7 @@ impl Place {
     pub(crate) fn disk() -> Place {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().join("db");
-        Place { fs: Arc::new(DiskFs::new()), dir, memory: None, _temporary: Some(temporary) }
+        Place { fs: Arc::new(DiskFs::new()), dir, memory: None, max_open: None, _temporary: Some(temporary) }
     }
 }
 
