@@ -5,21 +5,34 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::demo::{DemoArgs, WriterArgs};
-use crate::failure::EXIT_CODES;
+/// The text of `azekura help exit-codes`. `error` implements it.
+pub(crate) const EXIT_CODES: &str = "\
+Explain the exit codes.
 
-/// Below the list of commands.
+    0  success
+    1  the command ran, with a negative result: the key does not exist, `verify` found damage, a
+       check of `demo` failed, or an import or export skipped some entries
+    2  the command line is wrong
+    3  an error of the operating system or of the database
+    4  the database is locked: another program has it open
+    5  the database is damaged: bytes on disk are not what was written
+  130  interrupted (Ctrl-C)
+
+Errors are sentences on standard error. With --json they are one object there:
+    {\"error\": {\"kind\": \"locked\", \"message\": \"…\", \"file\": \"…\", \"offset\": null}}";
+
+/// Help text below the list of commands.
 const START: &str = "Start here:
-  azekura demo                        the whole path on your own files, a crash included
+  azekura demo                        store your own files, kill the writer, recover, check
   azekura put --db my.db hello world  write one entry
   azekura scan --db my.db             list all entries
   azekura help put                    more about one command
   azekura help exit-codes             what the exit codes mean";
 
-/// Look into, fill, check and compact azekura databases.
+/// Inspect, fill, verify and compact azekura databases.
 ///
-/// A database is a directory. It holds partitions, which are named maps from byte strings to byte strings, in the order
-/// of their keys. Without --partition, commands work on the partition "default".
+/// A database is a directory. It has partitions, which are named maps from byte strings to byte strings, sorted by key.
+/// Without --partition, commands use the partition "default".
 #[derive(Parser, Debug)]
 #[command(
     name = "azekura",
@@ -30,29 +43,29 @@ const START: &str = "Start here:
 pub(crate) struct Cli {
     /// Print results and errors as JSON, and no progress bars.
     ///
-    /// Commands that list entries print one object a line, all others a single object. Bytes that are not UTF-8 stand
-    /// in hexadecimal under a name that ends in `_hex`.
+    /// Commands that list entries print one object per line, all others a single object. Bytes that are not UTF-8 are
+    /// in hexadecimal, under a name that ends in `_hex`.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What can be done.
+/// All commands.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Store real files, kill the writer half-way, recover, and check that nothing was lost.
+    /// Store real files, kill the writer process, recover, and check that no acknowledged write is lost.
     ///
-    /// Every regular file below DIR is stored as path → content in a fresh database. The writer is a process of its
-    /// own; it is killed with SIGKILL half-way, the database is opened again, everything that was acknowledged must be
-    /// there, and a new writer goes on. Then every file is read back byte for byte, a scan must give the paths in
-    /// order, and a snapshot must still see the old state after changes. Small inputs are filled up with generated
-    /// versions of the files until the tree has two levels. Your files are only read.
+    /// The demo stores every regular file below DIR as path → content in a new database, with large values in blob
+    /// files. A process of its own writes; the demo kills it with SIGKILL, opens the database again, compares every
+    /// acknowledged write, and stores the rest. Then it reads every file back byte for byte, scans all keys in order,
+    /// changes entries under a snapshot, runs blob GC, and verifies every byte of the database. A small input is stored
+    /// in several edited versions, so that memtables are flushed. Your files are only read.
     #[command(
         after_help = "Examples:\n  azekura demo\n  azekura demo ~/documents --db kept.db\n\nExits with 0 only if \
-                            everything held."
+                            every check passed."
     )]
     Demo(DemoArgs),
     /// Write one entry; creates the database and the partition if they are missing.
@@ -62,13 +75,13 @@ pub(crate) enum Command {
                             cafe"
     )]
     Put(PutArgs),
-    /// Print the value of a key; exits with 1 if there is none.
+    /// Print the value of a key; exits with 1 if the key does not exist.
     #[command(after_help = "Examples:\n  azekura get --db my.db greeting\n  azekura get --db my.db photo > cat.jpg")]
     Get(GetArgs),
     /// Remove keys; a key that does not exist is no error.
     #[command(after_help = "Example:\n  azekura del --db my.db greeting photo")]
     Del(DelArgs),
-    /// List entries in the order of their keys.
+    /// List entries, sorted by key.
     ///
     /// Each line is a key, a tab and a value. Bytes that are not printable are shown as \xNN; on a terminal long values
     /// are shortened.
@@ -89,34 +102,34 @@ pub(crate) enum Command {
     Import(ImportArgs),
     /// Write a partition out as a directory (key → path) or as JSON lines.
     ///
-    /// Keys that are no safe relative paths (absolute, with "..", and so on) are not written into a directory; they are
-    /// listed, and the exit code is 1. JSON lines can hold every key and value.
+    /// Keys that are not safe relative paths (absolute, with "..", and so on) are skipped and reported, and the exit
+    /// code is 1. JSON lines can hold every key and value.
     #[command(after_help = "Examples:\n  azekura export --db my.db copy-of-documents\n  azekura export --db my.db \
                             entries.jsonl\n  azekura export --db my.db - | gzip > entries.jsonl.gz")]
     Export(ExportArgs),
     /// Show every counter of the database and its partitions.
     #[command(after_help = "Example:\n  azekura stats --db my.db --json")]
-    Stats(LookArgs),
+    Stats(PartitionFilter),
     /// Draw the shape of the trees: tables, bytes, entries and tombstones of each level.
     #[command(after_help = "Example:\n  azekura levels --db my.db")]
-    Levels(LookArgs),
+    Levels(PartitionFilter),
     /// Show the blob files: values, bytes that tables refer to, and how stale each is.
     ///
-    /// Large values of partitions with key-value separation stand in blob files. A value that was overwritten or
-    /// removed counts as referenced until a compaction has met it; `gc scan` is exact.
+    /// Partitions with key-value separation store large values in blob files. A value that was overwritten or removed
+    /// counts as referenced until a compaction drops its old version; `gc scan` is exact.
     #[command(after_help = "Examples:\n  azekura blobs --db my.db\n  azekura blobs --db my.db --partition pages")]
-    Blobs(LookArgs),
-    /// Find stale values in blob files, and collect them.
+    Blobs(PartitionFilter),
+    /// Find stale values in blob files, and reclaim their space.
     #[command(after_help = "Examples:\n  azekura gc scan --db my.db\n  azekura gc run --db my.db --space-amp 1.2\n  \
                             azekura gc run --db my.db --partition pages --staleness 0.7\n  azekura gc run --db my.db \
                             --drop-stale")]
     Gc(GcArgs),
-    /// Read and check every byte of every file; exits with 1 and lists what is wrong.
+    /// Read and check every byte of every file; exits with 1 and lists the damage.
     #[command(after_help = "Example:\n  azekura verify --db my.db")]
     Verify(DbArg),
-    /// Merge the tables of a partition into one sorted run, dropping what is deleted or overwritten.
+    /// Merge the tables of a partition into one sorted run, dropping deleted and overwritten entries.
     #[command(after_help = "Examples:\n  azekura compact --db my.db\n  azekura compact --db my.db --partition users")]
-    Compact(CompactArgs),
+    Compact(PartitionFilter),
     /// Make a consistent copy of the whole database, ready to be opened; tables are hard-linked where possible.
     #[command(after_help = "Example:\n  azekura checkpoint --db my.db backup-of-monday")]
     Checkpoint(CheckpointArgs),
@@ -133,7 +146,7 @@ pub(crate) enum Command {
     DemoWriter(WriterArgs),
 }
 
-/// Where the database is.
+/// Path of the database.
 #[derive(Args, Debug)]
 pub(crate) struct DbArg {
     /// Directory of the database.
@@ -141,9 +154,9 @@ pub(crate) struct DbArg {
     pub(crate) path: PathBuf,
 }
 
-/// Which map of which database.
+/// A partition and the database that has it.
 #[derive(Args, Debug)]
-pub(crate) struct MapArgs {
+pub(crate) struct PartitionLocation {
     #[command(flatten)]
     pub(crate) db: DbArg,
     /// Name of the partition.
@@ -151,7 +164,7 @@ pub(crate) struct MapArgs {
     pub(crate) partition: String,
 }
 
-/// How keys and values are written on the command line.
+/// Encoding of keys and values on the command line.
 #[derive(Args, Debug, Clone, Copy)]
 pub(crate) struct HexArg {
     /// Keys and values on the command line and in the output are hexadecimal; files and standard input are not.
@@ -163,7 +176,7 @@ pub(crate) struct HexArg {
 #[derive(Args, Debug)]
 pub(crate) struct PutArgs {
     #[command(flatten)]
-    pub(crate) map: MapArgs,
+    pub(crate) location: PartitionLocation,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     /// The key.
@@ -180,7 +193,7 @@ pub(crate) struct PutArgs {
 #[derive(Args, Debug)]
 pub(crate) struct GetArgs {
     #[command(flatten)]
-    pub(crate) map: MapArgs,
+    pub(crate) location: PartitionLocation,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     /// The key.
@@ -191,24 +204,24 @@ pub(crate) struct GetArgs {
 #[derive(Args, Debug)]
 pub(crate) struct DelArgs {
     #[command(flatten)]
-    pub(crate) map: MapArgs,
+    pub(crate) location: PartitionLocation,
     #[command(flatten)]
     pub(crate) hex: HexArg,
-    /// The keys; they are removed together or not at all.
+    /// The keys; one commit removes all of them.
     #[arg(required = true, value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
 }
 
-/// Which keys.
+/// A range of keys.
 #[derive(Args, Debug)]
 pub(crate) struct RangeArgs {
     /// Only keys that begin with this.
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     pub(crate) prefix: Option<OsString>,
-    /// Only this key and those behind it.
+    /// Only keys greater than or equal to this one.
     #[arg(long, value_name = "KEY")]
     pub(crate) from: Option<OsString>,
-    /// Only keys before this one.
+    /// Only keys less than this one.
     #[arg(long, value_name = "KEY")]
     pub(crate) to: Option<OsString>,
 }
@@ -217,7 +230,7 @@ pub(crate) struct RangeArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ScanArgs {
     #[command(flatten)]
-    pub(crate) map: MapArgs,
+    pub(crate) location: PartitionLocation,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     #[command(flatten)]
@@ -231,7 +244,7 @@ pub(crate) struct ScanArgs {
     /// Print the keys alone.
     #[arg(long)]
     pub(crate) keys_only: bool,
-    /// Print the size of each value in bytes in its place.
+    /// Print the size of each value in bytes instead of the value.
     #[arg(long, conflicts_with = "keys_only")]
     pub(crate) sizes: bool,
 }
@@ -240,19 +253,19 @@ pub(crate) struct ScanArgs {
 #[derive(Args, Debug)]
 pub(crate) struct CountArgs {
     #[command(flatten)]
-    pub(crate) map: MapArgs,
+    pub(crate) location: PartitionLocation,
     #[command(flatten)]
     pub(crate) hex: HexArg,
     #[command(flatten)]
     pub(crate) range: RangeArgs,
 }
 
-/// How entries stand outside the database.
+/// Format of entries outside the database.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum TransferFormat {
     /// A directory: paths are keys, contents are values.
     Dir,
-    /// JSON lines: one {"key": …, "value": …} a line.
+    /// JSON lines: one {"key": …, "value": …} per line.
     Jsonl,
 }
 
@@ -260,29 +273,29 @@ pub(crate) enum Format {
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
-    pub(crate) map: MapArgs,
+    pub(crate) location: PartitionLocation,
     /// A directory, or a file of JSON lines; "-" reads JSON lines from standard input.
     pub(crate) source: PathBuf,
-    /// What SOURCE is [default: a directory is `dir`, anything else is `jsonl`].
+    /// Format of SOURCE [default: a directory is `dir`, anything else is `jsonl`].
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<TransferFormat>,
 }
 
 /// Arguments of `export`.
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]
-    pub(crate) map: MapArgs,
+    pub(crate) location: PartitionLocation,
     /// A new or empty directory, or a new file; "-" writes JSON lines to standard output.
     pub(crate) target: PathBuf,
-    /// What to write [default: `jsonl` for "-" and names that end in .jsonl, .ndjson or .json, else `dir`].
+    /// Format of TARGET [default: `jsonl` for "-" and names that end in .jsonl, .ndjson or .json, else `dir`].
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<TransferFormat>,
 }
 
-/// Arguments of `stats`, `levels` and `blobs`.
+/// A database and one or all of its partitions.
 #[derive(Args, Debug)]
-pub(crate) struct LookArgs {
+pub(crate) struct PartitionFilter {
     #[command(flatten)]
     pub(crate) db: DbArg,
     /// Only this partition [default: all].
@@ -293,34 +306,34 @@ pub(crate) struct LookArgs {
 /// Arguments of `gc`.
 #[derive(Args, Debug)]
 pub(crate) struct GcArgs {
-    /// What to do with stale values.
+    /// The subcommand.
     #[command(subcommand)]
     pub(crate) action: GcAction,
 }
 
-/// What can be done with stale values.
+/// Subcommands of `gc`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum GcAction {
-    /// Say exactly how stale the blob files are; keys and pointers are read, no values, and nothing is written.
+    /// Report exactly how stale the blob files are; reads keys and pointers, no values, and writes nothing.
     #[command(after_help = "Example:\n  azekura gc scan --db my.db --partition pages")]
     Scan {
         #[command(flatten)]
-        which: SeparatedArgs,
+        partitions: GcPartitionArgs,
     },
-    /// Copy live values out of stale blob files, as few as it takes, and remove the files.
+    /// Copy live values out of stale blob files until a goal is reached, and remove the files.
     #[command(after_help = "Examples:\n  azekura gc run --db my.db --space-amp 1.2\n  azekura gc run --db my.db \
                             --staleness 0.7")]
     Run {
         #[command(flatten)]
-        which: SeparatedArgs,
+        partitions: GcPartitionArgs,
         #[command(flatten)]
-        goal: GoalArgs,
+        goal: GcGoalArgs,
     },
 }
 
-/// Which partitions with key-value separation.
+/// Some or all of the partitions with key-value separation.
 #[derive(Args, Debug)]
-pub(crate) struct SeparatedArgs {
+pub(crate) struct GcPartitionArgs {
     #[command(flatten)]
     pub(crate) db: DbArg,
     /// Only this partition; may be given several times [default: all with key-value separation].
@@ -328,17 +341,17 @@ pub(crate) struct SeparatedArgs {
     pub(crate) partitions: Vec<String>,
 }
 
-/// How far to go; `--space-amp 1.5` if nothing is said.
+/// The goal of `gc run`; default `--space-amp 1.5`.
 #[derive(Args, Debug)]
 #[group(multiple = false)]
-pub(crate) struct GoalArgs {
-    /// Until blob files have at most this many bytes for each live one, at least 1 [default: 1.5].
+pub(crate) struct GcGoalArgs {
+    /// Until blob files have at most this many bytes for each live byte, at least 1 [default: 1.5].
     #[arg(long, value_name = "TARGET", value_parser = space_amp)]
     pub(crate) space_amp: Option<f32>,
-    /// Until no file is left of which this share or more is stale, 0 to 1.
+    /// Until no file has this share of stale bytes or more, 0 to 1.
     #[arg(long, value_name = "SHARE", value_parser = staleness)]
     pub(crate) staleness: Option<f32>,
-    /// Remove only files that are stale as a whole: nothing is copied.
+    /// Remove only files that have no live value; copies nothing.
     #[arg(long)]
     pub(crate) drop_stale: bool,
 }
@@ -349,16 +362,6 @@ fn space_amp(text: &str) -> Result<f32, String> {
 
 fn staleness(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "it is a number from 0 to 1".into())
-}
-
-/// Arguments of `compact`.
-#[derive(Args, Debug)]
-pub(crate) struct CompactArgs {
-    #[command(flatten)]
-    pub(crate) db: DbArg,
-    /// Only this partition [default: all].
-    #[arg(long, value_name = "NAME")]
-    pub(crate) partition: Option<String>,
 }
 
 /// Arguments of `checkpoint`.
@@ -375,26 +378,59 @@ pub(crate) struct CheckpointArgs {
 pub(crate) struct PartitionsArgs {
     #[command(flatten)]
     pub(crate) db: DbArg,
-    /// What to do with partitions.
+    /// The subcommand.
     #[command(subcommand)]
     pub(crate) action: PartitionsAction,
 }
 
-/// What can be done with partitions.
+/// Subcommands of `partitions`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum PartitionsAction {
     /// List the names.
     List,
-    /// Create an empty partition, and the database if it is missing; fine if it exists.
+    /// Create an empty partition, and the database if it is missing; exits with 0 if the partition exists.
     Create {
         /// The name: any text of 1 to 255 bytes.
         name: String,
     },
-    /// Delete a partition and everything in it; exits with 1 if there is none of that name.
+    /// Delete a partition and all its entries; exits with 1 if it does not exist.
     Drop {
         /// The name.
         name: String,
     },
+}
+
+/// Arguments of `demo`.
+#[derive(Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// The directory whose files are stored [default: the current one, without `target` and `.git`].
+    pub(crate) dir: Option<PathBuf>,
+    /// Keep the database in this new or empty directory [default: a temporary one, removed at the end].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) db: Option<PathBuf>,
+    /// About how long the demo may take; it skips files that do not fit, and reports that.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    pub(crate) seconds: u64,
+    /// Size at which a memtable is flushed.
+    #[arg(long, hide = true, value_name = "BYTES", default_value_t = 16 << 20)]
+    pub(crate) memtable_bytes: u64,
+}
+
+/// Arguments of the hidden writer process of `demo`.
+#[derive(Args, Debug)]
+pub(crate) struct WriterArgs {
+    #[arg(long)]
+    pub(crate) db: PathBuf,
+    /// File with the keys, as `InputFiles` writes it.
+    #[arg(long)]
+    pub(crate) list: PathBuf,
+    #[arg(long)]
+    pub(crate) root: PathBuf,
+    /// Number of versions of each file.
+    #[arg(long)]
+    pub(crate) versions: u64,
+    #[arg(long)]
+    pub(crate) memtable_bytes: u64,
 }
 
 #[cfg(test)]
@@ -404,15 +440,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn clap_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn every_command_has_a_sentence_and_an_example() {
+    fn every_command_has_summary_and_example() {
         for command in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
             let name = command.get_name();
-            assert!(command.get_about().is_some(), "{name} has no sentence");
+            assert!(command.get_about().is_some(), "{name} has no summary");
             let example = command.get_after_help().is_some_and(|help| help.to_string().contains("azekura "));
             assert!(example || name == "exit-codes", "{name} has no example");
         }

@@ -1,4 +1,4 @@
-//! Numbers and tables as people read them.
+//! Numbers, bars and tables as text.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ pub(crate) fn share(part: u64, whole: u64) -> String {
     format!("{:.1} % ({} of {})", part as f64 * 100.0 / whole as f64, count(part), count(whole))
 }
 
-/// A bar of at most `width` characters, `part` of `whole` long, in eighths.
+/// A bar whose length is `part / whole` of `width` characters, in steps of an eighth of a character.
 pub(crate) fn bar(part: u64, whole: u64, width: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     if part == 0 || whole == 0 {
@@ -68,7 +68,7 @@ pub(crate) fn bar(part: u64, whole: u64, width: usize) -> String {
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-/// A table without lines, with a head; columns named in `right` are aligned to the right.
+/// A table without borders; the columns in `right` are aligned to the right.
 pub(crate) fn plain_table(head: &[&str], right: std::ops::Range<usize>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(head);
@@ -80,12 +80,12 @@ pub(crate) fn plain_table(head: &[&str], right: std::ops::Range<usize>) -> Table
     table
 }
 
-/// A framed table of names and values.
-pub(crate) fn facts(rows: &[(String, String)]) -> Table {
+/// A table with borders, of names and values.
+pub(crate) fn name_value_table(rows: &[(&str, String)]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     for (name, value) in rows {
-        table.add_row([name, value]);
+        table.add_row([*name, value]);
     }
     table
 }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_are_formatted() {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_grow_with_their_part() {
+    fn bar_length_follows_its_share() {
         assert_eq!(bar(0, 10, 10), "");
         assert_eq!(bar(1, 1_000_000, 10), "▏");
         assert_eq!(bar(5, 10, 10), "█████");

@@ -1,27 +1,27 @@
-//! Bytes on the command line and in the output: as they are, escaped, in hexadecimal, in JSON.
+//! Encodings of bytes on the command line and in the output: raw, escaped, hexadecimal, JSON.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-use crate::failure::{Failure, Result};
+use crate::error::{CliError, Result};
 
-/// The bytes that an argument stands for.
+/// The bytes of an argument.
 ///
 /// # Errors
-/// `Usage` if `hex` is asked for and `text` is not hexadecimal.
-pub(crate) fn argument(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
+/// `Usage` if `hex` is set and `text` is not hexadecimal.
+pub(crate) fn argument_bytes(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
     let bytes = text.as_encoded_bytes();
     if !hex {
         return Ok(bytes.to_vec());
     }
     from_hex(bytes).ok_or_else(|| {
-        Failure::Usage(format!("\"{}\" is not hexadecimal: two digits 0-9a-f a byte are needed", text.display()))
+        CliError::usage(format!("\"{}\" is not hexadecimal: each byte needs two digits 0-9a-f", text.display()))
     })
 }
 
-/// Two digits a byte.
+/// Two lowercase digits per byte.
 pub(crate) fn to_hex(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
@@ -30,7 +30,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     out
 }
 
-/// The bytes of two digits each, in either case; `None` for anything else.
+/// Decodes two digits per byte, in either case; `None` for anything else.
 pub(crate) fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(2) {
         return None;
@@ -39,7 +39,7 @@ pub(crate) fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
     text.chunks_exact(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
 }
 
-/// One line for people: printable text as it is, anything else as `\n`, `\t`, `\\`, `\xNN` or `\u{N}`.
+/// One line of text: printable characters unchanged, all others as `\n`, `\t`, `\\`, `\xNN` or `\u{N}`.
 pub(crate) fn escaped(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -60,12 +60,12 @@ fn push_byte(out: &mut String, byte: u8) {
     write!(out, "\\x{byte:02x}").expect("writing to a string cannot fail");
 }
 
-/// For output: hexadecimal if asked for, else one escaped line.
-pub(crate) fn shown(bytes: &[u8], hex: bool) -> String {
+/// Hexadecimal if `hex` is set, else one escaped line.
+pub(crate) fn display_bytes(bytes: &[u8], hex: bool) -> String {
     if hex { to_hex(bytes) } else { escaped(bytes) }
 }
 
-/// Puts `bytes` under `name`, or in hexadecimal under `name_hex` if they are not UTF-8 or `hex` is asked for.
+/// Adds `bytes` under `name`, or in hexadecimal under `name_hex` if they are not UTF-8 or `hex` is set.
 pub(crate) fn put_json(object: &mut Map<String, Value>, name: &str, bytes: &[u8], hex: bool) {
     match std::str::from_utf8(bytes) {
         Ok(text) if !hex => object.insert(name.to_string(), Value::from(text)),
@@ -73,7 +73,7 @@ pub(crate) fn put_json(object: &mut Map<String, Value>, name: &str, bytes: &[u8]
     };
 }
 
-/// Takes back what [`put_json`] put; the error says what is missing.
+/// Removes and decodes what [`put_json`] added. The error says what is missing.
 pub(crate) fn take_json(object: &mut Map<String, Value>, name: &str) -> Result<Vec<u8>, String> {
     let hex_name = format!("{name}_hex");
     match (object.remove(name), object.remove(&hex_name)) {
@@ -81,8 +81,8 @@ pub(crate) fn take_json(object: &mut Map<String, Value>, name: &str) -> Result<V
         (None, Some(Value::String(hex))) => {
             from_hex(hex.as_bytes()).ok_or(format!("\"{hex_name}\" is not hexadecimal"))
         }
-        (None, None) => Err(format!("neither \"{name}\" nor \"{hex_name}\" is there")),
-        (Some(_), Some(_)) => Err(format!("\"{name}\" and \"{hex_name}\" are both there")),
+        (None, None) => Err(format!("neither \"{name}\" nor \"{hex_name}\" is present")),
+        (Some(_), Some(_)) => Err(format!("\"{name}\" and \"{hex_name}\" are both present")),
         _ => Err(format!("\"{name}\" must be a string")),
     }
 }
@@ -92,14 +92,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hexadecimal_round_trips_and_refuses_the_rest() {
+    fn hex_round_trips_and_rejects_other_text() {
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(from_hex(to_hex(&all).as_bytes()), Some(all));
         assert_eq!(from_hex(b"CaFe"), Some(vec![0xca, 0xfe]));
         for bad in ["a", "0g", "+1", "a b ", "\u{e9}"] {
             assert_eq!(from_hex(bad.as_bytes()), None, "{bad}");
         }
-        assert!(matches!(argument(OsStr::new("xyz"), true), Err(Failure::Usage(_))));
+        assert!(argument_bytes(OsStr::new("xyz"), true).is_err());
     }
 
     #[test]

@@ -1,51 +1,87 @@
-//! Standard output: text or JSON, buffered, and calm when the reader leaves.
+//! Standard output: text or JSON, buffered. A closed pipe ends the command without an error message.
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 
-use crate::failure::{Failure, Result};
+use serde_json::{Value, json};
 
-/// Where results go.
+use crate::error::{CliError, Result};
+
+/// A JSON object with the named fields of a struct.
+macro_rules! fields_json {
+    ($source:expr, $($field:ident)*) => {
+        serde_json::Value::Object(
+            [$((stringify!($field).to_string(), serde_json::json!($source.$field))),*].into_iter().collect(),
+        )
+    };
+}
+pub(crate) use fields_json;
+
+/// Destination of a command's results.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct CommandOutput {
     out: BufWriter<StdoutLock<'static>>,
     json: bool,
 }
 
-impl Output {
-    pub(crate) fn new(json: bool) -> Output {
-        Output { out: BufWriter::with_capacity(64 << 10, io::stdout().lock()), json }
+impl CommandOutput {
+    pub(crate) fn new(json: bool) -> CommandOutput {
+        CommandOutput { out: BufWriter::with_capacity(64 << 10, io::stdout().lock()), json }
     }
 
-    /// Whether results are wanted as JSON.
+    /// Whether results are printed as JSON.
     pub(crate) fn json(&self) -> bool {
         self.json
     }
 
-    /// Whether a person is looking.
+    /// Whether standard output is a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         self.out.get_ref().is_terminal()
     }
 
-    /// One line of text or JSON.
+    /// Writes one line of text or JSON.
     pub(crate) fn line(&mut self, line: impl Display) -> Result<()> {
-        writeln!(self.out, "{line}").map_err(closed_or_failed)
+        writeln!(self.out, "{line}").map_err(write_error)
     }
 
-    /// Bytes as they are.
-    pub(crate) fn raw(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).map_err(closed_or_failed)
+    /// Writes `json` with `--json`, else `text`.
+    pub(crate) fn json_or_text(&mut self, json: Value, text: impl Display) -> Result<()> {
+        if self.json { self.line(json) } else { self.line(text) }
     }
 
-    /// Shows what was written so far.
+    /// Writes all `items` as one object under "partitions", or as text with an empty line between two.
+    pub(crate) fn partitions<T>(
+        &mut self,
+        items: &[T],
+        to_json: impl Fn(&T) -> Value,
+        print: impl Fn(&T, &mut CommandOutput) -> Result<()>,
+    ) -> Result<()> {
+        if self.json {
+            return self.line(json!({ "partitions": items.iter().map(to_json).collect::<Vec<_>>() }));
+        }
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                self.line("")?;
+            }
+            print(item, self)?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes unchanged.
+    pub(crate) fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.out.write_all(bytes).map_err(write_error)
+    }
+
+    /// Flushes the buffer.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        self.out.flush().map_err(closed_or_failed)
+        self.out.flush().map_err(write_error)
     }
 }
 
-fn closed_or_failed(error: io::Error) -> Failure {
+fn write_error(error: io::Error) -> CliError {
     match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure::PipeClosed,
-        _ => Failure::os("write the result", "standard output", error),
+        io::ErrorKind::BrokenPipe => CliError::pipe_closed(),
+        _ => CliError::os("write the result", "standard output", error),
     }
 }

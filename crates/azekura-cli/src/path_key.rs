@@ -1,21 +1,14 @@
-//! Paths as keys: relative, with `/` between the parts, in bytes.
+//! Paths as keys: relative, with `/` between the components, in bytes.
 
 use std::path::{Path, PathBuf};
 
-/// The key of `path`, which lies below `root`.
-pub(crate) fn of(path: &Path, root: &Path) -> Vec<u8> {
+/// The key of `path`, which is below `root`.
+pub(crate) fn from_path(path: &Path, root: &Path) -> Vec<u8> {
     let relative = path.strip_prefix(root).unwrap_or(path);
-    let mut key = Vec::new();
-    for part in relative {
-        if !key.is_empty() {
-            key.push(b'/');
-        }
-        key.extend_from_slice(part.as_encoded_bytes());
-    }
-    key
+    relative.iter().map(|part| part.as_encoded_bytes()).collect::<Vec<_>>().join(&b'/')
 }
 
-/// The relative path of a key, if it is one that stays below the directory it is joined to.
+/// The relative path of a key; `None` if the key is not a path that stays below the directory it is joined to.
 pub(crate) fn to_relative_path(key: &[u8]) -> Option<PathBuf> {
     let safe = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !part.contains(&0);
     if !key.split(|&byte| byte == b'/').all(safe) {
@@ -43,13 +36,13 @@ mod tests {
 
     #[test]
     fn keys_and_paths_match() {
-        let key = of(Path::new("/root/a/b c/d.txt"), Path::new("/root"));
+        let key = from_path(Path::new("/root/a/b c/d.txt"), Path::new("/root"));
         assert_eq!(key, b"a/b c/d.txt");
         assert_eq!(to_relative_path(&key), Some(PathBuf::from("a/b c/d.txt")));
     }
 
     #[test]
-    fn keys_that_would_leave_the_directory_are_no_paths() {
+    fn unsafe_keys_have_no_relative_path() {
         for key in ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\0b"] {
             assert_eq!(to_relative_path(key.as_bytes()), None, "{key:?}");
         }

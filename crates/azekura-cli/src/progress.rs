@@ -1,50 +1,39 @@
-//! Progress bars on standard error; never with `--json`, never where nobody looks.
+//! Progress bars on standard error. Hidden with `--json` and where standard error is not a terminal.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar, or nothing.
+/// A progress bar or a spinner.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct ProgressReporter(ProgressBar);
 
-impl Progress {
+impl ProgressReporter {
     /// A bar over `total` bytes.
-    pub(crate) fn bytes(json: bool, total: u64, label: &'static str) -> Progress {
-        Progress::new(
-            json,
-            Some(total),
-            label,
-            "{prefix:>12} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}  {msg}",
-        )
+    pub(crate) fn bytes(json: bool, total: u64, label: &'static str) -> ProgressReporter {
+        const TEMPLATE: &str = "{prefix:>12} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}  {msg}";
+        ProgressReporter::new(json, Some(total), label, TEMPLATE)
     }
 
-    /// A bar over `total` entries; more than `total` may come.
-    pub(crate) fn entries(json: bool, total: u64, label: &'static str) -> Progress {
-        Progress::new(json, Some(total), label, "{prefix:>12} [{bar:30}] {human_pos} of {human_len} entries  {msg}")
+    /// A bar over about `total` entries.
+    pub(crate) fn entries(json: bool, total: u64, label: &'static str) -> ProgressReporter {
+        const TEMPLATE: &str = "{prefix:>12} [{bar:30}] {human_pos} of {human_len} entries  {msg}";
+        ProgressReporter::new(json, Some(total), label, TEMPLATE)
     }
 
     /// A spinner that counts entries.
-    pub(crate) fn spinner(json: bool, label: &'static str) -> Progress {
-        let progress = Progress::new(json, None, label, "{prefix:>12} {spinner} {human_pos} entries  {msg}");
+    pub(crate) fn spinner(json: bool, label: &'static str) -> ProgressReporter {
+        let progress = ProgressReporter::new(json, None, label, "{prefix:>12} {spinner} {human_pos} entries  {msg}");
         progress.0.enable_steady_tick(Duration::from_millis(100));
         progress
     }
 
-    fn new(json: bool, total: Option<u64>, label: &'static str, template: &str) -> Progress {
-        // A bar on standard error hides itself where that is not a terminal.
+    fn new(json: bool, total: Option<u64>, label: &'static str, template: &str) -> ProgressReporter {
+        // indicatif hides a bar on standard error if that is not a terminal.
         let target = if json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let style = ProgressStyle::with_template(template).expect("the templates above are well formed");
-        let bar =
-            ProgressBar::with_draw_target(total, target).with_style(style.progress_chars("█▌ ")).with_prefix(label);
-        Progress(bar)
-    }
-
-    /// The same bar with `done` behind it already, which does not count for the speed.
-    pub(crate) fn from(self, done: u64) -> Progress {
-        self.0.set_position(done);
-        self.0.reset_eta();
-        self
+        let style = ProgressStyle::with_template(template).expect("the templates above are valid");
+        let bar = ProgressBar::with_draw_target(total, target);
+        ProgressReporter(bar.with_style(style.progress_chars("█▌ ")).with_prefix(label))
     }
 
     pub(crate) fn add(&self, n: u64) {
@@ -61,7 +50,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressReporter {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -1,17 +1,14 @@
-//! The commands. Each takes its arguments and an output, and answers yes or no.
+//! The commands. Each gets its arguments and the output, and returns a `CommandOutcome`.
 //!
-//! Rooms: `dispatch` (which command it is), `point` (put, get, del), `range` (scan, count), `transfer` (import,
-//! export), `look` (stats, levels), `blobs`, `gc` (scan, run), `verify`, `upkeep` (compact, checkpoint), `partitions`.
+//! `point` (put, get, del), `range` (scan, count), `transfer` (import, export), `stats` (stats, levels, blobs), `gc`
+//! (scan, run), `verify`, `maintenance` (compact, checkpoint), `partitions` (list, create, drop), `demo`.
 
-mod blobs;
-mod dispatch;
-mod gc;
-mod look;
-mod partitions;
-mod point;
-mod range;
-mod transfer;
-mod upkeep;
+pub(crate) mod demo;
+pub(crate) mod gc;
+pub(crate) mod maintenance;
+pub(crate) mod partitions;
+pub(crate) mod point;
+pub(crate) mod range;
+pub(crate) mod stats;
+pub(crate) mod transfer;
 pub(crate) mod verify;
-
-pub(crate) use dispatch::run;

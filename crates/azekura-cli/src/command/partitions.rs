@@ -4,16 +4,16 @@ use azekura::PartitionCreateOptions;
 use serde_json::json;
 
 use crate::args::{PartitionsAction, PartitionsArgs};
-use crate::failure::{Answer, Result};
+use crate::error::{CommandOutcome, Result};
 use crate::open;
-use crate::output::Output;
+use crate::output::CommandOutput;
 
-/// Does what was asked for.
-pub(crate) fn run(args: &PartitionsArgs, output: &mut Output) -> Result<Answer> {
+/// Runs the subcommand.
+pub(crate) fn run(args: &PartitionsArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let path = &args.db.path;
     match &args.action {
         PartitionsAction::List => {
-            let db = open::to_read(path)?;
+            let db = open::open_read_only(path)?;
             let mut names = db.list_partitions();
             names.sort();
             if output.json() {
@@ -21,35 +21,32 @@ pub(crate) fn run(args: &PartitionsArgs, output: &mut Output) -> Result<Answer> 
             } else {
                 names.iter().try_for_each(|name| output.line(name))?;
             }
-            Ok(Answer::Yes)
+            Ok(CommandOutcome::Success)
         }
         PartitionsAction::Create { name } => {
-            let db = open::to_fill(path)?;
+            let db = open::open_or_create(path)?;
             let created = !db.partition_exists(name);
             if created {
                 drop(db.open_partition(name, PartitionCreateOptions::default())?);
             }
             db.close()?;
-            tell(output, name, "created", created, "existed already")?;
-            Ok(Answer::Yes)
+            print_result(output, name, "created", created, "exists already")?;
+            Ok(CommandOutcome::Success)
         }
         PartitionsAction::Drop { name } => {
-            let db = open::to_change(path)?;
+            let db = open::open_existing(path)?;
             let existed = db.partition_exists(name);
             if existed {
-                db.delete_partition(open::existing(&db, name)?)?;
+                db.delete_partition(open::existing_partition(&db, name)?)?;
             }
             db.close()?;
-            tell(output, name, "dropped", existed, "does not exist")?;
-            Ok(Answer::yes_if(existed))
+            print_result(output, name, "dropped", existed, "does not exist")?;
+            Ok(CommandOutcome::success_if(existed))
         }
     }
 }
 
-fn tell(output: &mut Output, name: &str, verb: &str, done: bool, otherwise: &str) -> Result<()> {
-    if output.json() {
-        output.line(json!({ "partition": name, verb: done }))
-    } else {
-        output.line(format!("\"{name}\" {}", if done { verb } else { otherwise }))
-    }
+fn print_result(output: &mut CommandOutput, name: &str, verb: &str, done: bool, otherwise: &str) -> Result<()> {
+    let text = format!("\"{name}\" {}", if done { verb } else { otherwise });
+    output.json_or_text(json!({ "partition": name, verb: done }), text)
 }

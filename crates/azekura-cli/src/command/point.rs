@@ -7,22 +7,22 @@ use std::io::{self, Read};
 use serde_json::{Map, Value, json};
 
 use crate::args::{DelArgs, GetArgs, PutArgs};
-use crate::failure::{Answer, Failure, Result, complain};
+use crate::error::{CliError, CommandOutcome, Result, print_error};
 use crate::open;
-use crate::output::Output;
+use crate::output::CommandOutput;
 use crate::{display, encoding};
 
-/// Writes one entry.
-pub(crate) fn put(args: &PutArgs, output: &mut Output) -> Result<Answer> {
+/// Stores one entry.
+pub(crate) fn put(args: &PutArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let hex = args.hex.hex;
-    let key = encoding::argument(&args.key, hex)?;
+    let key = encoding::argument_bytes(&args.key, hex)?;
     let value = match (&args.file, &args.value) {
-        (Some(file), _) => fs::read(file).map_err(|e| Failure::os("read the value", file, e))?,
+        (Some(file), _) => fs::read(file).map_err(|e| CliError::os("read the value", file, e))?,
         (None, Some(text)) if text == OsStr::new("-") => read_stdin()?,
-        (None, Some(text)) => encoding::argument(text, hex)?,
-        (None, None) => return Err(Failure::Usage("a value, \"-\" or --file is needed".into())),
+        (None, Some(text)) => encoding::argument_bytes(text, hex)?,
+        (None, None) => return Err(CliError::usage("a value, \"-\" or --file is needed")),
     };
-    let target = open::map_to_fill(&args.map)?;
+    let target = open::partition_to_write(&args.location)?;
     let stored = target.partition.insert(&key, &value);
     target.close(stored.is_ok())?;
     stored?;
@@ -32,10 +32,10 @@ pub(crate) fn put(args: &PutArgs, output: &mut Output) -> Result<Answer> {
         object.insert("bytes".into(), Value::from(value.len()));
         output.line(Value::Object(object))?;
     }
-    Ok(Answer::Yes)
+    Ok(CommandOutcome::Success)
 }
 
-/// A value from standard input, cut off where no database would take more.
+/// Reads a value from standard input, up to one byte more than a value can have.
 fn read_stdin() -> Result<Vec<u8>> {
     let mut value = Vec::new();
     let limit = u64::from(u32::MAX) + 1;
@@ -43,15 +43,15 @@ fn read_stdin() -> Result<Vec<u8>> {
         .lock()
         .take(limit)
         .read_to_end(&mut value)
-        .map_err(|e| Failure::os("read the value", "standard input", e))?;
+        .map_err(|e| CliError::os("read the value", "standard input", e))?;
     Ok(value)
 }
 
 /// Prints the value of a key.
-pub(crate) fn get(args: &GetArgs, output: &mut Output) -> Result<Answer> {
+pub(crate) fn get(args: &GetArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let hex = args.hex.hex;
-    let key = encoding::argument(&args.key, hex)?;
-    let (_db, partition) = open::map_to_read(&args.map)?;
+    let key = encoding::argument_bytes(&args.key, hex)?;
+    let (_db, partition) = open::partition_to_read(&args.location)?;
     let value = partition.get(&key)?;
     if output.json() {
         let mut object = Map::new();
@@ -61,30 +61,31 @@ pub(crate) fn get(args: &GetArgs, output: &mut Output) -> Result<Answer> {
             encoding::put_json(&mut object, "value", value, hex);
         }
         output.line(Value::Object(object))?;
-        return Ok(Answer::yes_if(value.is_some()));
+        return Ok(CommandOutcome::success_if(value.is_some()));
     }
     match value {
         Some(value) if hex => output.line(encoding::to_hex(&value))?,
         Some(value) => {
-            output.raw(&value)?;
-            // Redirected, the value comes byte for byte; a person wants the prompt on its own line.
+            output.write_bytes(&value)?;
+            // On a terminal the prompt starts on a new line; redirected output is the value byte for byte.
             if output.is_terminal() && !value.ends_with(b"\n") {
-                output.raw(b"\n")?;
+                output.write_bytes(b"\n")?;
             }
         }
         None => {
-            complain(format_args!("azekura: no value for {}.", encoding::shown(&key, hex)));
-            return Ok(Answer::No);
+            print_error(format_args!("azekura: no value for {}.", encoding::display_bytes(&key, hex)));
+            return Ok(CommandOutcome::Negative);
         }
     }
-    Ok(Answer::Yes)
+    Ok(CommandOutcome::Success)
 }
 
-/// Removes keys, all in one commit.
-pub(crate) fn del(args: &DelArgs, output: &mut Output) -> Result<Answer> {
-    let keys: Vec<Vec<u8>> = args.keys.iter().map(|k| encoding::argument(k, args.hex.hex)).collect::<Result<_>>()?;
-    let db = open::to_change(&args.map.db.path)?;
-    let partition = open::existing(&db, &args.map.partition)?;
+/// Removes keys in one commit.
+pub(crate) fn del(args: &DelArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let keys: Vec<Vec<u8>> =
+        args.keys.iter().map(|k| encoding::argument_bytes(k, args.hex.hex)).collect::<Result<_>>()?;
+    let db = open::open_existing(&args.location.db.path)?;
+    let partition = open::existing_partition(&db, &args.location.partition)?;
     let mut batch = db.batch();
     let mut existed = 0u64;
     for key in &keys {
@@ -94,10 +95,7 @@ pub(crate) fn del(args: &DelArgs, output: &mut Output) -> Result<Answer> {
     batch.commit()?;
     drop(partition);
     db.close()?;
-    if output.json() {
-        output.line(json!({ "asked": keys.len(), "existed": existed }))?;
-    } else {
-        output.line(format!("{existed} of {} removed", display::plural(keys.len() as u64, "key")))?;
-    }
-    Ok(Answer::Yes)
+    let text = format!("{existed} of {} removed", display::plural(keys.len() as u64, "key"));
+    output.json_or_text(json!({ "asked": keys.len(), "existed": existed }), text)?;
+    Ok(CommandOutcome::Success)
 }

@@ -1,4 +1,4 @@
-//! `scan` and `count`: keys in order.
+//! `scan` and `count`: entries of a key range.
 
 use std::ops::Bound;
 
@@ -7,20 +7,20 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{CountArgs, RangeArgs, ScanArgs};
 use crate::encoding;
-use crate::failure::{Answer, Failure, Result};
+use crate::error::{CliError, CommandOutcome, Result};
 use crate::open;
-use crate::output::Output;
+use crate::output::CommandOutput;
 
-type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+type ScanBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// How many characters of a value a person sees.
+/// Number of characters of a value that are printed on a terminal.
 const VALUE_CHARS_ON_TERMINAL: usize = 100;
 
 /// Lists entries.
-pub(crate) fn scan(args: &ScanArgs, output: &mut Output) -> Result<Answer> {
+pub(crate) fn scan(args: &ScanArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
-    let (_db, partition) = open::map_to_read(&args.map)?;
-    let Some(bounds) = bounds else { return Ok(Answer::Yes) };
+    let (_db, partition) = open::partition_to_read(&args.location)?;
+    let Some(bounds) = bounds else { return Ok(CommandOutcome::Success) };
     let limit = usize::try_from(args.limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     let entries = partition.range(bounds);
     if args.reverse {
@@ -28,10 +28,10 @@ pub(crate) fn scan(args: &ScanArgs, output: &mut Output) -> Result<Answer> {
     } else {
         entries.into_iter().take(limit).try_for_each(|entry| print_entry(args, output, entry))?;
     }
-    Ok(Answer::Yes)
+    Ok(CommandOutcome::Success)
 }
 
-fn print_entry(args: &ScanArgs, output: &mut Output, entry: azekura::Result<(Slice, Slice)>) -> Result<()> {
+fn print_entry(args: &ScanArgs, output: &mut CommandOutput, entry: azekura::Result<(Slice, Slice)>) -> Result<()> {
     let (key, value) = entry?;
     let hex = args.hex.hex;
     if output.json() {
@@ -44,22 +44,22 @@ fn print_entry(args: &ScanArgs, output: &mut Output, entry: azekura::Result<(Sli
         }
         return output.line(Value::Object(object));
     }
-    let key = encoding::shown(&key, hex);
+    let key = encoding::display_bytes(&key, hex);
     if args.keys_only {
         return output.line(key);
     }
     if args.sizes {
         return output.line(format!("{key}\t{}", value.len()));
     }
-    let shown = if output.is_terminal() { shortened(&value, hex) } else { encoding::shown(&value, hex) };
+    let shown = if output.is_terminal() { shortened(&value, hex) } else { encoding::display_bytes(&value, hex) };
     output.line(format!("{key}\t{shown}"))
 }
 
-/// A value as one line of a screen.
+/// A value as one line on a terminal.
 fn shortened(value: &[u8], hex: bool) -> String {
-    // A character takes at most four bytes, so this much is enough and no more of a large value is looked at.
+    // A character has at most four bytes, so the rest of a large value need not be decoded.
     let head = &value[..value.len().min(4 * VALUE_CHARS_ON_TERMINAL)];
-    let text = encoding::shown(head, hex);
+    let text = encoding::display_bytes(head, hex);
     if head.len() == value.len() && text.chars().count() <= VALUE_CHARS_ON_TERMINAL {
         return text;
     }
@@ -68,19 +68,15 @@ fn shortened(value: &[u8], hex: bool) -> String {
 }
 
 /// Counts entries.
-pub(crate) fn count(args: &CountArgs, output: &mut Output) -> Result<Answer> {
+pub(crate) fn count(args: &CountArgs, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let bounds = bounds(&args.range, args.hex.hex)?;
-    let (_db, partition) = open::map_to_read(&args.map)?;
+    let (_db, partition) = open::partition_to_read(&args.location)?;
     let n = count_in(&partition, bounds)?;
-    if output.json() {
-        output.line(json!({ "count": n }))?;
-    } else {
-        output.line(n)?;
-    }
-    Ok(Answer::Yes)
+    output.json_or_text(json!({ "count": n }), n)?;
+    Ok(CommandOutcome::Success)
 }
 
-fn count_in(partition: &Partition, bounds: Option<Bounds>) -> Result<u64> {
+fn count_in(partition: &Partition, bounds: Option<ScanBounds>) -> Result<u64> {
     match bounds {
         None => Ok(0),
         Some((Bound::Unbounded, Bound::Unbounded)) => Ok(partition.len()?),
@@ -95,17 +91,17 @@ fn count_in(partition: &Partition, bounds: Option<Bounds>) -> Result<u64> {
     }
 }
 
-/// The bounds that were asked for; `None` if no key can lie between them.
-fn bounds(args: &RangeArgs, hex: bool) -> Result<Option<Bounds>> {
-    let bytes = |text: &Option<_>| text.as_deref().map(|text| encoding::argument(text, hex)).transpose();
+/// The bounds of a range; `None` if no key can be between them.
+fn bounds(args: &RangeArgs, hex: bool) -> Result<Option<ScanBounds>> {
+    let bytes = |text: &Option<_>| text.as_deref().map(|text| encoding::argument_bytes(text, hex)).transpose();
     if let Some(prefix) = bytes(&args.prefix)? {
-        let end = behind_prefix(&prefix).map_or(Bound::Unbounded, Bound::Excluded);
+        let end = prefix_end(&prefix).map_or(Bound::Unbounded, Bound::Excluded);
         return Ok(Some((Bound::Included(prefix), end)));
     }
     let (from, to) = (bytes(&args.from)?, bytes(&args.to)?);
     if let (Some(from), Some(to)) = (&from, &to) {
         if from > to {
-            return Err(Failure::Usage("--from must not be greater than --to; use --reverse to go backwards".into()));
+            return Err(CliError::usage("--from must not be greater than --to; --reverse reverses the order"));
         }
         if from == to {
             return Ok(None);
@@ -114,8 +110,8 @@ fn bounds(args: &RangeArgs, hex: bool) -> Result<Option<Bounds>> {
     Ok(Some((from.map_or(Bound::Unbounded, Bound::Included), to.map_or(Bound::Unbounded, Bound::Excluded))))
 }
 
-/// The first key behind all keys that begin with `prefix`; `None` if there is no such key.
-fn behind_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
+/// The least key that is greater than all keys with `prefix`; `None` if there is no such key.
+fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|&byte| byte != 0xff)?;
     let mut end = prefix[..=last].to_vec();
     end[last] += 1;
@@ -127,15 +123,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_prefix_is_the_next_key_that_lacks_it() {
-        assert_eq!(behind_prefix(b"ab"), Some(b"ac".to_vec()));
-        assert_eq!(behind_prefix(b"a\xff\xff"), Some(b"b".to_vec()));
-        assert_eq!(behind_prefix(b"\xff"), None);
-        assert_eq!(behind_prefix(b""), None);
+    fn prefix_end_is_next_key_without_prefix() {
+        assert_eq!(prefix_end(b"ab"), Some(b"ac".to_vec()));
+        assert_eq!(prefix_end(b"a\xff\xff"), Some(b"b".to_vec()));
+        assert_eq!(prefix_end(b"\xff"), None);
+        assert_eq!(prefix_end(b""), None);
     }
 
     #[test]
-    fn long_values_are_shortened_for_people() {
+    fn long_values_are_shortened_on_terminal() {
         assert_eq!(shortened(b"short", false), "short");
         let long = shortened("ä".repeat(5000).as_bytes(), false);
         assert!(long.starts_with("ääää") && long.ends_with("… (9.8 KiB)"), "{long}");

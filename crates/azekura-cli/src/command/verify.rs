@@ -9,23 +9,24 @@ use azekura::fs::{DiskFs, Fs, LockMode};
 use azekura::inspect::{self, FileReport, VerifyReport};
 use serde_json::{Value, json};
 
-use crate::command::look;
-use crate::failure::{Answer, Result, engine_error_json};
-use crate::output::Output;
-use crate::progress::Progress;
+use crate::command::stats;
+use crate::error::{CommandOutcome, Result, engine_error_json};
+use crate::output::CommandOutput;
+use crate::progress::ProgressReporter;
 use crate::{display, open};
 
-/// Checks, and tells what is wrong.
-pub(crate) fn verify(path: &Path, output: &mut Output) -> Result<Answer> {
-    let report = check_files(path, output.json())?;
-    let problems = problems(&report);
+/// Verifies a database and prints the damage.
+pub(crate) fn verify(path: &Path, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let report = verify_files(path, output.json())?;
+    let problems = problem_lines(&report);
+    let sound = CommandOutcome::success_if(problems.is_empty());
     if output.json() {
         let files: Vec<Value> = report.files.iter().map(file_json).collect();
-        let dropped = report.dropped_after_damage.as_ref().map(look::dropped_json);
+        let dropped = report.dropped_after_damage.as_ref().map(stats::dropped_json);
         output.line(json!({ "sound": problems.is_empty(), "files": files, "dropped_after_damage": dropped }))?;
-        return Ok(Answer::yes_if(problems.is_empty()));
+        return Ok(sound);
     }
-    output.line(summary(&report))?;
+    output.line(summary_line(&report))?;
     for (index_type, tables) in index_types(&report) {
         output.line(format!("{} with data blocks of type {index_type}.", display::plural(tables, "table")))?;
     }
@@ -34,17 +35,17 @@ pub(crate) fn verify(path: &Path, output: &mut Output) -> Result<Answer> {
     }
     output.line(match problems.is_empty() {
         true => "Everything is sound.",
-        false => "Not sound: restore what is named above from a checkpoint or a copy.",
+        false => "Not sound: restore the files above from a checkpoint or a copy.",
     })?;
-    Ok(Answer::yes_if(problems.is_empty()))
+    Ok(sound)
 }
 
-/// Everything that is wrong, a line each.
-pub(crate) fn problems(report: &VerifyReport) -> Vec<String> {
+/// One line for each damaged file and for WAL frames that recovery would drop.
+pub(crate) fn problem_lines(report: &VerifyReport) -> Vec<String> {
     let mut lines: Vec<String> = report.files.iter().filter_map(problem_line).collect();
     if let Some(dropped) = &report.dropped_after_damage {
         lines.push(format!(
-            "{}: damaged at byte {}; {} behind it were never synced, and opening leaves them out",
+            "{}: damaged at byte {}; {} after it were never synced, and recovery drops them",
             dropped.file.display(),
             dropped.offset,
             display::plural(dropped.frames, "commit frame")
@@ -53,18 +54,18 @@ pub(crate) fn problems(report: &VerifyReport) -> Vec<String> {
     lines
 }
 
-/// Reads every file of the database at `path`, which nobody may be writing to.
-pub(crate) fn check_files(path: &Path, json: bool) -> Result<VerifyReport> {
-    open::must_exist(path)?;
+/// Reads every file of the database at `path`. Takes the shared lock, so no process writes to it.
+pub(crate) fn verify_files(path: &Path, json: bool) -> Result<VerifyReport> {
+    open::check_directory(path)?;
     let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
-    // Files that change meanwhile would look damaged. In a directory that is no database no lock file is created.
+    // A file that changes during the check would look damaged. A directory without a database gets no lock file.
     let is_database = ["LOCK", "MANIFEST"].iter().any(|name| path.join(name).exists());
     let _lock = if is_database { Some(fs.lock_dir(path, LockMode::Shared)?) } else { None };
-    let progress = Progress::bytes(json, 0, "Checking");
+    let progress = ProgressReporter::bytes(json, 0, "Checking");
     Ok(inspect::verify(&fs, path, &mut |done, total| progress.set(done, total))?)
 }
 
-fn summary(report: &VerifyReport) -> String {
+pub(crate) fn summary_line(report: &VerifyReport) -> String {
     let bytes = report.files.iter().map(|file| file.bytes).sum();
     let entries = report.files.iter().map(|file| file.entries).sum();
     format!(
@@ -75,8 +76,8 @@ fn summary(report: &VerifyReport) -> String {
     )
 }
 
-/// How many tables there are with each type of data block.
-fn index_types(report: &VerifyReport) -> BTreeMap<String, u64> {
+/// Number of tables with each type of data block.
+pub(crate) fn index_types(report: &VerifyReport) -> BTreeMap<String, u64> {
     let mut tables = BTreeMap::new();
     for index_type in report.files.iter().filter_map(|file| file.data_block_index_type) {
         *tables.entry(format!("{index_type:?}")).or_default() += 1;

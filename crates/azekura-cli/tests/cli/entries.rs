@@ -1,10 +1,10 @@
 //! put, get, del, scan, count, partitions.
 
-use super::program::Program;
+use super::fixture::CliFixture;
 
 #[test]
-fn what_is_put_is_got_scanned_counted_and_removed() {
-    let p = Program::new();
+fn put_get_scan_count_del_agree() {
+    let p = CliFixture::new();
     for (key, value) in [("user:1", "ann"), ("user:2", "bob"), ("other", "x")] {
         p.ok(&format!("put --db d {key} {value}"));
     }
@@ -12,7 +12,7 @@ fn what_is_put_is_got_scanned_counted_and_removed() {
     assert_eq!(p.ok("scan --db d"), "other\tx\nuser:1\tann\nuser:2\tbob\n");
     assert_eq!(p.ok("count --db d"), "3\n");
     assert_eq!(p.ok("count --db d --prefix user:"), "2\n");
-    assert_eq!(p.ok("del --db d user:1 nobody"), "1 of 2 keys removed\n");
+    assert_eq!(p.ok("del --db d user:1 missing"), "1 of 2 keys removed\n");
     let gone = p.run("get --db d user:1");
     assert_eq!((gone.code, gone.out.as_slice()), (Some(1), &b""[..]));
     assert_eq!(p.ok("count --db d"), "2\n");
@@ -21,8 +21,8 @@ fn what_is_put_is_got_scanned_counted_and_removed() {
 }
 
 #[test]
-fn values_come_from_arguments_files_and_standard_input() {
-    let p = Program::new();
+fn put_reads_argument_file_and_stdin() {
+    let p = CliFixture::new();
     let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
     std::fs::write(p.path("file"), &bytes).unwrap();
     p.ok("put --db d f --file file");
@@ -37,8 +37,8 @@ fn values_come_from_arguments_files_and_standard_input() {
 }
 
 #[test]
-fn hexadecimal_in_and_out() {
-    let p = Program::new();
+fn hex_keys_and_values_round_trip() {
+    let p = CliFixture::new();
     p.ok("put --db d --hex 00ff CAFE");
     assert_eq!(p.ok("get --db d --hex 00ff"), "cafe\n");
     assert_eq!(p.run("get --db d --hex 00FF").code, Some(0));
@@ -52,7 +52,7 @@ fn hexadecimal_in_and_out() {
 
 #[test]
 fn scans_take_ranges_directions_and_limits() {
-    let p = Program::new();
+    let p = CliFixture::new();
     let lines: String = (0..50).map(|n| format!("{{\"key\":\"k{n:02}\",\"value\":\"{}\"}}\n", "v".repeat(n))).collect();
     assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));
     let keys = |line: &str| p.ok(&format!("scan --db d --keys-only {line}")).replace('\n', " ");
@@ -71,8 +71,8 @@ fn scans_take_ranges_directions_and_limits() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_error() {
-    let p = Program::new();
+fn closed_output_pipe_is_no_error() {
+    let p = CliFixture::new();
     let line = format!("{{\"key\":\"k\",\"value\":\"{}\"}}\n", "v".repeat(4 << 20));
     assert_eq!(p.run_with_input(["import", "--db", "d", "-"], line.as_bytes()).code, Some(0));
     let mut child = p.command(["scan", "--db", "d"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
@@ -81,8 +81,8 @@ fn a_reader_that_leaves_early_is_no_error() {
 }
 
 #[test]
-fn partitions_are_made_listed_used_and_dropped() {
-    let p = Program::new();
+fn partitions_can_be_created_used_and_dropped() {
+    let p = CliFixture::new();
     p.ok("partitions --db d create users");
     p.ok("partitions --db d create users");
     p.ok("put --db d --partition events e1 1");

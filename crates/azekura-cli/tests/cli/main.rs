@@ -1,9 +1,9 @@
 //! The built program, run in temporary directories as a user would.
 
-mod collection;
+mod blob_gc;
 mod demo;
 mod entries;
-mod failures;
-mod program;
+mod errors;
+mod fixture;
 mod transfer;
 mod whole_database;

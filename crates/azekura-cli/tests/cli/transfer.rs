@@ -1,13 +1,13 @@
-//! import and export, byte for byte both ways.
+//! import and export, byte for byte in both directions.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::program::Program;
+use super::fixture::CliFixture;
 
-/// Files of every awkward kind.
+/// Files with unusual names and contents.
 fn make_files(root: &Path) {
     std::fs::create_dir_all(root.join("a/deep er/below")).unwrap();
     let every_byte: Vec<u8> = (0..=255).cycle().take(70_000).collect();
@@ -33,8 +33,8 @@ fn contents(root: &Path) -> BTreeMap<std::path::PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_directory_goes_in_and_comes_out_the_same() {
-    let p = Program::new();
+fn directory_round_trips() {
+    let p = CliFixture::new();
     make_files(&p.path("in"));
     let stored = p.json("import --db d in");
     assert_eq!(stored["entries"], 7);
@@ -48,8 +48,8 @@ fn a_directory_goes_in_and_comes_out_the_same() {
 }
 
 #[test]
-fn json_lines_go_out_and_come_in_the_same() {
-    let p = Program::new();
+fn json_lines_round_trip() {
+    let p = CliFixture::new();
     make_files(&p.path("in"));
     p.ok("import --db d in");
     p.ok("put --db d --hex 00 0001ff");
@@ -70,8 +70,8 @@ fn json_lines_go_out_and_come_in_the_same() {
 }
 
 #[test]
-fn a_line_that_is_no_entry_is_named() {
-    let p = Program::new();
+fn bad_json_line_is_reported_with_number() {
+    let p = CliFixture::new();
     for (bad, why) in [
         ("nonsense", "line 3"),
         ("[1]", "not a JSON object"),
@@ -88,23 +88,23 @@ fn a_line_that_is_no_entry_is_named() {
 }
 
 #[test]
-fn keys_that_lead_out_of_the_directory_stay_in_the_database() {
-    let p = Program::new();
+fn export_skips_unsafe_path_keys() {
+    let p = CliFixture::new();
     for key in ["fine", "../escape", "/absolute", "a//b", "dir", "dir/file"] {
         p.ok(&format!("put --db d {key} x"));
     }
     let ran = p.run("export --db d out --json");
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    let told: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
-    // "dir" cannot be both a file and a directory; whichever comes first wins.
-    assert_eq!((told["entries"].as_u64(), told["left_out"].as_array().map(Vec::len)), (Some(2), Some(4)), "{told}");
+    let json: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+    // "dir" cannot be both a file and a directory; the first key is exported.
+    assert_eq!((json["entries"].as_u64(), json["left_out"].as_array().map(Vec::len)), (Some(2), Some(4)), "{json}");
     assert!(!p.path("escape").exists());
     assert_eq!(contents(&p.path("out")).len(), 2);
 }
 
 #[test]
-fn what_cannot_be_read_is_left_out_and_named() {
-    let p = Program::new();
+fn import_skips_and_reports_unreadable_input() {
+    let p = CliFixture::new();
     make_files(&p.path("in"));
     std::os::unix::fs::symlink("nowhere", p.path("in/link")).unwrap();
     assert_eq!(p.json("import --db d in")["left_out"], serde_json::json!([]), "links are no files");
@@ -112,13 +112,13 @@ fn what_cannot_be_read_is_left_out_and_named() {
     let long = format!("{{\"key\":\"{}\",\"value\":\"\"}}\n{{\"key\":\"short\",\"value\":\"\"}}\n", "k".repeat(70_000));
     let ran = p.run_with_input(["import", "--db", "e", "-", "--json"], long.as_bytes());
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    let told: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
-    assert_eq!((told["entries"].as_u64(), &told["left_out"][0]["name"]), (Some(1), &"line 1".into()), "{told}");
+    let json: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+    assert_eq!((json["entries"].as_u64(), &json["left_out"][0]["name"]), (Some(1), &"line 1".into()), "{json}");
 }
 
 #[test]
-fn a_database_inside_the_imported_directory_does_not_swallow_itself() {
-    let p = Program::new();
+fn import_skips_the_database_directory() {
+    let p = CliFixture::new();
     std::fs::create_dir(p.path("in")).unwrap();
     std::fs::write(p.path("in/file"), "x").unwrap();
     for _ in 0..2 {
@@ -126,10 +126,10 @@ fn a_database_inside_the_imported_directory_does_not_swallow_itself() {
     }
 }
 
-/// The partition was created before the input was looked at.
+/// The partition was created before the input was parsed.
 #[test]
-fn a_bad_import_leaves_no_partition() {
-    let p = Program::new();
+fn failed_import_leaves_no_partition() {
+    let p = CliFixture::new();
     let long = format!("{{\"key\":\"{}\",\"value\":\"\"}}\n", "k".repeat(70_000));
     for (input, code) in [("nonsense\n", 3), (&*long, 1), ("{}", 3)] {
         assert_eq!(p.run_with_input(["import", "--db", "none", "-"], b"nonsense").code, Some(3));
@@ -145,10 +145,10 @@ fn a_bad_import_leaves_no_partition() {
     assert_eq!(p.ok("partitions --db d list"), "new\nold\n", "empty input is no bad input");
 }
 
-/// A damaged table, or a full disk, left a file that ended early and looked like a whole one.
+/// After a damaged table or a full disk, a truncated file remained, which looked complete.
 #[test]
-fn a_failed_export_leaves_no_file() {
-    let p = Program::new();
+fn failed_export_leaves_no_file() {
+    let p = CliFixture::new();
     let line = |n: u32| format!("{{\"key\":\"{n:06}\",\"value\":\"{}\"}}\n", "v".repeat(200));
     let lines: String = (0..20_000).map(line).collect();
     assert_eq!(p.run_with_input(["import", "--db", "d", "-"], lines.as_bytes()).code, Some(0));

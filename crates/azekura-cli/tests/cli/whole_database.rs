@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::program::Program;
+use super::fixture::CliFixture;
 
 /// A database with tables: 3,000 entries, some overwritten, some removed.
-fn filled() -> Program {
-    let p = Program::new();
+fn database_with_tables() -> CliFixture {
+    let p = CliFixture::new();
     let line =
         |n: u32, v: u32| format!("{{\"key\":\"key{n:05}\",\"value\":\"{v}-{}\"}}\n", "x".repeat((n % 300) as usize));
     for version in 0..2 {
@@ -17,17 +17,17 @@ fn filled() -> Program {
     p
 }
 
-fn tables(p: &Program) -> Vec<PathBuf> {
+fn tables(p: &CliFixture) -> Vec<PathBuf> {
     let names = std::fs::read_dir(p.path("d")).unwrap().map(|entry| entry.unwrap().path());
     names.filter(|path| path.extension().is_some_and(|e| e == "sst")).collect()
 }
 
 #[test]
-fn compacting_keeps_what_is_there() {
-    let p = filled();
+fn compact_keeps_content() {
+    let p = database_with_tables();
     let before = p.run("export --db d -").out;
-    let told = p.json("compact --db d");
-    assert_eq!(told["partitions"][0]["name"], "default");
+    let json = p.json("compact --db d");
+    assert_eq!(json["partitions"][0]["name"], "default");
     assert!(p.run("export --db d -").out == before, "compaction changed the content");
     assert_eq!(p.ok("count --db d"), "2998\n");
     let levels = p.json("levels --db d");
@@ -42,8 +42,8 @@ fn compacting_keeps_what_is_there() {
 }
 
 #[test]
-fn verify_finds_a_flipped_byte_and_names_the_file() {
-    let p = filled();
+fn verify_names_file_with_flipped_byte() {
+    let p = database_with_tables();
     p.ok("compact --db d");
     assert!(p.ok("verify --db d").contains("sound"));
     assert_eq!(p.json("verify --db d")["sound"], true);
@@ -58,10 +58,10 @@ fn verify_finds_a_flipped_byte_and_names_the_file() {
         assert!(ran.text().contains(table.file_name().unwrap().to_str().unwrap()), "byte {at}: {ran:?}");
         let ran = p.run("verify --db d --json");
         assert_eq!(ran.code, Some(1));
-        let told: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
-        let wrong: Vec<_> = told["files"].as_array().unwrap().iter().filter(|f| !f["problem"].is_null()).collect();
-        assert_eq!((told["sound"].as_bool(), wrong.len()), (Some(false), 1), "byte {at}: {told}");
-        assert_eq!(wrong[0]["problem"]["kind"], "corruption", "byte {at}: {told}");
+        let json: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+        let wrong: Vec<_> = json["files"].as_array().unwrap().iter().filter(|f| !f["problem"].is_null()).collect();
+        assert_eq!((json["sound"].as_bool(), wrong.len()), (Some(false), 1), "byte {at}: {json}");
+        assert_eq!(wrong[0]["problem"]["kind"], "corruption", "byte {at}: {json}");
     }
     std::fs::write(&table, &good[..good.len() / 2]).unwrap();
     assert_eq!(p.run("verify --db d").code, Some(1), "cut in half");
@@ -73,8 +73,8 @@ fn verify_finds_a_flipped_byte_and_names_the_file() {
 }
 
 #[test]
-fn a_damaged_table_is_an_error_that_names_it() {
-    let p = filled();
+fn damaged_table_error_names_the_file() {
+    let p = database_with_tables();
     p.ok("compact --db d");
     let table = tables(&p).pop().unwrap();
     let mut bytes = std::fs::read(&table).unwrap();
@@ -90,12 +90,12 @@ fn a_damaged_table_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_checkpoint_opens_and_stays_as_it_was() {
-    let p = filled();
+fn checkpoint_opens_and_stays_unchanged() {
+    let p = database_with_tables();
     p.ok("put --db d --partition second k v");
     let before = p.run("export --db d -").out;
-    let told = p.json("checkpoint --db d copy");
-    assert_eq!(told["partitions"], 2);
+    let json = p.json("checkpoint --db d copy");
+    assert_eq!(json["partitions"], 2);
     p.ok("put --db d key00003 later");
     assert!(p.run("export --db copy -").out == before, "the copy differs");
     assert_eq!(p.ok("get --db copy --partition second k"), "v");
@@ -107,8 +107,8 @@ fn a_checkpoint_opens_and_stays_as_it_was() {
 }
 
 #[test]
-fn json_is_printed_by_every_command() {
-    let p = filled();
+fn every_command_prints_json() {
+    let p = database_with_tables();
     assert_eq!(p.json("put --db d k v")["bytes"], 1);
     assert_eq!(p.json("get --db d k"), serde_json::json!({"key": "k", "value": "v", "found": true}));
     assert_eq!(p.json("del --db d k"), serde_json::json!({"asked": 1, "existed": 1}));
@@ -126,10 +126,10 @@ fn json_is_printed_by_every_command() {
     assert_eq!(p.json("partitions --db d drop more")["dropped"], true);
 }
 
-/// Opened to read, a database said that its manifest and its log have no bytes.
+/// A database that was opened read-only reported 0 bytes for its manifest and its WAL.
 #[test]
-fn stats_tell_the_size_of_manifest_and_log() {
-    let p = Program::new();
+fn stats_report_manifest_and_wal_size() {
+    let p = CliFixture::new();
     p.ok("put --db d k v");
     let stats = p.json("stats --db d");
     let manifest = std::fs::metadata(p.path("d/MANIFEST")).unwrap().len();

@@ -3,16 +3,16 @@
 use azekura::{CompressionType, Config, KvSeparationOptions, PartitionCreateOptions};
 use serde_json::{Value, json};
 
-use super::program::Program;
+use super::fixture::CliFixture;
 
-/// "pages" with 100 values of 2,000 bytes in several blob files, of which half were overwritten as compaction knows and
-/// ten removed as it does not; "queue" with nothing in it yet; "plain" without separation.
-fn filled() -> Program {
-    let p = Program::new();
+/// "pages" has 100 values of 2,000 bytes in several blob files: 50 overwritten before a compaction, ten removed after
+/// it. "queue" is empty. "plain" has no key-value separation.
+fn database_with_stale_blobs() -> CliFixture {
+    let p = CliFixture::new();
     let db = Config::new(p.path("d")).open().unwrap();
-    let apart = KvSeparationOptions::default().blob_file_target_size(64 << 10).automatic_gc(None);
-    let apart = PartitionCreateOptions::default().with_kv_separation(apart.compression(CompressionType::None));
-    let pages = db.open_partition("pages", apart.clone()).unwrap();
+    let separation = KvSeparationOptions::default().blob_file_target_size(64 << 10).automatic_gc(None);
+    let options = PartitionCreateOptions::default().with_kv_separation(separation.compression(CompressionType::None));
+    let pages = db.open_partition("pages", options.clone()).unwrap();
     let put = |n: u8, round: u8| pages.insert(format!("page {n:02}"), [round; 2_000]).unwrap();
     (0..100).for_each(|n| put(n, 0));
     pages.flush().unwrap();
@@ -20,7 +20,7 @@ fn filled() -> Program {
     pages.major_compact().unwrap();
     (90..100).for_each(|n| pages.remove(format!("page {n}")).unwrap());
     pages.flush().unwrap();
-    db.open_partition("queue", apart).unwrap();
+    db.open_partition("queue", options).unwrap();
     db.open_partition("plain", PartitionCreateOptions::default()).unwrap().insert("k", vec![7; 5_000]).unwrap();
     drop(pages);
     db.close().unwrap();
@@ -32,18 +32,18 @@ fn pages(of: &Value) -> &Value {
 }
 
 #[test]
-fn blobs_shows_each_file_the_stalest_first() {
-    let p = filled();
-    let told = p.json("blobs --db d");
-    let names: Vec<_> = told["partitions"].as_array().unwrap().iter().map(|partition| &partition["name"]).collect();
+fn blobs_lists_stalest_file_first() {
+    let p = database_with_stale_blobs();
+    let json = p.json("blobs --db d");
+    let names: Vec<_> = json["partitions"].as_array().unwrap().iter().map(|partition| &partition["name"]).collect();
     assert_eq!(names, ["pages", "queue"]);
-    let files = pages(&told)["files"].as_array().unwrap();
+    let files = pages(&json)["files"].as_array().unwrap();
     let sum = |name: &str| files.iter().map(|file| file[name].as_u64().unwrap()).sum::<u64>();
     assert_eq!((sum("values"), sum("referenced_values")), (150 - 33, 100), "a file that was stale as a whole is gone");
     assert_eq!(sum("referenced_bytes") + sum("stale_bytes"), sum("value_bytes"));
-    assert_eq!(pages(&told)["stale_bytes"], sum("stale_bytes"));
+    assert_eq!(pages(&json)["stale_bytes"], sum("stale_bytes"));
     let shares = files.iter().map(|file| file["stale_bytes"].as_f64().unwrap() / file["value_bytes"].as_f64().unwrap());
-    assert!(shares.rev().is_sorted() && files[0]["stale_bytes"].as_u64() > Some(0), "{told}");
+    assert!(shares.rev().is_sorted() && files[0]["stale_bytes"].as_u64() > Some(0), "{json}");
 
     let drawn = p.ok("blobs --db d --partition pages");
     let lines: Vec<&str> = drawn.lines().collect();
@@ -56,10 +56,10 @@ fn blobs_shows_each_file_the_stalest_first() {
 }
 
 #[test]
-fn a_scan_is_exact_and_writes_nothing() {
-    let p = filled();
-    let told = p.json("gc scan --db d");
-    let report = pages(&told);
+fn gc_scan_is_exact_and_writes_nothing() {
+    let p = database_with_stale_blobs();
+    let json = p.json("gc scan --db d");
+    let report = pages(&json);
     assert_eq!((&report["total_blobs"], &report["stale_blobs"]), (&json!(117), &json!(27)), "17, and 10 removed");
     assert_eq!(report["pinned_bytes"], 0);
     let amp = report["space_amp"].as_f64().unwrap();
@@ -73,38 +73,38 @@ fn a_scan_is_exact_and_writes_nothing() {
 }
 
 #[test]
-fn collecting_reaches_what_was_asked_for() {
-    let p = filled();
+fn gc_run_reaches_its_goal() {
+    let p = database_with_stale_blobs();
     let before = p.run("export --db d --partition pages -").out;
-    let told = p.json("gc run --db d --drop-stale");
-    let dropped = pages(&told);
-    // A worker merges what was removed as soon as the database is open. If it comes first, the file that is stale as a
-    // whole goes with its edit and is none of the bytes that this call freed.
+    let json = p.json("gc run --db d --drop-stale");
+    let dropped = pages(&json);
+    // When the database is opened, a background compaction may drop the tombstones first. Then it also deletes the
+    // fully stale file, whose bytes are not among those that this call freed.
     let stale = |when: &str| dropped[when]["stale_segment_count"].as_u64().unwrap();
     assert!(stale("before") <= 1 && stale("after") == 0, "{dropped}");
     let file_bytes = |when: &str| dropped[format!("file_bytes_{when}")].as_u64().unwrap();
     let gone = file_bytes("before") - file_bytes("after");
     assert!(stale("before") == 0 || gone > 2_000, "{dropped}");
     assert!([0, gone].contains(&dropped["freed_bytes"].as_u64().unwrap()), "{dropped}");
-    let told = p.json("gc run --db d --partition pages --staleness 0.3");
-    let thrifty = &told["partitions"][0];
-    assert!(thrifty["freed_bytes"].as_u64() > Some(0), "{told}");
+    let json = p.json("gc run --db d --partition pages --staleness 0.3");
+    let thrifty = &json["partitions"][0];
+    assert!(thrifty["freed_bytes"].as_u64() > Some(0), "{json}");
     assert_eq!(
         thrifty["freed_bytes"].as_u64().unwrap(),
         thrifty["file_bytes_before"].as_u64().unwrap() - thrifty["file_bytes_after"].as_u64().unwrap()
     );
     let text = p.ok("gc run --db d --space-amp 1");
     assert!(text.contains("pages: ") && text.contains("1.00 now") && text.contains("queue: 0 B freed"), "{text}");
-    let told = p.json("gc scan --db d");
-    assert_eq!((&pages(&told)["total_blobs"], &pages(&told)["stale_bytes"]), (&json!(90), &json!(0)));
-    assert!(p.run("export --db d --partition pages -").out == before, "collecting changed the content");
+    let json = p.json("gc scan --db d");
+    assert_eq!((&pages(&json)["total_blobs"], &pages(&json)["stale_bytes"]), (&json!(90), &json!(0)));
+    assert!(p.run("export --db d --partition pages -").out == before, "blob GC changed the content");
     assert_eq!(p.json("verify --db d")["sound"], true);
     p.ok("gc run --db d");
 }
 
 #[test]
-fn what_cannot_be_collected_is_told_with_what_to_do() {
-    let p = filled();
+fn gc_without_separation_fails_with_advice() {
+    let p = database_with_stale_blobs();
     for line in ["gc scan --db d --partition plain", "gc run --db d --partition plain"] {
         let ran = p.run(line);
         assert_eq!(ran.code, Some(3), "{line}: {ran:?}");

@@ -1,10 +1,10 @@
-//! What goes wrong, said in a sentence and an exit code.
+//! Error messages and exit codes.
 
 use azekura::Config;
 
-use super::program::Program;
+use super::fixture::CliFixture;
 
-/// Commands that read the database "d" with an entry "k" in it.
+/// Commands that read the database "d", which has an entry "k".
 const READING: [&str; 10] = [
     "get --db d k",
     "scan --db d",
@@ -19,8 +19,8 @@ const READING: [&str; 10] = [
 ];
 
 #[test]
-fn no_database_here() {
-    let p = Program::new();
+fn missing_database_is_an_error() {
+    let p = CliFixture::new();
     for line in [
         "get --db nowhere k",
         "scan --db nowhere",
@@ -39,8 +39,8 @@ fn no_database_here() {
 }
 
 #[test]
-fn a_directory_that_holds_something_else_is_refused_and_left_alone() {
-    let p = Program::new();
+fn foreign_directory_is_refused_and_unchanged() {
+    let p = CliFixture::new();
     std::fs::create_dir(p.path("holiday")).unwrap();
     std::fs::write(p.path("holiday/photo.jpg"), "not a table").unwrap();
     std::fs::write(p.path("file"), "not even a directory").unwrap();
@@ -66,8 +66,8 @@ fn a_directory_that_holds_something_else_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_database_in_use_is_locked() {
-    let p = Program::new();
+fn open_database_is_locked() {
+    let p = CliFixture::new();
     p.ok("put --db d k v");
     let writer = Config::new(p.path("d")).open().unwrap();
     for line in [
@@ -97,8 +97,8 @@ fn a_database_in_use_is_locked() {
 }
 
 #[test]
-fn commands_that_read_change_nothing() {
-    let p = Program::new();
+fn reading_commands_change_nothing() {
+    let p = CliFixture::new();
     p.ok("put --db d k v");
     let state = || -> Vec<_> {
         let files = walkdir::WalkDir::new(p.path("d")).sort_by_file_name().into_iter().map(Result::unwrap);
@@ -113,8 +113,8 @@ fn commands_that_read_change_nothing() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_in_both_forms() {
-    let p = Program::new();
+fn usage_error_is_printed_as_text_and_json() {
+    let p = CliFixture::new();
     let ran = p.run("get");
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("Usage:"), "{ran:?}");
@@ -131,8 +131,8 @@ fn a_wrong_command_line_is_told_in_both_forms() {
 }
 
 #[test]
-fn help_is_there_for_everything() {
-    let p = Program::new();
+fn every_command_has_help() {
+    let p = CliFixture::new();
     let all = "demo put get del scan count import export stats levels blobs gc verify compact checkpoint \
                partitions exit-codes";
     let top = p.ok("--help");
@@ -145,10 +145,10 @@ fn help_is_there_for_everything() {
     assert!(p.ok("--version").starts_with("azekura "));
 }
 
-/// `eprintln!` panics where nothing reads standard error any more: the exit code was 101 whatever had happened.
+/// `eprintln!` panics if standard error is a closed pipe, so every exit code was 101.
 #[test]
 fn closed_pipes_do_not_change_the_exit_code() {
-    let p = Program::new();
+    let p = CliFixture::new();
     p.ok("put --db d k v");
     let closed = || {
         let (reader, writer) = std::io::pipe().unwrap();
@@ -173,8 +173,8 @@ fn closed_pipes_do_not_change_the_exit_code() {
 }
 
 #[test]
-fn a_dangling_link_is_told_apart_from_nothing() {
-    let p = Program::new();
+fn dangling_link_has_its_own_error() {
+    let p = CliFixture::new();
     std::os::unix::fs::symlink("nowhere", p.path("link")).unwrap();
     for line in ["get --db link k", "stats --db link", "put --db link k v", "import --db link tmp", "verify --db link"]
     {
@@ -184,10 +184,10 @@ fn a_dangling_link_is_told_apart_from_nothing() {
     }
 }
 
-/// Without its `LOCK` a directory counted as one that no process writes to.
+/// `verify` treated a directory without the file `LOCK` as a database without a writer.
 #[test]
-fn verify_waits_for_a_writer_without_lock_file() {
-    let p = Program::new();
+fn verify_fails_when_writer_has_no_lock_file() {
+    let p = CliFixture::new();
     let writer = Config::new(p.path("d")).open().unwrap();
     std::fs::remove_file(p.path("d/LOCK")).unwrap();
     assert_eq!(p.run("verify --db d").code, Some(4));

@@ -1,4 +1,4 @@
-//! Running the program.
+//! Runs the built program in a temporary directory.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -8,24 +8,24 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The program in a directory of its own, which is also its current and its temporary one.
-pub(crate) struct Program {
+/// A directory in which the program runs; the temporary directory of the program is in it.
+pub(crate) struct CliFixture {
     pub(crate) dir: TempDir,
 }
 
-/// What a run gave.
+/// Exit code and output of a run.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct CliResult {
     pub(crate) code: Option<i32>,
     pub(crate) out: Vec<u8>,
     pub(crate) err: String,
 }
 
-impl Program {
-    pub(crate) fn new() -> Program {
-        let program = Program { dir: tempfile::tempdir().unwrap() };
-        std::fs::create_dir(program.path("tmp")).unwrap();
-        program
+impl CliFixture {
+    pub(crate) fn new() -> CliFixture {
+        let fixture = CliFixture { dir: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(fixture.path("tmp")).unwrap();
+        fixture
     }
 
     pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -38,27 +38,27 @@ impl Program {
         command
     }
 
-    /// Runs with the words of a line.
-    pub(crate) fn run(&self, line: &str) -> Ran {
+    /// Runs the program with the words of a line as arguments.
+    pub(crate) fn run(&self, line: &str) -> CliResult {
         self.run_args(line.split_whitespace())
     }
 
-    pub(crate) fn run_args<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Ran {
+    pub(crate) fn run_args<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> CliResult {
         self.run_with_input(args, b"")
     }
 
-    pub(crate) fn run_with_input<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> Ran {
+    pub(crate) fn run_with_input<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> CliResult {
         let piped = |command: &mut Command| {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
         let mut child = piped(&mut self.command(args));
-        // A program that does not want the input may have left already.
+        // The write fails if the program has ended without reading its input.
         let _ = child.stdin.take().unwrap().write_all(input);
         let output = child.wait_with_output().unwrap();
-        Ran { code: output.status.code(), out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
+        CliResult { code: output.status.code(), out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
     }
 
-    /// Runs a line that must succeed, and gives what it printed.
+    /// Runs a line that must succeed, and returns its output.
     pub(crate) fn ok(&self, line: &str) -> String {
         let ran = self.run(line);
         assert_eq!(ran.code, Some(0), "{line}: {ran:?}");
@@ -71,14 +71,14 @@ impl Program {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {e}: {text}"))
     }
 
-    /// Nothing may be left in the temporary directory.
+    /// Checks that the temporary directory is empty.
     pub(crate) fn assert_cleaned_up(&self) {
         let left: Vec<_> = std::fs::read_dir(self.path("tmp")).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
     }
 }
 
-impl Ran {
+impl CliResult {
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.out.clone()).unwrap()
     }

@@ -1,0 +1,17 @@
+//! `demo`: stores real files, kills the writer process, recovers, and checks the result.
+//!
+//! `run` executes the steps. `input` lists the files and defines the puts; `writer` has both sides of the writer
+//! process, which reports each put through a pipe; `check` compares the database with these acknowledgements;
+//! `temporary_directory` removes everything that the demo creates, also after Ctrl-C.
+//!
+//! Invariants: the n-th acknowledgement is about the n-th put. A put counts as acknowledged once its whole record has
+//! reached the parent process. Memory holds the list of files, 16 bytes per put, and the content of one file.
+
+mod check;
+mod input;
+mod run;
+mod temporary_directory;
+mod writer;
+
+pub(crate) use run::run;
+pub(crate) use writer::run_writer;

@@ -1,0 +1,308 @@
+//! `stats`, `levels` and `blobs`: metrics of the database, shape of the trees, staleness of the blob files.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use azekura::{
+    BlobFileMetrics, Database, DroppedAfterDamage, KindMetrics, LevelMetrics, Metrics, PartitionMetrics, PoolMetrics,
+};
+use serde_json::{Value, json};
+
+use crate::args::PartitionFilter;
+use crate::display::{self, bytes, count, plural};
+use crate::error::{CommandOutcome, Result};
+use crate::open;
+use crate::output::{CommandOutput, fields_json};
+
+/// Width of the longest bar of `levels`, in characters.
+const LEVEL_BAR_WIDTH: usize = 30;
+
+/// Width of the bar of a fully stale blob file, in characters.
+const BLOB_BAR_WIDTH: usize = 20;
+
+/// Prints every metric.
+pub(crate) fn stats(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let (db, partitions) = open_and_read_metrics(args)?;
+    let metrics = db.metrics();
+    let disk = db.disk_space();
+    if output.json() {
+        let mut object = metrics_json(&metrics);
+        object["disk_bytes"] = json!(disk);
+        object["partitions"] = partitions.iter().map(partition_json).collect();
+        output.line(object)?;
+        return Ok(CommandOutcome::Success);
+    }
+    output.line("Counters start at zero when a database is opened; this command has just opened it to read.")?;
+    output.line(display::name_value_table(&metrics_rows(&metrics, disk)))?;
+    for partition in &partitions {
+        output.line("")?;
+        print_partition(partition, output)?;
+    }
+    Ok(CommandOutcome::Success)
+}
+
+/// Prints the levels of each partition.
+pub(crate) fn levels(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let (_db, partitions) = open_and_read_metrics(args)?;
+    output.partitions(&partitions, partition_json, print_partition)?;
+    if partitions.is_empty() && !output.json() {
+        output.line("There are no partitions.")?;
+    }
+    Ok(CommandOutcome::Success)
+}
+
+/// Prints the blob files of each partition, by descending staleness.
+pub(crate) fn blobs(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
+    let (_db, mut partitions) = open_and_read_metrics(args)?;
+    if args.partition.is_none() {
+        partitions.retain(|partition| partition.separated);
+    }
+    let share = |file: &BlobFileMetrics| (u128::from(file.stale_bytes()) << 64) / u128::from(file.value_bytes.max(1));
+    for partition in &mut partitions {
+        partition.blob_files.sort_by_key(|file| (Reverse(share(file)), file.id));
+    }
+    output.partitions(&partitions, blobs_json, print_blob_files)?;
+    if !output.json() {
+        output.line(if partitions.is_empty() {
+            "No partition has key-value separation, so there are no blob files."
+        } else if partitions.iter().any(|partition| partition.stale_blob_bytes() > 0) {
+            "`azekura gc run` reclaims stale bytes; `azekura gc scan` also counts those that no compaction has dropped."
+        } else {
+            "A value counts as referenced until a compaction drops its entry; `azekura gc scan` is exact."
+        })?;
+    }
+    Ok(CommandOutcome::Success)
+}
+
+/// Opens the database to read, and reads the metrics of the partitions in the order of their names.
+fn open_and_read_metrics(args: &PartitionFilter) -> Result<(Database, Vec<PartitionMetrics>)> {
+    let db = open::open_read_only(&args.db.path)?;
+    let partitions = match &args.partition {
+        Some(name) => vec![open::existing_partition(&db, name)?],
+        None => open::all_partitions(&db)?,
+    };
+    let metrics = partitions.iter().map(|partition| partition.metrics()).collect();
+    Ok((db, metrics))
+}
+
+/// Names and values of all metrics of a database.
+pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)> {
+    let hits = |kind: &KindMetrics| {
+        let share = display::share(kind.hits, kind.hits + kind.misses);
+        format!("{share}, {} with {} cached", plural(kind.blocks, "block"), bytes(kind.bytes))
+    };
+    let nanos = |ns| display::duration(Duration::from_nanos(ns));
+    let moved = |read, written| format!("{} read, {} written", bytes(read), bytes(written));
+    let dropped = m.dropped_after_damage.as_ref().map_or("nothing".to_string(), |d| {
+        format!("{} after {} at byte {}", plural(d.frames, "frame"), d.file.display(), d.offset)
+    });
+    let compacted = moved(m.compaction_bytes_read, m.compaction_bytes_written);
+    let collected = moved(m.collection_bytes_read, m.collection_bytes_written);
+    let moves = count(m.trivial_moves);
+    let no_writes = "nothing written since the database was opened".to_string();
+    let amplification = if m.user_bytes == 0 { no_writes } else { format!("{:.2}", m.write_amplification()) };
+    let cache = format!("{} of {}, {} pinned", bytes(m.cache.used), bytes(m.cache.capacity), bytes(m.cache.pinned));
+    vec![
+        ("partitions", count(m.partitions as u64)),
+        ("bytes on disk", bytes(disk)),
+        ("commits, records", format!("{}, {}", count(m.commits), count(m.records))),
+        ("written by callers", bytes(m.user_bytes)),
+        ("WAL: written, syncs", format!("{}, {}", bytes(m.log_bytes), count(m.log_syncs))),
+        ("direct blob writes", bytes(m.early_bytes)),
+        ("WAL: live, segments", format!("{}, {}", bytes(m.log_live_bytes), m.log_segments)),
+        ("manifest", bytes(m.manifest_bytes)),
+        ("memtables", bytes(m.memtable_bytes)),
+        ("flushes", format!("{}, {} written", count(m.flushes), bytes(m.flushed_bytes))),
+        ("compactions", format!("{} ({compacted}), {moves} trivial moves", count(m.compactions))),
+        ("blob GC", format!("{} ({collected}), {} freed", count(m.collections), bytes(m.blob_bytes_freed))),
+        ("write amplification", amplification),
+        ("write stalls", nanos(m.stall_ns)),
+        ("cache", cache),
+        ("cache hits: data", hits(&m.cache.data)),
+        ("cache hits: index", hits(&m.cache.index)),
+        ("cache hits: filter", hits(&m.cache.filter)),
+        ("cache hits: blobs", hits(&m.cache.blob)),
+        ("open snapshots", count(m.open_snapshots as u64)),
+        ("recovery", format!("{}, {} replayed", nanos(m.recovery_ns), plural(m.replayed_records, "record"))),
+        ("dropped after damage", dropped),
+    ]
+}
+
+/// All metrics of a database as a JSON object.
+pub(crate) fn metrics_json(m: &Metrics) -> Value {
+    let kind = |kind: &KindMetrics| fields_json!(kind, hits misses blocks bytes);
+    let mut cache = fields_json!(m.cache, capacity used pinned);
+    cache["data"] = kind(&m.cache.data);
+    cache["index"] = kind(&m.cache.index);
+    cache["filter"] = kind(&m.cache.filter);
+    cache["blob"] = kind(&m.cache.blob);
+    let mut object = fields_json! { m,
+        commits records user_bytes log_bytes log_syncs early_bytes log_live_bytes log_segments flushes flushed_bytes
+        compactions trivial_moves compaction_bytes_read compaction_bytes_written collections collection_bytes_read
+        collection_bytes_written blob_bytes_freed manifest_bytes memtable_bytes stall_ns open_snapshots
+        oldest_snapshot_age poisoned replayed_records recovery_ns
+    };
+    object["cache"] = cache;
+    object["write_amplification"] = json!((m.user_bytes > 0).then(|| m.write_amplification()));
+    object["dropped_after_damage"] = json!(m.dropped_after_damage.as_ref().map(dropped_json));
+    object
+}
+
+/// The WAL frames after damage, as JSON.
+pub(crate) fn dropped_json(dropped: &DroppedAfterDamage) -> Value {
+    json!({ "file": dropped.file.to_string_lossy(), "offset": dropped.offset, "frames": dropped.frames })
+}
+
+/// All metrics of a partition as a JSON object.
+pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
+    let level = |l: &LevelMetrics| fields_json!(l, level runs tables bytes raw_bytes entries tombstones);
+    let mut object = fields_json!(partition, name memtable_bytes sealed_memtables disk_bytes pinned_bytes separated);
+    object["levels"] = partition.levels.iter().map(level).collect();
+    object["blob_files"] = json!(partition.blob_files.len());
+    object["blob_bytes"] = json!(partition.blob_bytes());
+    object["referenced_blob_bytes"] = json!(partition.referenced_blob_bytes());
+    object["stale_blob_bytes"] = json!(partition.stale_blob_bytes());
+    object["pool"] = json!(partition.pool.as_ref().map(pool_json));
+    object
+}
+
+fn pool_json(pool: &PoolMetrics) -> Value {
+    let mut object = fields_json! { pool,
+        records leaves leaves_free bytes free_bytes index_bytes kept_bytes checkpoints checkpoint_bytes splits
+    };
+    object["survives"] = json!(format!("{:?}", pool.level).to_lowercase());
+    object
+}
+
+/// Prints the name and the sums of a pool, and a bar for its used share.
+fn print_pool(partition: &PartitionMetrics, pool: &PoolMetrics, output: &mut CommandOutput) -> Result<()> {
+    output.line(format!(
+        "{}: pool of {}, {} in {}, {} on disk",
+        partition.name,
+        bytes(pool.bytes),
+        plural(pool.records, "record"),
+        plural(pool.leaves, "leaf node"),
+        bytes(partition.disk_bytes)
+    ))?;
+    let used = pool.bytes.saturating_sub(pool.free_bytes);
+    let bar = display::bar(used, pool.bytes, LEVEL_BAR_WIDTH);
+    output.line(format!("in use {bar:<LEVEL_BAR_WIDTH$} {}", bytes(used)))?;
+    output.line(format!("without the WAL a write survives {}", pool.level))
+}
+
+/// Prints the name and the sums of a partition, and one bar for each level.
+pub(crate) fn print_partition(partition: &PartitionMetrics, output: &mut CommandOutput) -> Result<()> {
+    if let Some(pool) = &partition.pool {
+        return print_pool(partition, pool, output);
+    }
+    let used: Vec<_> = partition.levels.iter().filter(|level| level.tables > 0).collect();
+    let tables = used.iter().map(|level| level.tables as u64).sum();
+    output.line(format!(
+        "{}: {} in {}, {} on disk, {} in memory",
+        partition.name,
+        plural(tables, "table"),
+        plural(used.len() as u64, "level"),
+        bytes(partition.disk_bytes),
+        bytes(partition.memtable_bytes)
+    ))?;
+    let largest = used.iter().map(|level| level.bytes).max().unwrap_or(0);
+    let mut table =
+        display::plain_table(&["level", "shape", "tables", "runs", "bytes", "raw", "entries", "tombstones"], 2..8);
+    for level in &used {
+        table.add_row([
+            format!("L{}", level.level),
+            format!("{:<LEVEL_BAR_WIDTH$}", display::bar(level.bytes, largest, LEVEL_BAR_WIDTH)),
+            count(level.tables as u64),
+            count(level.runs as u64),
+            bytes(level.bytes),
+            bytes(level.raw_bytes),
+            count(level.entries),
+            count(level.tombstones),
+        ]);
+    }
+    if !used.is_empty() {
+        output.line(table)?;
+    }
+    if !partition.blob_files.is_empty() {
+        output.line(format!(
+            "{}, {}; values: {} referenced, {} stale",
+            plural(partition.blob_files.len() as u64, "blob file"),
+            bytes(partition.blob_bytes()),
+            bytes(partition.referenced_blob_bytes()),
+            bytes(partition.stale_blob_bytes())
+        ))?;
+    }
+    Ok(())
+}
+
+fn file_name(file: &BlobFileMetrics) -> String {
+    format!("{:06}.blob", file.id)
+}
+
+/// "12.5 %".
+fn percent(stale: u64, of: u64) -> String {
+    format!("{:.1} %", stale as f64 * 100.0 / of.max(1) as f64)
+}
+
+fn print_blob_files(partition: &PartitionMetrics, output: &mut CommandOutput) -> Result<()> {
+    let files = &partition.blob_files;
+    if files.is_empty() {
+        let why = if partition.separated { "none was written yet" } else { "it has no key-value separation" };
+        return output.line(format!("{}: no blob files, {why}", partition.name));
+    }
+    let values: u64 = files.iter().map(|file| file.values).sum();
+    let value_bytes: u64 = files.iter().map(|file| file.value_bytes).sum();
+    let stale = partition.stale_blob_bytes();
+    output.line(format!(
+        "{}: {} of {}, {} of {}: {} referenced, {} stale ({})",
+        partition.name,
+        plural(files.len() as u64, "blob file"),
+        bytes(partition.blob_bytes()),
+        plural(values, "value"),
+        bytes(value_bytes),
+        bytes(partition.referenced_blob_bytes()),
+        bytes(stale),
+        percent(stale, value_bytes)
+    ))?;
+    let mut table = display::plain_table(&["file", "bytes", "values", "referenced", "stale", "staleness"], 1..5);
+    for file in files {
+        table.add_row([
+            file_name(file),
+            bytes(file.bytes),
+            count(file.values),
+            bytes(file.referenced_bytes),
+            percent(file.stale_bytes(), file.value_bytes),
+            display::bar(file.stale_bytes(), file.value_bytes, BLOB_BAR_WIDTH),
+        ]);
+    }
+    output.line(table)
+}
+
+fn blobs_json(partition: &PartitionMetrics) -> Value {
+    let file = |file: &BlobFileMetrics| {
+        let mut object = fields_json!(file, bytes values value_bytes referenced_values referenced_bytes);
+        object["file"] = json!(file_name(file));
+        object["stale_bytes"] = json!(file.stale_bytes());
+        object
+    };
+    json!({
+        "name": partition.name,
+        "separated": partition.separated,
+        "files": partition.blob_files.iter().map(file).collect::<Vec<_>>(),
+        "bytes": partition.blob_bytes(),
+        "referenced_bytes": partition.referenced_blob_bytes(),
+        "stale_bytes": partition.stale_blob_bytes(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_of_zero_is_zero() {
+        assert_eq!(percent(0, 0), "0.0 %");
+        assert_eq!(percent(1, 8), "12.5 %");
+        assert_eq!(percent(7, 7), "100.0 %");
+    }
+}

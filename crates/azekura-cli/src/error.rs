@@ -1,0 +1,171 @@
+//! Errors of commands, their messages and their exit codes.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use azekura::{Error, ErrorKind};
+use serde_json::{Value, json};
+
+/// A result whose error ends the command.
+pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
+
+/// Outcome of a command that ran to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandOutcome {
+    Success,
+    /// Not found, damaged, or only partly done.
+    Negative,
+}
+
+impl CommandOutcome {
+    pub(crate) fn success_if(condition: bool) -> CommandOutcome {
+        if condition { CommandOutcome::Success } else { CommandOutcome::Negative }
+    }
+
+    pub(crate) fn exit_code(self) -> ExitCode {
+        match self {
+            CommandOutcome::Success => ExitCode::SUCCESS,
+            CommandOutcome::Negative => ExitCode::from(1),
+        }
+    }
+}
+
+/// Reason why a command did not run to its end. `azekura help exit-codes` documents the exit codes.
+#[derive(Debug)]
+pub(crate) struct CliError {
+    code: u8,
+    kind: String,
+    message: String,
+    file: Option<PathBuf>,
+    offset: Option<u64>,
+    /// The error as text; with the file, and from the engine with the kind and the offset.
+    text: String,
+}
+
+impl CliError {
+    fn new(code: u8, kind: &str, message: String, file: Option<&Path>) -> CliError {
+        let text = file.map_or(message.clone(), |file| format!("{message} ({})", file.display()));
+        CliError { code, kind: kind.into(), message, file: file.map(Path::to_path_buf), offset: None, text }
+    }
+
+    /// Arguments that contradict each other or cannot be parsed.
+    pub(crate) fn usage(message: impl Into<String>) -> CliError {
+        CliError::new(2, "usage", message.into(), None)
+    }
+
+    /// Wrong content or type of `file`.
+    pub(crate) fn input(file: impl AsRef<Path>, message: impl Into<String>) -> CliError {
+        CliError::new(3, "input", message.into(), Some(file.as_ref()))
+    }
+
+    /// An operating-system error of `action` (a verb phrase) on `file`.
+    pub(crate) fn os(action: &str, file: impl AsRef<Path>, source: io::Error) -> CliError {
+        CliError::new(3, "io", format!("cannot {action}: {source}"), Some(file.as_ref()))
+    }
+
+    /// Failure of the writer process of the demo.
+    pub(crate) fn writer(code: u8, message: String) -> CliError {
+        CliError::new(code, "writer", message, None)
+    }
+
+    /// Standard output is a closed pipe. Exits with 0 and without a message.
+    pub(crate) fn pipe_closed() -> CliError {
+        CliError::new(0, "pipe_closed", String::new(), None)
+    }
+
+    /// The user pressed Ctrl-C.
+    pub(crate) fn interrupted() -> CliError {
+        CliError::new(130, "interrupted", "interrupted".into(), None)
+    }
+
+    /// Prints the error on standard error and returns the exit code.
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
+        if json && self.code != 0 {
+            print_error(json!({ "error": error_json(&self.kind, &self.message, self.file.as_deref(), self.offset) }));
+        } else if self.code != 0 {
+            print_error(format_args!("azekura: {self}"));
+        }
+        ExitCode::from(self.code)
+    }
+}
+
+impl From<Error> for CliError {
+    fn from(error: Error) -> CliError {
+        let code = match error.kind() {
+            ErrorKind::Locked => 4,
+            ErrorKind::Corruption => 5,
+            _ => 3,
+        };
+        CliError {
+            offset: error.offset(),
+            text: error.to_string(),
+            ..CliError::new(code, &kind_word(error.kind()), error.message().to_string(), error.file())
+        }
+    }
+}
+
+/// The error as a sentence.
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.text.ends_with(['.', '!', '?']) { "" } else { "." };
+        write!(f, "{}{end}", self.text)
+    }
+}
+
+/// Writes one line to standard error. Ignores a closed pipe, on which `eprintln!` panics; the exit code reports the
+/// same error.
+pub(crate) fn print_error(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+fn error_json(kind: &str, message: &str, file: Option<&Path>, offset: Option<u64>) -> Value {
+    json!({ "kind": kind, "message": message, "file": file.map(|f| f.to_string_lossy()), "offset": offset })
+}
+
+/// An error of the engine as a JSON object.
+pub(crate) fn engine_error_json(error: &Error) -> Value {
+    error_json(&kind_word(error.kind()), error.message(), error.file(), error.offset())
+}
+
+fn kind_word(kind: ErrorKind) -> String {
+    match kind {
+        ErrorKind::Io => "io".into(),
+        other => other.to_string().replace(' ', "_"),
+    }
+}
+
+/// Prints clap's message (help and version included) and returns the exit code.
+pub(crate) fn report_usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
+        // clap's text ends with the usage and a hint, after an empty line.
+        let text = error.to_string();
+        let lines = text.trim_start_matches("error: ").lines().map(str::trim).take_while(|line| !line.is_empty());
+        return CliError::usage(lines.collect::<Vec<_>>().join(" ")).report(true);
+    }
+    // A closed pipe does not change the exit code.
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_messages_and_exit_codes() {
+        let locked = CliError::from(Error::new(ErrorKind::Locked, "another program has it open").in_file("/db/LOCK"));
+        assert_eq!(locked.to_string(), "locked: another program has it open (/db/LOCK).");
+        assert_eq!(locked.code, 4);
+        assert_eq!(CliError::from(Error::corruption("x")).code, 5);
+        let os = CliError::os("read the value", "/nope", io::Error::from(io::ErrorKind::PermissionDenied));
+        assert_eq!((os.to_string().as_str(), os.code), ("cannot read the value: permission denied (/nope).", 3));
+    }
+
+    #[test]
+    fn kinds_are_single_words() {
+        assert_eq!(kind_word(ErrorKind::OutOfSpace), "out_of_space");
+        assert_eq!(kind_word(ErrorKind::Io), "io");
+    }
+}
