@@ -1,5 +1,6 @@
-//! What the announcement of explicit garbage collection shows, with nothing but the crate's name changed. Its program
-//! with an asynchronous runtime is a binary of `azekura-examples`.
+//! The code of the announcement of explicit garbage collection, with nothing but the crate's name changed.
+
+use std::process::Command;
 
 use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions};
 
@@ -92,4 +93,79 @@ fn what_it_shows_compiles_and_runs() {
     other.insert("large", vec![2; 2_048]).unwrap();
     other.flush().unwrap();
     assert_eq!(other.metrics().blob_files[0].values, 1);
+}
+
+/// The program with tokio; its database is `.azekura_data` below the current directory.
+#[rustfmt::skip]
+#[expect(unused_imports, reason = "it is printed that way")]
+async fn program() -> azekura::Result<()> {
+    use azekura::GarbageCollection;
+    let keyspace = Config::default().open()?;
+
+    let opts = PartitionCreateOptions::default()
+        .with_kv_separation(KvSeparationOptions::default());
+
+    let blobs = keyspace.open_partition("blobs", opts)?;
+
+    {
+        let blobs = blobs.clone();
+
+        tokio::spawn(async move {
+            use azekura::{Error, Gc};
+            use std::time::{Duration, Instant};
+
+            loop {
+                eprintln!("Running GC for partition {:?}", blobs.name);
+                let start = Instant::now();
+
+                let blobs = blobs.clone();
+                let result = tokio::task::spawn_blocking(move || {
+                    let _report = blobs.gc_scan()?;
+                    blobs.gc_with_space_amp_target(3.0)?;
+                    Ok::<_, Error>(())
+                })
+                .await
+                .unwrap();
+
+                if let Err(e) = result {
+                    // error handling
+                    eprintln!("GC failed: {e:?}");
+                } else {
+                    eprintln!("GC done in {:?}", start.elapsed());
+                }
+
+                // Sleep 24 hours
+                tokio::time::sleep(Duration::from_secs(60 * 60 * 24)).await;
+            }
+        });
+    }
+
+    Ok(())
+}
+
+/// Runs the program in a process of its own, because it uses the current directory. The second run opens the database
+/// that the first left.
+#[test]
+fn announced_program_leaves_a_database() {
+    const IN_CHILD: &str = "AZEKURA_ANNOUNCEMENT";
+    if std::env::var_os(IN_CHILD).is_some() {
+        return tokio::runtime::Runtime::new().unwrap().block_on(program()).unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["separation::announcement::announced_program_leaves_a_database", "--exact", "--nocapture"]);
+        let output = child.current_dir(&dir).env(IN_CHILD, "1").output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{text}");
+        // The program ends without waiting for its task, so the runtime may cancel the call that the task unwraps.
+        assert!(
+            !text.contains("GC failed") && text.contains("panicked") == text.contains("JoinError::Cancelled"),
+            "{text}"
+        );
+    }
+    let db = Config::new(dir.path().join(".azekura_data")).open().unwrap();
+    let blobs = db.partition("blobs").unwrap();
+    assert!(blobs.metrics().separated);
+    assert_eq!(azekura::GarbageCollection::gc_scan(&blobs).unwrap().segment_count, 0);
 }
