@@ -1,19 +1,15 @@
 //! The command line.
 
-use crate::bytes::{Bytes, Sizes};
 use crate::engine::{Compression, Options, Sync, registry};
-use crate::failure::Result;
-use crate::machine::disk::Scratch;
-use crate::task::rounds::Comparison;
-use crate::task::task::Plan;
-use crate::workload::keys::KeyOrder;
-use crate::workload::shape::mean_of_sizes;
-use crate::workload::{Shape, Workload};
+use crate::error::Result;
+use crate::measure::device::processors;
+use crate::measure::disk::Scratch;
+use crate::workload::Workload;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Measures azekura, alone and beside its peers. What makes a comparison fair is written in the README of this crate.
+/// Measures azekura, alone and beside its peers. The README of this crate says what makes a comparison fair.
 #[derive(Debug, Parser)]
 #[command(name = "azekura-bench", version)]
 pub(crate) struct Cli {
@@ -46,19 +42,16 @@ pub(crate) enum Command {
 /// Where a command works.
 #[derive(Debug, Args)]
 pub(crate) struct Place {
-    /// Directory to work below; a directory of this run's own is made in it and removed at the end.
+    /// Directory to work below; the run makes a directory of its own in it and removes it at the end.
     #[arg(long, default_value = "target/bench")]
-    pub(crate) dir: PathBuf,
-    /// Leave the databases there.
+    dir: PathBuf,
+    /// Keep the databases.
     #[arg(long)]
-    pub(crate) keep: bool,
+    keep: bool,
 }
 
 impl Place {
-    /// The directory of this run's own.
-    ///
-    /// # Errors
-    /// Those of creating it.
+    /// Creates the directory of this run.
     pub(crate) fn scratch(&self) -> Result<Scratch> {
         Scratch::create(&self.dir, self.keep)
     }
@@ -82,35 +75,35 @@ pub(crate) struct Common {
 pub(crate) struct Engines {
     /// Engines, separated by commas; `all`: every one that runs here.
     #[arg(long, value_delimiter = ',', default_value = "azekura")]
-    pub(crate) engine: Vec<String>,
+    engine: Vec<String>,
     /// Rounds; engines take turns in each.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Background threads of each engine; as many as processors by default.
     #[arg(long)]
-    pub(crate) workers: Option<usize>,
+    workers: Option<usize>,
     /// Seconds that one child process may take; 20 times the median of what other engines took by default, at least
     /// 120.
     #[arg(long)]
-    pub(crate) limit: Option<u64>,
+    limit: Option<u64>,
     /// What a write must survive before it returns.
     #[arg(long, value_enum, default_value = "none")]
-    pub(crate) sync: Sync,
+    sync: Sync,
     /// Compression of every level.
     #[arg(long, value_enum, default_value = "none")]
-    pub(crate) compression: Compression,
+    compression: Compression,
     /// Block cache of each engine.
-    #[arg(long, default_value = "512M")]
-    pub(crate) cache_size: Bytes,
-    /// Keep values of at least so many bytes apart from the tree, in engines that can.
-    #[arg(long)]
-    pub(crate) separate_from: Option<Bytes>,
+    #[arg(long, default_value = "512M", value_parser = bytes)]
+    cache_size: u64,
+    /// Store values of at least this size apart from the tree, in engines that can.
+    #[arg(long, value_parser = bytes)]
+    separate_from: Option<u64>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Workloads, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',', required = true)]
+    #[arg(long, value_parser = Workload::parser(), value_delimiter = ',', required = true)]
     pub(crate) workload: Vec<Workload>,
     /// Records of the data set; 1,000,000 by default, 4,000 of blobs.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
@@ -118,7 +111,7 @@ pub(crate) struct Run {
     /// Operations; n by default, n/10 for scans.
     #[arg(long)]
     pub(crate) ops: Option<u64>,
-    /// End each measurement after so many seconds.
+    /// End each measurement after this many seconds.
     #[arg(long)]
     pub(crate) seconds: Option<f64>,
     /// Bytes of each key.
@@ -126,18 +119,18 @@ pub(crate) struct Run {
     pub(crate) key_size: u16,
     /// Bytes of each value, half of them compressible: a number, or a range of sizes drawn log-uniformly. 100 by
     /// default; 4K-1M for blobs, where a number is the mean of a range that begins at 4K.
-    #[arg(long)]
+    #[arg(long, value_parser = sizes)]
     pub(crate) value_size: Option<Sizes>,
     /// Threads; one comparison for each number of a list.
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) threads: Vec<u64>,
     /// Memtable of each engine.
-    #[arg(long, default_value = "64M")]
-    pub(crate) memtable_size: Bytes,
+    #[arg(long, default_value = "64M", value_parser = bytes)]
+    pub(crate) memtable_size: u64,
     /// Uncounted reads before a workload that reads; half its operations by default.
     #[arg(long)]
     pub(crate) warm_ops: Option<u64>,
-    /// Records read behind each seek of seekrandom.
+    /// Records read after each seek of seekrandom.
     #[arg(long, default_value_t = 10)]
     pub(crate) seek_nexts: u64,
     /// Records per second of the writer of readwhilewriting; 0 for as many as it can.
@@ -146,7 +139,7 @@ pub(crate) struct Run {
     /// Records that a queue holds; n/10 by default.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
     pub(crate) depth: Option<u64>,
-    /// Put the database's files out of the page cache before each measurement and once a second during it.
+    /// Evict the database from the page cache before each measurement and once a second during it.
     #[arg(long)]
     pub(crate) cold: bool,
     /// Seed of every choice.
@@ -167,8 +160,8 @@ pub(crate) struct Open {
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) tables: u64,
     /// Bytes of one table; a memtable is 64 times as large.
-    #[arg(long, default_value = "64K")]
-    pub(crate) table_size: Bytes,
+    #[arg(long, default_value = "64K", value_parser = bytes)]
+    pub(crate) table_size: u64,
     #[command(flatten)]
     pub(crate) engines: Engines,
     #[command(flatten)]
@@ -195,9 +188,9 @@ pub(crate) struct Report {
     /// Engines, separated by commas; all that run here by default.
     #[arg(long, value_delimiter = ',')]
     pub(crate) engine: Vec<String>,
-    /// Directory to write to; docs/benchmarks of the workspace for full, else target/bench/report.
-    #[arg(long)]
-    pub(crate) out: Option<PathBuf>,
+    /// Directory to write to.
+    #[arg(long, default_value = "target/bench/report")]
+    pub(crate) out: PathBuf,
     #[command(flatten)]
     pub(crate) place: Place,
     /// Print the whole report as JSON too.
@@ -210,7 +203,7 @@ pub(crate) struct Experiment {
     /// Which one.
     #[arg(required_unless_present = "list")]
     pub(crate) name: Option<String>,
-    /// Name all experiments.
+    /// List all experiments.
     #[arg(long)]
     pub(crate) list: bool,
     /// Less data and shorter rounds.
@@ -223,8 +216,8 @@ pub(crate) struct Experiment {
     /// documentation by default, or generated pages where there is none.
     #[arg(long)]
     pub(crate) pages: Option<PathBuf>,
-    /// Directory for what an experiment has to show beside its answer, series and charts, and for the answer itself as
-    /// JSON; series and charts go to target/bench/experiment by default.
+    /// Directory for series and charts, target/bench/experiment by default, and for the answer itself as JSON if it is
+    /// given.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Directory in memory, for experiments that need one.
@@ -234,184 +227,74 @@ pub(crate) struct Experiment {
     pub(crate) common: Common,
 }
 
-impl Report {
-    /// Where the files go.
-    pub(crate) fn target(&self) -> PathBuf {
-        let full = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks"));
-        let other = || PathBuf::from("target/bench/report");
-        self.out.clone().unwrap_or_else(|| if self.what == "full" { full() } else { other() })
-    }
-}
-
 impl Engines {
-    /// The options every engine is opened with.
-    pub(crate) fn options(&self, memtable: Bytes, table: Option<Bytes>) -> Options {
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+    /// The options that every engine is opened with.
+    pub(crate) fn options(&self, memtable_bytes: u64, table_bytes: Option<u64>) -> Options {
         Options {
-            cache_bytes: self.cache_size.0,
-            memtable_bytes: memtable.0,
-            table_bytes: table.map(|bytes| bytes.0),
+            cache_bytes: self.cache_size,
+            table_bytes,
             sync: self.sync,
             compression: self.compression,
-            workers: self.workers.unwrap_or(processors).max(1),
-            separate_from: self.separate_from.map(|bytes| bytes.0),
-            data_bytes: 0,
+            workers: self.workers.unwrap_or_else(processors).max(1),
+            separate_from: self.separate_from,
+            ..Options::cached(memtable_bytes)
         }
     }
 
-    /// How long one child process may take, if that was said.
+    /// The time limit of a child process, if one was given.
     pub(crate) fn limit(&self) -> Option<Duration> {
         self.limit.map(Duration::from_secs)
     }
 
-    /// Refuses engines that this build does not have.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.names().iter().try_for_each(|name| registry::check(name))
-    }
-
-    /// The engines, `all` spelt out.
-    pub(crate) fn names(&self) -> Vec<String> {
-        registry::chosen(&self.engine)
+    /// The engines, `all` expanded; an error if one cannot run here.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let names = registry::chosen(&self.engine);
+        names.iter().try_for_each(|name| registry::check(name))?;
+        Ok(names)
     }
 }
 
-/// Records of a data set, and of one of blobs, when none are asked for.
-const RECORDS: u64 = 1_000_000;
-const BLOBS: u64 = 4_000;
-/// Sizes of values when none are asked for.
-const VALUES: Sizes = Sizes { least: 100, most: 100 };
-/// The same of blobs.
-const BLOB_VALUES: Sizes = Sizes { least: 4 << 10, most: 1 << 20 };
-/// The largest value.
-const LARGEST: u64 = 1 << 31;
-
-/// The sizes of blobs: a range as it is, a number as the mean of a range.
-fn blob_sizes(asked: Option<Sizes>) -> Sizes {
-    let Some(Sizes { least, most }) = asked else { return BLOB_VALUES };
-    let (from, mean) = (BLOB_VALUES.least as f64, least as f64);
-    if least != most || mean <= from {
-        return Sizes { least, most };
-    }
-    // The mean grows with the end of the range: halve the stretch it must lie in.
-    let (mut low, mut high) = (mean, LARGEST as f64);
-    for _ in 0..60 {
-        let middle = f64::midpoint(low, high);
-        if mean_of_sizes(from, middle) < mean { low = middle } else { high = middle }
-    }
-    Sizes { least: BLOB_VALUES.least, most: low as u64 }
+/// Parses `64`, `4K`, `512MiB`, `1G`: powers of 1024.
+fn bytes(text: &str) -> Result<u64, String> {
+    let parsed = parse_size::Config::new().with_binary().parse_size(text);
+    parsed.map_err(|error| format!("`{text}` is not a size: {error}"))
 }
 
-impl Run {
-    fn shape(&self, n: u64, sizes: Sizes) -> Result<Shape> {
-        if sizes.least < 8 || sizes.most > LARGEST {
-            return Err(
-                "--value-size must be 8 bytes to 2 GiB: the first 8 tell which generation of the record it is".into()
-            );
-        }
-        Ok(Shape {
-            n: self.n.unwrap_or(n),
-            key_size: usize::from(self.key_size),
-            least_value: sizes.least as usize,
-            value_size: sizes.most as usize,
-            order: KeyOrder::Scrambled,
-        })
-    }
+/// The smallest and the largest of a range of sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) least: u64,
+    pub(crate) most: u64,
+}
 
-    /// The comparison asked for.
-    pub(crate) fn comparison(&self) -> Result<Comparison> {
-        self.engines.check()?;
-        let shape = self.shape(RECORDS, self.value_size.unwrap_or(VALUES))?;
-        let blobs = self.shape(BLOBS, blob_sizes(self.value_size))?;
-        if self.threads.iter().any(|&threads| shape.n.min(blobs.n) < threads) {
-            return Err("--n must be at least --threads: each thread writes records of its own".into());
-        }
-        let plan = Plan {
-            workload: Workload::FillRandom,
-            shape,
-            ops: 0,
-            seconds: self.seconds,
-            threads: 1,
-            warm_ops: self.warm_ops.unwrap_or(0),
-            seek_nexts: self.seek_nexts,
-            write_rate: self.write_rate,
-            depth: self.depth,
-            cold: self.cold,
-            seed: u64::from(self.seed),
-            round: 0,
-            show_seconds: self.seconds_report,
-        };
-        Ok(Comparison {
-            workloads: self.workload.clone(),
-            engines: self.engines.names(),
-            rounds: self.engines.rounds,
-            threads: self.threads.clone(),
-            options: self.engines.options(self.memtable_size, None),
-            blobs,
-            plan,
-            ops: self.ops,
-            warm_ops: self.warm_ops,
-            limit: self.engines.limit(),
-            deadline: None,
-        })
-    }
+/// Parses `100` or `4K-1M`.
+fn sizes(text: &str) -> Result<Sizes, String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    let sizes = Sizes { least: bytes(least)?, most: bytes(most)? };
+    if sizes.least > sizes.most { Err(format!("`{text}` begins above its end")) } else { Ok(sizes) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Command};
+    use super::{Cli, Sizes, bytes, sizes};
     use clap::{CommandFactory, Parser};
 
     #[test]
     fn command_line_is_well_formed() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn lists_and_sizes_are_taken() {
-        let line = "azekura-bench run --workload fillrandom,ycsb-a --engine azekura --value-size 4K --n 10 --sync data";
-        let Command::Run(run) = Cli::parse_from(line.split(' ')).command else { panic!("not a run") };
-        let comparison = run.comparison().unwrap();
-        assert_eq!(comparison.workloads.len(), 2);
-        assert_eq!(comparison.plan.shape.value_size, 4096);
-    }
-
-    #[test]
-    fn thread_counts_come_in_lists() {
-        let line = "b run --workload overwrite --threads 1,2,4 --limit 7";
-        let Command::Run(run) = Cli::parse_from(line.split(' ')).command else { panic!("not a run") };
-        let comparison = run.comparison().unwrap();
-        assert_eq!((comparison.threads.as_slice(), comparison.limit.map(|l| l.as_secs())), (&[1, 2, 4][..], Some(7)));
-    }
-
-    #[test]
-    fn blobs_have_sizes_of_their_own() {
-        let asked = |text: &str| {
-            let line = format!("b run --workload blobload {text}");
-            let Command::Run(run) = Cli::parse_from(line.split_whitespace()).command else { panic!("not a run") };
-            run.comparison().unwrap()
-        };
-        let plain = asked("");
-        assert_eq!((plain.blobs.n, plain.blobs.least_value, plain.blobs.value_size), (4000, 4 << 10, 1 << 20));
-        assert_eq!((plain.plan.shape.n, plain.plan.shape.value_size), (1_000_000, 100));
-        let range = asked("--n 50 --value-size 1K-2K").blobs;
-        assert_eq!((range.n, range.least_value, range.value_size), (50, 1024, 2048));
-        let mean = asked("--value-size 64K").blobs;
-        assert!((mean.mean_record_bytes() / f64::from(64 << 10) - 1.0).abs() < 0.01, "{mean:?}");
-        assert_eq!(asked("--value-size 1K").blobs.value_size, 1024);
-    }
-
-    #[test]
-    fn nonsense_is_refused() {
         for line in ["run --workload nothing", "run", "run --workload overwrite --n 0", "open --tables 0"] {
             assert!(Cli::try_parse_from(["azekura-bench"].into_iter().chain(line.split(' '))).is_err(), "{line}");
         }
-        let parse = |line: &str| match Cli::parse_from(line.split(' ')).command {
-            Command::Run(run) => run.comparison().is_err(),
-            _ => false,
-        };
-        assert!(parse("b run --workload overwrite --value-size 4"));
-        assert!(parse("b run --workload overwrite --value-size 4-16"));
-        assert!(parse("b run --workload overwrite --threads 8 --n 4"));
-        assert!(parse("b run --workload overwrite --engine nosuchdb"));
+    }
+
+    #[test]
+    fn sizes_are_parsed_in_powers_of_1024() {
+        for (text, size) in [("64", 64), ("64K", 65_536), ("512MiB", 512 << 20), ("4k", 4096), ("1G", 1 << 30)] {
+            assert_eq!(bytes(text), Ok(size), "{text}");
+        }
+        assert!(["12Q", "", "99999999999999999999", "18446744073709551615G"].iter().all(|text| bytes(text).is_err()));
+        assert_eq!(sizes("100"), Ok(Sizes { least: 100, most: 100 }));
+        assert_eq!(sizes("4K-1M"), Ok(Sizes { least: 4 << 10, most: 1 << 20 }));
+        assert!(sizes("1M-4K").is_err() && sizes("4K-").is_err());
     }
 }

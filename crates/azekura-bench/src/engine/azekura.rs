@@ -1,56 +1,45 @@
-//! azekura itself, through its public interface only.
+//! azekura, through its public interface.
 
-use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
+use crate::engine::api::{BLOCK_BYTES, BLOOM_BITS, PARTITION, Visit, found, object};
 use crate::engine::{Compression, Engine, Options, Scan, Sync};
-use crate::failure::Result;
+use crate::error::Result;
 use ::azekura::{
     CompactionStrategy, CompressionType, Config, Database, EngineType, FilterPolicy, KvSeparationOptions,
-    LeveledOptions, Partition, PartitionCreateOptions, PersistMode, PmemOptions, PoolMetrics,
+    LeveledOptions, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// The smallest bound of a pool. Addresses are reserved for it, and memory taken as there is data.
+/// The smallest maximum size of a pool. It reserves addresses; memory is taken as data arrives.
 const POOL_LEAST: u64 = 1 << 30;
-/// Bytes of a pool for each byte of data, where its size is known: leaves and heads of records, old values, and more
-/// records.
+/// Maximum bytes of a pool for each byte of data: leaves, record headers, old versions and inserted records.
 const POOL_FACTOR: u64 = 4;
 
 struct AzekuraEngine {
     partition: Partition,
     database: Database,
-    /// Of each of its partitions.
-    own: PartitionCreateOptions,
+    /// The options of each partition.
+    created_with: PartitionCreateOptions,
 }
 
-/// Opens or creates an azekura database at `dir`.
+/// Opens or creates an azekura database with LSM partitions.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    open_with(dir, options, |own| own)
+    open_with(dir, options, |config| config, |partition| partition)
 }
 
-/// Opens or creates an azekura database whose partitions are trees in memory.
+/// Opens or creates an azekura database with pmem partitions, which do not separate values.
 pub(crate) fn open_pool(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    let whole = Options { separate_from: None, ..options.clone() }; // pools keep values with their keys
-    open_with(dir, &whole, |own| in_pool(own, options))
+    open_with(dir, &Options { separate_from: None, ..options.clone() }, |config| config, |own| in_pool(own, options))
 }
 
-/// A partition in a pool that is large enough.
-pub(crate) fn in_pool(own: PartitionCreateOptions, options: &Options) -> PartitionCreateOptions {
+/// Options of a pmem partition that is large enough for the data.
+pub(crate) fn in_pool(partition: PartitionCreateOptions, options: &Options) -> PartitionCreateOptions {
     let bytes = POOL_LEAST.saturating_add(options.data_bytes.saturating_mul(POOL_FACTOR));
-    own.engine(EngineType::Pmem(PmemOptions::default().max_size(bytes)))
+    partition.engine(EngineType::Pmem(PmemOptions::default().max_size(bytes)))
 }
 
-/// The same with options that only azekura has; for experiments.
+/// Opens or creates a database with options that only azekura has; for experiments.
 pub(crate) fn open_with(
-    dir: &Path,
-    options: &Options,
-    adjust: impl FnOnce(PartitionCreateOptions) -> PartitionCreateOptions,
-) -> Result<Box<dyn Engine>> {
-    open_on(dir, options, |own| own, adjust)
-}
-
-/// The same with settings of the database, its file system among them.
-pub(crate) fn open_on(
     dir: &Path,
     options: &Options,
     configure: impl FnOnce(Config) -> Config,
@@ -61,12 +50,11 @@ pub(crate) fn open_on(
         Sync::Data => PersistMode::SyncData,
         Sync::All => PersistMode::SyncAll,
     };
-    let config =
-        Config::new(dir).cache_size(options.cache_bytes).workers(options.workers.max(1)).durability(durability);
-    let database = configure(config).open()?;
-    let own = adjust(partition_options(options));
-    let partition = database.open_partition(PARTITION, own.clone())?;
-    Ok(Box::new(AzekuraEngine { partition, database, own }))
+    let config = Config::new(dir).cache_size(options.cache_bytes).workers(options.workers.max(1));
+    let database = configure(config.durability(durability)).open()?;
+    let created_with = adjust(partition_options(options));
+    let partition = database.open_partition(PARTITION, created_with.clone())?;
+    Ok(Box::new(AzekuraEngine { partition, database, created_with }))
 }
 
 fn partition_options(options: &Options) -> PartitionCreateOptions {
@@ -75,31 +63,21 @@ fn partition_options(options: &Options) -> PartitionCreateOptions {
         Compression::Lz4 => CompressionType::Lz4,
     };
     let mut leveled = LeveledOptions::default();
-    if let Some(bytes) = options.table_bytes {
-        leveled.table_size = bytes;
-    }
-    let own = PartitionCreateOptions::default()
+    leveled.table_size = options.table_bytes.unwrap_or(leveled.table_size);
+    let partition = PartitionCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
         .block_size(BLOCK_BYTES)
         .compression(codec)
         .filter_policy(FilterPolicy::Bloom { bits_per_key: BLOOM_BITS })
         .compaction_strategy(CompactionStrategy::Leveled(leveled));
-    let Some(bytes) = options.separate_from else { return own };
+    let Some(bytes) = options.separate_from else { return partition };
     let threshold = u32::try_from(bytes).unwrap_or(u32::MAX);
-    own.with_kv_separation(KvSeparationOptions::default().separation_threshold(threshold).compression(codec))
+    partition.with_kv_separation(KvSeparationOptions::default().separation_threshold(threshold).compression(codec))
 }
 
 impl Engine for AzekuraEngine {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         Ok(self.partition.insert(key, value)?)
-    }
-
-    fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let found = self.partition.get(key)?;
-        if let Some(value) = &found {
-            seen(value);
-        }
-        Ok(found.is_some())
     }
 
     fn delete(&self, key: &[u8]) -> Result<()> {
@@ -108,21 +86,18 @@ impl Engine for AzekuraEngine {
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let mut batch = self.database.batch();
-        for (key, value) in records {
-            batch.insert(&self.partition, key, value);
-        }
+        records.iter().for_each(|(key, value)| batch.insert(&self.partition, key, value));
         Ok(batch.commit()?)
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
-        let (mut records, backwards) = match scan {
-            Scan::First => (self.partition.iter(), false),
-            Scan::From(key) => (self.partition.range(key..), false),
-            Scan::Last => (self.partition.iter(), true),
-            Scan::Back(key) => (self.partition.range(..=key), true),
-        };
+    fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        Ok(found(self.partition.get(key)?, seen))
+    }
+
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
+        let mut records = self.partition.range::<&[u8]>(scan.bounds());
         for count in 0..limit {
-            let record = if backwards { records.lend_back() } else { records.lend() };
+            let record = if scan.ascends() { records.lend() } else { records.lend_back() };
             let Some(record) = record else { return Ok(count) };
             let (key, value) = record?;
             seen(key, value);
@@ -139,33 +114,29 @@ impl Engine for AzekuraEngine {
     }
 
     fn busy(&self) -> Result<bool> {
-        Ok(self.partition.metrics().sealed_memtables > 0) // compactions show as CPU and writes, which `settle` watches
+        Ok(self.partition.metrics().sealed_memtables > 0) // compactions are observed by CPU time and writes
     }
 
     fn tables(&self) -> Result<u64> {
-        let own = self.partition.metrics();
-        if own.pool.is_some() {
-            return Ok(1); // one pool is all there is
-        }
-        Ok(own.levels.iter().map(|level| level.tables as u64).sum())
+        let metrics = self.partition.metrics();
+        Ok(if metrics.pool.is_some() { 1 } else { metrics.levels.iter().map(|level| level.tables as u64).sum() })
     }
 
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
-        let partition = self.database.open_partition(name, self.own.clone())?;
-        Ok(Box::new(AzekuraEngine { partition, database: self.database.clone(), own: self.own.clone() }))
+        let (database, created_with) = (self.database.clone(), self.created_with.clone());
+        Ok(Box::new(AzekuraEngine {
+            partition: database.open_partition(name, created_with.clone())?,
+            database,
+            created_with,
+        }))
     }
 
     fn stats(&self) -> Map<String, Value> {
-        let metrics = self.database.metrics();
-        let own = self.partition.metrics();
-        let levels: Vec<Value> = own
-            .levels
-            .iter()
-            .map(
-                |level| json!({"level": level.level, "runs": level.runs, "tables": level.tables, "bytes": level.bytes}),
-            )
-            .collect();
-        let value = json!({
+        let (metrics, own) = (self.database.metrics(), self.partition.metrics());
+        let levels = own.levels.iter().map(
+            |level| json!({"level": level.level, "runs": level.runs, "tables": level.tables, "bytes": level.bytes}),
+        );
+        let mut stats = object(json!({
             "commits": metrics.commits, "log_syncs": metrics.log_syncs, "log_bytes": metrics.log_bytes,
             "log_live_bytes": metrics.log_live_bytes, "early_bytes": metrics.early_bytes,
             "flushes": metrics.flushes, "flushed_bytes": metrics.flushed_bytes,
@@ -176,16 +147,20 @@ impl Engine for AzekuraEngine {
             "cache_used_bytes": metrics.cache.used, "data_hits": metrics.cache.data.hits,
             "data_misses": metrics.cache.data.misses, "index_hits": metrics.cache.index.hits,
             "index_misses": metrics.cache.index.misses, "filter_hits": metrics.cache.filter.hits,
-            "filter_misses": metrics.cache.filter.misses, "held_bytes": own.pinned_bytes, "levels": levels,
-        });
-        match (value, own.pool) {
-            (Value::Object(mut stats), Some(pool)) => {
-                stats.insert("pool".into(), pool_stats(&pool));
-                stats
-            }
-            (Value::Object(stats), None) => stats,
-            _ => Map::new(),
+            "filter_misses": metrics.cache.filter.misses, "held_bytes": own.pinned_bytes,
+            "levels": levels.collect::<Vec<_>>(),
+        }));
+        if let Some(pool) = own.pool {
+            stats.extend(object(json!({"pool": {
+                "level": format!("{:?}", pool.level), "records": pool.records, "leaves": pool.leaves,
+                "leaves_free": pool.leaves_free, "bytes": pool.bytes, "free_bytes": pool.free_bytes,
+                "index_bytes": pool.index_bytes, "kept_bytes": pool.kept_bytes, "checkpoints": pool.checkpoints,
+                "checkpoint_bytes": pool.checkpoint_bytes, "splits": pool.splits,
+                "split_stored_bytes": pool.split_stored_bytes, "split_flushed_lines": pool.split_flushed_lines,
+                "split_fences": pool.split_fences,
+            }})));
         }
+        stats
     }
 
     fn close(self: Box<Self>) -> Result<()> {
@@ -193,15 +168,4 @@ impl Engine for AzekuraEngine {
         drop(partition);
         Ok(database.close()?)
     }
-}
-
-fn pool_stats(pool: &PoolMetrics) -> Value {
-    json!({
-        "level": format!("{:?}", pool.level), "records": pool.records, "leaves": pool.leaves,
-        "leaves_free": pool.leaves_free, "bytes": pool.bytes, "free_bytes": pool.free_bytes,
-        "index_bytes": pool.index_bytes, "kept_bytes": pool.kept_bytes, "checkpoints": pool.checkpoints,
-        "checkpoint_bytes": pool.checkpoint_bytes, "splits": pool.splits,
-        "split_stored_bytes": pool.split_stored_bytes, "split_flushed_lines": pool.split_flushed_lines,
-        "split_fences": pool.split_fences,
-    })
 }

@@ -1,11 +1,11 @@
 //! Fjall 3.
 
-use crate::engine::options::{BLOCK_BYTES, BLOOM_BITS, PARTITION};
+use crate::engine::api::{BLOCK_BYTES, BLOOM_BITS, PARTITION, Visit, found, object, visit};
 use crate::engine::{Compression, Engine, Options, Scan, Sync};
-use crate::failure::Result;
-use fjall::compaction::Leveled;
-use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
-use fjall::{CompressionType, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
+use crate::error::Result;
+use ::fjall::compaction::Leveled;
+use ::fjall::config::{BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
+use ::fjall::{CompressionType, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,8 +24,7 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
         .worker_threads(options.workers.max(1))
         .journal_compression(codec(options.compression))
         .open()?;
-    let keyspace = database.keyspace(PARTITION, || keyspace_options(options))?;
-    Ok(Box::new(FjallEngine { keyspace, database, options: options.clone() }))
+    FjallEngine::keyspace(database, PARTITION, options)
 }
 
 fn codec(compression: Compression) -> CompressionType {
@@ -36,11 +35,12 @@ fn codec(compression: Compression) -> CompressionType {
 }
 
 fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
-    let mut leveled = Leveled::default();
-    if let Some(bytes) = options.table_bytes {
-        leveled = leveled.with_table_target_size(bytes);
-    }
-    let apart = options.separate_from.map(|bytes| {
+    let leveled = Leveled::default();
+    let leveled = match options.table_bytes {
+        Some(bytes) => leveled.with_table_target_size(bytes),
+        None => leveled,
+    };
+    let separation = options.separate_from.map(|bytes| {
         let threshold = u32::try_from(bytes).unwrap_or(u32::MAX);
         KvSeparationOptions::default().separation_threshold(threshold).compression(codec(options.compression))
     });
@@ -52,65 +52,50 @@ fn keyspace_options(options: &Options) -> KeyspaceCreateOptions {
         .index_block_compression_policy(CompressionPolicy::all(codec(options.compression)))
         .filter_policy(FilterPolicy::all(bloom))
         .compaction_strategy(Arc::new(leveled))
-        .with_kv_separation(apart)
+        .with_kv_separation(separation)
 }
 
 impl FjallEngine {
+    fn keyspace(database: Database, name: &str, options: &Options) -> Result<Box<dyn Engine>> {
+        let keyspace = database.keyspace(name, || keyspace_options(options))?;
+        Ok(Box::new(FjallEngine { keyspace, database, options: options.clone() }))
+    }
+
     /// Makes what was written as durable as the options ask.
-    fn keep_promise(&self) -> Result<()> {
+    fn persist(&self) -> Result<()> {
         match self.options.sync {
-            Sync::None => {}
-            Sync::Data => self.database.persist(PersistMode::SyncData)?,
-            Sync::All => self.database.persist(PersistMode::SyncAll)?,
+            Sync::None => Ok(()),
+            Sync::Data => Ok(self.database.persist(PersistMode::SyncData)?),
+            Sync::All => Ok(self.database.persist(PersistMode::SyncAll)?),
         }
-        Ok(())
     }
 }
 
 impl Engine for FjallEngine {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.keyspace.insert(key, value)?;
-        self.keep_promise()
+        self.persist()
     }
 
     fn delete(&self, key: &[u8]) -> Result<()> {
         self.keyspace.remove(key)?;
-        self.keep_promise()
+        self.persist()
     }
 
     fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         let mut batch = self.database.batch();
-        for (key, value) in records {
-            batch.insert(&self.keyspace, key.as_slice(), value.as_slice());
-        }
+        records.iter().for_each(|(key, value)| batch.insert(&self.keyspace, key.as_slice(), value.as_slice()));
         batch.commit()?;
-        self.keep_promise()
+        self.persist()
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let found = self.keyspace.get(key)?;
-        if let Some(value) = &found {
-            seen(value);
-        }
-        Ok(found.is_some())
+        Ok(found(self.keyspace.get(key)?, seen))
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
-        let mut count = 0;
-        let mut show = |guard: fjall::Guard| -> Result<()> {
-            let (key, value) = guard.into_inner()?;
-            seen(&key, &value);
-            count += 1;
-            Ok(())
-        };
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        match scan {
-            Scan::First => self.keyspace.iter().take(limit).try_for_each(&mut show),
-            Scan::From(key) => self.keyspace.range(key..).take(limit).try_for_each(&mut show),
-            Scan::Last => self.keyspace.iter().rev().take(limit).try_for_each(&mut show),
-            Scan::Back(key) => self.keyspace.range(..=key).rev().take(limit).try_for_each(&mut show),
-        }?;
-        Ok(count)
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
+        let records = self.keyspace.range::<&[u8], _>(scan.bounds()).map(::fjall::Guard::into_inner);
+        if scan.ascends() { visit(records, limit, seen) } else { visit(records.rev(), limit, seen) }
     }
 
     fn flush(&self) -> Result<()> {
@@ -126,9 +111,9 @@ impl Engine for FjallEngine {
     }
 
     fn busy(&self) -> Result<bool> {
-        Ok(self.database.active_compactions() > 0
-            || self.database.outstanding_flushes() > 0
-            || self.keyspace.sealed_memtable_count() > 0)
+        let (keyspace, database) = (&self.keyspace, &self.database);
+        let flushes = database.outstanding_flushes() > 0 || keyspace.sealed_memtable_count() > 0;
+        Ok(flushes || database.active_compactions() > 0)
     }
 
     fn tables(&self) -> Result<u64> {
@@ -136,20 +121,17 @@ impl Engine for FjallEngine {
     }
 
     fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
-        let keyspace = self.database.keyspace(name, || keyspace_options(&self.options))?;
-        Ok(Box::new(FjallEngine { keyspace, database: self.database.clone(), options: self.options.clone() }))
+        FjallEngine::keyspace(self.database.clone(), name, &self.options)
     }
 
     fn stats(&self) -> Map<String, Value> {
-        let mut stats = Map::new();
-        stats.insert("tables".into(), json!(self.keyspace.table_count()));
-        stats.insert("l0_tables".into(), json!(self.keyspace.l0_table_count()));
-        stats.insert("compactions".into(), json!(self.database.compactions_completed()));
-        stats.insert("cache_used_bytes".into(), json!(self.database.cache_size()));
-        stats
+        object(json!({
+            "tables": self.keyspace.table_count(), "l0_tables": self.keyspace.l0_table_count(),
+            "compactions": self.database.compactions_completed(), "cache_used_bytes": self.database.cache_size(),
+        }))
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        Ok(()) // Fjall has no close: the last handle dropped joins the workers.
+        Ok(()) // Fjall has no close: the last handle dropped joins the workers
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::engine::map::MapEngine;
 use crate::engine::{Engine, Scan};
-use crate::failure::Result;
+use crate::error::Result;
 use serde_json::{Map, Value};
 
 /// The one thing a [`Memory`] does wrong.

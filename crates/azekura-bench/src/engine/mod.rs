@@ -1,16 +1,14 @@
-//! The engines under test, each in a file of its own behind one small trait.
+//! The engines under test, one file each behind one trait.
 //!
-//! Invariants: a peer is reached through [`Engine`] only, so every engine pays the same price for the harness; options
-//! that mean the same thing are given the same value ([`Options`]); an engine that is not compiled in is named in the
-//! error with the feature that brings it.
+//! Options that mean the same are given the same value to every engine. A peer that is not compiled in is named in the
+//! error with the feature that adds it.
 //!
-//! Rooms: [`engine`] the trait; [`options`] what every engine is told; [`registry`] names to engines; then one file per
-//! engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, `surrealkv`, for experiments alone [`map`], and for
-//! tests of the harness `memory`; `smoke` puts every engine of the build through every call.
+//! [`api`] the trait, its options and helpers; [`registry`] names and the wait for background work; then one adapter
+//! for each engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, `surrealkv`, and [`map`] for experiments.
+//! `memory` is a faulty engine for tests of the bench; `smoke` calls every method of every engine of the build.
 
+pub(crate) mod api;
 pub(crate) mod azekura;
-#[allow(clippy::module_inception)]
-pub(crate) mod engine;
 #[cfg(feature = "fjall")]
 pub(crate) mod fjall;
 #[cfg(feature = "heed")]
@@ -18,7 +16,6 @@ pub(crate) mod heed;
 pub(crate) mod map;
 #[cfg(test)]
 pub(crate) mod memory;
-pub(crate) mod options;
 #[cfg(feature = "redb")]
 pub(crate) mod redb;
 pub(crate) mod registry;
@@ -31,5 +28,4 @@ mod smoke;
 #[cfg(feature = "surrealkv")]
 pub(crate) mod surrealkv;
 
-pub(crate) use engine::{Engine, Scan};
-pub(crate) use options::{Compression, Options, Sync};
+pub(crate) use api::{Compression, Engine, Options, Scan, Sync};

@@ -1,41 +1,38 @@
-//! From names on the command line to open engines.
+//! Engines by name, and the wait until an engine has no background work.
 
 use crate::engine::{Engine, Options};
-use crate::failure::Result;
+use crate::error::Result;
+use crate::measure::process::Usage;
 use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-/// azekura's tables, and what is compared with peers where nothing else is said.
+/// azekura with LSM partitions, which is compared with peers.
 pub(crate) const OURS: &str = "azekura";
-
-/// azekura's trees in memory.
+/// azekura with pmem partitions.
 pub(crate) const OUR_POOLS: &str = "azekura-pmem";
 
-/// Whether an engine is azekura, whichever of its trees: no peer, and answerable for what it promises.
+/// Whether an engine is azekura, with either kind of tree: not a peer, and held to its guarantees.
 pub(crate) fn is_ours(name: &str) -> bool {
     [OURS, OUR_POOLS].contains(&name)
 }
 
-/// Stands for every engine that [`names`] gives.
-const ALL: &str = "all";
+type OpenFn = fn(&Path, &Options) -> Result<Box<dyn Engine>>;
 
-/// Opens or creates a database in a directory.
-type Open = fn(&Path, &Options) -> Result<Box<dyn Engine>>;
-
-/// An engine that the bench knows.
-struct Entry {
+struct EngineEntry {
     name: &'static str,
     /// The feature that compiles it in.
     feature: &'static str,
-    /// Left out of `all`: the same engine as another with one option changed.
+    /// Excluded from `all`: another engine with one option changed.
     variant: bool,
     /// `None` if it is not in this build.
-    open: Option<Open>,
+    open: Option<OpenFn>,
 }
 
-/// One entry: `$open` is only there if its feature is.
+/// One entry; `$open` exists only if its feature is enabled.
 macro_rules! peer {
     ($name:literal, $feature:literal, $variant:literal, $open:path) => {
-        Entry {
+        EngineEntry {
             name: $name,
             feature: $feature,
             variant: $variant,
@@ -47,68 +44,107 @@ macro_rules! peer {
     };
 }
 
-/// Every engine, ours first.
-const ENGINES: &[Entry] = &[
-    Entry { name: OURS, feature: "", variant: false, open: Some(super::azekura::open) },
-    Entry { name: OUR_POOLS, feature: "", variant: false, open: Some(super::azekura::open_pool) },
+const ENGINES: &[EngineEntry] = &[
+    EngineEntry { name: OURS, feature: "", variant: false, open: Some(super::azekura::open) },
+    EngineEntry { name: OUR_POOLS, feature: "", variant: false, open: Some(super::azekura::open_pool) },
     peer!("fjall", "fjall", false, super::fjall::open),
-    peer!("rocksdb", "rocksdb", false, super::rocksdb::engine::open),
-    peer!("rocksdb-hash", "rocksdb", true, super::rocksdb::engine::open_hashed),
-    peer!("rocksdb-direct", "rocksdb", true, super::rocksdb::engine::open_direct),
+    peer!("rocksdb", "rocksdb", false, super::rocksdb::open),
+    peer!("rocksdb-hash", "rocksdb", true, super::rocksdb::open_hashed),
+    peer!("rocksdb-direct", "rocksdb", true, super::rocksdb::open_direct),
     peer!("heed", "heed", false, super::heed::open),
     peer!("redb", "redb", false, super::redb::open),
     peer!("surrealkv", "surrealkv", false, super::surrealkv::open),
     peer!("sled", "sled", false, super::sled::open),
 ];
 
-/// The engines that run here, ours first, without variants.
-pub(crate) fn names() -> Vec<&'static str> {
-    ENGINES.iter().filter(|entry| !entry.variant && usable(entry).is_ok()).map(|entry| entry.name).collect()
+/// Every engine that the bench knows, azekura first, without variants.
+pub(crate) fn known() -> impl Iterator<Item = &'static str> {
+    ENGINES.iter().filter(|entry| !entry.variant).map(|entry| entry.name)
 }
 
-/// The engines that are asked for; `all` stands for those of [`names`].
+/// The engines that run here, azekura first, without variants.
+pub(crate) fn names() -> Vec<&'static str> {
+    known().filter(|name| check(name).is_ok()).collect()
+}
+
+/// The engines that were asked for, each once; `all` stands for [`names`].
 pub(crate) fn chosen(asked: &[String]) -> Vec<String> {
     let mut chosen: Vec<String> = Vec::new();
     for name in asked {
-        let stands_for = if name == ALL { names() } else { vec![name.as_str()] };
-        for name in stands_for {
-            if !chosen.iter().any(|known| known == name) {
-                chosen.push(name.to_owned());
-            }
-        }
+        let meant = if name == "all" { names() } else { vec![name.as_str()] };
+        let new: Vec<&str> = meant.into_iter().filter(|name| !chosen.iter().any(|known| known == name)).collect();
+        chosen.extend(new.into_iter().map(str::to_owned));
     }
     chosen
 }
 
-/// Says in words why `name` cannot be run here.
+/// Returns an error that says why `name` cannot run here, if it cannot.
 pub(crate) fn check(name: &str) -> Result<()> {
-    usable(entry(name)?).map(|_| ())
+    usable(name).map(|_| ())
 }
 
-/// Opens, or creates, the database of engine `name` in `dir`, which may be missing, at its partition
-/// [`super::options::PARTITION`].
+/// Opens or creates the database of engine `name` in `dir`, which may be missing, at its partition
+/// [`super::api::PARTITION`].
 pub(crate) fn open(name: &str, dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
-    let open = usable(entry(name)?)?;
-    std::fs::create_dir_all(dir)?; // not every peer does
+    let open = usable(name)?;
+    std::fs::create_dir_all(dir)?; // some peers do not
     open(dir, options)
 }
 
-fn entry(name: &str) -> Result<&'static Entry> {
-    ENGINES
-        .iter()
-        .find(|entry| entry.name == name)
-        .ok_or_else(|| format!("no engine is called `{name}`; this build has {}", names().join(", ")).into())
-}
-
-fn usable(entry: &Entry) -> Result<Open> {
-    let Entry { name, feature, .. } = entry;
-    let open =
-        entry.open.ok_or_else(|| format!("`{name}` is not in this build: add `--features {feature}` (or `peers`)"))?;
+fn usable(name: &str) -> Result<OpenFn> {
+    let known = || ENGINES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
+    let unknown = || format!("no engine is called `{name}`; the bench knows {}", known());
+    let EngineEntry { feature, open, .. } = ENGINES.iter().find(|entry| entry.name == name).ok_or_else(unknown)?;
+    let absent = || format!("`{name}` is not in this build: add `--features {feature}` (or `peers`)");
     #[cfg(feature = "rocksdb")]
     if *feature == "rocksdb" {
-        super::rocksdb::library::available()?;
+        super::rocksdb::available()?;
     }
-    Ok(open)
+    Ok(open.ok_or_else(absent)?)
+}
+
+const POLL: Duration = Duration::from_millis(25);
+/// Bounds of the idle time after which an engine counts as settled.
+const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
+/// Longest wait for an engine to settle.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Share of one CPU below which a process counts as idle.
+const IDLE_CPU: f64 = 0.15;
+
+/// How an engine settled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Settled {
+    /// Seconds until the idle time began.
+    pub(crate) seconds: f64,
+    /// Whether it settled at all.
+    pub(crate) reached: bool,
+}
+
+/// Flushes all partitions of a database, then waits until the engine reports no work, writes nothing and uses no CPU for
+/// a quarter of the time it worked, within [`QUIET`].
+pub(crate) fn settle(partitions: &[&dyn Engine], worked: Duration) -> Result<Settled> {
+    let start = Instant::now();
+    partitions.iter().try_for_each(|partition| partition.flush())?;
+    let quiet = (worked / 4).clamp(QUIET.0, QUIET.1);
+    let mut quiet_since = Instant::now();
+    let mut last = (Instant::now(), Usage::now());
+    while quiet_since.elapsed() < quiet {
+        if start.elapsed() > PATIENCE {
+            return Ok(Settled { seconds: start.elapsed().as_secs_f64(), reached: false });
+        }
+        sleep(POLL);
+        let now = (Instant::now(), Usage::now());
+        let used = now.1 - last.1;
+        let mut busy = used.syscall_write_bytes > 0 || used.cpu_s / (now.0 - last.0).as_secs_f64() > IDLE_CPU;
+        for partition in partitions {
+            busy |= partition.busy()?;
+        }
+        if busy {
+            quiet_since = now.0;
+        }
+        last = now;
+    }
+    Ok(Settled { seconds: (quiet_since - start).as_secs_f64(), reached: true })
 }
 
 #[cfg(test)]
@@ -116,7 +152,7 @@ mod tests {
     use super::{ENGINES, check, chosen, names};
 
     #[test]
-    fn all_stands_for_what_runs_here_once() {
+    fn all_means_each_usable_engine_once() {
         let all = chosen(&["azekura".into(), "all".into(), "azekura".into()]);
         assert_eq!(all, names());
         assert!(all.iter().all(|name| check(name).is_ok()), "{all:?}");
@@ -124,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_says_what_to_do() {
+    fn error_names_the_missing_feature() {
         for entry in ENGINES.iter().filter(|entry| entry.open.is_none()) {
             let error = check(entry.name).unwrap_err().to_string();
             assert!(error.contains(&format!("--features {}", entry.feature)), "{error}");

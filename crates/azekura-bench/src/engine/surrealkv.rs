@@ -1,18 +1,17 @@
-//! SurrealKV 1.2, whose commits are asynchronous, on a runtime of tokio's.
+//! SurrealKV 1.2, whose commits are asynchronous. Each read and each write is a transaction of its own.
 
-use crate::engine::options::BLOCK_BYTES;
+use crate::engine::api::{BLOCK_BYTES, Visit, found, object};
 use crate::engine::{Engine, Options, Scan, Sync};
-use crate::failure::Result;
+use crate::error::Result;
 use ::surrealkv::{CompactRangeOptions, Durability, LSMIterator, Mode, ReadOptions, Transaction, Tree, TreeBuilder};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use tokio::runtime::{Builder, Runtime};
 
-/// One tree; reads and writes are transactions of their own, as they are for its users.
 struct SurrealkvEngine {
     tree: Tree,
     runtime: Runtime,
-    sync: Sync,
+    durability: Durability,
     tables: PathBuf,
 }
 
@@ -20,34 +19,31 @@ struct SurrealkvEngine {
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Box<dyn Engine>> {
     let runtime = Builder::new_multi_thread().worker_threads(options.workers.max(1)).enable_all().build()?;
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    // Its own filter is a bloom of 10 bits per key, and nothing is compressed.
-    let mut told = ::surrealkv::Options::new()
+    // Its default filter is a bloom of 10 bits per key.
+    let mut settings = ::surrealkv::Options::new()
         .with_path(dir.to_path_buf())
         .with_block_size(BLOCK_BYTES as usize)
         .with_block_cache_capacity(options.cache_bytes)
         .with_max_memtable_size(size(options.memtable_bytes))
         .without_compression();
     if let Some(bytes) = options.table_bytes {
-        told = told.with_target_file_size(bytes);
+        settings = settings.with_target_file_size(bytes);
     }
     if let Some(bytes) = options.separate_from {
-        told = told.with_enable_vlog(true).with_vlog_value_threshold(size(bytes));
+        settings = settings.with_enable_vlog(true).with_vlog_value_threshold(size(bytes));
     }
-    let tree = {
-        let _inside = runtime.enter(); // it starts tasks when it is opened
-        TreeBuilder::with_options(told).build()?
-    };
-    Ok(Box::new(SurrealkvEngine { tree, runtime, sync: options.sync, tables: dir.join("sstables") }))
+    let entered = runtime.enter(); // opening starts tasks
+    let tree = TreeBuilder::with_options(settings).build()?;
+    drop(entered);
+    let durability = if options.sync == Sync::None { Durability::Eventual } else { Durability::Immediate };
+    Ok(Box::new(SurrealkvEngine { tree, runtime, durability, tables: dir.join("sstables") }))
 }
 
 impl SurrealkvEngine {
     /// One transaction that only writes, as durable as the options ask.
     fn write(&self, act: impl FnOnce(&mut Transaction) -> ::surrealkv::Result<()>) -> Result<()> {
         let mut transaction = self.tree.begin_with_mode(Mode::WriteOnly)?;
-        transaction.set_durability(match self.sync {
-            Sync::None => Durability::Eventual,
-            Sync::Data | Sync::All => Durability::Immediate,
-        });
+        transaction.set_durability(self.durability);
         act(&mut transaction)?;
         Ok(self.runtime.block_on(transaction.commit())?)
     }
@@ -69,53 +65,41 @@ impl Engine for SurrealkvEngine {
     }
 
     fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let found = self.tree.begin_with_mode(Mode::ReadOnly)?.get(key)?;
-        if let Some(value) = &found {
-            seen(value);
-        }
-        Ok(found.is_some())
+        Ok(found(self.tree.begin_with_mode(Mode::ReadOnly)?.get(key)?, seen))
     }
 
-    fn scan(&self, scan: Scan<'_>, limit: u64, seen: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
         let transaction = self.tree.begin_with_mode(Mode::ReadOnly)?;
         let mut bounds = ReadOptions::new();
         match scan {
             Scan::First | Scan::Last => {}
             Scan::From(key) => bounds.set_iterate_lower_bound(Some(key.to_vec())),
-            Scan::Back(key) => bounds.set_iterate_upper_bound(Some([key, &[0]].concat())), // the key behind it
+            Scan::Back(key) => bounds.set_iterate_upper_bound(Some([key, &[0]].concat())), // exclusive
         }
-        let ascends = matches!(scan, Scan::First | Scan::From(_));
         let mut cursor = transaction.range_with_options(&bounds)?;
-        let mut valid = limit > 0 && if ascends { cursor.seek_first()? } else { cursor.seek_last()? };
+        let mut valid = limit > 0 && if scan.ascends() { cursor.seek_first()? } else { cursor.seek_last()? };
         let mut count = 0;
         while valid {
             seen(cursor.key().user_key(), &cursor.value()?);
             count += 1;
-            valid = count < limit && if ascends { cursor.next()? } else { cursor.prev()? };
+            valid = count < limit && if scan.ascends() { cursor.next()? } else { cursor.prev()? };
         }
         Ok(count)
     }
 
     fn flush(&self) -> Result<()> {
-        // A compaction of everything down to level 0 is a flush and no compaction.
-        let only_flush = CompactRangeOptions { flush_memtable: true, target_level: Some(0), ..Default::default() };
-        Ok(self.tree.compact_range(None, None, &only_flush)?)
+        // A compaction of everything down to level 0 is only a flush.
+        let flush = CompactRangeOptions { flush_memtable: true, target_level: Some(0), ..Default::default() };
+        Ok(self.tree.compact_range(None, None, &flush)?)
     }
 
     fn sync(&self) -> Result<()> {
         Ok(self.tree.flush_wal(true)?)
     }
 
-    fn busy(&self) -> Result<bool> {
-        Ok(false) // it does not say; what it does in the background shows as CPU and writes, which `settle` watches
-    }
-
     fn tables(&self) -> Result<u64> {
-        let mut tables = 0;
-        for entry in std::fs::read_dir(&self.tables)? {
-            tables += u64::from(entry?.path().extension().is_some_and(|extension| extension == "sst"));
-        }
-        Ok(tables)
+        let names = std::fs::read_dir(&self.tables)?.flatten().map(|entry| entry.path());
+        Ok(names.filter(|path| path.extension().is_some_and(|end| end == "sst")).count() as u64)
     }
 
     fn partition(&self, _: &str) -> Result<Box<dyn Engine>> {
@@ -123,11 +107,8 @@ impl Engine for SurrealkvEngine {
     }
 
     fn stats(&self) -> Map<String, Value> {
-        let mut stats = Map::new();
-        stats.insert("compression".into(), json!("none")); // it has Snappy and Zstd, but no LZ4
-        stats.insert("tables".into(), json!(self.tables().ok()));
-        stats.insert("background_errors".into(), json!(self.tree.background_error_count()));
-        stats
+        let errors = self.tree.background_error_count();
+        object(json!({"compression": "none", "tables": self.tables().ok(), "background_errors": errors}))
     }
 
     fn close(self: Box<Self>) -> Result<()> {

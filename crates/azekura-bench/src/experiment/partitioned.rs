@@ -1,102 +1,92 @@
-//! `partitioned`: point reads of a database whose indexes and filters do not fit the cache they share with its data:
-//! whole ones, one of each for a table, against pieces that are loaded on demand.
+//! `partitioned`: point reads of a database whose indexes and filters do not fit the cache that they share with its data:
+//! one of each for a table, against index and filter partitions that are loaded on demand.
 //!
-//! Records of 8 and 8 bytes, as of an index from number to number: a table of 64 MiB has a filter of 4 MB, and metadata
-//! is 8 % of the data, so that it exceeds a cache of 2 % four times and one of 0.67 % twelve times. The tree has the
-//! shape that trees have: a bottom, a level above it, and two young runs, each of whose filters a read asks. Two
-//! devices:
-//! - `hdd`: a simulated disk on a virtual clock ([`crate::experiment::fs::spindle`]), with a cache of 1/150 of the
-//!   data. Throughput is reads per second of that disk and of CPU together. What the disk does not count comes from the
-//!   cache of the system, so that a round need not last as long as it says.
-//! - `ssd`: the real device, past the cache of the system, with a cache of 1/50 and one of 1/150 of the data: the loss
-//!   is that of throughput from the one to the other.
+//! Records of 8 and 8 bytes: metadata is 8 % of the data, four times a cache of 2 % and twelve times one of 0.67 %. The
+//! tree has a bottom level, a level above it, and two runs of level 0, whose filters every read asks. Two devices:
+//! - `hdd`: a simulated disk on a virtual clock ([`crate::experiment::watch_fs`]), with a cache of 1/150 of the data.
+//!   Throughput is reads per second of that disk and of CPU together.
+//! - `ssd`: the real device by direct I/O, with a cache of 1/50 and one of 1/150 of the data: the loss is that of
+//!   throughput from the one to the other.
 //!
-//! What tables hold beside the cache is measured; where the baseline holds much, the round is an error. The peer cannot
-//! be opened on the simulated disk; what that disk would make of its reads follows from their number and bytes.
+//! If the baseline holds much memory beside its cache, the round is an error. The peer cannot run on the simulated disk;
+//! its time there follows from the number and bytes of its reads.
 
-use crate::engine::azekura::open_on;
-use crate::engine::{Engine, Options, registry};
-use crate::experiment::experiment::{Context, Experiment};
-use crate::experiment::fs::spindle::{SECTOR, Speed, SpindleFs, Traffic};
-use crate::experiment::reads::cached_options;
-use crate::experiment::rounds::{Rounds, Variant, interleave};
+use crate::engine::api::object;
+use crate::engine::azekura::open_with;
+use crate::engine::registry::{self, settle};
+use crate::engine::{Engine, Options};
+use crate::error::{Error, Result, wrong};
+use crate::experiment::rounds::{Context, Rounds, put_range};
 use crate::experiment::tree;
-use crate::failure::{Failure, Result, wrong};
-use crate::machine::disk;
-use crate::machine::process::Usage;
-use crate::machine::settle::settle;
+use crate::experiment::watch_fs::{DiskSpeed, SECTOR, Traffic, WatchFs};
+use crate::measure::clock::repeat;
+use crate::measure::disk;
+use crate::measure::process::Usage;
 use crate::workload::Shape;
-use crate::workload::fill::FIRST_GENERATION;
-use crate::workload::keys::KeyOrder;
-use crate::workload::read::get_checked;
-use crate::workload::rng::Rng;
-use crate::workload::zipf::{THETA, Zipf};
-use azekura::fs::DiskFs;
+use crate::workload::data::{FIRST_GENERATION, Zipfian, below, rng};
 use azekura::{CompactionStrategy, DirectIo, LeveledOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Bytes of a key, and of a value.
-const HALF: usize = 8;
-/// Records of one node lie together.
+/// Records of one node, which are neighbours.
 const NODE: u64 = 100;
-/// A disk that turns.
-const HDD: Speed = Speed { seeks_per_s: 120.0, bytes_per_s: 100e6 };
-/// A device, and which part of the data its cache holds; what was measured there is named so.
-const PLACES: [(&str, Device, u64); 3] =
-    [("hdd", Device::Simulated, 150), ("ssd-large", Device::Real, 50), ("ssd-small", Device::Real, 150)];
-/// How the fields of a choice of keys and of a number of threads end.
+const HDD: DiskSpeed = DiskSpeed { seeks_per_s: 120.0, bytes_per_s: 100e6 };
+/// Prefix of fields, whether the device is real, and the data per cache.
+const PLACES: [(&str, bool, u64); 3] = [("hdd", false, 150), ("ssd-large", true, 50), ("ssd-small", true, 150)];
+/// Suffixes of the fields of a choice of keys and a number of threads.
 const SUFFIXES: [&str; 4] = ["", "_four_threads", "_uniform", "_uniform_four_threads"];
-/// Reads between two looks at the clock.
+/// Reads between two readings of the clock.
 const BUNDLE: u64 = 16;
-/// While a database is loaded; it matters to nobody.
 const LOAD_CACHE_BYTES: u64 = 64 << 20;
 const MANY_THREADS: u64 = 4;
-/// Tables may hold this part of the cache's size beside it, and the baseline still counts as one that is cached.
+/// The baseline may hold this part of its cache's size beside it.
 const HELD: u64 = 8;
 
-/// See the module.
-pub(crate) struct Partitioned;
-
-/// How index and filter lie in tables, and what of them may be evicted.
+/// How index and filter are stored, and what of them may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Layout {
-    /// The baseline: all that is cached comes and goes whole.
+enum TableLayout {
+    /// The baseline: index and filter are cached whole.
     Unpartitioned,
-    /// Pieces come and go, their top level stays.
+    /// Partitions are cached, their top level is pinned.
     Partitioned,
-    /// The same tables; the top level comes and goes as well.
+    /// The same tables; the top level may be evicted too.
     TopInCache,
     /// The peer, unpartitioned.
     Peer,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Device {
-    Simulated,
-    Real,
+const LAYOUTS: [TableLayout; 4] =
+    [TableLayout::Unpartitioned, TableLayout::Partitioned, TableLayout::TopInCache, TableLayout::Peer];
+
+impl TableLayout {
+    /// Its name in fields; that of the engine for the peer.
+    fn name(self) -> &'static str {
+        match self {
+            TableLayout::Unpartitioned => "unpartitioned",
+            TableLayout::Partitioned => "partitioned",
+            TableLayout::TopInCache => "top-in-cache",
+            TableLayout::Peer => "rocksdb-direct",
+        }
+    }
 }
 
-/// What a child is asked to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Task {
-    layout: Layout,
+struct PartitionedTask {
+    layout: TableLayout,
     dir: PathBuf,
     n: u64,
     table_bytes: u64,
-    /// It loads where nothing shall be read.
+    /// `None` loads.
     reading: Option<Reading>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Reading {
-    device: Device,
+    real_device: bool,
     cache_bytes: u64,
     /// Seconds for each choice of keys, uncounted.
     warm_s: f64,
@@ -104,441 +94,290 @@ struct Reading {
     seconds: f64,
 }
 
-/// Which keys are read; all of them exist.
-enum Choice {
-    /// Some nodes very often, without regard to where they lie; of a node, any record.
-    Nodes(Zipf),
-    /// Each as often as any other.
-    Uniform,
-}
-
-/// What was counted while threads read.
-struct Sample {
-    gets: u64,
-    seconds: f64,
-    traffic: Traffic,
-    used: Usage,
-}
-
-impl Layout {
-    /// Also the name of the engine for a peer.
-    fn name(self) -> &'static str {
-        match self {
-            Layout::Unpartitioned => "unpartitioned",
-            Layout::Partitioned => "partitioned",
-            Layout::TopInCache => "top-in-cache",
-            Layout::Peer => "rocksdb-direct",
-        }
-    }
-}
-
 fn shape(n: u64) -> Shape {
-    Shape { n, key_size: HALF, least_value: HALF, value_size: HALF, order: KeyOrder::Sequential }
+    Shape { n, key_size: 8, least_value: 8, value_size: 8, sequential: true }
 }
 
-impl Experiment for Partitioned {
-    fn name(&self) -> &'static str {
-        "partitioned"
-    }
-
-    fn about(&self) -> &'static str {
-        "index and filters whole or in pieces, when they do not fit the cache; a simulated disk and the real device"
-    }
-
-    fn run(&self, context: &Context<'_>) -> Result<Map<String, Value>> {
-        // The fewer the records, the smaller the tables, so that as many of their filters go into the cache.
-        let (n, table_bytes) = context.size((1_500_000, 27 << 16), (60_000_000, 64 << 20));
-        let (warm_s, seconds, rounds) = context.size((0.15, 0.2, 1), (1.5, 1.5, 2));
-        let mut answer = Map::new();
-        for (name, value) in [("records", n), ("record_bytes", shape(1).total_bytes()), ("table_bytes", table_bytes)] {
-            answer.insert(name.into(), json!(value));
-        }
-        answer.insert("hdd".into(), json!({"seeks_per_s": HDD.seeks_per_s, "bytes_per_s": HDD.bytes_per_s}));
-        let choice =
-            "nodes of 100 neighbouring records by a zipfian law, 0.99, scrambled; fields with _uniform: uniform";
-        answer.insert("choice".into(), json!(choice));
-        let (databases, data) = load_all(context, n, table_bytes, &mut answer)?;
-        answer.insert("data_bytes".into(), json!(data));
-        let mut variants = Vec::new();
-        for (place, device, part) in PLACES {
-            let reading = Reading { device, cache_bytes: data / part, warm_s, seconds };
-            answer.insert(format!("{}_cache_bytes", place.replace('-', "_")), json!(reading.cache_bytes));
-            for (layout, dir) in &databases {
-                if (*layout, device) != (Layout::Peer, Device::Simulated) {
-                    let task = Task { layout: *layout, dir: dir.clone(), n, table_bytes, reading: Some(reading) };
-                    variants.push(Variant { name: variant(place, *layout), task: json!(task) });
-                }
-            }
-        }
-        let all = interleave(context, &variants, rounds)?;
-        put_answers(&all, &mut answer);
-        answer.insert("rounds".into(), all.json());
-        Ok(answer)
-    }
-
-    fn variant(&self, task: &Value) -> Result<Map<String, Value>> {
-        let task: Task = serde_json::from_value(task.clone())?;
-        match &task.reading {
-            None => load(&task),
-            Some(reading) => read(&task, reading),
-        }
-    }
-}
-
-fn variant(place: &str, layout: Layout) -> String {
+fn variant_name(place: &str, layout: TableLayout) -> String {
     format!("{place}-{}", layout.name())
 }
 
-/// Loads a database for each layout that has tables of its own, and says how many bytes the tables of the baseline
-/// have. A peer that cannot be had is left out, and the answer says why.
-fn load_all(
-    context: &Context<'_>,
-    n: u64,
-    table_bytes: u64,
-    answer: &mut Map<String, Value>,
-) -> Result<(Vec<(Layout, PathBuf)>, u64)> {
+pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
+    // With fewer records tables are smaller, so that as many of their filters fit the cache.
+    let (n, table_bytes) = context.size((1_500_000, 27 << 16), (60_000_000, 64 << 20));
+    let (warm_s, seconds, rounds) = context.size((0.15, 0.2, 1), (1.5, 1.5, 2));
+    let choice = "nodes of 100 neighbouring records by a zipfian law, 0.99, scrambled; fields with _uniform: uniform";
+    let mut answer = object(json!({
+        "records": n, "record_bytes": shape(1).total_bytes(), "table_bytes": table_bytes, "hdd": HDD, "choice": choice,
+    }));
+    let mut databases = Vec::new();
     let mut data = 0;
-    let mut load = |layout: Layout| -> Result<PathBuf> {
-        let dir = context.fresh(layout.name())?;
-        let loaded = context.child(&json!(Task { layout, dir: dir.clone(), n, table_bytes, reading: None }))?;
-        eprintln!("{} loaded: {}", layout.name(), Value::Object(loaded.clone()));
-        if layout == Layout::Unpartitioned {
-            let levels = loaded["levels"].as_array().into_iter().flatten();
-            data = levels.filter_map(|level| level["bytes"].as_u64()).sum();
+    for layout in LAYOUTS {
+        // Both partitioned layouts read the same tables.
+        let stored = if layout == TableLayout::TopInCache { TableLayout::Partitioned } else { layout };
+        let task = |dir| PartitionedTask { layout, dir, n, table_bytes, reading: None };
+        if stored != layout {
+            databases.push(task(context.scratch.path.join(stored.name())));
+            continue;
+        }
+        if let Err(why) = if layout == TableLayout::Peer { registry::check(layout.name()) } else { Ok(()) } {
+            answer.insert("no_peer_because".into(), json!(why.to_string()));
+            continue;
+        }
+        databases.push(task(context.scratch.fresh(layout.name())?));
+        let loaded = context.child(&json!(databases.last()))?;
+        eprintln!("{} loaded: {}", layout.name(), json!(loaded));
+        if layout == TableLayout::Unpartitioned {
+            data = loaded["levels"].as_array().into_iter().flatten().filter_map(|level| level["bytes"].as_u64()).sum();
         }
         answer.insert(format!("loaded_{}", layout.name().replace('-', "_")), Value::Object(loaded));
-        Ok(dir)
-    };
-    let (whole, pieces) = (load(Layout::Unpartitioned)?, load(Layout::Partitioned)?);
-    let peer = registry::check(Layout::Peer.name()).and_then(|()| load(Layout::Peer));
+    }
     if data == 0 {
         return Err("the database that was loaded has no tables".into());
     }
-    let mut databases = vec![
-        (Layout::Unpartitioned, whole),
-        (Layout::Partitioned, pieces.clone()),
-        (Layout::TopInCache, pieces), // tables do not know whether their top will stay
-    ];
-    match peer {
-        Ok(dir) => databases.push((Layout::Peer, dir)),
-        Err(why) => {
-            answer.insert("no_peer_because".into(), json!(why.to_string()));
+    answer.insert("data_bytes".into(), json!(data));
+    let mut variants = Vec::new();
+    for (place, real_device, part) in PLACES {
+        let reading = Reading { real_device, cache_bytes: data / part, warm_s, seconds };
+        answer.insert(format!("{}_cache_bytes", place.replace('-', "_")), json!(reading.cache_bytes));
+        for task in databases.iter().filter(|task| real_device || task.layout != TableLayout::Peer) {
+            let timed = PartitionedTask { reading: Some(reading), ..task.clone() };
+            variants.push((variant_name(place, task.layout), json!(timed)));
         }
     }
-    Ok((databases, data))
+    let all = context.interleave(&variants, rounds)?;
+    put_ratios(&all, &mut answer);
+    answer.insert("rounds".into(), all.json());
+    Ok(answer)
 }
 
-/// Opens a database; ours on `fs` if there is one, and without a hand to merge anything when it shall `stay` as it is:
-/// it would else make one run of few as soon as nobody writes.
-fn open(task: &Task, cache_bytes: u64, evictable: bool, stay: bool, fs: Option<&SpindleFs>) -> Result<Box<dyn Engine>> {
-    let options = Options {
-        cache_bytes,
-        table_bytes: Some(task.table_bytes),
-        ..cached_options(8 * task.table_bytes) // so that it is flushed when we say so
-    };
-    if task.layout == Layout::Peer {
+pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
+    let task: PartitionedTask = serde_json::from_value(task)?;
+    match &task.reading {
+        None => load(&task),
+        Some(reading) => read(&task, reading),
+    }
+}
+
+/// Opens a database. `fs`: without background work, which would merge the runs of level 0 as soon as writes stop.
+fn open(task: &PartitionedTask, cache_bytes: u64, evictable: bool, fs: Option<&WatchFs>) -> Result<Box<dyn Engine>> {
+    let table_bytes = Some(task.table_bytes);
+    // The memtable is flushed explicitly.
+    let options = Options { cache_bytes, table_bytes, ..Options::cached(8 * task.table_bytes) };
+    if task.layout == TableLayout::Peer {
         return registry::open(task.layout.name(), &task.dir, &options);
     }
     let leveled =
         LeveledOptions { table_size: task.table_bytes, base_size: 4 * task.table_bytes, ..LeveledOptions::default() };
-    open_on(
-        &task.dir,
-        &options,
-        |config| {
-            let config = if stay { config.workers(0) } else { config };
-            match fs {
-                Some(fs) => config.fs(Arc::new(fs.clone())).direct_io(DirectIo::Always),
-                None => config,
-            }
-        },
-        |own| {
-            own.compaction_strategy(CompactionStrategy::Leveled(leveled))
-                .partition_index_and_filters(task.layout != Layout::Unpartitioned)
-                .cache_index_and_filter_blocks(evictable)
-                .pin_top_level(task.layout != Layout::TopInCache)
-        },
-    )
+    let configure = |config: azekura::Config| match fs {
+        Some(fs) => config.workers(0).fs(Arc::new(fs.clone())).direct_io(DirectIo::Always),
+        None => config,
+    };
+    open_with(&task.dir, &options, configure, |own| {
+        own.compaction_strategy(CompactionStrategy::Leveled(leveled))
+            .partition_index_and_filters(task.layout != TableLayout::Unpartitioned)
+            .cache_index_and_filter_blocks(evictable)
+            .pin_top_level(task.layout != TableLayout::TopInCache)
+    })
 }
 
-/// Fills a new database. What its tables would hold if nothing could be evicted is what index and filters take: all of
-/// them in tables that have one of each, else the top levels.
-fn load(task: &Task) -> Result<Map<String, Value>> {
-    let engine = open(task, LOAD_CACHE_BYTES, false, false, None)?;
-    let start = Instant::now();
-    tree::sink(engine.as_ref(), &shape(task.n))?;
+/// Fills a new database. `held_bytes`: what its tables hold if nothing can be evicted.
+fn load(task: &PartitionedTask) -> Result<Map<String, Value>> {
+    let (shape, start) = (shape(task.n), Instant::now());
+    let engine = open(task, LOAD_CACHE_BYTES, false, None)?;
+    tree::load_lower_levels(engine.as_ref(), &shape)?;
     let settled = settle(&[engine.as_ref()], start.elapsed())?;
     engine.close()?;
-    let engine = open(task, LOAD_CACHE_BYTES, false, true, None)?;
-    tree::add_young(engine.as_ref(), &shape(task.n))?;
+    let engine = open(task, LOAD_CACHE_BYTES, false, Some(&WatchFs::on_disk(false, false)))?;
+    tree::load_level_0(engine.as_ref(), &shape)?;
     let load_s = start.elapsed().as_secs_f64();
     engine.sync()?;
     let tables = engine.tables()?;
     let step = (task.n / (8 * tables.max(1))).max(1);
     for index in (0..task.n).step_by(usize::try_from(step)?) {
-        get_checked(engine.as_ref(), &shape(task.n), index, &mut Vec::new())?;
-    }
-    let mut answer = Map::new();
-    answer.insert("load_s".into(), json!(load_s));
-    answer.insert("settled".into(), json!(settled.reached));
-    answer.insert("tables".into(), json!(tables));
-    answer.insert("levels".into(), engine.stats().get("levels").cloned().unwrap_or_default());
-    answer.insert("held_bytes".into(), engine.stats().get("held_bytes").cloned().unwrap_or_default());
-    engine.close()?;
-    answer.insert("disk_bytes".into(), json!(disk::usage(&task.dir).allocated));
-    Ok(answer)
-}
-
-/// Reads keys of all choices, with many threads and with one.
-fn read(task: &Task, reading: &Reading) -> Result<Map<String, Value>> {
-    let fs = SpindleFs::new(Arc::new(DiskFs::new()), reading.device == Device::Real);
-    let engine = open(task, reading.cache_bytes, true, true, Some(&fs))?;
-    let reader = Reader { engine: engine.as_ref(), fs: &fs, shape: shape(task.n) };
-    let mut answer = Map::new();
-    let mut seed = 0; // no choice is made twice: what was just read is cached
-    for (choice, suffixes) in [
-        (Choice::Nodes(Zipf::new(task.n / NODE, THETA)), [SUFFIXES[0], SUFFIXES[1]]),
-        (Choice::Uniform, [SUFFIXES[2], SUFFIXES[3]]),
-    ] {
-        reader.sample(&choice, MANY_THREADS, reading.warm_s, seed)?;
-        for (threads, suffix) in [(MANY_THREADS, suffixes[1]), (1, suffixes[0])] {
-            seed += 100;
-            let sample = reader.sample(&choice, threads, reading.seconds, seed)?;
-            for (name, figure) in sample.figures(task.layout, reading.device) {
-                answer.insert(format!("{name}{suffix}"), json!(figure));
-            }
-        }
-        seed += 100;
+        shape.get(engine.as_ref(), index, &mut Vec::new())?;
     }
     let stats = engine.stats();
     engine.close()?;
-    let held = stats.get("held_bytes").and_then(Value::as_u64).unwrap_or(0);
-    if task.layout == Layout::Unpartitioned && held > reading.cache_bytes / HELD {
-        let cache = reading.cache_bytes;
+    Ok(object(json!({
+        "load_s": load_s, "settled": settled.reached, "tables": tables, "levels": stats.get("levels"),
+        "held_bytes": stats.get("held_bytes"), "disk_bytes": disk::allocated_bytes(&task.dir),
+    })))
+}
+
+/// Reads keys of both choices, with many threads and with one.
+fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>> {
+    let fs = WatchFs::on_disk(reading.real_device, false);
+    let engine = open(task, reading.cache_bytes, true, Some(&fs))?;
+    let (mut answer, mut seed) = (Map::new(), 0); // no choice is made twice: what was just read is cached
+    for (zipf, suffixes) in [(Some(Zipfian::new(task.n / NODE)), &SUFFIXES[..2]), (None, &SUFFIXES[2..])] {
+        let mut sample = |threads, seconds| {
+            seed += 100;
+            sample(engine.as_ref(), &fs, &shape(task.n), (zipf, threads), seconds, seed)
+        };
+        sample(MANY_THREADS, reading.warm_s)?;
+        for (threads, suffix) in [(MANY_THREADS, suffixes[1]), (1, suffixes[0])] {
+            let (gets, seconds, traffic, used) = sample(threads, reading.seconds)?;
+            // Of the peer's reads only their number is known: each counts as a seek.
+            let traffic = match task.layout {
+                TableLayout::Peer => Traffic { reads: used.reads, seeks: used.reads, bytes: used.device_read_bytes },
+                _ => traffic,
+            };
+            let simulated = traffic.seconds(HDD) + used.cpu_s;
+            for (name, figure) in [
+                ("ops_per_s", gets / if reading.real_device { seconds } else { simulated }),
+                ("hdd_ops_per_s", gets / simulated),
+                ("cpu_us_per_get", used.cpu_s * 1e6 / gets),
+                ("bytes_per_get", traffic.bytes as f64 / gets),
+                ("reads_per_get", traffic.reads as f64 / gets),
+                ("seeks_per_get", traffic.seeks as f64 / gets),
+            ] {
+                answer.insert(format!("{name}{suffix}"), json!(figure));
+            }
+        }
+    }
+    let stats = engine.stats();
+    engine.close()?;
+    let (held, cache) = (stats.get("held_bytes").and_then(Value::as_u64).unwrap_or(0), reading.cache_bytes);
+    if task.layout == TableLayout::Unpartitioned && held > cache / HELD {
         return Err(format!("tables hold {held} bytes beside a cache of {cache}: the baseline is flattered").into());
     }
-    for name in [
-        "held_bytes",
-        "cache_used_bytes",
-        "data_hits",
-        "data_misses",
-        "index_hits",
-        "index_misses",
-        "filter_hits",
-        "filter_misses",
-    ] {
-        answer.insert(name.into(), stats.get(name).cloned().unwrap_or_default());
-    }
+    let fields = "held_bytes cache_used_bytes data_hits data_misses index_hits index_misses filter_hits filter_misses";
+    let own = fields.split(' ').map(|name| (name.to_owned(), stats.get(name).cloned().unwrap_or_default()));
+    answer.extend(own);
     Ok(answer)
 }
 
-/// Reads one open database.
-struct Reader<'a> {
-    engine: &'a dyn Engine,
-    fs: &'a SpindleFs,
-    shape: Shape,
-}
-
-impl Reader<'_> {
-    /// Lets threads read for a while.
-    fn sample(&self, choice: &Choice, threads: u64, seconds: f64, seed: u64) -> Result<Sample> {
-        let (traffic, used, start) = (self.fs.traffic(), Usage::now(), Instant::now());
-        let deadline = start + Duration::try_from_secs_f64(seconds)?;
-        let gets = thread::scope(|scope| -> Result<u64> {
-            let readers: Vec<_> = (1..=threads)
-                .map(|thread| scope.spawn(move || self.read_until(choice, deadline, Rng::new(seed + thread))))
-                .collect();
-            let mut gets = 0;
-            for reader in readers {
-                gets += reader.join().map_err(|_| Failure::from("a thread panicked"))??;
+/// Lets threads read for a while; returns gets, seconds, traffic of the disk and usage of the process.
+fn sample(
+    engine: &dyn Engine,
+    fs: &WatchFs,
+    shape: &Shape,
+    (zipf, threads): (Option<Zipfian>, u64),
+    seconds: f64,
+    seed: u64,
+) -> Result<(f64, f64, Traffic, Usage)> {
+    let (traffic, used, start) = (fs.traffic(), Usage::now(), Instant::now());
+    let read = |thread| {
+        let (mut rng, mut key) = (rng(seed + thread), Vec::new());
+        let timed = repeat(seconds, BUNDLE, |_| {
+            let index = match zipf {
+                Some(zipf) => zipf.index(&mut rng) * NODE + below(&mut rng, NODE),
+                None => below(&mut rng, shape.n),
+            };
+            match shape.get(engine, index, &mut key)? {
+                FIRST_GENERATION => Ok(()),
+                other => Err(wrong(format!("record {index} has generation {other}, which was never written"))),
             }
-            Ok(gets)
-        })?;
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(Sample { gets, seconds, traffic: self.fs.traffic() - traffic, used: Usage::now() - used })
-    }
-
-    fn read_until(&self, choice: &Choice, deadline: Instant, mut rng: Rng) -> Result<u64> {
-        let (mut key, mut gets) = (Vec::new(), 0);
-        while gets == 0 || Instant::now() < deadline {
-            for _ in 0..BUNDLE {
-                let index = match choice {
-                    Choice::Nodes(zipf) => zipf.scrambled(&mut rng) * NODE + rng.below(NODE),
-                    Choice::Uniform => rng.below(self.shape.n),
-                };
-                let generation = get_checked(self.engine, &self.shape, index, &mut key)?;
-                if generation != FIRST_GENERATION {
-                    return Err(wrong(format!("record {index} has generation {generation}, which was never written")));
-                }
-                gets += 1;
-            }
-        }
-        Ok(gets)
-    }
-}
-
-impl Sample {
-    /// The figures of a variant, by name. Of the peer's reads only the kernel knows, and not how many continued the one
-    /// before: each counts as a seek.
-    fn figures(&self, layout: Layout, device: Device) -> Vec<(&'static str, f64)> {
-        let Sample { gets, seconds, traffic, used } = self;
-        let gets = *gets as f64;
-        let traffic = match layout {
-            Layout::Peer => Traffic { reads: used.reads, seeks: used.reads, bytes: used.device_read_bytes },
-            _ => *traffic,
+        });
+        timed.map(|timed| timed.count)
+    };
+    let gets = thread::scope(|scope| {
+        let readers: Vec<_> = (1..=threads).map(|thread| scope.spawn(move || read(thread))).collect();
+        let join = |reader: thread::ScopedJoinHandle<'_, Result<u64>>| {
+            reader.join().map_err(|_| Error::from("a thread panicked"))?
         };
-        let simulated = traffic.seconds(HDD) + used.cpu_s;
-        let seconds = if device == Device::Simulated { simulated } else { *seconds };
-        vec![
-            ("ops_per_s", gets / seconds),
-            ("hdd_ops_per_s", gets / simulated),
-            ("cpu_us_per_get", used.cpu_s * 1e6 / gets),
-            ("bytes_per_get", traffic.bytes as f64 / gets),
-            ("reads_per_get", traffic.reads as f64 / gets),
-            ("seeks_per_get", traffic.seeks as f64 / gets),
-        ]
-    }
+        readers.into_iter().map(join).sum::<Result<u64>>()
+    })?;
+    Ok((gets as f64, start.elapsed().as_secs_f64(), fs.traffic() - traffic, Usage::now() - used))
 }
 
 /// The ratios and losses of all rounds.
-fn put_answers(all: &Rounds, answer: &mut Map<String, Value>) {
-    let layouts = [Layout::Unpartitioned, Layout::Partitioned, Layout::TopInCache, Layout::Peer];
-    let [whole, pieces, top, _] = layouts.map(|layout| variant("hdd", layout));
-    let [small_whole, small_pieces, small_top, small_peer] = layouts.map(|layout| variant("ssd-small", layout));
-    let losses = [
-        ("ssd_loss_unpartitioned", Layout::Unpartitioned),
-        ("ssd_loss_partitioned", Layout::Partitioned),
-        ("ssd_loss_top_in_cache", Layout::TopInCache),
-        ("ssd_loss_peer", Layout::Peer),
-    ];
+fn put_ratios(all: &Rounds, answer: &mut Map<String, Value>) {
+    let [whole, parts, top, _] = LAYOUTS.map(|layout| variant_name("hdd", layout));
+    let small = LAYOUTS.map(|layout| variant_name("ssd-small", layout));
+    let large = LAYOUTS.map(|layout| variant_name("ssd-large", layout));
+    let losses = ["ssd_loss_unpartitioned", "ssd_loss_partitioned", "ssd_loss_top_in_cache", "ssd_loss_peer"];
     for suffix in SUFFIXES {
         let [ops, hdd_ops, bytes] =
             ["ops_per_s", "hdd_ops_per_s", "bytes_per_get"].map(|field| format!("{field}{suffix}"));
         for (name, field, over, under) in [
-            ("hdd_throughput_ratio", &ops, &pieces, &whole),
-            ("bytes_per_read_ratio", &bytes, &whole, &pieces),
-            ("ssd_throughput_ratio", &ops, &small_pieces, &small_whole),
-            ("top_level_pinned_hdd_ratio", &ops, &pieces, &top),
-            ("top_level_pinned_ssd_ratio", &ops, &small_pieces, &small_top),
-            // Times are to each other as rates the other way.
-            ("baseline_vs_peer", &ops, &small_peer, &small_whole),
-            ("hdd_baseline_vs_peer", &hdd_ops, &small_peer, &small_whole),
-            ("hdd_throughput_ratio_to_peer", &hdd_ops, &small_pieces, &small_peer),
+            ("hdd_throughput_ratio", &ops, &parts, &whole),
+            ("bytes_per_read_ratio", &bytes, &whole, &parts),
+            ("ssd_throughput_ratio", &ops, &small[1], &small[0]),
+            ("top_level_pinned_hdd_ratio", &ops, &parts, &top),
+            ("top_level_pinned_ssd_ratio", &ops, &small[1], &small[2]),
+            // The ratio of times is that of rates inverted.
+            ("baseline_vs_peer", &ops, &small[3], &small[0]),
+            ("hdd_baseline_vs_peer", &hdd_ops, &small[3], &small[0]),
+            ("hdd_throughput_ratio_to_peer", &hdd_ops, &small[1], &small[3]),
         ] {
-            all.put_ratio(answer, &format!("{name}{suffix}"), field, over, under);
+            all.put(answer, &format!("{name}{suffix}"), field, over, under);
         }
-        for (name, layout) in losses {
-            let (small, large) = (variant("ssd-small", layout), variant("ssd-large", layout));
-            put_loss(all, answer, &format!("{name}{suffix}"), &ops, &small, &large);
+        for (i, name) in losses.iter().enumerate() {
+            let lost =
+                all.ratio(&ops, &small[i], &large[i]).map(|[median, low, high]| [1.0 - median, 1.0 - high, 1.0 - low]);
+            put_range(answer, &format!("{name}{suffix}"), lost);
         }
-        let most = all.median(&whole, &ops).map(most_ratio);
-        answer.insert(format!("hdd_most_ratio{suffix}"), json!(most));
+        answer.insert(format!("hdd_most_ratio{suffix}"), json!(all.median(&whole, &ops).map(most_ratio)));
     }
-    for (name, layout) in [
-        ("unpartitioned_held_bytes", Layout::Unpartitioned),
-        ("top_level_pinned_held_bytes", Layout::Partitioned),
-        ("top_level_cached_held_bytes", Layout::TopInCache),
-    ] {
-        answer.insert(name.into(), json!(all.median(&variant("ssd-small", layout), "held_bytes")));
+    let held = ["unpartitioned_held_bytes", "top_level_pinned_held_bytes", "top_level_cached_held_bytes"];
+    for (name, variant) in held.iter().zip(&small) {
+        answer.insert((*name).into(), json!(all.median(variant, "held_bytes")));
     }
 }
 
-/// The throughput ratio on the simulated disk if the other side read one block for each get, which spans two sectors,
-/// and nothing else: whatever a layout of index and filter does, it is not better than that while data is not cached.
+/// The throughput ratio on the simulated disk if the other side read only one block for each get, which spans two
+/// sectors: no layout of index and filter is better while data is not cached.
 fn most_ratio(baseline_ops_per_s: f64) -> f64 {
-    let block = Traffic { reads: 1, seeks: 1, bytes: 2 * SECTOR };
-    1.0 / (baseline_ops_per_s * block.seconds(HDD))
-}
-
-/// Which part of the throughput is gone with the smaller cache, and its range over rounds.
-fn put_loss(all: &Rounds, answer: &mut Map<String, Value>, name: &str, field: &str, small: &str, large: &str) {
-    let kept = all.ratio(field, small, large);
-    answer.insert(name.to_owned(), json!(kept.map(|kept| 1.0 - kept.median)));
-    let ranges = answer.entry("ranges").or_insert_with(|| json!({}));
-    ranges[name] = json!(kept.map(|kept| [1.0 - kept.high, 1.0 - kept.low]));
+    1.0 / (baseline_ops_per_s * Traffic { reads: 1, seeks: 1, bytes: 2 * SECTOR }.seconds(HDD))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, HDD, Layout, Partitioned, Reading, SUFFIXES, Task, most_ratio, put_answers, shape};
-    use crate::engine::registry;
-    use crate::experiment::experiment::Experiment;
+    use super::{HDD, PartitionedTask, Reading, SUFFIXES, TableLayout, most_ratio, put_ratios, variant};
+    use crate::engine::api::object;
+    use crate::error::Result;
     use crate::experiment::rounds::Rounds;
     use serde_json::{Map, Value, json};
     use std::path::Path;
 
-    const RECORDS: u64 = 250_000;
-
-    fn task(dir: &Path, layout: Layout, reading: Option<Reading>) -> Task {
-        let name = if layout == Layout::TopInCache { Layout::Partitioned.name() } else { layout.name() };
-        Task { layout, dir: dir.join(name), n: RECORDS, table_bytes: 280 << 10, reading }
-    }
-
-    fn reading(device: Device, cache_bytes: u64) -> Option<Reading> {
-        Some(Reading { device, cache_bytes, warm_s: 0.1, seconds: 0.05 })
-    }
-
-    fn run(task: &Task) -> Map<String, Value> {
-        Partitioned.variant(&json!(task)).unwrap()
+    /// Loads, or reads with a device and a cache.
+    fn run(dir: &Path, layout: TableLayout, reading: Option<(bool, u64)>) -> Result<Map<String, Value>> {
+        let stored = if layout == TableLayout::TopInCache { TableLayout::Partitioned } else { layout };
+        let of = |(real_device, cache_bytes)| Reading { real_device, cache_bytes, warm_s: 0.1, seconds: 0.05 };
+        let (dir, reading) = (dir.join(stored.name()), reading.map(of));
+        variant(json!(PartitionedTask { layout, dir, n: 250_000, table_bytes: 280 << 10, reading }))
     }
 
     fn number(answer: &Map<String, Value>, field: &str) -> f64 {
         answer[field].as_f64().unwrap_or_else(|| panic!("no number {field}: {answer:?}"))
     }
 
-    /// All that the experiment does, with little data: index and filters exceed the cache, and each is small enough for
-    /// it.
+    /// All that the experiment does, with little data: index and filters exceed the cache, each of them fits it.
     #[test]
-    fn pieces_are_read_in_place_of_whole_filters_and_nothing_is_held_beside_the_cache() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = 160 << 10;
-        let loaded = run(&task(dir.path(), Layout::Unpartitioned, None));
-        assert!(number(&loaded, "tables") > 5.0, "{loaded:?}");
-        assert!(number(&loaded, "held_bytes") > cache as f64, "all of index and filters: {loaded:?}");
-        run(&task(dir.path(), Layout::Partitioned, None));
-        let layouts = [Layout::Unpartitioned, Layout::Partitioned, Layout::TopInCache];
-        let [whole, pieces, top] =
-            layouts.map(|layout| run(&task(dir.path(), layout, reading(Device::Simulated, cache))));
-        for answer in [&whole, &pieces, &top] {
+    fn partitions_need_fewer_bytes_and_nothing_is_held() {
+        let (dir, cache) = (tempfile::tempdir().unwrap(), 160 << 10);
+        let loaded = run(dir.path(), TableLayout::Unpartitioned, None).unwrap();
+        assert!(number(&loaded, "tables") > 5.0 && number(&loaded, "held_bytes") > cache as f64, "{loaded:?}");
+        run(dir.path(), TableLayout::Partitioned, None).unwrap();
+        let layouts = [TableLayout::Unpartitioned, TableLayout::Partitioned, TableLayout::TopInCache];
+        let [whole, parts, top] = layouts.map(|layout| run(dir.path(), layout, Some((false, cache))).unwrap());
+        for answer in [&whole, &parts, &top] {
             for suffix in SUFFIXES {
                 let [ops, reads, seeks, cpu] = ["ops_per_s", "reads_per_get", "seeks_per_get", "cpu_us_per_get"]
                     .map(|field| number(answer, &format!("{field}{suffix}")));
                 assert!(seeks > 0.0 && seeks <= reads, "{answer:?}");
                 let most = 1.0 / (seeks / HDD.seeks_per_s + cpu / 1e6);
-                assert!(ops > 0.0 && ops <= most * 1.000_001, "the clock of the disk was not asked: {answer:?}");
+                assert!(ops > 0.0 && ops <= most * 1.000_001, "the clock of the disk was not used: {answer:?}");
             }
             assert!(number(answer, "cache_used_bytes") <= cache as f64);
         }
-        let bytes = |answer| number(answer, "bytes_per_get_uniform");
-        assert!(bytes(&whole) > bytes(&pieces), "{whole:?} {pieces:?}");
-        let held = |answer| number(answer, "held_bytes");
-        assert!(held(&whole) < cache as f64 / 8.0, "{whole:?}");
-        assert!(held(&pieces) > held(&top), "{pieces:?} {top:?}");
-        let real = run(&task(dir.path(), Layout::Partitioned, reading(Device::Real, cache)));
+        assert!(
+            number(&whole, "bytes_per_get_uniform") > number(&parts, "bytes_per_get_uniform"),
+            "{whole:?} {parts:?}"
+        );
+        assert!(number(&whole, "held_bytes") < cache as f64 / 8.0, "{whole:?}");
+        assert!(number(&parts, "held_bytes") > number(&top, "held_bytes"), "{parts:?} {top:?}");
+        let real = run(dir.path(), TableLayout::Partitioned, Some((true, cache))).unwrap();
         assert!(SUFFIXES.iter().all(|suffix| number(&real, &format!("ops_per_s{suffix}")) > 0.0));
-        // With so small a cache tables hold their filters themselves, and the baseline would be flattered.
-        let held = task(dir.path(), Layout::Unpartitioned, reading(Device::Simulated, 20 << 10));
-        let failure = Partitioned.variant(&json!(held)).unwrap_err();
-        assert!(failure.to_string().contains("beside a cache of 20480"), "{failure}");
+        // With so small a cache tables hold their filters themselves, which flatters the baseline.
+        let error = run(dir.path(), TableLayout::Unpartitioned, Some((false, 20 << 10))).unwrap_err();
+        assert!(error.to_string().contains("beside a cache of 20480"), "{error}");
     }
 
     #[test]
-    fn the_peer_reads_its_files_past_the_cache_of_the_system() {
-        if let Err(why) = registry::check(Layout::Peer.name()) {
-            return eprintln!("not here: {why}");
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let loaded = run(&task(dir.path(), Layout::Peer, None));
-        assert!(number(&loaded, "tables") > 1.0, "{loaded:?}");
-        let read = run(&task(dir.path(), Layout::Peer, reading(Device::Real, 160 << 10)));
-        for suffix in SUFFIXES {
-            assert!(number(&read, &format!("ops_per_s{suffix}")) > 0.0);
-            let bytes = number(&read, &format!("bytes_per_get{suffix}"));
-            assert!(bytes > 100.0, "the device was not asked: {read:?}");
-        }
-    }
-
-    #[test]
-    fn losses_and_ratios_are_those_of_the_rounds() {
+    fn losses_and_ratios_follow_from_rounds() {
         let mut all = Rounds::default();
         for (name, rates) in [
             ("hdd-unpartitioned", [5.0, 5.0]),
@@ -550,36 +389,32 @@ mod tests {
             ("ssd-small-rocksdb-direct", [42.0, 42.0]),
         ] {
             for rate in rates {
-                let mut round = json!({"ops_per_s": rate, "hdd_ops_per_s": rate / 100.0, "held_bytes": 7});
-                round["bytes_per_get"] = json!(1000.0 / rate);
-                all.add(name, round.as_object().unwrap().clone());
+                let bytes = 1000.0 / rate;
+                let round =
+                    json!({"ops_per_s": rate, "hdd_ops_per_s": rate / 100.0, "held_bytes": 7, "bytes_per_get": bytes});
+                all.add(name, object(round));
             }
         }
         let mut answer = Map::new();
-        put_answers(&all, &mut answer);
-        let near = |field: &str, wanted: f64| {
+        put_ratios(&all, &mut answer);
+        for (field, wanted) in [
+            ("hdd_throughput_ratio", 57.5 / 5.0),
+            ("ssd_loss_unpartitioned", 1.0 - 21.0 / 38.0),
+            ("ssd_loss_partitioned", 0.25),
+            ("ssd_throughput_ratio", 30.0 / 21.0),
+            ("baseline_vs_peer", 2.0),
+            ("hdd_baseline_vs_peer", 2.0),
+            ("top_level_pinned_held_bytes", 7.0),
+        ] {
             assert!((number(&answer, field) - wanted).abs() < 1e-9, "{field}: {}", answer[field]);
-        };
-        near("hdd_throughput_ratio", 57.5 / 5.0);
-        near("ssd_loss_unpartitioned", 1.0 - 21.0 / 38.0);
-        near("ssd_loss_partitioned", 0.25);
-        near("ssd_throughput_ratio", 30.0 / 21.0);
-        near("baseline_vs_peer", 2.0);
-        near("top_level_pinned_held_bytes", 7.0);
-        near("hdd_baseline_vs_peer", 2.0);
-        let range = answer["ranges"]["ssd_loss_unpartitioned"].as_array().unwrap();
-        let range: Vec<f64> = range.iter().filter_map(Value::as_f64).collect();
-        assert!((range[0] - 15.0 / 38.0).abs() < 1e-9 && (range[1] - 0.5).abs() < 1e-9, "{range:?}");
+        }
+        let range = |i| answer["ranges"]["ssd_loss_unpartitioned"][i].as_f64().unwrap();
+        assert!((range(0) - 15.0 / 38.0).abs() < 1e-9 && (range(1) - 0.5).abs() < 1e-9);
         for missing in ["ssd_loss_peer", "top_level_pinned_hdd_ratio", "hdd_throughput_ratio_uniform"] {
             assert_eq!(answer[missing], Value::Null, "{missing}");
         }
-    }
-
-    #[test]
-    fn the_most_that_can_be_gained_is_all_but_one_read_of_a_block() {
         // 2 MB and three seeks for each get, against a seek and 8 KiB.
         let seconds = 3.0 / 120.0 + 0.02;
         assert!((most_ratio(1.0 / seconds) - seconds / (1.0 / 120.0 + 8192.0 / 100e6)).abs() < 1e-9);
-        assert_eq!(shape(10).total_bytes(), 160);
     }
 }

@@ -1,193 +1,149 @@
-//! Loads a database of small records, and times point reads of one.
+//! Times point reads of a database of small records, and lookups inside its data blocks alone.
 
-use crate::engine::{Compression, Engine, Options, Sync};
-use crate::experiment::instructions::Instructions;
-use crate::failure::Result;
-use crate::machine::disk;
-use crate::machine::process::Usage;
-use crate::machine::settle::settle;
-use crate::task::opening::SMALL_RECORDS;
-use crate::workload::fill::FIRST_GENERATION;
-use crate::workload::rng::Rng;
+use crate::engine::Engine;
+use crate::engine::api::object;
+use crate::engine::registry::settle;
+use crate::error::{Result, wrong};
+use crate::measure::clock::{repeat, repeat_on};
+use crate::measure::disk;
+use crate::measure::process::{Usage, thread_cpu_s};
+use crate::workload::data::{FIRST_GENERATION, MISSING, SMALL_RECORDS, below, load, rng, shuffle};
+use azekura::fs::{DiskFs, Fs};
+use azekura::inspect::{DataBlocks, Place};
 use serde_json::{Map, Value, json};
 use std::hint::black_box;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
-/// Records of one batch while loading.
-const BATCH: u64 = 1000;
-/// Reads between two looks at the clock.
-const BUNDLE: u64 = 256;
-/// Indices from here on are never written.
-const MISSING: u64 = 1 << 48;
+/// How the lookups are measured; part of the answer.
+pub(crate) const HOW: &str = "CPU time of the thread in lookups of present keys inside of the loaded data blocks \
+     alone, random order, each after the answer of the one before, less the same loop that stops before the block; not \
+     in it: memtable, filter, index, cache, the key's hash, the copy of the value";
+/// Reads, and lookups, between two readings of the clock.
+const BUNDLES: (u64, u64) = (256, 2048);
+/// The place of a record in the data blocks, and its key.
+type Pick = (Place, [u8; SMALL_RECORDS.key_size]);
+/// One lookup of this many is checked before the measurement; each one is checked during it.
+const CHECK_EVERY: usize = 8;
 
-/// Which key is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
-    /// Any of the records, uniformly.
-    Present,
-    /// None of them, but from between them.
-    Missing,
-    /// One and the same.
-    Same,
-}
-
-/// Options under which everything is cached and nothing compressed.
-pub(crate) fn cached_options(memtable_bytes: u64) -> Options {
-    Options {
-        cache_bytes: 1 << 30,
-        memtable_bytes,
-        table_bytes: None,
-        sync: Sync::None,
-        compression: Compression::None,
-        workers: std::thread::available_parallelism().map_or(1, |n| n.get()),
-        separate_from: None,
-        data_bytes: 0,
-    }
-}
-
-/// Writes `n` records in batches, in scrambled order.
-pub(crate) fn fill(engine: &dyn Engine, n: u64) -> Result<()> {
-    let mut batch = Vec::new();
-    for index in 0..n {
-        let (mut key, mut value) = (Vec::new(), Vec::new());
-        SMALL_RECORDS.keys().write(index, &mut key);
-        SMALL_RECORDS.values().write(index, FIRST_GENERATION, &mut value);
-        batch.push((key, value));
-        if batch.len() as u64 == BATCH || index + 1 == n {
-            engine.put_batch(&batch)?;
-            batch.clear();
-        }
-    }
-    Ok(())
-}
-
-/// Fills a new database and brings it to rest; answers with its size.
-pub(crate) fn load(engine: Box<dyn Engine>, dir: &Path, n: u64) -> Result<Map<String, Value>> {
+/// Fills a new database, settles it, and returns its size.
+pub(crate) fn fill(engine: Box<dyn Engine>, dir: &Path, n: u64) -> Result<Map<String, Value>> {
     let start = Instant::now();
-    fill(engine.as_ref(), n)?;
+    load(engine.as_ref(), &SMALL_RECORDS, 0..n)?;
     let settled = settle(&[engine.as_ref()], start.elapsed())?;
     engine.sync()?;
     engine.close()?;
-    Ok(object(json!({"disk_bytes": disk::usage(dir).allocated, "settled": settled.reached})))
+    Ok(object(json!({"disk_bytes": disk::allocated_bytes(dir), "settled": settled.reached})))
 }
 
-/// Reads for `seconds`, after reading every record once. Each read must find what it should; every 64th value is
-/// compared to the last byte.
-pub(crate) fn time(engine: &dyn Engine, n: u64, choice: Choice, seconds: f64) -> Result<Map<String, Value>> {
+/// Reads for `seconds`, after reading every record once: records that exist (`present`), or keys between them. Each read
+/// must find what it should; every 64th value is compared to the last byte. The cost of the loop is subtracted.
+pub(crate) fn time(engine: &dyn Engine, n: u64, present: bool, seconds: f64) -> Result<Map<String, Value>> {
     let mut key = Vec::new();
     for index in 0..n {
         read(engine, index, index, &mut key, true)?;
     }
-    let mut counter = Instructions::new();
-    let (harness, harness_instructions) = counter.of(|| {
-        bundles(seconds / 4.0, n, choice, |index, _| {
-            SMALL_RECORDS.keys().write(index, &mut key);
-            black_box(&key);
-            Ok(())
-        })
-    });
-    let harness = harness?;
+    let (mut choices, mut chosen) = (rng(7), rng(7));
+    let own = repeat(seconds / 4.0, BUNDLES.0, |_| {
+        SMALL_RECORDS.key(below(&mut choices, n), &mut key);
+        black_box(&key);
+        Ok(())
+    })?;
     let before = Usage::now();
-    let (timed, instructions) = counter
-        .of(|| bundles(seconds, n, choice, |index, i| read(engine, index, i, &mut key, choice != Choice::Missing)));
-    let timed = timed?;
-    let cpu = (Usage::now() - before).cpu_s;
-    let per = |count: Option<u64>, gets: u64| count.map(|count| count as f64 / gets as f64);
-    let own = per(harness_instructions, harness.gets);
+    let first = if present { 0 } else { MISSING };
+    let all = repeat(seconds, BUNDLES.0, |i| read(engine, first + below(&mut chosen, n), i, &mut key, present))?;
+    let cpu_s = (Usage::now() - before).cpu_s;
+    let instructions = all.instructions_each().zip(own.instructions_each()).map(|(all, own)| all - own);
     Ok(object(json!({
-        "gets": timed.gets,
-        "gets_per_s": timed.gets as f64 / timed.seconds,
-        "ns": timed.ns() - harness.ns(),
-        "cpu_ns": cpu * 1e9 / timed.gets as f64 - harness.ns(),
-        "harness_ns": harness.ns(),
-        "instructions": per(instructions, timed.gets).zip(own).map(|(all, own)| all - own),
-        "harness_instructions": own,
+        "gets": all.count, "gets_per_s": all.per_s(), "ns": all.ns() - own.ns(),
+        "cpu_ns": cpu_s * 1e9 / all.count as f64 - own.ns(), "harness_ns": own.ns(),
+        "instructions": instructions, "harness_instructions": own.instructions_each(),
     })))
 }
 
 fn read(engine: &dyn Engine, index: u64, i: u64, key: &mut Vec<u8>, present: bool) -> Result<()> {
-    SMALL_RECORDS.keys().write(index, key);
+    SMALL_RECORDS.key(index, key);
     let mut right = true;
     let found = engine.get(key, &mut |value| {
         right = value.len() == SMALL_RECORDS.value_size;
-        if i.is_multiple_of(64) {
-            right &= SMALL_RECORDS.values().check(index, value) == Some(FIRST_GENERATION);
-        }
+        right &= !i.is_multiple_of(64) || SMALL_RECORDS.check(index, value) == Some(FIRST_GENERATION);
         black_box(value);
     })?;
-    if found != present || !right {
-        return Err(crate::failure::wrong(format!("record {index}: found {found}, right {right}")));
+    if found == present && right { Ok(()) } else { Err(wrong(format!("record {index}: found {found}, right {right}"))) }
+}
+
+/// Looks for each of the `n` records of a closed database inside its data blocks, for `seconds` of CPU. No lookup begins
+/// before the previous one has its answer, because gets do not overlap either.
+pub(crate) fn time_blocks(dir: &Path, n: u64, seconds: f64) -> Result<Map<String, Value>> {
+    let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+    let (mut picks, mut foreign): (Vec<Pick>, u64) = (Vec::new(), 0);
+    let blocks = DataBlocks::read(&fs, dir, &mut |place, key| match key.try_into() {
+        Ok(key) => picks.push((place, key)),
+        Err(_) => foreign += 1,
+    })?;
+    if picks.is_empty() || picks.len() as u64 != n || foreign > 0 {
+        return Err(wrong(format!("blocks have {} records and {foreign} others, not {n}", picks.len())));
     }
-    Ok(())
-}
-
-struct Timed {
-    gets: u64,
-    seconds: f64,
-}
-
-impl Timed {
-    fn ns(&self) -> f64 {
-        self.seconds * 1e9 / self.gets as f64
-    }
-}
-
-/// Repeats `act` with chosen indices for a while.
-fn bundles(seconds: f64, n: u64, choice: Choice, mut act: impl FnMut(u64, u64) -> Result<()>) -> Result<Timed> {
-    let mut rng = Rng::new(7);
-    let start = Instant::now();
-    let deadline = start + Duration::try_from_secs_f64(seconds)?;
-    let mut gets = 0;
-    while gets == 0 || Instant::now() < deadline {
-        for _ in 0..BUNDLE {
-            let index = rng.below(n);
-            let index = match choice {
-                Choice::Present => index,
-                Choice::Missing => MISSING + index,
-                Choice::Same => n / 2,
-            };
-            act(index, gets)?;
-            gets += 1;
+    shuffle(&mut picks, 11);
+    let find = |(place, key): &Pick| blocks.find(*place, key);
+    for pick in picks.iter().step_by(CHECK_EVERY) {
+        if find(pick)? != Some(SMALL_RECORDS.value_size) {
+            return Err(wrong("a block does not find one of its records"));
         }
     }
-    Ok(Timed { gets, seconds: start.elapsed().as_secs_f64() })
-}
-
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(object) => object,
-        _ => Map::new(),
-    }
+    let walk = |seconds, expected: usize, ask: &dyn Fn(&Pick) -> azekura::Result<Option<usize>>| {
+        let mut at = 0usize;
+        repeat_on(thread_cpu_s, seconds, BUNDLES.1, |_| {
+            let difference = ask(&picks[at])?.unwrap_or(usize::MAX) ^ expected;
+            if difference != 0 {
+                return Err(wrong("a lookup in a block returned another value than before"));
+            }
+            // As far as the processor knows, the next lookup depends on this answer.
+            at = at.wrapping_add(1).wrapping_add(black_box(difference));
+            at = if at >= picks.len() { 0 } else { at };
+            Ok(())
+        })
+    };
+    let own = walk(seconds / 4.0, SMALL_RECORDS.key_size, &|(place, key)| blocks.reach(*place, key))?;
+    let all = walk(seconds, SMALL_RECORDS.value_size, &find)?;
+    let instructions = all.instructions_each().zip(own.instructions_each()).map(|(all, own)| all - own);
+    Ok(object(json!({
+        "seeks": all.count, "seek_cpu_ns": all.ns() - own.ns(), "seek_loop_ns": own.ns(),
+        "seek_instructions": instructions, "blocks": blocks.count(),
+    })))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Choice, cached_options, load, time};
+    use super::{fill, time, time_blocks};
     use crate::engine::memory::{Lie, Memory};
-    use crate::engine::registry;
+    use crate::engine::{Options, registry};
+    use crate::workload::data::{SMALL_RECORDS, load};
 
     #[test]
-    fn reads_are_timed_and_checked() {
+    fn reads_and_lookups_are_timed_and_checked() {
         let dir = tempfile::tempdir().unwrap();
-        let options = cached_options(1 << 20);
-        let open = || registry::open("azekura", &dir.path().join("db"), &options).unwrap();
-        let loaded = load(open(), dir.path(), 3000).unwrap();
+        let path = dir.path().join("db");
+        let open = || registry::open("azekura", &path, &Options::cached(1 << 20)).unwrap();
+        let loaded = fill(open(), dir.path(), 3000).unwrap();
         assert!(loaded["disk_bytes"].as_u64().unwrap() > 3000 * 100, "{loaded:?}");
-        for choice in [Choice::Present, Choice::Missing, Choice::Same] {
-            let answer = time(open().as_ref(), 3000, choice, 0.01).unwrap();
+        for present in [true, false] {
+            let answer = time(open().as_ref(), 3000, present, 0.01).unwrap();
             assert!(answer["gets"].as_u64().unwrap() >= 256 && answer["harness_ns"].as_f64().unwrap() > 0.0);
         }
+        let answer = time_blocks(&path, 3000, 0.01).unwrap();
+        assert!(answer["blocks"].as_u64().unwrap() > 50 && answer["seeks"].as_u64().unwrap() >= 2048, "{answer:?}");
+        assert!(answer["seek_cpu_ns"].as_f64().unwrap() > 0.0, "{answer:?}");
+        assert!(time_blocks(&path, 3001, 0.01).is_err(), "one record is missing");
     }
 
     #[test]
-    fn lies_are_noticed() {
-        for (lie, choice) in
-            [(Lie::Forgets, Choice::Present), (Lie::Flips, Choice::Present), (Lie::FindsAll, Choice::Missing)]
-        {
+    fn faults_are_detected() {
+        for (lie, present) in [(Lie::Forgets, true), (Lie::Flips, true), (Lie::FindsAll, false)] {
             let memory = Memory::new(lie);
-            super::fill(&memory, 500).unwrap();
-            assert!(time(&memory, 500, choice, 0.01).is_err(), "{lie:?}");
+            load(&memory, &SMALL_RECORDS, 0..500).unwrap();
+            assert!(time(&memory, 500, present, 0.01).is_err(), "{lie:?}");
         }
     }
 }

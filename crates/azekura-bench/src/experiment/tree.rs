@@ -1,58 +1,51 @@
-//! Loads a database so that its tree has a known shape: that of one in use, and the same each time.
+//! Loads a database so that its tree has a known shape: that of a tree in use, and the same each time.
 
 use crate::engine::Engine;
-use crate::failure::Result;
-use crate::machine::settle::settle;
+use crate::engine::registry::settle;
+use crate::error::Result;
 use crate::workload::Shape;
-use crate::workload::fill::{BATCH_RECORDS, FIRST_GENERATION};
-use std::ops::Range;
+use crate::workload::data::BatchBuffer;
 use std::time::{Duration, Instant};
 
-/// Which records a step of loading writes is told by their index modulo this.
+/// The index modulo this decides in which step of loading a record is written.
 const RESIDUES: u64 = 20;
-/// So many young runs are merged into the tree, by both engines' defaults.
+/// Runs of level 0 that are merged, by the defaults of both engines.
 const RUNS_MERGED: u64 = 4;
 const BOTTOM: &[u64] = &[1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19];
 const LEVEL_ABOVE: &[u64] = &[5, 15];
-const YOUNG: &[u64] = &[0];
-const YOUNGEST: &[u64] = &[10];
-/// So long a merge may take.
+const LEVEL_0: [&[u64]; 2] = [&[0], &[10]];
+/// Longest time that a merge may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Writes all records but those of the young runs: a full bottom, and a level of a tenth of it above. Each is written
-/// in ascending order, so that next to nothing has to be rewritten, and lies all over the key space.
-pub(crate) fn sink(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+/// Writes all records except those of level 0: a full bottom level and a level of a tenth of it above. Each is written
+/// in ascending order, so that little is rewritten, and spread over the key space.
+pub(crate) fn load_lower_levels(engine: &dyn Engine, shape: &Shape) -> Result<()> {
     for (residues, flushes) in [(BOTTOM, 16), (LEVEL_ABOVE, RUNS_MERGED)] {
         for part in 0..flushes {
-            let (from, to) = (part * shape.n / flushes, (part + 1) * shape.n / flushes);
-            put_all(engine, shape, of(residues, from..to))?;
+            let indices = part * shape.n / flushes..(part + 1) * shape.n / flushes;
+            put_all(engine, shape, indices.filter(|index| residues.contains(&(index % RESIDUES))))?;
             engine.flush()?;
             if (part + 1) % RUNS_MERGED == 0 {
-                merge_young(engine, shape)?; // or how many runs are left would depend on who is faster
+                merge_level_0(engine, shape)?; // otherwise the number of runs depends on timing
             }
         }
     }
-    settle(&[engine], Duration::from_secs(1))?;
-    Ok(())
+    settle(&[engine], Duration::from_secs(1)).map(|_| ())
 }
 
-/// Writes the records that are left as two young runs, half of the number that would be merged while others write. An
-/// engine that merges them because nobody writes must be kept from it.
-pub(crate) fn add_young(engine: &dyn Engine, shape: &Shape) -> Result<()> {
-    for residues in [YOUNG, YOUNGEST] {
-        put_all(engine, shape, of(residues, 0..shape.n))?;
+/// Writes the remaining records as two runs of level 0, half of the number that is merged. An engine that merges them
+/// when it is idle must be prevented from that.
+pub(crate) fn load_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+    for residues in LEVEL_0 {
+        put_all(engine, shape, (0..shape.n).filter(|index| residues.contains(&(index % RESIDUES))))?;
         engine.flush()?;
     }
     Ok(())
 }
 
-fn of(residues: &[u64], indices: Range<u64>) -> impl Iterator<Item = u64> {
-    indices.filter(|index| residues.contains(&(index % RESIDUES)))
-}
-
-/// Waits until the young runs are merged. Where too few were left for a merge, the same records are written once more
-/// in runs of their own. A peer that does not tell its runs is left as it came to rest.
-fn merge_young(engine: &dyn Engine, shape: &Shape) -> Result<()> {
+/// Waits until the runs of level 0 are merged. If they are too few for a merge, two records are written once more in
+/// runs of their own. A peer that does not report its runs is left as it settled.
+fn merge_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
     let start = Instant::now();
     loop {
         settle(&[engine], Duration::from_millis(200))?;
@@ -68,59 +61,51 @@ fn merge_young(engine: &dyn Engine, shape: &Shape) -> Result<()> {
 }
 
 fn put_all(engine: &dyn Engine, shape: &Shape, indices: impl Iterator<Item = u64>) -> Result<()> {
-    let mut batch = Vec::new();
-    for index in indices {
-        let (mut key, mut value) = (Vec::new(), Vec::new());
-        shape.keys().write(index, &mut key);
-        shape.values().write(index, FIRST_GENERATION, &mut value);
-        batch.push((key, value));
-        if batch.len() as u64 == BATCH_RECORDS {
-            engine.put_batch(&batch)?;
-            batch.clear();
-        }
+    let (mut batch, mut indices) = (BatchBuffer::default(), indices.peekable());
+    while indices.peek().is_some() {
+        batch.put(engine, shape, indices.by_ref())?;
     }
-    engine.put_batch(&batch)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{add_young, sink};
-    use crate::engine::azekura::open_on;
+    use super::{load_level_0, load_lower_levels};
+    use crate::engine::azekura::open_with;
     use crate::engine::memory::{Lie, Memory};
-    use crate::engine::{Engine, Scan};
-    use crate::experiment::reads::cached_options;
+    use crate::engine::{Engine, Options, Scan};
     use crate::workload::Shape;
-    use crate::workload::keys::KeyOrder;
     use azekura::{CompactionStrategy, LeveledOptions};
 
     fn shape(n: u64) -> Shape {
-        Shape { n, key_size: 8, least_value: 8, value_size: 8, order: KeyOrder::Sequential }
+        Shape { n, key_size: 8, least_value: 8, value_size: 8, sequential: true }
     }
 
     #[test]
-    fn every_record_is_written_whatever_their_number() {
+    fn every_record_is_written() {
         for n in [20, 999, 20_001] {
             let memory = Memory::new(Lie::None);
-            sink(&memory, &shape(n)).unwrap();
-            add_young(&memory, &shape(n)).unwrap();
+            load_lower_levels(&memory, &shape(n)).unwrap();
+            load_level_0(&memory, &shape(n)).unwrap();
             assert_eq!(memory.scan(Scan::First, u64::MAX, &mut |_, _| ()).unwrap(), n);
         }
     }
 
     #[test]
-    fn a_tree_has_two_young_runs_above_a_level_and_the_bottom() {
+    fn tree_has_two_runs_above_two_levels() {
         let leveled = LeveledOptions { table_size: 140 << 10, base_size: 560 << 10, ..LeveledOptions::default() };
-        let dir = tempfile::tempdir().unwrap();
-        let options = cached_options(4 << 20);
-        let adjust = |own: azekura::PartitionCreateOptions| {
-            own.compaction_strategy(CompactionStrategy::Leveled(leveled.clone()))
+        let (dir, shape) = (tempfile::tempdir().unwrap(), shape(125_000));
+        let open = |workers: Option<usize>| {
+            let strategy = CompactionStrategy::Leveled(leveled.clone());
+            let configure = |config: azekura::Config| workers.map_or(config.clone(), |workers| config.workers(workers));
+            open_with(dir.path(), &Options::cached(4 << 20), configure, |own| own.compaction_strategy(strategy))
+                .unwrap()
         };
-        let shape = shape(125_000);
-        let engine = open_on(dir.path(), &options, |config| config, adjust).unwrap();
-        sink(engine.as_ref(), &shape).unwrap();
+        let engine = open(None);
+        load_lower_levels(engine.as_ref(), &shape).unwrap();
         engine.close().unwrap();
-        let engine = open_on(dir.path(), &options, |config| config.workers(0), adjust).unwrap();
-        add_young(engine.as_ref(), &shape).unwrap();
+        let engine = open(Some(0));
+        load_level_0(engine.as_ref(), &shape).unwrap();
         let stats = engine.stats();
         let runs: Vec<u64> = stats["levels"].as_array().unwrap().iter().filter_map(|l| l["runs"].as_u64()).collect();
         assert_eq!((runs[0], runs.iter().sum::<u64>()), (2, 4), "{stats:?}");

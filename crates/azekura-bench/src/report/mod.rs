@@ -1,25 +1,15 @@
-//! Results: one measurement, what several of them say together, and how that is shown.
+//! Results: medians and ratios of measurements, and how they are shown.
 //!
-//! Invariants: pages and Markdown are made from a [`document`] alone, which is a file, so they can be made again
-//! without running; a figure that is missing is shown as missing; a loss looks as a win does.
+//! A page is made from a [`document`] alone, which is a file, so it can be made again without running. A missing figure
+//! is shown as missing; wins and losses are shown alike.
 //!
-//! Rooms: [`measurement`] one run's figures; [`summary`] medians and ratios over rounds; [`table`] text for people.
-//! Reports: [`preset`] what is run; [`produce`] runs it; [`document`] what came out; [`figures`] cases, standings and
-//! verdicts; [`columns`], [`facts`] and [`versions`] what stands in tables; [`page`] and [`markdown`] the two outputs.
-//! [`draw`] makes the charts; [`quantity`] puts numbers, and [`clock`] the date, in words.
+//! [`compare`] medians, ratios and ranges; [`table`] text tables; [`chart`] SVG drawings; [`preset`] reads
+//! `presets.json`, what `report quick` and `report full` run; [`document`] the result of a preset; [`render`] fills the
+//! templates `report.html` and `report.md`.
 
-pub(crate) mod clock;
-pub(crate) mod columns;
+pub(crate) mod chart;
+pub(crate) mod compare;
 pub(crate) mod document;
-pub(crate) mod draw;
-pub(crate) mod facts;
-pub(crate) mod figures;
-pub(crate) mod markdown;
-pub(crate) mod measurement;
-pub(crate) mod page;
 pub(crate) mod preset;
-pub(crate) mod produce;
-pub(crate) mod quantity;
-pub(crate) mod summary;
+pub(crate) mod render;
 pub(crate) mod table;
-pub(crate) mod versions;

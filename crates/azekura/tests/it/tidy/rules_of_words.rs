@@ -7,9 +7,9 @@ use super::tree::{ENGINE, Tree};
 
 /// Where the bench calls C, the library of one peer and the memory map of another, and where a baseline flushes lines.
 const PEERS_IN_C: &[&str] = &[
-    "crates/azekura-bench/src/engine/rocksdb/",
+    "crates/azekura-bench/src/engine/rocksdb.rs",
     "crates/azekura-bench/src/engine/heed.rs",
-    "crates/azekura-bench/src/leaf/medium.rs",
+    "crates/azekura-bench/src/experiment/leaf_pool.rs",
 ];
 
 /// Unsafe code stands where its neighbours know about it.

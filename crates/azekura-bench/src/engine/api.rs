@@ -1,0 +1,183 @@
+//! The trait that every engine implements, the options it is opened with, and helpers for adapters.
+
+use crate::error::{Error, Result};
+use crate::measure::device::processors;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::ops::Bound;
+
+/// Bytes of a data block before compression.
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+/// Bits per key of every bloom filter.
+pub(crate) const BLOOM_BITS: f32 = 10.0;
+/// The partition that workloads use.
+pub(crate) const PARTITION: &str = "bench";
+
+/// What a write must survive before it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Sync {
+    /// The death of the process: the operating system has it, not synced.
+    None,
+    /// Power loss: `fdatasync` before each write returns.
+    Data,
+    /// Power loss, with the file's metadata: `fsync` before each write returns.
+    All,
+}
+
+/// Compression of the blocks of every level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Compression {
+    /// No compression.
+    None,
+    /// LZ4.
+    Lz4,
+}
+
+/// The options of one database, the same for every engine of a comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Options {
+    /// Bytes of block cache.
+    pub(crate) cache_bytes: u64,
+    /// Bytes of one memtable.
+    pub(crate) memtable_bytes: u64,
+    /// Target bytes of one table; the engine's default when `None`.
+    pub(crate) table_bytes: Option<u64>,
+    pub(crate) sync: Sync,
+    pub(crate) compression: Compression,
+    /// Background threads.
+    pub(crate) workers: usize,
+    /// Values of at least this size are stored apart from the tree, in engines that can.
+    pub(crate) separate_from: Option<u64>,
+    /// Approximate bytes of keys and values that will be stored; 0 if unknown. For engines that bound their memory.
+    #[serde(default)]
+    pub(crate) data_bytes: u64,
+}
+
+impl Options {
+    /// Everything fits the cache, nothing is compressed, separated or synced.
+    pub(crate) fn cached(memtable_bytes: u64) -> Options {
+        Options {
+            cache_bytes: 1 << 30,
+            memtable_bytes,
+            table_bytes: None,
+            sync: Sync::None,
+            compression: Compression::None,
+            workers: processors(),
+            separate_from: None,
+            data_bytes: 0,
+        }
+    }
+}
+
+/// Where a scan begins and its direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scan<'a> {
+    /// Ascending, from the first key.
+    First,
+    /// Ascending, from this key or the next one above it.
+    From(&'a [u8]),
+    /// Descending, from the last key.
+    Last,
+    /// Descending, from this key or the next one below it.
+    Back(&'a [u8]),
+}
+
+impl<'a> Scan<'a> {
+    pub(crate) fn ascends(self) -> bool {
+        matches!(self, Scan::First | Scan::From(_))
+    }
+
+    /// The keys that the scan may return.
+    pub(crate) fn bounds(self) -> (Bound<&'a [u8]>, Bound<&'a [u8]>) {
+        match self {
+            Scan::First | Scan::Last => (Bound::Unbounded, Bound::Unbounded),
+            Scan::From(key) => (Bound::Included(key), Bound::Unbounded),
+            Scan::Back(key) => (Bound::Unbounded, Bound::Included(key)),
+        }
+    }
+}
+
+/// Receives a record.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]);
+
+/// One partition (keyspace, table, tree) of one open database.
+///
+/// Reads pass the bytes to a closure: an engine that can lend its memory need not copy, and an engine that copies pays
+/// for it itself. All methods may be called by many threads at once.
+pub(crate) trait Engine: Send + std::marker::Sync {
+    /// Writes one record, as durable as [`Options::sync`] says when this returns.
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
+
+    /// Removes one record, which need not exist, as durable as a put.
+    fn delete(&self, key: &[u8]) -> Result<()>;
+
+    /// Writes records as one batch or transaction, as durable as a put.
+    fn put_batch(&self, records: &[(Vec<u8>, Vec<u8>)]) -> Result<()>;
+
+    /// Looks one key up; passes the value on and returns whether there was one.
+    fn get(&self, key: &[u8], seen: &mut dyn FnMut(&[u8])) -> Result<bool>;
+
+    /// Passes up to `limit` records on and returns their number.
+    fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64>;
+
+    /// Writes everything in memory to tables and waits for it.
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Syncs everything written so far.
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the engine reports that background work is running or waiting. An engine that does not report it is
+    /// observed by its CPU time and writes.
+    fn busy(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Number of tables of this partition; 1 if the database is one file.
+    fn tables(&self) -> Result<u64> {
+        Ok(1)
+    }
+
+    /// Opens or creates another partition of the same database.
+    fn partition(&self, name: &str) -> Result<Box<dyn Engine>>;
+
+    /// Figures that only this engine has.
+    fn stats(&self) -> Map<String, Value>;
+
+    /// Closes the database cleanly; partitions opened from it must have been dropped.
+    fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// Passes a found value on; returns whether there was one.
+pub(crate) fn found(value: Option<impl AsRef<[u8]>>, seen: &mut dyn FnMut(&[u8])) -> bool {
+    value.inspect(|value| seen(value.as_ref())).is_some()
+}
+
+/// Passes up to `limit` records of a forward iterator on and returns their number.
+pub(crate) fn visit<K: AsRef<[u8]>, V: AsRef<[u8]>, E: Into<Error>>(
+    records: impl Iterator<Item = Result<(K, V), E>>,
+    limit: u64,
+    seen: Visit<'_>,
+) -> Result<u64> {
+    let mut count = 0;
+    for record in records.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+        let (key, value) = record.map_err(Into::into)?;
+        seen(key.as_ref(), value.as_ref());
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// The members of a JSON object; none of any other value.
+pub(crate) fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    }
+}

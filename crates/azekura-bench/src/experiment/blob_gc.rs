@@ -1,0 +1,613 @@
+//! `blob-gc`: the cost of keeping the space of stale values small, in a history of versions of HTML pages.
+//!
+//! In each round as many random pages are written as there are pages, each version under its own key; then the oldest
+//! versions of pages with more than five are removed. That is done without GC, with a call towards a target after each
+//! truncation, with automatic GC, and with values in the tree. Nothing is compressed; the log is in no figure.
+//!
+//! - `…_write_amp`: bytes written to blob files (unseparated: to tables) per byte of values written.
+//! - `…_max_space_amp`: bytes of blob files on disk (unseparated: of tables) and of memtables per byte of live values, the
+//!   largest after a call, or at any time where there are no calls, as for `…_peak_space_amp`.
+//!
+//! Both are of the steady state, which begins after the first third of the rounds.
+
+use crate::engine::api::object;
+use crate::error::{Result, wrong};
+use crate::experiment::pages::{Pages, Wanted, pack};
+use crate::experiment::rounds::{Context, targets};
+use crate::experiment::watch_fs::WatchFs;
+use crate::measure::disk;
+use crate::report::chart::{Series, lines};
+use crate::report::compare::ratio;
+use crate::workload::data::{below, rng};
+use azekura::{
+    CompressionType, Config, Database, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
+};
+use rand::rngs::SmallRng;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Smaller pages would not be separated.
+const LEAST_BYTES: u64 = 1 << 10;
+/// Versions of a page that a truncation leaves.
+const KEPT: usize = 5;
+/// Samples while the pages of a round are written.
+const SAMPLES: u64 = 8;
+const CACHE_BYTES: u64 = 64 << 20;
+/// An engine that has written nothing for this time has settled; automatic work begins earlier.
+const QUIET: Duration = Duration::from_millis(2500);
+/// Longest wait for that.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How stale values are collected.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum GcMode {
+    /// Not at all; files that are stale as a whole are removed nevertheless.
+    Never,
+    /// By a call after each truncation.
+    Target(f32),
+    /// By the engine itself.
+    Automatic(f32),
+    /// Values are in the tree.
+    Unseparated,
+}
+
+/// The modes and the prefixes of their fields.
+const MODES: [(GcMode, &str); 7] = [
+    (GcMode::Never, "no_gc"),
+    (GcMode::Target(1.5), "target_1_5"),
+    (GcMode::Target(2.0), "target_2_0"),
+    (GcMode::Target(3.0), "target_3_0"),
+    (GcMode::Automatic(1.5), "automatic"),
+    (GcMode::Automatic(2.0), "automatic_2_0"),
+    (GcMode::Unseparated, "unseparated"),
+];
+
+impl GcMode {
+    fn name(self) -> String {
+        match self {
+            GcMode::Never => "no gc".into(),
+            GcMode::Target(target) => format!("target {target:.1}"),
+            GcMode::Automatic(target) => format!("automatic {target:.1}"),
+            GcMode::Unseparated => "unseparated".into(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct BlobGcTask {
+    mode: GcMode,
+    dir: PathBuf,
+    /// The packed pages.
+    pages: PathBuf,
+    rounds: u64,
+    memtable_bytes: u64,
+    blob_file_bytes: u64,
+}
+
+/// When a sample is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Moment {
+    #[default]
+    Writing,
+    /// After a truncation, before a call.
+    Truncated,
+    /// After a call.
+    Collected,
+    /// At the end, with empty memtables.
+    Flushed,
+    /// After the engine has settled.
+    Rest,
+}
+
+/// One sample of a database. Written bytes are counted since it was opened; the log is in no figure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct GcSample {
+    moment: Moment,
+    round: u64,
+    seconds: f64,
+    /// Versions written and removed.
+    operations: u64,
+    /// Bytes of values that were written.
+    value_bytes: u64,
+    /// Bytes of values that exist.
+    live_bytes: u64,
+    /// Bytes of memtables.
+    memory_bytes: u64,
+    blob_disk_bytes: u64,
+    table_disk_bytes: u64,
+    /// Bytes of values in blob files, and of those that tables refer to, as the engine reports them.
+    stored_bytes: u64,
+    referenced_bytes: u64,
+    blob_bytes_written: u64,
+    table_bytes_written: u64,
+    /// What a scan reports after a call.
+    reported_space_amp: Option<f64>,
+}
+
+impl GcSample {
+    /// Bytes on disk and in memory for each live byte.
+    fn space_amp(&self, mode: GcMode) -> Option<f64> {
+        let on_disk = if mode == GcMode::Unseparated { self.table_disk_bytes } else { self.blob_disk_bytes };
+        ratio((on_disk + self.memory_bytes) as f64, self.live_bytes as f64)
+    }
+
+    /// Bytes of values written to files since an earlier sample, for each one that the user wrote.
+    fn write_amp(&self, mode: GcMode, since: &GcSample) -> Option<f64> {
+        let written = |sample: &GcSample| match mode {
+            GcMode::Unseparated => sample.table_bytes_written,
+            _ => sample.blob_bytes_written,
+        };
+        self.per_value(written(self).saturating_sub(written(since)), since)
+    }
+
+    fn per_value(&self, bytes: u64, since: &GcSample) -> Option<f64> {
+        let values = self.value_bytes.saturating_sub(since.value_bytes);
+        (values > 0).then(|| bytes as f64 / values as f64)
+    }
+
+    fn files_written(&self) -> u64 {
+        self.blob_bytes_written + self.table_bytes_written
+    }
+}
+
+/// The figures of one mode over `rounds`.
+fn figures(mode: GcMode, samples: &[GcSample], rounds: u64) -> Map<String, Value> {
+    let steady = || samples.iter().filter(|sample| sample.round >= rounds / 3 && sample.moment != Moment::Rest);
+    let amps: Vec<f64> = steady().filter_map(|sample| sample.space_amp(mode)).collect();
+    let peak = amps.iter().copied().reduce(f64::max);
+    let called = samples.iter().any(|sample| sample.moment == Moment::Collected);
+    let after_calls = steady().filter(|sample| sample.moment == Moment::Collected);
+    let after_calls = after_calls.filter_map(|sample| sample.space_amp(mode)).reduce(f64::max);
+    let end = samples.iter().rev().find(|sample| sample.moment == Moment::Flushed);
+    // The last sample before the steady state.
+    let begin = samples.iter().rev().find(|sample| sample.round < rounds / 3).copied().unwrap_or_default();
+    let files = |end: &GcSample| end.per_value(end.files_written().saturating_sub(begin.files_written()), &begin);
+    let rest = samples.iter().find(|sample| sample.moment == Moment::Rest);
+    object(json!({
+        "max_space_amp": if called { after_calls } else { peak }, "peak_space_amp": peak,
+        "mean_space_amp": (!amps.is_empty()).then(|| amps.iter().sum::<f64>() / amps.len() as f64),
+        "reported_max_space_amp": steady().filter_map(|sample| sample.reported_space_amp).reduce(f64::max),
+        "rest_space_amp": rest.and_then(|sample| sample.space_amp(mode)),
+        "write_amp": end.and_then(|end| end.write_amp(mode, &begin)), "files_write_amp": end.and_then(files),
+        "whole_write_amp": end.and_then(|end| end.write_amp(mode, &GcSample::default())),
+    }))
+}
+
+/// A mode and its samples.
+type Course = (GcMode, Vec<GcSample>);
+
+pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
+    let (total_bytes, rounds) = context.size((8 << 20, 30), (100 << 20, 40));
+    let (memtable_bytes, blob_file_bytes) = context.size((3 << 20, 1 << 20), (32 << 20, 16 << 20));
+    let pages = context.scratch.fresh("pages")?;
+    let packed = pack(context.pages, Wanted { least_bytes: LEAST_BYTES, total_bytes, pages: u64::MAX }, &pages)?;
+    let mut answer = Map::new();
+    packed.put(&mut answer);
+    answer.extend(object(json!({
+        "rounds_of_writes": rounds, "memtable_bytes": memtable_bytes, "blob_file_bytes": blob_file_bytes,
+    })));
+    let (mut courses, mut runs): (Vec<Course>, _) = (Vec::new(), Map::new());
+    for (mode, prefix) in MODES {
+        let (dir, pages) = (context.scratch.fresh("db")?, pages.clone());
+        let task = BlobGcTask { mode, dir, pages, rounds, memtable_bytes, blob_file_bytes };
+        let mut run = context.child(&json!(task)).map_err(|error| format!("{}: {error}", mode.name()))?;
+        if !context.scratch.keep {
+            disk::remove(&task.dir)?;
+        }
+        let samples: Vec<GcSample> = serde_json::from_value(run.remove("samples").unwrap_or_default())?;
+        run.insert("figures".into(), json!(figures(mode, &samples, rounds)));
+        eprintln!("{}: {}", mode.name(), json!(run));
+        runs.insert(prefix.into(), Value::Object(run));
+        courses.push((mode, samples));
+    }
+    put(&mut answer, &courses, rounds);
+    answer.insert("runs".into(), Value::Object(runs));
+    disk::write(context.out, "blob-gc.csv", &csv(&courses)?)?;
+    for (name, svg) in charts(&courses) {
+        disk::write(context.out, &format!("blob-gc-{name}.svg"), &svg)?;
+    }
+    Ok(answer)
+}
+
+/// The fields of the answer.
+fn put(answer: &mut Map<String, Value>, courses: &[Course], rounds: u64) {
+    answer.extend(object(json!({
+        "write_amp_is":
+            "bytes written to blob files, of unseparated to tables, per byte of values, behind the first third",
+        "max_space_amp_is": "bytes of blob files on disk, of unseparated of tables, and of memtables, per live byte of \
+            values, the largest behind the first third: right behind each call, or at any time where there are none",
+        "unseparated_ratio_is":
+            "bytes written to blob files and tables without separation per those at a target of 1.5",
+    })));
+    let mut files_written = Map::new();
+    for ((mode, samples), (_, prefix)) in courses.iter().zip(MODES) {
+        let figures = figures(*mode, samples, rounds);
+        let mut fields = vec!["max_space_amp", "write_amp", "peak_space_amp", "mean_space_amp"];
+        fields.extend(matches!(mode, GcMode::Automatic(_)).then_some("rest_space_amp"));
+        answer.extend(fields.into_iter().map(|field| (format!("{prefix}_{field}"), figures[field].clone())));
+        files_written.insert(prefix.into(), figures["files_write_amp"].clone());
+    }
+    let end = courses.first().and_then(|(mode, samples)| samples.last()?.space_amp(*mode));
+    let written = |prefix: &str| files_written.get(prefix).and_then(Value::as_f64);
+    let more = written("unseparated").zip(written("target_1_5")).and_then(|(tree, apart)| ratio(tree, apart));
+    answer.extend(object(json!({
+        "no_gc_space_amp": end, "unseparated_ratio": more, "files_write_amp": files_written,
+    })));
+    let wanted = [
+        ("target_1_5_write_amp", "at_most", 2.7),
+        ("target_1_5_max_space_amp", "at_most", 1.65),
+        ("target_2_0_write_amp", "at_most", 2.0),
+        ("target_2_0_max_space_amp", "at_most", 2.2),
+        ("unseparated_ratio", "at_least", 2.0),
+    ];
+    answer.insert("targets".into(), targets(answer, &wanted).into());
+}
+
+/// All samples.
+fn csv(courses: &[Course]) -> Result<String> {
+    let mut table = csv::Writer::from_writer(Vec::new());
+    let columns = |sample: &GcSample| object(json!(sample));
+    let mut heading: Vec<String> = columns(&GcSample::default()).keys().cloned().collect();
+    heading.insert(heading.len() - 1, "space_amp".into());
+    table.write_record(std::iter::once("way".to_owned()).chain(heading))?;
+    for (mode, sample) in courses.iter().flat_map(|(mode, samples)| samples.iter().map(move |sample| (*mode, sample))) {
+        let cell = |value: Value| match value {
+            Value::String(text) => text,
+            Value::Null => String::new(),
+            Value::Number(number) if number.is_f64() => format!("{:.4}", number.as_f64().unwrap_or_default()),
+            other => other.to_string(),
+        };
+        let mut cells: Vec<String> = columns(sample).into_iter().map(|(_, value)| cell(value)).collect();
+        cells.insert(cells.len() - 1, cell(json!(sample.space_amp(mode))));
+        table.write_record(std::iter::once(mode.name()).chain(cells))?;
+    }
+    Ok(String::from_utf8(table.into_inner()?)?)
+}
+
+/// Charts by the names of their files.
+fn charts(courses: &[Course]) -> Vec<(&'static str, String)> {
+    let series = |of: &dyn Fn(GcMode, &GcSample) -> Option<f64>| -> Vec<Series> {
+        let points = |(mode, samples): &Course| -> Vec<(f64, f64)> {
+            samples.iter().filter_map(|sample| Some((sample.seconds, of(*mode, sample)?))).collect()
+        };
+        courses.iter().map(|course| Series { name: course.0.name(), points: points(course) }).collect()
+    };
+    let mut space = series(&|_, sample| Some((sample.blob_disk_bytes + sample.table_disk_bytes) as f64));
+    let live = courses.first().into_iter().flat_map(|(_, samples)| samples);
+    let live = live.map(|sample| (sample.seconds, sample.live_bytes as f64)).collect();
+    space.push(Series { name: "live values".into(), points: live });
+    let written = series(&|mode, sample| sample.write_amp(mode, &GcSample::default()));
+    let space = lines("versions of pages: bytes on disk, without the log", "seconds", &space);
+    let written = lines("versions of pages: bytes written per byte of values", "seconds", &written);
+    [("space", space), ("write-amp", written)].into_iter().filter_map(|(name, svg)| Some((name, svg?))).collect()
+}
+
+/// The versions of each page, the oldest first. The same pages have the same history.
+struct History {
+    rng: SmallRng,
+    versions: Vec<VecDeque<u64>>,
+    last: u64,
+}
+
+impl History {
+    fn new(pages: u64) -> History {
+        History { rng: rng(5), versions: vec![VecDeque::new(); pages as usize], last: 0 }
+    }
+
+    /// The page that is written next and the number of its version.
+    fn write(&mut self) -> (u64, u64) {
+        let page = below(&mut self.rng, self.versions.len() as u64);
+        self.last += 1;
+        self.versions[page as usize].push_back(self.last);
+        (page, self.last)
+    }
+
+    /// The versions that a truncation removes from one page.
+    fn truncate(&mut self, page: u64) -> Vec<u64> {
+        let versions = &mut self.versions[page as usize];
+        versions.drain(..versions.len().saturating_sub(KEPT)).collect()
+    }
+}
+
+/// A run in progress.
+struct GcRun {
+    task: BlobGcTask,
+    pages: Pages,
+    history: History,
+    fs: WatchFs,
+    partition: Partition,
+    database: Database,
+    start: Instant,
+    /// What the bench knows by itself; a sample adds the rest.
+    known: GcSample,
+    samples: Vec<GcSample>,
+    collecting: Duration,
+}
+
+pub(crate) fn variant(task: Value) -> Result<Map<String, Value>> {
+    let mut run = GcRun::new(serde_json::from_value(task)?)?;
+    for round in 0..run.task.rounds {
+        run.known.round = round;
+        run.write_round()?;
+        run.truncate()?;
+        run.sample(Moment::Truncated, None);
+        if let GcMode::Target(target) = run.task.mode {
+            let start = Instant::now();
+            run.partition.gc_with_space_amp_target(target)?;
+            run.collecting += start.elapsed();
+            let report = run.partition.gc_scan()?;
+            run.sample(Moment::Collected, Some(f64::from(report.space_amp())));
+        }
+    }
+    run.finish()
+}
+
+impl GcRun {
+    fn new(task: BlobGcTask) -> Result<GcRun> {
+        let (pages, fs) = (Pages::read(&task.pages)?, WatchFs::on_disk(true, false));
+        let database = Config::new(&task.dir).fs(Arc::new(fs.clone())).cache_size(CACHE_BYTES).open()?;
+        let separation = KvSeparationOptions::default().compression(CompressionType::None);
+        let separation = separation.blob_file_target_size(task.blob_file_bytes);
+        let options = PartitionCreateOptions::default().max_memtable_size(task.memtable_bytes);
+        let options = options.compression(CompressionType::None);
+        let options = match task.mode {
+            GcMode::Unseparated => options,
+            GcMode::Automatic(target) => options.with_kv_separation(separation.automatic_gc(Some(target))),
+            GcMode::Never | GcMode::Target(_) => options.with_kv_separation(separation.automatic_gc(None)),
+        };
+        let (history, partition) = (History::new(pages.count()), database.open_partition("pages", options)?);
+        let (known, samples, collecting) = (GcSample::default(), Vec::new(), Duration::ZERO);
+        let start = Instant::now();
+        Ok(GcRun { task, pages, history, fs, partition, database, start, known, samples, collecting })
+    }
+
+    /// The key of a page; with a number, that of a version, so that the oldest comes first.
+    fn key(&self, page: u64, number: Option<u64>) -> Vec<u8> {
+        let mut key = Vec::new();
+        self.pages.key(page, &mut key);
+        key.push(b'#');
+        key.extend(number.map(|number| format!("{number:012}")).unwrap_or_default().into_bytes());
+        key
+    }
+
+    /// Writes as many versions as there are pages.
+    fn write_round(&mut self) -> Result<()> {
+        let (count, mut page) = (self.pages.count(), Vec::new());
+        for i in 1..=count {
+            let (index, number) = self.history.write();
+            self.pages.page(index, number, &mut page);
+            self.partition.insert(self.key(index, Some(number)), &page)?;
+            self.known.operations += 1;
+            self.known.value_bytes += page.len() as u64;
+            self.known.live_bytes += page.len() as u64;
+            if i % count.div_ceil(SAMPLES) == 0 {
+                self.sample(Moment::Writing, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the oldest versions of each page that has too many, as a scan of its versions finds them.
+    fn truncate(&mut self) -> Result<()> {
+        for page in 0..self.pages.count() {
+            let numbers = self.history.truncate(page);
+            let mut found = self.partition.prefix(self.key(page, None));
+            for number in numbers {
+                let missing = || wrong(format!("version {number} of page {page} is missing or misplaced"));
+                let (key, value) = found.next().ok_or_else(missing)??;
+                if *key != *self.key(page, Some(number)) {
+                    return Err(missing());
+                }
+                self.pages.check(page, number, &value)?;
+                self.partition.remove(&key)?;
+                self.known.operations += 1;
+                self.known.live_bytes -= value.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, moment: Moment, reported_space_amp: Option<f64>) {
+        let (metrics, written) = (self.partition.metrics(), self.fs.written());
+        let files = disk::by_extension(&self.task.dir);
+        let on_disk = |end: &str| files.get(end).map_or(0, |(length, _)| *length);
+        self.samples.push(GcSample {
+            moment,
+            seconds: self.start.elapsed().as_secs_f64(),
+            memory_bytes: metrics.memtable_bytes,
+            blob_disk_bytes: on_disk("blob"),
+            table_disk_bytes: on_disk("sst"),
+            stored_bytes: metrics.blob_files.iter().map(|file| file.value_bytes).sum(),
+            referenced_bytes: metrics.referenced_blob_bytes(),
+            blob_bytes_written: written.blobs,
+            table_bytes_written: written.tables,
+            reported_space_amp,
+            ..self.known
+        });
+    }
+
+    /// Flushes, so that no mode profits from its memtables, and compares all versions.
+    fn finish(mut self) -> Result<Map<String, Value>> {
+        self.partition.flush()?;
+        self.sample(Moment::Flushed, None);
+        let seconds = self.start.elapsed().as_secs_f64();
+        if matches!(self.task.mode, GcMode::Automatic(_)) {
+            self.settle()?;
+            self.sample(Moment::Rest, None);
+        }
+        let pages = self.history.versions.iter().zip(0..);
+        let versions = pages.flat_map(|(numbers, page)| numbers.iter().map(move |number| (page, *number)));
+        let mut expected: Vec<_> =
+            versions.map(|(page, number)| (self.key(page, Some(number)), page, number)).collect();
+        expected.sort();
+        let mut all = self.partition.iter();
+        for (key, page, number) in expected {
+            match all.lend().transpose()? {
+                Some((found, value)) if *found == *key => self.pages.check(page, number, value)?,
+                _ => return Err(wrong(format!("version {number} of page {page} is missing or misplaced"))),
+            }
+        }
+        if all.lend().is_some() {
+            return Err(wrong("a removed version exists"));
+        }
+        drop(all);
+        let metrics = self.database.metrics();
+        let answer = object(json!({
+            "seconds": seconds, "collecting_seconds": self.collecting.as_secs_f64(),
+            "stall_seconds": metrics.stall_ns as f64 / 1e9, "flushes": metrics.flushes,
+            "compactions": metrics.compactions, "collections": metrics.collections,
+            "collection_bytes_read": metrics.collection_bytes_read,
+            "collection_bytes_written": metrics.collection_bytes_written, "written": self.fs.written(),
+            "samples": self.samples,
+        }));
+        drop(self.partition);
+        self.database.close()?;
+        Ok(answer)
+    }
+
+    fn settle(&self) -> Result<()> {
+        let (start, mut quiet, mut last) = (Instant::now(), Instant::now(), self.fs.written());
+        while quiet.elapsed() < QUIET {
+            if start.elapsed() > PATIENCE {
+                return Err("the engine does not settle".into());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            let now = self.fs.written();
+            if now != last {
+                (last, quiet) = (now, Instant::now());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        BlobGcTask, Course, GcMode, GcSample, History, KEPT, MODES, Moment, charts, csv, figures, put, variant,
+    };
+    use crate::experiment::pages::tests::small_pack;
+    use serde_json::{Map, Value, json};
+
+    fn samples_of(mode: GcMode) -> Vec<GcSample> {
+        let dir = tempfile::tempdir().unwrap();
+        let (pages, rounds) = (small_pack(dir.path()), 9);
+        let (memtable_bytes, blob_file_bytes) = (128 << 10, 32 << 10);
+        let task = BlobGcTask { mode, dir: dir.path().join("db"), pages, rounds, memtable_bytes, blob_file_bytes };
+        serde_json::from_value(variant(json!(task)).unwrap()["samples"].clone()).unwrap()
+    }
+
+    #[test]
+    fn every_mode_has_the_same_history() {
+        let modes = [GcMode::Never, GcMode::Target(1.5), GcMode::Automatic(1.5), GcMode::Unseparated];
+        let ends = modes.map(|mode| {
+            let samples = samples_of(mode);
+            if let GcMode::Target(_) = mode {
+                let calls: Vec<f64> = samples.iter().filter_map(|sample| sample.reported_space_amp).collect();
+                assert!(calls.len() == 9 && calls.iter().all(|amp| *amp <= 1.5), "{calls:?}");
+            }
+            *samples.iter().rev().find(|sample| sample.moment == Moment::Flushed).unwrap()
+        });
+        let [never, target, _, tree] = ends;
+        for end in ends {
+            assert!(end.live_bytes < end.value_bytes && end.memory_bytes < 64 << 10, "{end:?}");
+            assert_eq!((end.value_bytes, end.live_bytes), (never.value_bytes, never.live_bytes));
+        }
+        assert!(never.blob_bytes_written >= never.value_bytes && never.referenced_bytes > 0, "{never:?}");
+        assert!(target.blob_bytes_written > never.blob_bytes_written, "{target:?}");
+        assert!(target.blob_disk_bytes < never.blob_disk_bytes, "{target:?}");
+        assert_eq!((tree.blob_bytes_written, tree.blob_disk_bytes), (0, 0));
+        assert!(tree.table_bytes_written > tree.value_bytes, "{tree:?}");
+    }
+
+    #[test]
+    fn history_removes_the_oldest_versions() {
+        let mut history = History::new(10);
+        let written: Vec<(u64, u64)> = (0..200).map(|_| history.write()).collect();
+        for page in 0..10 {
+            let here: Vec<u64> = written.iter().filter(|version| version.0 == page).map(|version| version.1).collect();
+            assert_eq!(history.truncate(page), here[..here.len() - KEPT]);
+            assert!(history.truncate(page).is_empty());
+        }
+        let mut again = History::new(10);
+        assert!(written.iter().all(|version| again.write() == *version), "it is the same each time");
+    }
+
+    /// Rounds of 100 bytes of values each, of which 200 are live, with bytes on disk and written bytes for each.
+    fn samples(rounds: &[(u64, u64)], moment: Moment) -> Vec<GcSample> {
+        let mut all = Vec::new();
+        for (round, &(disk, written)) in (0u64..).zip(rounds) {
+            let sample = GcSample {
+                round,
+                seconds: round as f64,
+                value_bytes: 100 * (round + 1),
+                live_bytes: 200,
+                blob_disk_bytes: disk + 100,
+                blob_bytes_written: written,
+                table_bytes_written: 10 * (round + 1),
+                ..GcSample::default()
+            };
+            let reported_space_amp = Some(disk as f64 / 200.0);
+            all.extend([sample, GcSample { moment, blob_disk_bytes: disk, reported_space_amp, ..sample }]);
+        }
+        let last = *all.last().unwrap();
+        all.push(GcSample { moment: Moment::Flushed, ..last });
+        all.push(GcSample { moment: Moment::Rest, blob_disk_bytes: 220, ..last });
+        all
+    }
+
+    #[test]
+    fn figures_are_of_the_steady_state() {
+        let rounds = [(900, 100), (300, 200), (320, 400), (360, 600), (280, 800), (300, 1000)];
+        let called = figures(GcMode::Target(1.5), &samples(&rounds, Moment::Collected), 6);
+        for (field, expected) in [
+            ("max_space_amp", json!(1.8)),
+            ("reported_max_space_amp", json!(1.8)),
+            ("peak_space_amp", json!(2.3)),
+            ("rest_space_amp", json!(1.1)),
+            ("write_amp", json!(2.0)),
+            ("whole_write_amp", json!(1000.0 / 600.0)),
+            ("files_write_amp", json!(2.1)),
+        ] {
+            assert_eq!(called[field], expected, "{field}");
+        }
+        let automatic = figures(GcMode::Automatic(1.5), &samples(&rounds, Moment::Truncated), 6);
+        assert_eq!(automatic["max_space_amp"], json!(2.3), "at any time");
+        assert!(figures(GcMode::Never, &[], 6).values().all(Value::is_null));
+    }
+
+    #[test]
+    fn answer_table_and_charts_follow_from_samples() {
+        let course = |(mode, _)| -> Course {
+            let moment = if matches!(mode, GcMode::Target(_)) { Moment::Collected } else { Moment::Truncated };
+            (mode, samples(&[(280, 100), (300, 250), (290, 400)], moment))
+        };
+        let courses = MODES.map(course);
+        let mut answer = Map::new();
+        put(&mut answer, &courses, 3);
+        for (field, expected) in [
+            ("target_1_5_max_space_amp", json!(1.5)),
+            ("target_1_5_peak_space_amp", json!(2.0)),
+            ("target_1_5_write_amp", json!(1.5)),
+            ("automatic_rest_space_amp", json!(1.1)),
+            ("no_gc_space_amp", json!(1.1)),
+        ] {
+            assert_eq!(answer.get(field), Some(&expected), "{field}");
+        }
+        assert_eq!(answer["targets"]["target_1_5_write_amp"], json!({"at_most": 2.7, "is": 1.5, "met": true}));
+        let table = csv(&courses).unwrap();
+        let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split(',').collect()).collect();
+        assert_eq!((lines.len(), &lines[0][14..]), (1 + 7 * 8, &["space_amp", "reported_space_amp"][..]));
+        assert_eq!((&lines[2][..3], &lines[2][14..]), (&["no gc", "truncated", "0"][..], &["1.4000", "1.4000"][..]));
+        assert_eq!(charts(&courses).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["space", "write-amp"]);
+        assert!(charts(&[]).is_empty());
+        let mut empty = Map::new();
+        put(&mut empty, &[], 3);
+        assert!(empty["targets"].as_object().unwrap().values().all(|target| target["met"].is_null()));
+    }
+}

@@ -1,0 +1,402 @@
+//! LeafKind of a persistent B+ tree as they were in 2017, to measure zero-copy splits against: the three ways to split of
+//! the third founding document.
+//!
+//! A baseline on purpose: nothing is recovered, one thread works at a time, and the inner nodes are a `BTreeMap`, which is
+//! faster than what they were. Strings end with a zero byte; up to 15 characters stand in place, longer ones in a buffer.
+
+use crate::error::Result;
+use crate::experiment::leaf_pool::{LeafPool, StoreCounts};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// Slots of a leaf.
+const SLOTS: usize = 48;
+/// A slot with key and value in one buffer: one byte of hash, both lengths, a pointer.
+const SLOT_LEN: usize = 32;
+/// Of a pointer to the next leaf.
+const NEXT_LEN: usize = 16;
+
+/// What a leaf is made of, and how it splits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeafKind {
+    /// Rows of hashes, keys and values; strings are copied.
+    NaiveCopy,
+    /// The same; strings with a buffer are exchanged, short ones are copied.
+    CopyOrSwap,
+    /// One row of slots, which are exchanged.
+    Slots,
+}
+
+impl LeafKind {
+    fn len(self) -> usize {
+        match self {
+            LeafKind::NaiveCopy | LeafKind::CopyOrSwap => SLOTS + 2 * SLOTS * TEXT_LEN + NEXT_LEN,
+            LeafKind::Slots => SLOTS * SLOT_LEN + NEXT_LEN,
+        }
+    }
+}
+
+/// What memory keeps of a leaf: all its keys, as pmemkv did.
+struct Twin {
+    /// Of the leaf in the pool.
+    at: usize,
+    hashes: [u8; SLOTS],
+    keys: Vec<Option<Vec<u8>>>,
+}
+
+/// One tree. Keys and values have no zero byte.
+pub(crate) struct LeafTree {
+    pool: LeafPool,
+    leaves: LeafKind,
+    /// By the lowest key that belongs to each; the first by the empty one.
+    twins: BTreeMap<Vec<u8>, Twin>,
+    splits: u64,
+    in_splits: StoreCounts,
+}
+
+/// One byte, never 0: that is a free slot.
+fn hash(key: &[u8]) -> u8 {
+    let mixed = key.iter().fold(key.len() as u32, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
+    ((mixed ^ (mixed >> 15)) as u8).max(1)
+}
+
+impl LeafTree {
+    /// An empty tree.
+    ///
+    /// # Errors
+    /// If the pool has no room for a leaf.
+    pub(crate) fn new(mut pool: LeafPool, leaves: LeafKind) -> Result<LeafTree> {
+        pool.begin();
+        let at = pool.allocate(leaves.len())?;
+        pool.commit();
+        let first = Twin { at, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
+        let twins = BTreeMap::from([(Vec::new(), first)]);
+        Ok(LeafTree { pool, leaves, twins, splits: 0, in_splits: StoreCounts::default() })
+    }
+
+    pub(crate) fn pool(&self) -> &LeafPool {
+        &self.pool
+    }
+
+    /// How many leaves were split, and what that did to the medium; lines that the commit flushes for it are counted.
+    pub(crate) fn splits(&self) -> (u64, StoreCounts) {
+        (self.splits, self.in_splits)
+    }
+
+    /// Puts or replaces.
+    ///
+    /// # Errors
+    /// If the pool is full; the tree is of no use then.
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let hash = hash(key);
+        let (low, twin) = self.leaf_of(key);
+        let (mut low, mut slot) = (low.to_vec(), twin.slot_of(key, hash).or_else(|| twin.free_slot()));
+        self.pool.begin();
+        if slot.is_none() {
+            let (before, due) = (self.pool.counts, self.pool.lines_at_commit());
+            low = self.split(&low, key)?;
+            self.splits += 1;
+            let mut done = self.pool.counts - before;
+            done.lines += self.pool.lines_at_commit() - due;
+            self.in_splits += done;
+            slot = self.twins[&low].free_slot();
+        }
+        self.fill(&low, slot.expect("half of the slots are free after a split"), hash, key, value)?;
+        self.pool.commit();
+        Ok(())
+    }
+
+    /// The value, found as `put` finds its slot.
+    pub(crate) fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+        let twin = self.leaf_of(key).1;
+        let slot = twin.slot_of(key, hash(key))?;
+        Some(match self.leaves {
+            LeafKind::Slots => {
+                let at = slot_at(twin.at, slot);
+                let header = self.pool.bytes(at, SLOT_LEN);
+                let len = |from: usize| u32::from_le_bytes(header[from..from + 4].try_into().expect("four bytes"));
+                let (key_len, value_len) = (len(4) as usize, len(8) as usize);
+                let buffer = self.pool.u64(at + 16) as usize;
+                debug_assert_eq!(self.pool.bytes(buffer, key_len), key);
+                self.pool.bytes(buffer + key_len + 1, value_len).to_vec()
+            }
+            _ => text_get(&self.pool, value_at(twin.at, slot)),
+        })
+    }
+
+    fn leaf_of(&self, key: &[u8]) -> (&[u8], &Twin) {
+        let found = self.twins.range::<[u8], _>((Bound::Unbounded, Bound::Included(key))).next_back();
+        found.map(|(low, twin)| (low.as_slice(), twin)).expect("the first leaf has all that is low")
+    }
+
+    fn fill(&mut self, low: &[u8], slot: usize, hash: u8, key: &[u8], value: &[u8]) -> Result<()> {
+        let twin = self.twins.get_mut(low).expect("it was just found");
+        let pool = &mut self.pool;
+        match self.leaves {
+            LeafKind::Slots => {
+                let at = slot_at(twin.at, slot);
+                pool.snapshot(at, SLOT_LEN);
+                let before = pool.u64(at + 16) as usize;
+                // Both end with a zero byte.
+                let buffer = pool.allocate(key.len() + value.len() + 2)?;
+                pool.store(buffer, key);
+                pool.store(buffer + key.len() + 1, value);
+                let mut place = [0; SLOT_LEN];
+                place[0] = hash;
+                place[4..8].copy_from_slice(&(key.len() as u32).to_le_bytes());
+                place[8..12].copy_from_slice(&(value.len() as u32).to_le_bytes());
+                place[16..24].copy_from_slice(&(buffer as u64).to_le_bytes());
+                pool.store(at, &place);
+                if before != 0 {
+                    pool.release(before);
+                }
+            }
+            LeafKind::NaiveCopy | LeafKind::CopyOrSwap => {
+                if twin.hashes[slot] == 0 {
+                    text_set(pool, key_at(twin.at, slot), key)?;
+                }
+                text_set(pool, value_at(twin.at, slot), value)?;
+                set_hash(pool, twin.at, slot, hash);
+            }
+        }
+        (twin.hashes[slot], twin.keys[slot]) = (hash, Some(key.to_vec()));
+        Ok(())
+    }
+
+    /// Splits the leaf of that lowest key and gives that of the half in which `key` belongs. The split key is the one
+    /// in the middle of those there are and the new one; what is above it moves to the same slots of the new leaf.
+    fn split(&mut self, low: &[u8], key: &[u8]) -> Result<Vec<u8>> {
+        let new = self.pool.allocate(self.leaves.len())?;
+        let twin = self.twins.get_mut(low).expect("it was just found");
+        let mut keys: Vec<&[u8]> = twin.keys.iter().flatten().map(Vec::as_slice).chain([key]).collect();
+        keys.sort_unstable();
+        let (split_key, first_above) = (keys[SLOTS / 2].to_vec(), keys[SLOTS / 2 + 1].to_vec());
+        let mut moved = Twin { at: new, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
+        for slot in (0..SLOTS).rev() {
+            if twin.keys[slot].as_ref().is_some_and(|key| *key > split_key) {
+                relocate(&mut self.pool, self.leaves, twin.at, new, slot, twin.hashes[slot])?;
+                moved.hashes[slot] = std::mem::take(&mut twin.hashes[slot]);
+                moved.keys[slot] = twin.keys[slot].take();
+            }
+        }
+        // The new leaf stands before the old one in the list, whatever the order of their keys.
+        let next = self.leaves.len() - NEXT_LEN;
+        self.pool.store(new + next, &(twin.at as u64).to_le_bytes());
+        let goes_up = *key > *split_key;
+        self.twins.insert(first_above.clone(), moved);
+        Ok(if goes_up { first_above } else { low.to_vec() })
+    }
+}
+
+impl Twin {
+    fn slot_of(&self, key: &[u8], hash: u8) -> Option<usize> {
+        (0..SLOTS).find(|slot| self.hashes[*slot] == hash && self.keys[*slot].as_deref() == Some(key))
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        self.hashes.iter().position(|hash| *hash == 0)
+    }
+}
+
+fn slot_at(leaf: usize, slot: usize) -> usize {
+    leaf + slot * SLOT_LEN
+}
+
+fn key_at(leaf: usize, slot: usize) -> usize {
+    leaf + SLOTS + slot * TEXT_LEN
+}
+
+fn value_at(leaf: usize, slot: usize) -> usize {
+    key_at(leaf, SLOTS) + slot * TEXT_LEN
+}
+
+/// Eight hashes share one entry of the journal.
+fn set_hash(pool: &mut LeafPool, leaf: usize, slot: usize, hash: u8) {
+    pool.snapshot(leaf + slot / 8 * 8, 8);
+    pool.store(leaf + slot, &[hash]);
+}
+
+fn relocate(pool: &mut LeafPool, leaves: LeafKind, from: usize, to: usize, slot: usize, hash: u8) -> Result<()> {
+    if leaves == LeafKind::Slots {
+        swap(pool, slot_at(from, slot), slot_at(to, slot), SLOT_LEN);
+        return Ok(());
+    }
+    for (old, new) in [(key_at(from, slot), key_at(to, slot)), (value_at(from, slot), value_at(to, slot))] {
+        if leaves == LeafKind::CopyOrSwap && !text_is_short(pool, old) {
+            swap(pool, old, new, TEXT_LEN);
+        } else {
+            let characters = text_get(pool, old);
+            text_set(pool, new, &characters)?;
+            // A short string that is marked unused by its hash may stay.
+            if leaves == LeafKind::NaiveCopy {
+                text_reset(pool, old);
+            }
+        }
+    }
+    set_hash(pool, to, slot, hash);
+    set_hash(pool, from, slot, 0);
+    Ok(())
+}
+
+/// What a string takes in place, in bytes: 16 for characters, and a pointer of 16.
+const TEXT_LEN: usize = 32;
+/// Characters that need no buffer.
+const INLINE_MAX: usize = 15;
+const POINTER: usize = 16;
+
+fn buffer(pool: &LeafPool, at: usize) -> Option<usize> {
+    Some(pool.u64(at + POINTER) as usize).filter(|buffer| *buffer != 0)
+}
+
+/// Whether the characters stand in place.
+fn text_is_short(pool: &LeafPool, at: usize) -> bool {
+    buffer(pool, at).is_none()
+}
+
+/// The characters.
+fn text_get(pool: &LeafPool, at: usize) -> Vec<u8> {
+    let (mut from, mut bytes) = (buffer(pool, at).unwrap_or(at), Vec::new());
+    while pool.bytes(from, 1)[0] != 0 {
+        bytes.push(pool.bytes(from, 1)[0]);
+        from += 1;
+    }
+    bytes
+}
+
+/// Changes the string; it has no zero byte.
+///
+/// # Errors
+/// If the pool is full.
+fn text_set(pool: &mut LeafPool, at: usize, characters: &[u8]) -> Result<()> {
+    pool.snapshot(at, TEXT_LEN);
+    let before = buffer(pool, at);
+    let mut place = [0; TEXT_LEN];
+    if characters.len() <= INLINE_MAX {
+        place[..characters.len()].copy_from_slice(characters);
+    } else {
+        // What is allocated is all zeros, and so ends with one.
+        let buffer = pool.allocate(characters.len() + 1)?;
+        pool.store(buffer, characters);
+        place[POINTER..POINTER + 8].copy_from_slice(&(buffer as u64).to_le_bytes());
+    }
+    pool.store(at, &place);
+    before.into_iter().for_each(|buffer| pool.release(buffer));
+    Ok(())
+}
+
+/// Makes it empty.
+fn text_reset(pool: &mut LeafPool, at: usize) {
+    pool.snapshot(at, TEXT_LEN);
+    let before = buffer(pool, at);
+    pool.store(at, &[0; TEXT_LEN]);
+    before.into_iter().for_each(|buffer| pool.release(buffer));
+}
+
+/// Exchanges two structures of that length, whatever is in them.
+fn swap(pool: &mut LeafPool, one: usize, other: usize, len: usize) {
+    pool.snapshot(one, len);
+    pool.snapshot(other, len);
+    let (first, second) = (pool.bytes(one, len).to_vec(), pool.bytes(other, len).to_vec());
+    pool.store(one, &second);
+    pool.store(other, &first);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::leaf_pool::LeafPool;
+
+    const ALL: [LeafKind; 3] = [LeafKind::NaiveCopy, LeafKind::CopyOrSwap, LeafKind::Slots];
+
+    fn scratch(len: usize) -> (tempfile::TempDir, LeafPool) {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = LeafPool::create(&dir.path().join("pool"), len).unwrap();
+        (dir, pool)
+    }
+
+    fn records(n: u64, key_len: usize, value_len: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
+        (0..n)
+            .map(|i| {
+                let key = format!("{:0key_len$}", i.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 1_000_000);
+                (key.into_bytes(), vec![b'a' + (i % 26) as u8; value_len])
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_leaf_has_what_was_put_in_any_order_and_over_again() {
+        for leaves in ALL {
+            for (key_len, value_len) in [(6, 4), (20, 15), (20, 100)] {
+                let (_dir, pool) = scratch(16 << 20);
+                let mut tree = LeafTree::new(pool, leaves).unwrap();
+                let mut model = BTreeMap::new();
+                let records = records(3000, key_len, value_len);
+                for (i, (key, value)) in records.iter().chain(records.iter().step_by(3)).enumerate() {
+                    let value = [value.as_slice(), i.to_string().as_bytes()].concat();
+                    tree.put(key, &value).unwrap();
+                    model.insert(key.clone(), value);
+                }
+                assert!(tree.splits().0 > 50);
+                for (key, value) in &model {
+                    assert_eq!(tree.get(key).as_ref(), Some(value), "{leaves:?}");
+                }
+                assert_eq!(tree.get(b"nothing"), None);
+            }
+        }
+    }
+
+    /// The table of the reference, section 1.6: fences of a split of 24 slots of 20 + 800 bytes in the middle of a
+    /// leaf.
+    #[test]
+    fn a_split_costs_what_the_reference_counts() {
+        for (leaves, fences) in [(LeafKind::NaiveCopy, 54), (LeafKind::CopyOrSwap, 54), (LeafKind::Slots, 24)] {
+            let (_dir, pool) = scratch(16 << 20);
+            let mut tree = LeafTree::new(pool, leaves).unwrap();
+            // Every other slot moves, whatever eight of them share an entry for their hashes.
+            for i in (1..=48u32).map(|i| i * 29 % 49).chain([0]) {
+                tree.put(format!("{i:020}").as_bytes(), &[b'v'; 800]).unwrap();
+            }
+            let (splits, counts) = tree.splits();
+            assert_eq!((splits, counts.fences), (1, fences), "{leaves:?}");
+            let payload = 24 * (20 + 800);
+            assert_eq!(counts.stored > payload, leaves == LeafKind::NaiveCopy, "{leaves:?}: {counts:?}");
+        }
+    }
+
+    /// 26.2 records to a leaf, 1143 and 955 bytes each: section 1.7.
+    #[test]
+    fn ascending_keys_take_the_space_that_the_reference_says() {
+        for (leaves, bytes) in [(LeafKind::CopyOrSwap, 1143.0), (LeafKind::Slots, 955.0)] {
+            let (_dir, pool) = scratch(16 << 20);
+            let mut tree = LeafTree::new(pool, leaves).unwrap();
+            let n = 10_000u32;
+            (0..n).for_each(|i| tree.put(format!("{i:020}").as_bytes(), &[b'v'; 800]).unwrap());
+            let each = tree.pool().bytes_taken() as f64 / f64::from(n);
+            assert!((each / bytes - 1.0).abs() < 0.06, "{leaves:?}: {each} bytes a record");
+        }
+    }
+
+    #[test]
+    fn strings_of_every_length_round_trip_and_swap() {
+        let (_dir, mut pool) = scratch(4 << 20);
+        pool.begin();
+        let (one, other) = (pool.allocate(TEXT_LEN).unwrap(), pool.allocate(TEXT_LEN).unwrap());
+        pool.commit();
+        for len in 0..70 {
+            let characters = vec![b'a' + len as u8 % 26; len];
+            pool.begin();
+            text_set(&mut pool, one, &characters).unwrap();
+            text_set(&mut pool, other, b"the other one, of some length").unwrap();
+            swap(&mut pool, one, other, TEXT_LEN);
+            pool.commit();
+            assert_eq!(text_get(&pool, other), characters);
+            assert_eq!(text_get(&pool, one), b"the other one, of some length");
+            assert_eq!(text_is_short(&pool, other), len <= 15);
+        }
+        pool.begin();
+        text_reset(&mut pool, other);
+        pool.commit();
+        assert!(text_is_short(&pool, other) && text_get(&pool, other).is_empty());
+        assert!(pool.bytes_taken() < 2000, "buffers are used again");
+    }
+}

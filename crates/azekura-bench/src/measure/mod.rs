@@ -1,0 +1,12 @@
+//! Measuring a process and its machine.
+//!
+//! Nothing here knows an engine. Figures of a process come from the kernel, never from the engine.
+//!
+//! [`meter`] counts operations and records latencies; [`clock`] repeats work for a time; [`process`] reads CPU, memory
+//! and I/O counters; [`disk`] sizes, copies and evicts files; [`device`] measures the device and lists the conditions.
+
+pub(crate) mod clock;
+pub(crate) mod device;
+pub(crate) mod disk;
+pub(crate) mod meter;
+pub(crate) mod process;

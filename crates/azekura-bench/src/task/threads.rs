@@ -1,0 +1,291 @@
+//! Runs the threads of a measurement and samples their progress.
+
+use crate::engine::Engine;
+use crate::error::{ErrorKind, Result, error_of};
+use crate::measure::disk;
+use crate::measure::meter::{Meter, Progress, Tally};
+use crate::measure::process::{Usage, memory_bytes};
+use crate::task::plan::{Plan, Task};
+use crate::workload::Workload;
+use crate::workload::worker::{Generations, Share, Worker};
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time between samples at first.
+const FIRST_TICK: Duration = Duration::from_millis(50);
+/// When there are this many samples every second one is dropped, and the time between them doubles.
+const SAMPLES_MAX: usize = 200;
+/// Listing the directory takes at most one part in this many of the time.
+const DISK_SHARE: u32 = 50;
+
+/// One sample of the `series` of a measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Sample {
+    /// Seconds since the measurement began.
+    pub(crate) s: f64,
+    /// Operations per second since the previous sample.
+    pub(crate) ops_per_s: f64,
+    /// Bytes written per byte of keys and values since the measurement began.
+    pub(crate) write_amp: Option<f64>,
+    /// Bytes allocated in the directory per byte of live keys and values.
+    pub(crate) space_amp: f64,
+    pub(crate) rss_bytes: u64,
+    /// Operations since the measurement began.
+    #[serde(skip)]
+    ops: u64,
+}
+
+/// The threads of a measurement and what they share.
+pub(crate) struct Crew {
+    workers: Vec<Worker>,
+    /// Runs beside the counted workers until they end.
+    beside: Option<Worker>,
+    warm_up: Option<Worker>,
+    /// Bytes of the data set before the measurement.
+    pub(crate) loaded_bytes: u64,
+    pub(crate) partitions: Arc<Vec<Box<dyn Engine>>>,
+}
+
+/// What the threads counted and what the samples show.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Seconds from the first operation to the last.
+    pub(crate) seconds: f64,
+    pub(crate) tally: Tally,
+    pub(crate) beside: Option<Tally>,
+    /// Operations per second in each whole second.
+    pub(crate) intervals: Vec<f64>,
+    pub(crate) series: Vec<Sample>,
+    /// Largest anonymous memory seen.
+    pub(crate) anonymous_rss_bytes: u64,
+}
+
+impl Crew {
+    /// Makes the workers of `plan` and what they need in the database.
+    pub(crate) fn prepare(engine: &dyn Engine, plan: &Plan) -> Result<Crew> {
+        let refused = |error| error_of(ErrorKind::Refused, format!("cannot open partitions: {error}"));
+        let partitions = (0..plan.workload.partitions).map(|i| engine.partition(&format!("part-{i:02}")));
+        let partitions = Arc::new(partitions.collect::<Result<Vec<_>>>().map_err(refused)?);
+        let generations = Arc::new(Generations::new(if plan.workload.updates() { plan.shape.n } else { 0 }));
+        let threads = plan.threads.max(1);
+        let worker = |workload: Workload, thread: u64, threads: u64, seed: u64| {
+            let share = Share {
+                shape: plan.shape,
+                thread,
+                threads,
+                seed: seed.wrapping_mul(1 << 20).wrapping_add(thread),
+                seek_nexts: plan.seek_nexts,
+                depth: plan.depth.unwrap_or(plan.shape.n / 10).max(1),
+                generations: Arc::clone(&generations),
+                partitions: Arc::clone(&partitions),
+            };
+            Worker::new(workload, share)
+        };
+        let mut workers: Vec<Worker> = (0..threads).map(|i| worker(plan.workload, i, threads, plan.seed)).collect();
+        let mut loaded_bytes = if plan.workload.loads { plan.shape.total_bytes() } else { 0 };
+        for worker in &mut workers {
+            loaded_bytes += worker.prepare(engine)?;
+        }
+        let beside = plan.workload.beside.map(|beside| worker(beside, 0, 1, plan.seed + 1).paced(plan.write_rate));
+        let warm_up = plan.workload.warm_up.map(|warm_up| worker(warm_up, 0, 1, !plan.seed));
+        Ok(Crew { workers, beside, warm_up, loaded_bytes, partitions })
+    }
+
+    /// Carries out uncounted operations with other choices than the measured ones. Returns whether there were any.
+    pub(crate) fn warm_up(&mut self, engine: &dyn Engine, ops: u64) -> Result<bool> {
+        let (progress, never) = (Progress::default(), AtomicBool::new(false));
+        let Some(worker) = &mut self.warm_up else { return Ok(false) };
+        work(engine, worker, Meter::start(&progress, ops, None, &never))?;
+        Ok(true)
+    }
+
+    /// Starts the threads and samples them. The first error ends them all.
+    pub(crate) fn run(&mut self, engine: &dyn Engine, task: &Task, plan: &Plan) -> Result<Outcome> {
+        let (counted, loaded_bytes) = (self.workers.len() as u64, self.loaded_bytes);
+        let progress: Vec<Progress> = (0..=counted).map(|_| Progress::default()).collect();
+        let (failed, done, watcher) = (AtomicBool::new(false), AtomicBool::new(false), thread::current());
+        let (used, start) = (Usage::now(), Instant::now());
+        let deadline = plan.seconds.map(|seconds| start + Duration::from_secs_f64(seconds));
+        thread::scope(|scope| {
+            let (failed, done, watcher) = (&failed, &done, &watcher);
+            let run = move |worker, progress, quota, deadline, stop| {
+                let result = work(engine, worker, Meter::start(progress, quota, deadline, stop));
+                failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                let ended = Instant::now();
+                watcher.unpark();
+                result.map(|tally| (tally, ended))
+            };
+            let mut running = Vec::new();
+            for (i, (worker, progress)) in (0..counted).zip(self.workers.iter_mut().zip(&progress)) {
+                let quota = plan.ops / counted + u64::from(i < plan.ops % counted);
+                running.push(scope.spawn(move || run(worker, progress, quota, deadline, failed)));
+            }
+            let beside = self.beside.as_mut().zip(progress.last());
+            let beside =
+                beside.map(|(worker, progress)| scope.spawn(move || run(worker, progress, u64::MAX, None, done)));
+            let watch = Sampler { task, plan, progress: &progress, start, used, loaded_bytes };
+            let mut outcome = watch.until(|| running.iter().all(|thread| thread.is_finished()));
+            done.store(true, Ordering::Relaxed);
+            for thread in running {
+                let (tally, ended) = thread.join().map_err(|_| "a thread panicked")??;
+                outcome.tally.add(&tally);
+                outcome.seconds = outcome.seconds.max((ended - start).as_secs_f64());
+            }
+            if let Some(thread) = beside {
+                outcome.beside = Some(thread.join().map_err(|_| "a thread panicked")??.0);
+            }
+            Ok(outcome)
+        })
+    }
+
+    /// Lets each worker read back what was written: about `most` records in all.
+    pub(crate) fn verify(&mut self, engine: &dyn Engine, most: u64) -> Result<()> {
+        let each = (most / self.workers.len() as u64).max(1);
+        self.workers.iter_mut().chain(&mut self.beside).try_for_each(|worker| worker.verify(engine, each))
+    }
+}
+
+fn work(engine: &dyn Engine, worker: &mut Worker, mut meter: Meter<'_>) -> Result<Tally> {
+    while !meter.over() {
+        worker.step(engine, &mut meter)?;
+    }
+    worker.finish(engine)?;
+    Ok(meter.tally)
+}
+
+/// Samples a measurement. Runs on the thread that started the others and only reads their progress.
+struct Sampler<'a> {
+    task: &'a Task,
+    plan: &'a Plan,
+    /// That of the counted threads, then that of the one beside them.
+    progress: &'a [Progress],
+    start: Instant,
+    used: Usage,
+    loaded_bytes: u64,
+}
+
+impl Sampler<'_> {
+    fn until(&self, finished: impl Fn() -> bool) -> Outcome {
+        let (mut outcome, mut series) = (Outcome::default(), SampleSeries { tick: FIRST_TICK, samples: Vec::new() });
+        let (mut next_tick, mut next_listing, mut disk_bytes) = (self.start + series.tick, self.start, 0);
+        let (mut second, mut done_before) = (self.start, 0);
+        loop {
+            let ended = finished();
+            let now = Instant::now();
+            if ended || now >= next_tick {
+                if now >= next_listing {
+                    disk_bytes = disk::allocated_bytes(&self.task.dir);
+                    next_listing = Instant::now() + now.elapsed() * DISK_SHARE;
+                }
+                series.push(self.sample(now, disk_bytes));
+                next_tick = now + series.tick;
+            }
+            if ended {
+                outcome.series = series.finish();
+                return outcome;
+            }
+            if now - second >= Duration::from_secs(1) {
+                let done = self.done();
+                let rate = (done - done_before) as f64 / (now - second).as_secs_f64();
+                outcome.intervals.push(rate.round());
+                self.print(outcome.intervals.len(), rate);
+                outcome.anonymous_rss_bytes = outcome.anonymous_rss_bytes.max(memory_bytes("RssAnon"));
+                if self.plan.cold {
+                    let _ = disk::evict(&self.task.dir); // files come and go meanwhile
+                }
+                (second, done_before) = (now, done);
+            }
+            // A worker unparks this thread just before it counts as finished: never park for long.
+            thread::park_timeout(next_tick.saturating_duration_since(now).min(FIRST_TICK));
+        }
+    }
+
+    fn done(&self) -> u64 {
+        self.progress.iter().rev().skip(1).map(|progress| progress.done.load(Ordering::Relaxed)).sum()
+    }
+
+    fn sample(&self, now: Instant, disk_bytes: u64) -> Sample {
+        let user_bytes: u64 = self.progress.iter().map(|one| one.user_bytes.load(Ordering::Relaxed)).sum();
+        let grown: i64 = self.progress.iter().map(|one| one.live_bytes.load(Ordering::Relaxed)).sum();
+        let written_bytes = (Usage::now() - self.used).written_bytes();
+        Sample {
+            s: ((now - self.start).as_secs_f64() * 1e6).round() / 1e6,
+            ops_per_s: 0.0,
+            write_amp: (user_bytes > 0).then(|| written_bytes as f64 / user_bytes as f64),
+            space_amp: disk_bytes as f64 / self.loaded_bytes.saturating_add_signed(grown).max(1) as f64,
+            rss_bytes: memory_bytes("VmRSS"),
+            ops: self.done(),
+        }
+    }
+
+    fn print(&self, second: usize, rate: f64) {
+        let Plan { workload, round, show_seconds, .. } = self.plan;
+        if *show_seconds {
+            let (engine, name) = (&self.task.engine, &workload.name);
+            eprintln!("{engine:>10} {name:>11} round {round} second {second:>3}: {rate:>9.0} ops/s");
+        }
+    }
+}
+
+/// Samples at even distances, fewer than [`SAMPLES_MAX`].
+#[derive(Debug)]
+struct SampleSeries {
+    tick: Duration,
+    samples: Vec<Sample>,
+}
+
+impl SampleSeries {
+    fn push(&mut self, sample: Sample) {
+        self.samples.push(sample);
+        if self.samples.len() >= SAMPLES_MAX {
+            // The second of each pair stays: it ends the time of both.
+            let mut index = 0;
+            self.samples.retain(|_| {
+                index += 1;
+                index % 2 == 0
+            });
+            self.tick *= 2;
+        }
+    }
+
+    /// The samples with their rates. The last one replaces one that was taken shortly before it.
+    fn finish(mut self) -> Vec<Sample> {
+        if let [.., before, last] = self.samples.as_slice()
+            && last.s - before.s < self.tick.as_secs_f64() / 2.0
+        {
+            self.samples.remove(self.samples.len() - 2);
+        }
+        let mut before = Sample::default();
+        for sample in &mut self.samples {
+            sample.ops_per_s = ((sample.ops - before.ops) as f64 / (sample.s - before.s).max(1e-9)).round();
+            before = *sample;
+        }
+        self.samples
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIRST_TICK, SAMPLES_MAX, Sample, SampleSeries};
+
+    #[test]
+    fn series_keeps_its_length_and_totals() {
+        let mut series = SampleSeries { tick: FIRST_TICK, samples: Vec::new() };
+        for i in 1..=1000u64 {
+            series.push(Sample { s: i as f64 * 0.05, ops: i * 5, ..Sample::default() });
+        }
+        assert!(series.tick > FIRST_TICK);
+        let samples = series.finish();
+        assert!((SAMPLES_MAX / 2 - 1..SAMPLES_MAX).contains(&samples.len()), "{}", samples.len());
+        let (mut before, mut ops) = (0.0, 0.0);
+        for sample in &samples {
+            ops += sample.ops_per_s * (sample.s - before);
+            before = sample.s;
+            assert!((sample.ops_per_s - 100.0).abs() < 1.0, "{sample:?}");
+        }
+        assert!((ops / (before * 100.0) - 1.0).abs() < 0.01 && before > 49.0, "{before}");
+    }
+}

@@ -1,0 +1,210 @@
+//! The list of workloads, read from `workloads.json`.
+
+use crate::engine::{Options, Sync};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::LazyLock;
+
+/// Values of at least this size are separated in workloads of blobs, by engines that can.
+const BLOBS_SEPARATE_FROM: u64 = 1 << 10;
+
+static WORKLOADS: LazyLock<Vec<Spec>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("workloads.json")).expect("a test parses the file"));
+
+/// One step of a thread's share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Step {
+    /// Writes the next record of the thread.
+    Insert,
+    /// Writes the next records of the thread as one batch.
+    Batch,
+    /// Writes the next generation of a record.
+    Update,
+    /// Reads a record.
+    Read,
+    /// Reads a key that does not exist.
+    Missing,
+    /// Reads a record, then writes its next generation.
+    ReadModifyWrite,
+    /// Reads records from a chosen one on.
+    Scan,
+    /// Reads all records.
+    ScanAll,
+    /// Appends ten records to a queue, then deletes the first ten.
+    Queue,
+}
+
+/// How a step chooses its record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Pick {
+    #[default]
+    Uniform,
+    Zipfian,
+    /// Records inserted by this thread, the newest most often.
+    Latest,
+    /// Records inserted by this thread, uniformly.
+    Inserted,
+}
+
+/// One workload.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    about: String,
+    /// Steps and how many of 100 they are.
+    pub(crate) steps: BTreeMap<Step, u64>,
+    /// Whether it runs on a loaded database; otherwise on an empty one.
+    #[serde(default)]
+    pub(crate) loads: bool,
+    /// Whether ascending indices give ascending keys.
+    #[serde(default)]
+    pub(crate) sequential: bool,
+    #[serde(default)]
+    pub(crate) pick: Pick,
+    /// Records of a scan; `--seek-nexts` if neither is given.
+    pub(crate) scan_length: Option<u64>,
+    /// Largest number of records of a scan, which is drawn.
+    pub(crate) scan_at_most: Option<u64>,
+    #[serde(default)]
+    pub(crate) reverse: bool,
+    /// Further partitions that hold the records.
+    #[serde(default)]
+    pub(crate) partitions: u64,
+    #[serde(default)]
+    pub(crate) blobs: bool,
+    /// Whether `--threads` makes no difference to it.
+    #[serde(default)]
+    pub(crate) single_threaded: bool,
+    /// The workload that one more thread carries out meanwhile, uncounted, at `--write-rate`.
+    pub(crate) beside: Option<Workload>,
+    /// The workload that is carried out before, uncounted, to warm the caches.
+    pub(crate) warm_up: Option<Workload>,
+    /// `none`: always; otherwise where the command line asks for none.
+    sync: Option<Sync>,
+    /// Default operations for each record of the data set.
+    ops_per_n: Option<f64>,
+    least_ops: Option<u64>,
+}
+
+impl Spec {
+    fn has(&self, steps: &[Step]) -> bool {
+        steps.iter().any(|step| self.steps.contains_key(step))
+    }
+
+    /// Whether it changes records that may have been changed before.
+    pub(crate) fn updates(&self) -> bool {
+        self.has(&[Step::Update, Step::ReadModifyWrite]) || self.beside.is_some()
+    }
+
+    /// Whether it writes.
+    pub(crate) fn writes(&self) -> bool {
+        self.updates() || self.has(&[Step::Insert, Step::Batch, Step::Queue])
+    }
+
+    /// Whether it ends with the data set, because each record is written once.
+    pub(crate) fn fills(&self) -> bool {
+        self.steps.len() == 1 && self.has(&[Step::Insert, Step::Batch])
+    }
+
+    /// The options it runs with; some workloads need their own.
+    pub(crate) fn options(&self, asked: &Options) -> Options {
+        let mut options = asked.clone();
+        if let Some(sync) = self.sync.filter(|sync| *sync == Sync::None || asked.sync == Sync::None) {
+            options.sync = sync;
+        }
+        if self.blobs {
+            options.separate_from = asked.separate_from.or(Some(BLOBS_SEPARATE_FROM));
+        }
+        options
+    }
+
+    /// Operations when none are asked for.
+    pub(crate) fn default_ops(&self, n: u64) -> u64 {
+        let wanted = (n as f64 * self.ops_per_n.unwrap_or(1.0)) as u64;
+        wanted.max(self.least_ops.unwrap_or(1).min(n)).max(1)
+    }
+}
+
+/// A workload of the list, known by its name.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Workload(usize);
+
+impl Deref for Workload {
+    type Target = Spec;
+
+    fn deref(&self) -> &Spec {
+        &WORKLOADS[self.0]
+    }
+}
+
+impl TryFrom<String> for Workload {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Workload, String> {
+        NAMES
+            .iter()
+            .position(|known| *known == name)
+            .map(Workload)
+            .ok_or_else(|| format!("no workload is called `{name}`"))
+    }
+}
+
+impl From<Workload> for String {
+    fn from(workload: Workload) -> String {
+        workload.name.clone()
+    }
+}
+
+/// The names alone: a workload names others while the list is being read.
+static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let list: Vec<serde_json::Value> = serde_json::from_str(include_str!("workloads.json")).unwrap_or_default();
+    list.iter().filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
+});
+
+impl Workload {
+    /// All of them.
+    #[cfg(test)]
+    pub(crate) fn all() -> impl Iterator<Item = Workload> {
+        (0..WORKLOADS.len()).map(Workload)
+    }
+
+    /// Reads a workload's name from the command line, where help lists them all.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Workload> {
+        let values = WORKLOADS.iter().map(|spec| PossibleValue::new(spec.name.as_str()).help(spec.about.as_str()));
+        PossibleValuesParser::new(values).try_map(Workload::try_from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Step, Workload};
+
+    #[test]
+    fn every_workload_is_complete() {
+        assert_eq!(Workload::all().count(), 29);
+        for workload in Workload::all() {
+            assert_eq!(workload.steps.values().sum::<u64>(), 100, "{}", workload.name);
+            assert!(workload.warm_up.is_none_or(|warm_up| warm_up.loads && !warm_up.writes()), "{}", workload.name);
+            assert_eq!(Workload::try_from(workload.name.clone()).unwrap().name, workload.name);
+        }
+    }
+
+    #[test]
+    fn properties_follow_from_the_steps() {
+        let of = |name: &str| Workload::try_from(name.to_owned()).unwrap();
+        assert!(of("fillseq").fills() && of("recovery").fills() && !of("partitions64").fills());
+        assert!(of("readwhilewriting").updates() && !of("ycsb-d").updates() && of("ycsb-d").writes());
+        assert!(!of("scan100").writes() && of("queue").writes() && of("ycsb-e").steps.contains_key(&Step::Insert));
+        for (name, n, ops) in [("fillsync", 200_000, 4000), ("fillsync", 500, 500), ("fillsync", 10_000, 1000)] {
+            assert_eq!(of(name).default_ops(n), ops, "{name}");
+        }
+        let defaults = ["scan100", "scan10", "open", "bloboverwrite", "queue"].map(|name| of(name).default_ops(1000));
+        assert_eq!(defaults, [20, 100, 1, 2000, 1000]);
+    }
+}
