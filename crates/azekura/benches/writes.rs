@@ -1,0 +1,65 @@
+//! Puts into LSM and pmem partitions without syncs, one record and batches of 100; opening after a clean close.
+//!
+//! `cargo bench -p azekura --bench writes`
+
+use azekura::{Config, EngineType, PartitionCreateOptions, PmemOptions};
+use divan::{Bencher, black_box};
+use tempfile::TempDir;
+
+fn main() {
+    divan::main();
+}
+
+fn options(engine: &str) -> PartitionCreateOptions {
+    let options = PartitionCreateOptions::default();
+    if engine == "pmem" { options.engine(EngineType::Pmem(PmemOptions::default().max_size(8 << 30))) } else { options }
+}
+
+fn key(index: u64) -> [u8; 16] {
+    let mut key = [b'0'; 16];
+    key[..8].copy_from_slice(&index.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    key
+}
+
+#[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 10_000)]
+fn put(bencher: Bencher<'_, '_>, engine: &str) {
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).open().expect("an empty directory opens");
+    let partition = database.open_partition("bench", options(engine)).expect("it is new");
+    let mut index = 0;
+    bencher.bench_local(|| {
+        index += 1;
+        partition.insert(key(index), black_box([7; 100])).expect("the disk has room");
+    });
+}
+
+#[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 200)]
+fn put_batch_of_100(bencher: Bencher<'_, '_>, engine: &str) {
+    let dir = TempDir::new().expect("a temporary directory");
+    let database = Config::new(dir.path()).open().expect("an empty directory opens");
+    let partition = database.open_partition("bench", options(engine)).expect("it is new");
+    let mut index = 0;
+    bencher.bench_local(|| {
+        let mut batch = database.batch();
+        for _ in 0..100 {
+            index += 1;
+            batch.insert(&partition, key(index), [7; 100]);
+        }
+        batch.commit().expect("the disk has room");
+    });
+}
+
+#[divan::bench(args = ["lsm", "pmem"], sample_count = 20, sample_size = 1)]
+fn open_after_clean_close(bencher: Bencher<'_, '_>, engine: &str) {
+    let dir = TempDir::new().expect("a temporary directory");
+    let open = || {
+        let database = Config::new(dir.path()).open().expect("it was closed");
+        let partition = database.open_partition("bench", options(engine)).expect("the options are the same");
+        (database, partition)
+    };
+    let (database, partition) = open();
+    (0..50_000).for_each(|index| partition.insert(key(index), [7; 100]).expect("the disk has room"));
+    drop(partition);
+    database.close().expect("it closes");
+    bencher.bench_local(|| black_box(open()));
+}
