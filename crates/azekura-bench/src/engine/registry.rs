@@ -120,8 +120,8 @@ pub(crate) struct Settled {
     pub(crate) reached: bool,
 }
 
-/// Flushes all partitions of a database, then waits until the engine reports no work, writes nothing and uses no CPU for
-/// a quarter of the time it worked, within [`QUIET`].
+/// Flushes all partitions of a database, then waits until the engine reports no work, writes nothing and uses no CPU
+/// for a quarter of the time it worked, within [`QUIET`].
 pub(crate) fn settle(partitions: &[&dyn Engine], worked: Duration) -> Result<Settled> {
     let start = Instant::now();
     partitions.iter().try_for_each(|partition| partition.flush())?;

@@ -32,92 +32,65 @@ type Handle = *mut c_void;
 /// Where a call stores its error: null, or a string that [`take_text`] frees.
 type CallError = *mut *mut c_char;
 
-/// Declares the functions as a struct of pointers, named as in C without `rocksdb_`.
+/// Declares the functions, by their signature, as a struct of pointers, named as in C without `rocksdb_`.
 macro_rules! functions {
-    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    ($(fn($($argument:ty),*) $(-> $result:ty)?: $($name:ident)*;)*) => {
+        // # Safety
+        // Each is called as `c.h` says: with living objects of its own library, and the lengths of the bytes.
+        functions! { @types $([unsafe extern "C" fn($($argument),*) $(-> $result)?] [$($name)*])* }
+    };
+    (@types $([$type:ty] [$($name:ident)*])*) => {
         /// The functions. Their library is never unloaded.
         struct Api {
-            // # Safety
-            // Each is called as `c.h` says: with living objects of its own library, and the lengths of the bytes.
-            $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $($($name: $type,)*)*
         }
 
         fn resolve(library: &'static Library) -> std::result::Result<Api, libloading::Error> {
             // SAFETY: the type is that of the declaration in c.h of `VERSION`, which the library's name states.
-            unsafe { Ok(Api { $($name: *library.get(concat!("rocksdb_", stringify!($name)))?,)* }) }
+            unsafe { Ok(Api { $($($name: *library.get(concat!("rocksdb_", stringify!($name)))?,)*)* }) }
         }
     };
 }
 
 functions! {
-    open_column_families(Handle, *const c_char, c_int, *const *const c_char, *const Handle, *mut Handle, CallError) -> Handle;
-    list_column_families(Handle, *const c_char, *mut usize, CallError) -> *mut *mut c_char;
-    list_column_families_destroy(*mut *mut c_char, usize);
-    create_column_family(Handle, Handle, *const c_char, CallError) -> Handle;
-    column_family_handle_destroy(Handle);
-    close(Handle);
-    put_cf(Handle, Handle, Handle, *const u8, usize, *const u8, usize, CallError);
-    delete_cf(Handle, Handle, Handle, *const u8, usize, CallError);
-    write(Handle, Handle, Handle, CallError);
-    get_pinned_cf(Handle, Handle, Handle, *const u8, usize, CallError) -> Handle;
-    flush_cf(Handle, Handle, Handle, CallError);
-    flush_wal(Handle, c_uchar, CallError);
-    property_int_cf(Handle, Handle, *const c_char, *mut u64) -> c_int;
-    property_value_cf(Handle, Handle, *const c_char) -> *mut c_char;
-    free(*mut c_char);
-    pinnableslice_value(Handle, *mut usize) -> *const u8;
-    pinnableslice_destroy(Handle);
-    writebatch_create() -> Handle;
-    writebatch_put_cf(Handle, Handle, *const u8, usize, *const u8, usize);
-    writebatch_destroy(Handle);
-    create_iterator_cf(Handle, Handle, Handle) -> Handle;
-    iter_seek_to_first(Handle);
-    iter_seek_to_last(Handle);
-    iter_seek(Handle, *const u8, usize);
-    iter_seek_for_prev(Handle, *const u8, usize);
-    iter_valid(Handle) -> c_uchar;
-    iter_next(Handle);
-    iter_prev(Handle);
-    iter_key(Handle, *mut usize) -> *const u8;
-    iter_value(Handle, *mut usize) -> *const u8;
-    iter_get_error(Handle, CallError);
-    iter_destroy(Handle);
-    options_create() -> Handle;
-    options_destroy(Handle);
-    options_set_create_if_missing(Handle, c_uchar);
-    options_set_create_missing_column_families(Handle, c_uchar);
-    options_set_write_buffer_size(Handle, usize);
-    options_set_max_background_jobs(Handle, c_int);
-    options_set_use_fsync(Handle, c_int);
-    options_set_use_direct_reads(Handle, c_uchar);
-    options_set_compression(Handle, c_int);
-    options_set_target_file_size_base(Handle, u64);
-    options_set_max_bytes_for_level_base(Handle, u64);
-    options_set_block_based_table_factory(Handle, Handle);
-    options_set_enable_blob_files(Handle, c_uchar);
-    options_set_min_blob_size(Handle, u64);
-    options_set_enable_blob_gc(Handle, c_uchar);
-    options_set_blob_compression_type(Handle, c_int);
-    block_based_options_create() -> Handle;
-    block_based_options_destroy(Handle);
-    block_based_options_set_block_size(Handle, usize);
-    block_based_options_set_block_cache(Handle, Handle);
-    block_based_options_set_filter_policy(Handle, Handle);
-    block_based_options_set_whole_key_filtering(Handle, c_uchar);
-    block_based_options_set_cache_index_and_filter_blocks(Handle, c_uchar);
-    block_based_options_set_data_block_index_type(Handle, c_int);
-    block_based_options_set_data_block_hash_ratio(Handle, f64);
-    filterpolicy_create_bloom_full(f64) -> Handle;
-    cache_create_hyper_clock(usize, usize) -> Handle;
-    cache_destroy(Handle);
-    cache_get_usage(Handle) -> usize;
-    writeoptions_create() -> Handle;
-    writeoptions_set_sync(Handle, c_uchar);
-    writeoptions_destroy(Handle);
-    readoptions_create() -> Handle;
-    readoptions_destroy(Handle);
-    flushoptions_create() -> Handle;
-    flushoptions_destroy(Handle);
+    fn(Handle, *const c_char, c_int, *const *const c_char, *const Handle, *mut Handle, CallError) -> Handle:
+        open_column_families;
+    fn(Handle, *const c_char, *mut usize, CallError) -> *mut *mut c_char: list_column_families;
+    fn(*mut *mut c_char, usize): list_column_families_destroy;
+    fn(Handle, Handle, *const c_char, CallError) -> Handle: create_column_family;
+    fn(Handle): column_family_handle_destroy close pinnableslice_destroy writebatch_destroy iter_seek_to_first
+        iter_seek_to_last iter_next iter_prev iter_destroy options_destroy block_based_options_destroy cache_destroy
+        writeoptions_destroy readoptions_destroy flushoptions_destroy;
+    fn(Handle, Handle, Handle, *const u8, usize, *const u8, usize, CallError): put_cf;
+    fn(Handle, Handle, Handle, *const u8, usize, CallError): delete_cf;
+    fn(Handle, Handle, Handle, CallError): write flush_cf;
+    fn(Handle, Handle, Handle, *const u8, usize, CallError) -> Handle: get_pinned_cf;
+    fn(Handle, c_uchar, CallError): flush_wal;
+    fn(Handle, Handle, *const c_char, *mut u64) -> c_int: property_int_cf;
+    fn(Handle, Handle, *const c_char) -> *mut c_char: property_value_cf;
+    fn(*mut c_char): free;
+    fn(Handle, *mut usize) -> *const u8: pinnableslice_value iter_key iter_value;
+    fn() -> Handle: writebatch_create options_create block_based_options_create writeoptions_create readoptions_create
+        flushoptions_create;
+    fn(Handle, Handle, *const u8, usize, *const u8, usize): writebatch_put_cf;
+    fn(Handle, Handle, Handle) -> Handle: create_iterator_cf;
+    fn(Handle, *const u8, usize): iter_seek iter_seek_for_prev;
+    fn(Handle) -> c_uchar: iter_valid;
+    fn(Handle, CallError): iter_get_error;
+    fn(Handle, c_uchar): options_set_create_if_missing options_set_create_missing_column_families
+        options_set_use_direct_reads options_set_enable_blob_files options_set_enable_blob_gc
+        block_based_options_set_whole_key_filtering block_based_options_set_cache_index_and_filter_blocks
+        writeoptions_set_sync;
+    fn(Handle, usize): options_set_write_buffer_size block_based_options_set_block_size;
+    fn(Handle, c_int): options_set_max_background_jobs options_set_use_fsync options_set_compression
+        options_set_blob_compression_type block_based_options_set_data_block_index_type;
+    fn(Handle, u64): options_set_target_file_size_base options_set_max_bytes_for_level_base options_set_min_blob_size;
+    fn(Handle, Handle): options_set_block_based_table_factory block_based_options_set_block_cache
+        block_based_options_set_filter_policy;
+    fn(Handle, f64): block_based_options_set_data_block_hash_ratio;
+    fn(f64) -> Handle: filterpolicy_create_bloom_full;
+    fn(usize, usize) -> Handle: cache_create_hyper_clock;
+    fn(Handle) -> usize: cache_get_usage;
 }
 
 /// The functions, loaded once per process; an error that names the install command if there is no library.

@@ -2,11 +2,11 @@
 //! each codec, and by peers.
 //!
 //! Pages come in a random order, one put each; only the end is synced. `load_seconds` ends when everything is in files
-//! and synced; `write_amp` includes what the engine writes until it settles. Written bytes of azekura are counted at the
-//! file system, those of `kernel_write_amp` by the kernel. Bytes on disk are those allocated after the database was
-//! closed; logs that are allocated ahead are reported apart. Peers separate values and use LZ4 as far as they can. Misses
-//! of the cache are served by the page cache; `…held_bytes` is the resident memory that opening and reading adds. `cold`
-//! reads begin with an empty page cache and read each page once.
+//! and synced; `write_amp` includes what the engine writes until it settles. Written bytes of azekura are counted at
+//! the file system, those of `kernel_write_amp` by the kernel. Bytes on disk are those allocated after the database was
+//! closed; logs that are allocated ahead are reported apart. Peers separate values and use LZ4 as far as they can.
+//! Misses of the cache are served by the page cache; `…held_bytes` is the resident memory that opening and reading
+//! adds. `cold` reads begin with an empty page cache and read each page once.
 
 use crate::engine::api::object;
 use crate::engine::azekura::open_with;
@@ -439,7 +439,8 @@ mod tests {
             let load = json!({"disk_bytes": disk, "disk_bytes_without_log": own, "load_seconds": figure});
             all.add(&format!("load_{name}"), object(load));
             for what in ["zipf", "cold", "minute"] {
-                let round = json!({"reads_per_s": figure * 10.0, "mean_us": 1.0 / figure, "p50_us": figure, "held_bytes": figure * 5e6});
+                let (rate, mean, held) = (figure * 10.0, 1.0 / figure, figure * 5e6);
+                let round = json!({"reads_per_s": rate, "mean_us": mean, "p50_us": figure, "held_bytes": held});
                 all.add(&format!("{what}_{name}"), object(round));
             }
         }

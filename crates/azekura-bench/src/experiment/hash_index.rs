@@ -1,10 +1,10 @@
-//! `hash-index`: what a hash index in data blocks, or fingerprints, gain in cached point reads, and their cost in space;
-//! against binary search with a restart point every 16 records.
+//! `hash-index`: what a hash index in data blocks, or fingerprints, gain in cached point reads, and their cost in
+//! space; against binary search with a restart point every 16 records.
 //!
 //! All variants hold the same records in the same number of tables: one memtable takes them all, so compaction makes no
 //! difference. Of the hash indexes within [`SPACE_LIMIT`], the one with the least CPU inside the block gives the answer
-//! its plain fields. A shorter restart interval helps binary search too: `same_interval_…` is the gain of the hash index
-//! itself.
+//! its plain fields. A shorter restart interval helps binary search too: `same_interval_…` is the gain of the hash
+//! index itself.
 
 use crate::engine::api::object;
 use crate::engine::azekura::open_with;

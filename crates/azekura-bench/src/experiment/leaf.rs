@@ -1,8 +1,9 @@
-//! LeafKind of a persistent B+ tree as they were in 2017, to measure zero-copy splits against: the three ways to split of
-//! the third founding document.
+//! LeafKind of a persistent B+ tree as they were in 2017, to measure zero-copy splits against: the three ways to split
+//! of the third founding document.
 //!
-//! A baseline on purpose: nothing is recovered, one thread works at a time, and the inner nodes are a `BTreeMap`, which is
-//! faster than what they were. Strings end with a zero byte; up to 15 characters stand in place, longer ones in a buffer.
+//! A baseline on purpose: nothing is recovered, one thread works at a time, and the inner nodes are a `BTreeMap`, which
+//! is faster than what they were. Strings end with a zero byte; up to 15 characters stand in place, longer ones in a
+//! buffer.
 
 use crate::error::Result;
 use crate::experiment::leaf_pool::{LeafPool, StoreCounts};

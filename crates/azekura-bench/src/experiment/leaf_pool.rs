@@ -1,9 +1,9 @@
 //! Allocations and undo transactions on a mapped file, with the costs that libpmemobj had in 2017.
 //!
-//! An allocation has a header of 64 bytes and takes a multiple of 64, at least 128. Each range that changes is written to
-//! the undo journal first: 24 bytes and the old bytes, in whole lines, followed by a fence. Memory that a transaction
-//! allocated is only flushed. Flushes and fences are executed for their cost; on ordinary memory they make nothing
-//! persistent.
+//! An allocation has a header of 64 bytes and takes a multiple of 64, at least 128. Each range that changes is written
+//! to the undo journal first: 24 bytes and the old bytes, in whole lines, followed by a fence. Memory that a
+//! transaction allocated is only flushed. Flushes and fences are executed for their cost; on ordinary memory they make
+//! nothing persistent.
 #![allow(unsafe_code)]
 
 use crate::error::Result;

@@ -26,7 +26,8 @@ pub(crate) const EXPERIMENTS: [Question; 6] = [
     },
     Question {
         name: "partitioned",
-        about: "index and filters whole or in pieces, when they do not fit the cache; a simulated disk and the real device",
+        about: "index and filters whole or in pieces, when they do not fit the cache; a simulated disk \
+                and the real device",
         run: partitioned::run,
         variant: partitioned::variant,
     },
@@ -44,13 +45,15 @@ pub(crate) const EXPERIMENTS: [Question; 6] = [
     },
     Question {
         name: "zero-copy-split",
-        about: "puts into a tree whose leaves split by moving slots, against leaves that copy or swap strings: time and space",
+        about: "puts into a tree whose leaves split by moving slots, against leaves that copy or swap strings: time \
+                and space",
         run: zero_copy_split::run,
         variant: zero_copy_split::variant,
     },
     Question {
         name: "memory-speed",
-        about: "puts, gets, scans and opening of a pool in memory and of one with a log, beside LMDB, redb and BTreeMap",
+        about: "puts, gets, scans and opening of a pool in memory and of one with a log, beside LMDB, redb \
+                and BTreeMap",
         run: memory_speed::run,
         variant: memory_speed::variant,
     },

@@ -1,10 +1,10 @@
 //! `memory-speed`: a put, a get and a record of a scan of a pool, in memory without a log and with the shared one; its
 //! opening, and its space.
 //!
-//! Records have 16 + 100 bytes, in random order, from one thread, one put each. Peers and the pool without a log stand on
-//! the same file system in memory, the pool with a log in the directory of the run. The cost of making keys and values is
-//! measured and subtracted. Opening is from the first call to the open partition, after a clean close; the sequential
-//! read beside it takes a MiB at a time.
+//! Records have 16 + 100 bytes, in random order, from one thread, one put each. Peers and the pool without a log stand
+//! on the same file system in memory, the pool with a log in the directory of the run. The cost of making keys and
+//! values is measured and subtracted. Opening is from the first call to the open partition, after a clean close; the
+//! sequential read beside it takes a MiB at a time.
 
 use crate::engine::api::object;
 use crate::engine::map::MapEngine;
@@ -325,7 +325,8 @@ mod tests {
         let mut all = Rounds::default();
         for (name, ns) in names.iter().zip([500.0, 2000.0, 800.0, 1500.0]) {
             let round = json!({
-                "put_ns": ns, "get_ns": ns, "scan_ns": ns / 10.0, "overhead_bytes_pool": 30.0, "overhead_bytes_file": 50.0,
+                "put_ns": ns, "get_ns": ns, "scan_ns": ns / 10.0, "overhead_bytes_pool": 30.0,
+                "overhead_bytes_file": 50.0,
             });
             all.add(name, object(round));
         }

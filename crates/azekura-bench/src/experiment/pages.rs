@@ -258,63 +258,25 @@ impl Generator {
         law.sample(&mut self.rng).clamp(LEAST_BYTES, MOST_BYTES) as usize
     }
 
-    fn word(&mut self) -> usize {
-        self.choice.rank(&mut self.rng) as usize
-    }
-
-    /// The next page.
+    /// The next page: a heading, then paragraphs of zipfian words, links and declarations until it has its size.
     pub(crate) fn page(&mut self) -> String {
         let size = self.size();
-        let title = self.word();
-        let title = &self.words[title];
-        let mut page = format!(
-            "<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
-             <link rel=\"stylesheet\" href=\"../static.files/page.css\"></head><body class=\"page\">\n\
-             <h1>{title}</h1>\n"
-        );
+        let mut page = String::from("<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"></head><body>\n");
         while page.len() < size {
-            match below(&mut self.rng, 4) {
-                0 => self.list(&mut page),
-                1 => self.code(&mut page),
-                _ => self.paragraph(&mut page),
+            let kind = below(&mut self.rng, 4);
+            page.push_str(["<ul class=\"item-table\">", "<pre class=\"rust item-decl\">", "<p>", "<p>"][kind as usize]);
+            for _ in 0..10 + below(&mut self.rng, 30) {
+                let [one, other] = [(); 2].map(|()| &self.words[self.choice.rank(&mut self.rng) as usize]);
+                let _ = match kind {
+                    0 => write!(page, "<li><a class=\"struct\" href=\"../{one}/struct.{other}.html\">{other}</a></li>"),
+                    1 => writeln!(page, "    pub {one}: {other}&lt;u64, {}&gt;,", below(&mut self.rng, 100_000)),
+                    _ => write!(page, "{one} {other} "),
+                }; // writing to a string cannot fail
             }
+            page.push_str(["</ul>\n", "</pre>\n", ".</p>\n", ".</p>\n"][kind as usize]);
         }
         page.push_str("</body></html>\n");
         page
-    }
-
-    fn paragraph(&mut self, page: &mut String) {
-        page.push_str("<div class=\"docblock\"><p>");
-        for i in 0..12 + below(&mut self.rng, 50) {
-            let word = self.word();
-            let gap = if i == 0 { "" } else { " " };
-            let _ = write!(page, "{gap}{}", self.words[word]); // writing to a string cannot fail
-        }
-        page.push_str(".</p></div>\n");
-    }
-
-    fn list(&mut self, page: &mut String) {
-        page.push_str("<ul class=\"item-table\">");
-        for _ in 0..3 + below(&mut self.rng, 8) {
-            let (one, other) = (self.word(), self.word());
-            let (one, other) = (&self.words[one], &self.words[other]);
-            let _ = write!(
-                page,
-                "<li><a class=\"struct\" href=\"../{one}/struct.{other}.html\" title=\"struct {one}::{other}\">{other}\
-                 </a></li>"
-            );
-        }
-        page.push_str("</ul>\n");
-    }
-
-    fn code(&mut self, page: &mut String) {
-        page.push_str("<pre class=\"rust item-decl\"><code>");
-        for _ in 0..2 + below(&mut self.rng, 6) {
-            let (name, kind) = (self.word(), self.word());
-            let number = below(&mut self.rng, 100_000);
-            let _ = writeln!(page, "    pub {}: {}&lt;u64, {number}&gt;,", self.words[name], self.words[kind]);
-        }
-        page.push_str("</code></pre>\n");
     }
 }
 

@@ -1,5 +1,5 @@
-//! `partitioned`: point reads of a database whose indexes and filters do not fit the cache that they share with its data:
-//! one of each for a table, against index and filter partitions that are loaded on demand.
+//! `partitioned`: point reads of a database whose indexes and filters do not fit the cache that they share with its
+//! data: one of each for a table, against index and filter partitions that are loaded on demand.
 //!
 //! Records of 8 and 8 bytes: metadata is 8 % of the data, four times a cache of 2 % and twelve times one of 0.67 %. The
 //! tree has a bottom level, a level above it, and two runs of level 0, whose filters every read asks. Two devices:
@@ -8,8 +8,8 @@
 //! - `ssd`: the real device by direct I/O, with a cache of 1/50 and one of 1/150 of the data: the loss is that of
 //!   throughput from the one to the other.
 //!
-//! If the baseline holds much memory beside its cache, the round is an error. The peer cannot run on the simulated disk;
-//! its time there follows from the number and bytes of its reads.
+//! If the baseline holds much memory beside its cache, the round is an error. The peer cannot run on the simulated
+//! disk; its time there follows from the number and bytes of its reads.
 
 use crate::engine::api::object;
 use crate::engine::azekura::open_with;

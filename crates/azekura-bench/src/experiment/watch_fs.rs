@@ -2,9 +2,9 @@
 //! simulated disk with one head.
 //!
 //! The clock of the disk is virtual: its time follows from the number of seeks and bytes. One disk serves all threads.
-//! The file system can also claim that files used as memory survive power loss: the engine then flushes and fences every
-//! persistent store by the processor's own instructions, at their cost on such memory, except for the speed of the
-//! memory itself.
+//! The file system can also claim that files used as memory survive power loss: the engine then flushes and fences
+//! every persistent store by the processor's own instructions, at their cost on such memory, except for the speed of
+//! the memory itself.
 
 use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, Mapping, OpenMode, Words};
 use azekura::{PersistenceLevel, Result};

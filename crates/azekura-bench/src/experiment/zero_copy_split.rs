@@ -1,9 +1,9 @@
 //! `zero-copy-split`: the cost of a tree whose leaves split without copying, beside leaves that copy or swap strings.
 //!
-//! Every tree stands on a file in memory that is taken for persistent: every persistent store is flushed and fenced by the
-//! processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool but the
-//! document's own leaf, on the allocator and the journal of its time. Seconds are those of all puts; keys are made before.
-//! Space is what allocations take; that of a pool includes its leaves and its header.
+//! Every tree stands on a file in memory that is taken for persistent: every persistent store is flushed and fenced by
+//! the processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool but
+//! the document's own leaf, on the allocator and the journal of its time. Seconds are those of all puts; keys are made
+//! before. Space is what allocations take; that of a pool includes its leaves and its header.
 
 use crate::engine::api::object;
 use crate::engine::azekura::{in_pool, open_with};

@@ -162,7 +162,8 @@ fn threads(group: &[Case<'_>], goal: &Goal) -> Option<Value> {
     let series: Vec<Series> = first.standings.iter().enumerate().map(series).collect();
     let rows = first.standings.iter().zip(&last.standings).map(|(first, last)| {
         let factor = last.goal(goal).zip(first.goal(goal)).and_then(|(last, first)| ratio(last, first));
-        json!({"engine": first.engine, "factor": factor.map_or("–".into(), |factor| format!("{}×", three_digits(factor)))})
+        let factor = factor.map_or("–".into(), |factor| format!("{}×", three_digits(factor)));
+        json!({"engine": first.engine, "factor": factor})
     });
     let chart = lines(&format!("{} by threads", first.workload), "threads", &series);
     let heading = format!("{}: {} ÷ {} threads", first.workload, last.threads, first.threads);

@@ -40,8 +40,8 @@ pub(crate) fn run(mut command: Command, limit: Duration) -> Result<(ExitStatus, 
     Ok((status?, text))
 }
 
-/// Runs this program with these arguments and returns the JSON in the last line of its output. `expects_kill`: the child
-/// kills itself.
+/// Runs this program with these arguments and returns the JSON in the last line of its output. `expects_kill`: the
+/// child kills itself.
 pub(crate) fn ask(arguments: &[&str], expects_kill: bool, limit: Duration) -> Result<Value> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(arguments);

@@ -1,5 +1,5 @@
-//! The parent's schedule: which child runs when. Engines take turns, A B A B, so that drift of the machine affects all of
-//! them alike.
+//! The parent's schedule: which child runs when. Engines take turns, A B A B, so that drift of the machine affects all
+//! of them alike.
 
 use crate::engine::{Options, Sync, registry};
 use crate::error::{ErrorKind, KnownError, Result, error_of};
@@ -213,8 +213,8 @@ impl Comparison {
     }
 }
 
-/// Returns an error if azekura has no figures for something or lost a record that its guarantee covers, or if any engine
-/// gave a wrong answer.
+/// Returns an error if azekura has no figures for something or lost a record that its guarantee covers, or if any
+/// engine gave a wrong answer.
 pub(crate) fn verdict(rows: &[Value]) -> Result<()> {
     for row in rows {
         let (engine, workload) =

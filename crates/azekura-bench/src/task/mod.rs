@@ -1,7 +1,7 @@
 //! Parent and child processes: each measurement runs in a process of its own.
 //!
-//! A child that hangs is killed and becomes a row with an error; the run goes on. Figures of a child are not affected by
-//! what ran before.
+//! A child that hangs is killed and becomes a row with an error; the run goes on. Figures of a child are not affected
+//! by what ran before.
 //!
 //! [`plan`] what a child is asked to do; [`child`] starts and kills processes; [`threads`] runs and samples the threads
 //! of a measurement; [`measure`] loads and measures; [`openings`] opens databases after a clean close or a kill;
