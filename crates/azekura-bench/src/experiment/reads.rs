@@ -23,7 +23,7 @@ pub(crate) const HOW: &str = "CPU time of the thread in lookups of present keys 
 /// Reads, and lookups, between two readings of the clock.
 const BUNDLES: (u64, u64) = (256, 2048);
 /// The place of a record in the data blocks, and its key.
-type Pick = (Place, [u8; SMALL_RECORDS.key_size]);
+type BlockPick = (Place, [u8; SMALL_RECORDS.key_size]);
 /// One lookup of this many is checked before the measurement; each one is checked during it.
 const CHECK_EVERY: usize = 8;
 
@@ -77,7 +77,7 @@ fn read(engine: &dyn Engine, index: u64, i: u64, key: &mut Vec<u8>, present: boo
 /// begins before the previous one has its answer, because gets do not overlap either.
 pub(crate) fn time_blocks(dir: &Path, n: u64, seconds: f64) -> Result<Map<String, Value>> {
     let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
-    let (mut picks, mut foreign): (Vec<Pick>, u64) = (Vec::new(), 0);
+    let (mut picks, mut foreign): (Vec<BlockPick>, u64) = (Vec::new(), 0);
     let blocks = DataBlocks::read(&fs, dir, &mut |place, key| match key.try_into() {
         Ok(key) => picks.push((place, key)),
         Err(_) => foreign += 1,
@@ -86,13 +86,13 @@ pub(crate) fn time_blocks(dir: &Path, n: u64, seconds: f64) -> Result<Map<String
         return Err(wrong(format!("blocks have {} records and {foreign} others, not {n}", picks.len())));
     }
     shuffle(&mut picks, 11);
-    let find = |(place, key): &Pick| blocks.find(*place, key);
+    let find = |(place, key): &BlockPick| blocks.find(*place, key);
     for pick in picks.iter().step_by(CHECK_EVERY) {
         if find(pick)? != Some(SMALL_RECORDS.value_size) {
             return Err(wrong("a block does not find one of its records"));
         }
     }
-    let walk = |seconds, expected: usize, ask: &dyn Fn(&Pick) -> azekura::Result<Option<usize>>| {
+    let walk = |seconds, expected: usize, ask: &dyn Fn(&BlockPick) -> azekura::Result<Option<usize>>| {
         let (mut at, mut differences) = (0usize, 0);
         let timed = repeat_on(thread_cpu_s, seconds, BUNDLES.1, |_| {
             let difference = ask(&picks[at])?.unwrap_or(usize::MAX) ^ expected;
