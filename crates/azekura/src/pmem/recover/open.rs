@@ -106,6 +106,7 @@ mod tests {
     use crate::base::{ErrorKind, SeqNo};
     use crate::engine::Visible;
     use crate::memtable::speed::{random_key, time};
+    use crate::pmem::leaf::bits;
     use crate::pmem::medium::Image;
     use crate::vfs::env::SystemEnv;
 
@@ -166,6 +167,45 @@ mod tests {
             }
         }
         assert!(refused > 20, "{refused}");
+    }
+
+    /// A crash in the middle of a join leaves the same records in two leaves. A left leaf that had no others, because a
+    /// removal had emptied it, was kept as an empty leaf with the separator of the right one: the next join removed the
+    /// right one from the tree, and lookups went to a leaf that was free.
+    #[test]
+    fn leaf_goes_when_all_of_it_is_in_the_next() {
+        for left in 0..8 {
+            let image = Image::new(options().len_max).unwrap();
+            let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), points()).unwrap();
+            let keys: Vec<_> = (0..300u64).map(u64::to_be_bytes).collect();
+            for (key, n) in keys.iter().zip(1..) {
+                tree.put(key, SeqNo(n), &[7; 30]).unwrap();
+            }
+            // Sparse, so that leaves are joined.
+            keys.iter().step_by(2).for_each(|key| assert!(tree.remove(key, SeqNo(400)).unwrap()));
+            let next = |leaf: Leaf<'_>| Leaf::new(tree.region(), leaf.next(tree.seal).unwrap());
+            let chain: Vec<_> = std::iter::successors(Some(Leaf::new(tree.region(), HEAD)), |leaf| Some(next(*leaf)))
+                .take(left + 2)
+                .collect();
+            let (left, right) = (chain[left], chain[left + 1]);
+            let mut commit = Commit::empty(tree.seal, left.at);
+            for n in bits(right.commit().valid()) {
+                let (slot, print) = (right.slot(n), right.print(n));
+                tree.medium.store(left.slot_at(n), slot.0);
+                tree.medium.store(left.print_at(n), left.print_word(n, print));
+                commit = commit.flipped(n, tree.seal.of_slot(left.at, n, print, slot));
+            }
+            tree.medium.publish(left.at, commit.0);
+            let mut bytes = vec![0; tree.region().len() as usize];
+            tree.region().read(0, &mut bytes);
+
+            let (opened, report) = reopened(&bytes, None).unwrap();
+            let there: Vec<_> = keys.iter().filter(|key| opened.get(&key[..]).unwrap().is_some()).collect();
+            assert_eq!(there.len() as u64, report.records);
+            while opened.pack().unwrap() > 0 {}
+            assert!(there.iter().all(|key| opened.get(&key[..]).unwrap().is_some()), "a join lost a leaf");
+            assert_eq!(report.leaves + u64::from(left.at != HEAD), tree.leaves.load(Ordering::Relaxed));
+        }
     }
 
     /// Prints what a record takes: `cargo test --release -p azekura --lib recover::tests::speed -- --ignored

@@ -212,7 +212,7 @@ impl<M: Medium> Walk<M> {
             let mut before = found.waiting.take();
             match &mut before {
                 None => found.first = Some((found.kept.len(), *first, read.slots.clone())),
-                Some(before) => separator = found.settle(tree, used, before, Some((first, &read.slots)))?,
+                Some(before) => separator = found.separate(tree, used, before, (first, &read.slots))?,
             }
             found.kept.push((separator, *at));
             found.waiting = Some(read);
@@ -257,11 +257,34 @@ impl Found {
         Ok(separator)
     }
 
+    /// Settles the last leaf with records, and returns what separates the next one from those before it. A leaf all of
+    /// whose records belong to the next one goes: a crash leaves it when records are joined to a leaf that has none.
+    fn separate<M: Medium>(
+        &mut self,
+        tree: &Tree<M>,
+        used: &mut Used,
+        read: &mut Read,
+        next: (&Record, &[Filled]),
+    ) -> Result<Vec<u8>> {
+        let separator = self.settle(tree, used, read, Some(next))?;
+        if read.last().is_some() || read.at == HEAD {
+            return Ok(separator);
+        }
+        self.empty.push(read.at);
+        let gone = self.kept.pop();
+        if let Some((n, first, slots)) = &mut self.first
+            && *n == self.kept.len()
+        {
+            (*first, *slots) = (*next.0, next.1.to_vec());
+        }
+        Ok(gone.map_or(separator, |(own, _)| own))
+    }
+
     /// Adds the part that follows.
     fn add<M: Medium>(&mut self, tree: &Tree<M>, used: &mut Used, mut part: Found) -> Result<()> {
         if let Some((n, first, slots)) = part.first.take() {
             part.kept[n].0 = match self.waiting.take() {
-                Some(mut last) => self.settle(tree, used, &mut last, Some((&first, &slots)))?,
+                Some(mut last) => self.separate(tree, used, &mut last, (&first, &slots))?,
                 // Only leaves without records stand before it. A key that was inserted, because an empty one is before
                 // all others in the order of bytes alone, and a comparator may not know it.
                 None => {
