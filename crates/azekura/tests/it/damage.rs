@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use azekura::fs::{Fs, MemFs, OpenMode};
-use azekura::{RecoveryMode, inspect};
+use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode};
+use azekura::{ErrorKind, RecoveryMode, inspect};
 
-use crate::world::disk::put;
+use crate::world::disk::{image, put};
 use crate::world::number;
 use check::{Damage, How, Outcome};
 use sample::{DIR, Sample};
@@ -213,6 +213,71 @@ fn swapped_and_foreign_files_are_told() {
         }
     }
     toll.finish("swapped, foreign");
+}
+
+/// The files of a database with two pools, each of which has a shadow whose pages have not reached the image.
+fn pools_at(salt: u64, checkpoints: u32) -> BTreeMap<String, Vec<u8>> {
+    let mem = MemFs::new();
+    let faulty = FaultFs::new(Arc::new(mem.clone()));
+    let db = sample::config(Arc::new(faulty.clone()), salt).open().unwrap();
+    let parts = ["one", "two"].map(|name| db.open_partition(name, sample::options("pooled")).unwrap());
+    for n in 0..=checkpoints {
+        for (part, name) in parts.iter().zip(["one", "two"]) {
+            (0..40).for_each(|k| part.insert(format!("{k:02}"), format!("{salt} {name} {n}")).unwrap());
+            if n == checkpoints {
+                let broken = Fault::Error(std::io::ErrorKind::Other);
+                faulty.fail(FaultPlan::new(OpKind::Write, 1, broken).in_path(".pool").forever());
+            }
+            assert_eq!(part.flush().is_err(), n == checkpoints);
+        }
+    }
+    image(&mem.fork(), Path::new(DIR))
+}
+
+/// What pools hold on a machine with `files`.
+fn pools_in(files: &BTreeMap<String, Vec<u8>>) -> azekura::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let machine = MemFs::new();
+    machine.create_dir_all(Path::new(DIR))?;
+    files.iter().for_each(|(name, bytes)| put(&machine, &path(name), bytes));
+    let db = sample::config(Arc::new(machine), 1).open()?;
+    let mut pairs = Vec::new();
+    for name in ["one", "two"] {
+        for pair in db.open_partition(name, sample::options("pooled"))?.iter() {
+            let (key, value) = pair?;
+            pairs.push((key.to_vec(), value.to_vec()));
+        }
+    }
+    Ok(pairs)
+}
+
+/// Images and shadows in the places of other partitions, of another database's, and of earlier ones.
+#[test]
+fn swapped_pool_files_are_right_or_refused() {
+    let now = pools_at(8, 3);
+    let others = [pools_at(8, 1), pools_at(8, 2), pools_at(9, 3)];
+    let names: Vec<&String> = now.keys().filter(|name| name.ends_with(".pool") || name.ends_with(".shadow")).collect();
+    assert_eq!(names.len(), 4);
+    let all: Vec<&Vec<u8>> =
+        others.iter().chain([&now]).flat_map(|files| names.iter().map(move |n| &files[*n])).collect();
+    let wanted = pools_in(&now).unwrap();
+    assert_eq!(wanted.len(), 80);
+    let mut seen = [0; 2];
+    for (i, place) in names.iter().enumerate() {
+        // The other file of the same pool may be another's, too.
+        for (bytes, beside) in all.iter().flat_map(|bytes| all.iter().map(move |beside| (bytes, beside))) {
+            let mut files = now.clone();
+            files.insert(place.to_string(), bytes.to_vec());
+            files.insert(names[i ^ 1].clone(), beside.to_vec());
+            let opened = pools_in(&files);
+            seen[usize::from(opened.is_err())] += 1;
+            match opened {
+                Ok(found) => assert!(found == wanted, "{place}: wrong records"),
+                Err(error) => assert!(error.kind() == ErrorKind::Corruption && error.file().is_some(), "{error}"),
+            }
+        }
+    }
+    println!("{seen:?} right and refused");
+    assert!(seen[0] > 0 && seen[1] > 500, "{seen:?}");
 }
 
 #[test]
