@@ -192,6 +192,9 @@ impl<M: Medium> Tree<M> {
         let (mut freed, mut visited) = (0, 0);
         while visited < PACK_VISITS && freed < PACK_GOAL && packing.barren <= leaves {
             visited += 1;
+            // While readers hold the leaf that the last shift freed, leaves are left sparse. When it is back, the state
+            // differs from this one, and packing begins anew.
+            packing.state.2 &= self.space()?.has_packing_leaf();
             let (gained, next) = self.pack_at(packing.next.as_deref())?;
             packing.next = next;
             packing.barren = if gained { 0 } else { packing.barren + 1 };
