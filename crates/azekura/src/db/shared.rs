@@ -1,5 +1,6 @@
 //! What all handles of a database share.
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock};
@@ -487,16 +488,24 @@ impl Shared {
     /// [`SEALED_MIN`] stay, so that tables do not become tiny where there are very many partitions.
     pub(crate) fn seal_largest(&self) {
         let Ok(_one) = self.sealing.try_lock() else { return };
-        while self.memory_is_full() {
-            let trees = self.catalog.all().into_iter().filter_map(|p| p.lsm_if_built().cloned());
-            match trees.map(|tree| (tree.active_bytes(), tree)).max_by_key(|(bytes, _)| *bytes) {
-                Some((SEALED_MIN.., tree)) => {
-                    tree.seal();
-                    self.sealed_in_vain.store(0, Ordering::Relaxed);
-                }
-                // There is nothing to be found before they have grown.
-                _ => self.sealed_in_vain.store(self.memory().active() + SEALED_MIN, Ordering::Relaxed),
+        if !self.memory_is_full() {
+            return;
+        }
+        let trees = self.catalog.all().into_iter().filter_map(|p| p.lsm_if_built().cloned());
+        let mut large: Vec<_> = trees.map(|tree| (tree.active_bytes(), tree)).collect();
+        large.retain(|(bytes, _)| *bytes >= SEALED_MIN);
+        large.sort_unstable_by_key(|(bytes, _)| Reverse(*bytes));
+        // Each of them at most once: the loop ends also where sealing one gives no memory back.
+        for (_, tree) in large {
+            if !self.memory_is_full() {
+                return;
             }
+            tree.seal();
+            self.sealed_in_vain.store(0, Ordering::Relaxed);
+        }
+        if self.memory_is_full() {
+            // There is nothing to be found before they have grown.
+            self.sealed_in_vain.store(self.memory().active() + SEALED_MIN, Ordering::Relaxed);
         }
     }
 
