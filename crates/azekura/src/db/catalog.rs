@@ -203,21 +203,25 @@ impl PartitionState {
         self.life.load(Ordering::Acquire) == DELETED
     }
 
-    /// Notes new options; false if they are what is stored already.
-    pub(crate) fn replace_settings(&self, settings: &[u8]) -> bool {
-        let mut stored = lock(&self.settings);
-        let new = *stored != settings;
-        if new {
-            settings.clone_into(&mut stored);
-        }
-        new
+    /// Whether the manifest has these options.
+    pub(crate) fn has_settings(&self, settings: &[u8]) -> bool {
+        *lock(&self.settings) == settings
+    }
+
+    /// Notes the options that the manifest has from now on.
+    pub(crate) fn note_settings(&self, settings: Vec<u8>) {
+        *lock(&self.settings) = settings;
+    }
+
+    /// The options as the manifest has them.
+    pub(crate) fn stored_options(&self) -> Result<PartitionCreateOptions> {
+        PartitionCreateOptions::decode(&lock(&self.settings))
     }
 
     /// Whether `options` are of a smaller pool than what is stored: the log was written under the larger size,
     /// and is not left to be replayed under the smaller one.
     pub(crate) fn lowers_max_size(&self, options: &PartitionCreateOptions) -> Result<bool> {
-        let stored = PartitionCreateOptions::decode(&lock(&self.settings))?;
-        Ok(self.pool_if_built().is_some() && options.pmem().lowers(&stored.pmem()))
+        Ok(self.pool_if_built().is_some() && options.pmem().lowers(&self.stored_options()?.pmem()))
     }
 
     /// The lowest sequence number that only the log holds.
@@ -443,11 +447,10 @@ impl Catalog {
         write(&self.by_name).insert(Arc::clone(&state.name), Arc::clone(state));
     }
 
-    /// Prepares an existing partition for a caller: builds its tree if the comparator comes only now, and takes the
-    /// options for new data.
+    /// Prepares an existing partition for a caller: builds its tree if the comparator comes only now.
     ///
     /// # Errors
-    /// `Invalid` if the comparator is not the one the partition was created with.
+    /// `Invalid` if the comparator is not the one the partition was created with, or if `options` do not fit it.
     pub(crate) fn open(
         &self,
         state: &Arc<PartitionState>,
@@ -473,9 +476,13 @@ impl Catalog {
         options.check_order(&order)?;
         if state.tree.get().is_none() {
             // As the stored options say, which its records in the log were written under; new ones are for new data.
-            let stored = PartitionCreateOptions::decode(&lock(&state.settings))?;
-            self.build_tree(state, order, &stored, Log::Pending)?;
+            self.build_tree(state, order, &state.stored_options()?, Log::Pending)?;
         }
+        Ok(())
+    }
+
+    /// Puts options in force for new data, without storing them.
+    pub(crate) fn set_options(&self, state: &PartitionState, options: &PartitionCreateOptions) -> Result<()> {
         match state.tree()? {
             Tree::Lsm(tree) => tree.set_options(options.lsm(self.parts.codec)),
             Tree::Pmem(pool) => pool.set_options(&options.pmem())?,

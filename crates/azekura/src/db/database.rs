@@ -125,13 +125,12 @@ impl Database {
         if let Some(state) = shared.partition(name) {
             let shift = shared.begin_work()?;
             shared.catalog.open(&state, comparator, options)?;
-            // A flush begins work of its own.
             drop(shift);
-            if shared.writer.is_some() && state.lowers_max_size(options)? {
-                worker::flush_and_wait(shared, &state)?;
+            if let Err(error) = self.replace_options(&state, options) {
+                let before = state.stored_options();
+                let _ended = before.and_then(|before| shared.catalog.set_options(&state, &before));
+                return Err(error);
             }
-            let _shift = shared.begin_work()?;
-            self.store_settings(&state, options)?;
             return Ok(Partition::new(state, Arc::clone(&self.handle)));
         }
         let _shift = shared.begin_work()?;
@@ -167,22 +166,51 @@ impl Database {
         };
         let state = shared.poison.watch(writer.metadata.create_partition(meta, prepare))?;
         if shared.settings.durability != PersistMode::Buffer || is_memory {
-            shared.poison.watch(writer.metadata.sync())?;
+            let synced = shared.poison.watch(writer.metadata.sync());
+            synced.map_err(|error| self.undo_creation(&state, error))?;
         }
         shared.catalog.insert(&state);
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
-    /// Keeps the options of an existing partition for those who open it without.
-    fn store_settings(&self, state: &PartitionState, options: &PartitionCreateOptions) -> Result<()> {
+    /// Drops a partition whose creation the manifest has and could not be made durable because of `error`, which the
+    /// caller gets. Writing ends if that fails too. The next open removes the files of a pool: as long as its creation
+    /// may be durable and its end is not, the database does not open without them.
+    fn undo_creation(&self, state: &PartitionState, error: Error) -> Error {
+        let shared = &self.handle.shared;
+        let drop_it = [Edit::PartitionDropped { partition: state.id }];
+        let dropped = shared.writer().and_then(|writer| {
+            let metadata = &writer.metadata;
+            shared.with_reserve(Need::Flush, || metadata.append(&drop_it))
+        });
+        match dropped {
+            Ok(()) => error,
+            Err(second) => shared.poison.set(second),
+        }
+    }
+
+    /// Puts options of an existing partition in force and stores them. After a failure the old ones are stored, and
+    /// the caller puts them in force again.
+    fn replace_options(&self, state: &Arc<PartitionState>, options: &PartitionCreateOptions) -> Result<()> {
         let shared = &self.handle.shared;
         let settings = options.encode();
-        if shared.writer.is_none() || !state.replace_settings(&settings) {
+        let is_stored = state.has_settings(&settings);
+        let shift = shared.begin_work()?;
+        shared.catalog.set_options(state, options)?;
+        if shared.writer.is_none() || is_stored {
             return Ok(());
         }
-        let edits = [Edit::PartitionSettings { partition: state.id, settings }];
+        // A flush begins work of its own.
+        drop(shift);
+        if state.lowers_max_size(options)? {
+            worker::flush_and_wait(shared, state)?;
+        }
+        let _shift = shared.begin_work()?;
+        let edits = [Edit::PartitionSettings { partition: state.id, settings: settings.clone() }];
         let metadata = &shared.writer()?.metadata;
-        shared.poison.watch(shared.with_reserve(Need::Flush, || metadata.append(&edits)))
+        shared.poison.watch(shared.with_reserve(Need::Flush, || metadata.append(&edits)))?;
+        state.note_settings(settings);
+        Ok(())
     }
 
     /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on; iterators that

@@ -64,6 +64,8 @@ const KINDS: usize = OpKind::Populate as usize + 1;
 pub enum Fault {
     /// It fails with this error and does nothing.
     Error(io::ErrorKind),
+    /// It fails because the process has too many open files, and does nothing.
+    TooManyOpenFiles,
     /// It does the first half. A read then looks as if the file ended there; a write, an allocation and a populate fail
     /// after it. Other operations fail and do nothing.
     Short,
@@ -201,12 +203,17 @@ fn injected(kind: io::ErrorKind, path: &Path) -> Error {
     Error::io("go on: a fault was injected", &kind.into()).in_file(path)
 }
 
+fn too_many_open_files(path: &Path) -> Error {
+    Error::io("open", &io::Error::from_raw_os_error(EMFILE)).in_file(path)
+}
+
 /// What remains to be done of an operation that nothing can cut short, or the error it ends with.
 fn whole_or_error(fault: Option<Fault>, path: &Path) -> Result<()> {
     match fault {
         None | Some(Fault::LyingSync) => Ok(()),
         Some(Fault::Short) => Err(injected(io::ErrorKind::Other, path)),
         Some(Fault::Error(kind)) => Err(injected(kind, path)),
+        Some(Fault::TooManyOpenFiles) => Err(too_many_open_files(path)),
     }
 }
 
@@ -255,8 +262,7 @@ impl FaultFs {
     fn slot(&self, path: &Path) -> Result<Slot> {
         let mut board = enter(&self.board);
         if board.open_max.is_some_and(|max| board.open >= max) {
-            let error = io::Error::from_raw_os_error(EMFILE);
-            return Err(Error::io("open", &error).in_file(path));
+            return Err(too_many_open_files(path));
         }
         board.open += 1;
         Ok(Slot(Arc::clone(&self.board)))

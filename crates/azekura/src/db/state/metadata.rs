@@ -56,19 +56,23 @@ impl Metadata {
         }
     }
 
-    /// Notes a new partition, like [`append`](Metadata::append), under a number of its own. The number is taken under
-    /// the same lock: a manifest written anew in between would say that it was used, and replay would take the
-    /// partition for a deleted one.
-    /// Before that, `prepare` does all that can fail, and says which file id the pool has, if its files are there.
+    /// Notes a new partition, like [`append`](Metadata::append), under a number of its own. Before that, `prepare` does
+    /// all that can fail, and says which file id the pool has, if its files are there. It may sync: no lock is held.
+    /// The number counts as used only with the edit, or if that fails: a manifest written anew in between would say
+    /// that it was used, and replay would take the partition for a deleted one.
+    ///
+    /// The caller creates one partition at a time.
     pub(crate) fn create_partition<T>(
         &self,
         mut meta: PartitionMeta,
         prepare: impl FnOnce(&PartitionMeta) -> Result<(T, Option<[u8; 16]>)>,
     ) -> Result<T> {
+        let partition = PartitionId(self.next_partition.load(Ordering::Relaxed));
+        meta.id = partition;
+        let prepared = prepare(&meta);
         let mut ledger = lock(&self.ledger);
-        meta.id = PartitionId(self.next_partition.fetch_add(1, Ordering::Relaxed));
-        let (prepared, file_id) = prepare(&meta)?;
-        let partition = meta.id;
+        self.next_partition.store(partition.0 + 1, Ordering::Relaxed);
+        let (prepared, file_id) = prepared?;
         let mut edits = vec![Edit::PartitionCreated(meta)];
         edits.extend(file_id.map(|file_id| Edit::PoolFileId { partition, file_id }));
         // One batch: a partition of which the manifest has only the first edit would come back after its deletion.
@@ -196,5 +200,44 @@ fn partition_of(edit: &Edit) -> Option<PartitionId> {
         | Edit::SegmentRetired { .. }
         | Edit::AllFlushed { .. }
         | Edit::LogEnd { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use crate::vfs::env::TestEnv;
+    use crate::vfs::mem::MemFs;
+
+    /// Creating a pool syncs the directory. The lock on the ledger was held meanwhile: a writer whose log began a
+    /// segment waited for that sync.
+    #[test]
+    fn a_segment_begins_while_a_pool_is_created() {
+        let manifest = Manifest::create(Arc::new(MemFs::new()), Path::new("/"), [1; 16], &[]).unwrap();
+        let ledger = Ledger { next_partition: 1, ..Ledger::default() };
+        let (env, unsynced, work) = (Arc::new(TestEnv::new(1)), Arc::default(), Arc::default());
+        let metadata = Metadata::new(manifest, ledger, Arc::default(), env, unsynced, work);
+        let meta = PartitionMeta {
+            id: PartitionId(0),
+            engine: 0,
+            name: "p".to_owned(),
+            comparator: "c".to_owned(),
+            settings: Vec::new(),
+        };
+        let prepare = |meta: &PartitionMeta| {
+            let (epoch, file) = metadata.new_segment()?;
+            metadata.segment_added(epoch, file)?;
+            assert_eq!(metadata.ledger().next_partition, meta.id.0, "a manifest written anew would say it was used");
+            Ok((meta.id, None))
+        };
+        assert_eq!(metadata.create_partition(meta.clone(), prepare).unwrap(), PartitionId(1));
+        let failed = metadata.create_partition(meta.clone(), |_| Err::<((), _), _>(Error::invalid("")));
+        assert!(failed.is_err());
+        let third = metadata.create_partition(meta, |meta| Ok((meta.id, None))).unwrap();
+        assert_eq!(third, PartitionId(3), "files of a creation that failed may have number 2");
+        let ledger = metadata.ledger();
+        assert_eq!((ledger.partitions.len(), ledger.segments.len(), ledger.next_partition), (2, 1, 4));
     }
 }

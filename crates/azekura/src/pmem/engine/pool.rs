@@ -160,8 +160,8 @@ impl<M: Medium, K: Keeper<M>> PmemTree for Pool<M, K> {
     }
 
     fn set_options(&self, options: &PmemOptions) -> Result<()> {
-        *lock(&self.options) = options.clone();
         self.tree.space()?.set_limit(options.max_size);
+        *lock(&self.options) = options.clone();
         self.tree.versions.set_limit(options.max_size);
         Ok(())
     }

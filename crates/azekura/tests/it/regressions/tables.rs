@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, TestEnv};
 use azekura::{
-    Comparator, CompressionType, Config, EngineType, Event, KvSeparationOptions, Listener, Partition,
-    PartitionCreateOptions, PersistMode, PmemOptions,
+    CompactionStrategy, Comparator, CompressionType, Config, EngineType, ErrorKind, Event, KvSeparationOptions,
+    LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
 };
 
 use super::{open, part};
@@ -207,4 +207,103 @@ fn a_major_compaction_ends_while_others_write() {
     p.major_compact().unwrap();
     let turns = busy.turns.load(Relaxed);
     assert!((1..100).contains(&turns), "{turns} merges");
+}
+
+/// Options are stored by an edit of the manifest. Where that failed, the options were in force all the same, and a
+/// second call with the same options took them for stored: a database that was opened again had the old ones.
+#[test]
+fn options_stay_when_they_cannot_be_stored() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let on = || Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1))).workers(0);
+    let db = on().open().unwrap();
+    let p = part(&db, "p");
+    let write = |p: &Partition| (0..20u8).for_each(|n| p.insert([n], [n; 1_000]).unwrap());
+    let small = || PartitionCreateOptions::default().max_memtable_size(4 << 10);
+    let full = Fault::Error(io::ErrorKind::StorageFull);
+    faults.fail(FaultPlan::new(OpKind::Write, 1, full).in_path("MANIFEST").forever());
+    assert_eq!(db.open_partition("p", small()).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    faults.repair();
+    write(&p);
+    assert_eq!(p.metrics().sealed_memtables, 0, "options of a call that failed are in force");
+    db.open_partition("p", small()).unwrap();
+    write(&p);
+    assert!(p.metrics().sealed_memtables > 0);
+    drop(p);
+    db.close().unwrap();
+    let p = on().open().unwrap().partition("p").unwrap();
+    write(&p);
+    assert!(p.metrics().sealed_memtables > 0, "the options were not stored");
+}
+
+/// A lower `max_size` is in force before the checkpoint of the pool that must come first. Where that failed, it stayed.
+#[test]
+fn a_pool_keeps_its_size_when_lowering_fails() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let config = Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1)));
+    let db = config.workers(0).open().unwrap();
+    let sized = |max| {
+        let options = PmemOptions::default().max_size(max).growth_step(64 << 10);
+        PartitionCreateOptions::default().engine(EngineType::Pmem(options))
+    };
+    let p = db.open_partition("p", sized(4 << 20)).unwrap();
+    let write = |from: u8| (from..from + 100).try_for_each(|n| p.insert([n], [n; 5_000]));
+    write(0).unwrap();
+    faults.fail(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)).forever());
+    assert_eq!(db.open_partition("p", sized(128 << 10)).unwrap_err().kind(), ErrorKind::OutOfSpace);
+    faults.repair();
+    write(100).expect("the limit of a call that failed is in force");
+    db.open_partition("p", sized(128 << 10)).unwrap();
+    assert_eq!(write(0).unwrap_err().kind(), ErrorKind::OutOfSpace, "the limit is not in force");
+}
+
+/// The name of a manifest that was written anew could not be synced, because no directory could be opened. That fails
+/// the next creation behind its edit: the manifest had the partition, and the database did not know it.
+#[test]
+fn a_partition_is_gone_when_its_creation_fails() {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let config = Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1)));
+    let db = config.workers(0).durability(PersistMode::SyncData).open().unwrap();
+    let leveled = LeveledOptions { l0_trigger: 1_000, ..LeveledOptions::default() };
+    let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let p = db.open_partition("p", options).unwrap();
+    // The manifest has the first and the last key of each table.
+    for n in 0..12u8 {
+        p.insert(vec![n; 65_000], "v").unwrap();
+        p.flush().unwrap();
+    }
+    let fail_once = || faults.fail(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
+    fail_once();
+    let stepped = (0..10).map(|_| db.step()).find(Result::is_err);
+    assert_eq!(stepped.expect("the manifest is not written anew").unwrap_err().kind(), ErrorKind::Io);
+    fail_once();
+    assert_eq!(db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Io);
+    faults.repair();
+    assert!(!db.partition_exists("new") && !db.metrics().poisoned);
+    let after = open(&machine.fork(), "/db", 2);
+    assert_eq!(after.list_partitions(), ["p"], "the manifest has a partition that could not be created");
+    // The name can be used again.
+    part(&db, "new").insert("k", "v").unwrap();
+    db.delete_partition_by_name("new").unwrap();
+    db.close().unwrap();
+    assert_eq!(open(&machine, "/db", 3).list_partitions(), ["p"]);
+}
+
+/// Writers were slowed for the young runs of a partition that had been deleted, until the next flush or compaction.
+#[test]
+fn a_deleted_partition_slows_no_writer() {
+    let db = open(&MemFs::new(), "/db", 1);
+    let (gone, live) = (part(&db, "gone"), part(&db, "live"));
+    for n in 0..40u8 {
+        gone.insert([n], "v").unwrap();
+        gone.flush().unwrap();
+    }
+    let stall_of = |key: &str| {
+        let before = db.metrics().stall_ns;
+        live.insert(key, vec![1; 100_000]).unwrap();
+        db.metrics().stall_ns - before
+    };
+    assert!(stall_of("before") > 0, "the debt does not slow");
+    db.delete_partition(gone).unwrap();
+    assert_eq!(stall_of("after"), 0);
 }
