@@ -38,9 +38,10 @@ pub trait Comparator: Send + Sync {
     /// Compares two user keys. It may read the database. It must not write to it, nor wait for a thread that does: it
     /// is called while a write holds locks that the other one would wait for.
     ///
-    /// Flushes, compactions and blob GC call it, too. Inside of those, calls that wait for such work return `Invalid`:
-    /// `flush`, `major_compact`, blob GC, `checkpoint`, opening and deleting partitions, `step` and `close`. If it
-    /// drops the last handle there, a worker closes the database after the piece of work has ended.
+    /// Flushes, compactions and blob GC call it, too. Inside of those, calls that wait for such work return `Invalid`,
+    /// on other databases of the process too: `flush`, `major_compact`, blob GC, `checkpoint`, opening and deleting
+    /// partitions, `step` and `close`. If it drops the last handle of a database with workers there, a worker of that
+    /// database closes it, after the piece of work has ended that it is in.
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering;
 
     /// Whether two keys of different bytes may compare equal. True unless the implementation says otherwise, because

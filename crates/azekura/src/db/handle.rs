@@ -10,6 +10,7 @@ use crate::base::{Error, ErrorKind, Result};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
 use crate::db::state::reserve::Need;
+use crate::db::state::shifts::is_at_work;
 use crate::db::worker::{Threads, flush_and_wait, retire_log};
 use crate::engine::Engine;
 use crate::mem::atomic::yield_now;
@@ -193,12 +194,14 @@ impl Drop for Handle {
         if *self.closed.get_mut() {
             return;
         }
-        if !self.shared.is_at_work() {
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Without workers it is work on another database: other threads that work on this one hold a handle meanwhile.
+        if threads.workers.is_empty() || !is_at_work() {
             let _told = self.close_first(true);
             return;
         }
-        // Closing waits for that work. Only a worker comes here: other threads that work hold a handle meanwhile.
-        let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // Closing waits for work of this database, which may wait for the work that this thread is in.
+        let threads = std::mem::take(threads);
         let (shared, closed) = (Arc::clone(&self.shared), AtomicBool::new(true));
         let later = Handle { shared, threads: Mutex::new(threads), closed };
         *lock(&self.shared.left_to_close) = Some(Box::new(move || _ = later.close_first(true)));

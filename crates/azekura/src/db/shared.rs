@@ -18,7 +18,7 @@ use crate::db::state::poison::Poison;
 use crate::db::state::reserve::{Need, Reserve};
 use crate::db::state::rooms::Rooms;
 use crate::db::state::setbacks::Setback;
-use crate::db::state::shifts::{Shift, Shifts};
+use crate::db::state::shifts::{Shift, Shifts, is_at_work};
 use crate::db::state::tally::Tally;
 use crate::db::state::throttle::{DelayOwed, Limits, delay_ns_per_kib, must_wait};
 use crate::engine::{Engine, Host, Pressure, ReadPoints, Visible};
@@ -122,8 +122,8 @@ pub(crate) struct Shared {
     space: RwLock<()>,
     /// Flushes that wait for `space`: merges give way to them, because a merge may take minutes.
     flushes_held: AtomicUsize,
-    /// Closes the database, if the last handle was dropped inside of work of a worker: a worker calls it as soon as it
-    /// is outside of work.
+    /// Closes the database, if the last handle was dropped inside of work: a worker calls it as soon as it is outside
+    /// of work.
     pub(crate) left_to_close: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// When the log was last synced by hand because of the sync interval.
     pub(crate) synced_ns: AtomicU64,
@@ -144,7 +144,7 @@ pub(crate) struct Call<'a>(&'a Shared);
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         // Inside of work the listener could not close: the call that does the work delivers.
-        if !std::thread::panicking() && !self.0.is_at_work() {
+        if !std::thread::panicking() && !is_at_work() {
             let poison = &self.0.poison;
             poison.heard(poison.events().end_of_call());
         }
@@ -264,21 +264,16 @@ impl Shared {
         self.at_work.begin().ok_or_else(|| Error::new(ErrorKind::Closed, "the database is closed"))
     }
 
-    /// Whether the calling thread is inside work on this database: a comparator has called, or dropped a handle.
-    pub(crate) fn is_at_work(&self) -> bool {
-        self.at_work.is_at_work()
-    }
-
     /// Counts work that changes no file, and calls a comparator.
     pub(crate) fn enter(&self) -> Option<Shift<'_>> {
         self.at_work.begin()
     }
 
-    /// Fails inside of work on this database, for a call that may wait until that work has ended.
+    /// Fails inside of work on any database, for a call that may wait until work has ended.
     pub(crate) fn check_outside(&self) -> Result<()> {
         let message = "a comparator called what waits for background work, which waits for the comparator: make this \
                        call outside of the comparator";
-        if self.is_at_work() { Err(Error::invalid(message)) } else { Ok(()) }
+        if is_at_work() { Err(Error::invalid(message)) } else { Ok(()) }
     }
 
     /// Makes threads and writers stop, without waiting for them.

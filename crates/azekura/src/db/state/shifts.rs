@@ -1,14 +1,14 @@
 //! Work that changes files, which closing waits for.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::sync::{Bell, lock};
 
-/// Counts the work under way, for each thread. Thread safe. A thread may begin work while it has work under way, and
-/// never waits here: with a lock for readers and a writer, a thread that wanted to begin work while another waited to
-/// close waited for both.
+/// Counts the work under way. Thread safe. A thread may begin work while it has work under way, and never waits here:
+/// with a lock for readers and a writer, a thread that wanted to begin work while another waited to close waited for
+/// both.
 #[derive(Debug, Default)]
 pub(crate) struct Shifts {
     state: Mutex<State>,
@@ -17,27 +17,24 @@ pub(crate) struct Shifts {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The thread of each piece of work under way.
-    threads: Vec<u64>,
+    under_way: usize,
     ended: bool,
 }
 
-/// Work under way, until dropped.
+/// Work under way, until dropped. It stays on the thread that began it.
 #[derive(Debug)]
-pub(crate) struct Shift<'a>(&'a Shifts, u64);
+pub(crate) struct Shift<'a>(&'a Shifts, PhantomData<*const ()>);
 
-/// A number that no other thread has. It can be asked for while the thread's destructors run, because it has none.
-fn own_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        static OWN: Cell<u64> = const { Cell::new(0) };
-    }
-    OWN.with(|own| {
-        if own.get() == 0 {
-            own.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        own.get()
-    })
+thread_local! {
+    /// Work that the thread has under way, on all databases of the process.
+    static OWN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether the calling thread has work under way on any database: a comparator has called, or dropped a handle. It must
+/// not wait for work there. Of the same database it would wait for itself; and where the comparators of two databases
+/// called each other, the work of each waited for that of the other.
+pub(crate) fn is_at_work() -> bool {
+    OWN.get() > 0
 }
 
 impl Shifts {
@@ -47,14 +44,9 @@ impl Shifts {
         if state.ended {
             return None;
         }
-        let own = own_number();
-        state.threads.push(own);
-        Some(Shift(self, own))
-    }
-
-    /// Whether the calling thread has work under way, inside of which it must not wait for the end of that work.
-    pub(crate) fn is_at_work(&self) -> bool {
-        lock(&self.state).threads.contains(&own_number())
+        state.under_way += 1;
+        OWN.set(OWN.get() + 1);
+        Some(Shift(self, PhantomData))
     }
 
     /// Lets no more work begin, and returns when all that is under way has ended. The caller has none under way.
@@ -62,7 +54,7 @@ impl Shifts {
         lock(&self.state).ended = true;
         loop {
             let seen = self.left.count();
-            if lock(&self.state).threads.is_empty() {
+            if lock(&self.state).under_way == 0 {
                 return;
             }
             self.left.wait(seen, 100);
@@ -72,11 +64,10 @@ impl Shifts {
 
 impl Drop for Shift<'_> {
     fn drop(&mut self) {
+        OWN.set(OWN.get() - 1);
         let mut state = lock(&self.0.state);
-        if let Some(at) = state.threads.iter().position(|thread| *thread == self.1) {
-            state.threads.swap_remove(at);
-        }
-        let is_last = state.ended && state.threads.is_empty();
+        state.under_way -= 1;
+        let is_last = state.ended && state.under_way == 0;
         drop(state);
         if is_last {
             self.0.left.ring();
@@ -103,19 +94,21 @@ mod tests {
             assert!(shifts.begin().is_none(), "and it does not wait");
             drop(first);
         });
-        assert!(lock(&shifts.state).threads.is_empty());
+        assert_eq!(lock(&shifts.state).under_way, 0);
     }
 
     #[test]
     fn work_belongs_to_the_thread_that_began_it() {
-        let shifts = Shifts::default();
-        let (outer, inner) = (shifts.begin().unwrap(), shifts.begin().unwrap());
+        let (first, second) = (Shifts::default(), Shifts::default());
+        let (outer, inner) = (first.begin().unwrap(), second.begin().unwrap());
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(!shifts.is_at_work()));
+            scope.spawn(|| assert!(!is_at_work()));
         });
         drop(outer);
-        assert!(shifts.is_at_work());
+        assert!(is_at_work());
+        second.state.lock().unwrap().ended = true;
+        assert!(second.begin().is_none());
         drop(inner);
-        assert!(!shifts.is_at_work());
+        assert!(!is_at_work());
     }
 }

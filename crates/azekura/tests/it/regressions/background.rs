@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, SystemEnv, TestEnv};
 use azekura::{
-    CompactionStrategy, Comparator, Config, Database, ErrorKind, Event, GarbageCollection, KvSeparationOptions,
-    LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, Result,
+    CompactionStrategy, Comparator, Config, Database, EngineType, ErrorKind, Event, GarbageCollection,
+    KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
 };
 
 use super::{open, part, tables};
@@ -643,11 +643,12 @@ fn a_comparator_in_a_flush_may_not_wait_for_it() {
     }
 }
 
-/// Orders by bytes. The first comparison on a worker drops what is in the slot.
+/// Orders by bytes. The first comparison on a worker drops what is in the slot, and perhaps panics then.
 #[derive(Default)]
 struct Dropper {
     slot: Mutex<Option<(Database, Partition)>>,
     gate: Gate,
+    panics: bool,
 }
 
 impl Comparator for Dropper {
@@ -658,7 +659,10 @@ impl Comparator for Dropper {
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
         let order = self.gate.compare(a, b);
         if thread::current().name().is_some_and(|name| name.starts_with("azekura-")) {
-            drop(self.slot.lock().unwrap().take());
+            let taken = self.slot.lock().unwrap().take();
+            let panics = self.panics && taken.is_some();
+            drop(taken);
+            assert!(!panics, "a comparator panics");
         }
         order
     }
@@ -668,9 +672,9 @@ impl Comparator for Dropper {
 /// itself for ever, and the directory stayed locked.
 #[test]
 fn a_comparator_drops_the_last_handle() {
-    for workers in [1, 2, 3] {
+    for (workers, panics) in [(1, false), (2, false), (3, false), (1, true), (2, true)] {
         let machine = MemFs::new();
-        let dropper = Arc::new(Dropper::default());
+        let dropper = Arc::new(Dropper { panics, ..Dropper::default() });
         let db = on(machine.clone()).workers(workers).open().unwrap();
         let p = db.open_partition_with_comparator("p", small(), dropper.clone()).unwrap();
         let closed = dropper.gate.close();
@@ -688,8 +692,221 @@ fn a_comparator_drops_the_last_handle() {
             opened.lock().unwrap().is_some()
         });
         let db = opened.into_inner().unwrap().unwrap();
-        assert_eq!(db.metrics().replayed_records, 0, "closing has flushed all");
+        assert!(panics || db.metrics().replayed_records == 0, "closing has flushed all");
         let p = db.open_partition_with_comparator("p", small(), dropper).unwrap();
         assert_eq!(p.len().unwrap(), 2);
     }
+}
+
+/// Orders by bytes. Once a fault has struck, its comparisons wait until it is released: what compares then is a second
+/// attempt.
+struct SecondAttempt {
+    faults: FaultFs,
+    waiting: AtomicUsize,
+    released: AtomicBool,
+}
+
+impl SecondAttempt {
+    fn new(faults: &FaultFs) -> Arc<SecondAttempt> {
+        let (waiting, released) = Default::default();
+        Arc::new(SecondAttempt { faults: faults.clone(), waiting, released })
+    }
+
+    /// Lets the next write of a table fail, as on a full disk.
+    fn fill_disk(&self) {
+        let full = Fault::Error(io::ErrorKind::StorageFull);
+        self.faults.fail(FaultPlan::new(OpKind::Write, 1, full).in_path(".sst"));
+    }
+
+    /// Releases when it is dropped.
+    fn hold(&self) -> Released<'_> {
+        until("the second attempt compares", || self.waiting.load(Memory::SeqCst) > 0);
+        Released(self)
+    }
+}
+
+struct Released<'a>(&'a SecondAttempt);
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        self.0.released.store(true, Memory::SeqCst);
+    }
+}
+
+impl Comparator for SecondAttempt {
+    fn name(&self) -> &str {
+        "second attempt"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        while self.faults.struck() > 0 && !self.released.load(Memory::SeqCst) {
+            self.waiting.fetch_add(1, Memory::SeqCst);
+            thread::sleep(Duration::from_millis(1));
+        }
+        a.cmp(b)
+    }
+}
+
+/// On a full disk a merge has the space to itself for its second attempt. Flushes waited until it had ended; it gives
+/// way to them now.
+#[test]
+fn a_merge_yields_when_a_flush_waits_for_space() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let held = SecondAttempt::new(&faults);
+    let db = on(faults.clone()).workers(0).open().unwrap();
+    let leveled = LeveledOptions { l0_trigger: 2, ..LeveledOptions::default() };
+    let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let slow = db.open_partition_with_comparator("slow", options, held.clone()).unwrap();
+    // A merge looks whether it should give way after each MiB.
+    for salt in [1, 2] {
+        (0..200u8).for_each(|n| slow.insert([n], Dice::new(salt).noise(10_000)).unwrap());
+        slow.flush().unwrap();
+    }
+    let other = part(&db, "other");
+    other.insert("k", "v").unwrap();
+    held.fill_disk();
+    thread::scope(|scope| {
+        // The first steps have less to do.
+        let merge = scope.spawn(|| while faults.struck() == 0 && db.step().unwrap() {});
+        let holding = held.hold();
+        let flush = scope.spawn(|| other.flush());
+        until("the flush begins", || other.metrics().sealed_memtables == 1);
+        thread::sleep(Duration::from_millis(50));
+        drop(holding);
+        merge.join().unwrap();
+        assert_eq!(db.metrics().compactions, 0, "the merge went on to its end");
+        flush.join().unwrap().unwrap();
+    });
+    while db.step().unwrap() {}
+    assert_eq!((db.metrics().compactions, slow.len().unwrap()), (1, 200));
+}
+
+/// The second attempt of a flush on a full disk has the space that the disk reserve releases for it. A writer filled
+/// the reserve with that space again, and the flush failed.
+#[test]
+fn writers_leave_released_space_to_the_flush() {
+    let machine = MemFs::new();
+    let faults = FaultFs::new(Arc::new(machine.clone()));
+    let held = SecondAttempt::new(&faults);
+    let db = on(faults.clone()).workers(0).open().unwrap();
+    let options = PartitionCreateOptions::default().max_memtable_size(512 << 10);
+    let p = db.open_partition_with_comparator("p", options, held.clone()).unwrap();
+    // Several memtables, so that the flush compares, and more than a reserve that takes its space back leaves.
+    (0..1_500u32).for_each(|n| p.insert(n.to_be_bytes(), Dice::new(n.into()).noise(1_000)).unwrap());
+    let other = part(&db, "other");
+    machine.set_capacity(Some(machine.used_space()));
+    held.fill_disk();
+    thread::scope(|scope| {
+        let flush = scope.spawn(|| p.flush());
+        let holding = held.hold();
+        assert_eq!(other.insert("k", "v").unwrap_err().kind(), ErrorKind::OutOfSpace);
+        drop(holding);
+        flush.join().unwrap().expect("the space was released for it");
+    });
+}
+
+/// Opens a partition at each flush.
+#[derive(Default)]
+struct OpensAtFlush(Mutex<Option<Database>>, AtomicUsize);
+
+impl Listener for OpensAtFlush {
+    fn on_event(&self, event: &Event) {
+        let db = self.0.lock().unwrap().clone();
+        if let (Event::Flushed { .. }, Some(db)) = (event, db) {
+            db.open_partition("listener", Default::default()).unwrap();
+            self.1.fetch_add(1, Memory::SeqCst);
+        }
+    }
+}
+
+/// A lower `max_size` flushes under the lock on names, and the listener was called there: it waited for that lock.
+#[test]
+fn a_listener_opens_when_a_pool_is_lowered() {
+    within_ten_seconds("lowering", || {
+        let opens = Arc::new(OpensAtFlush::default());
+        let db = on(MemFs::new()).workers(0).listener(opens.clone()).open().unwrap();
+        let sized =
+            |max| PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(max)));
+        let p = db.open_partition("p", sized(4 << 20)).unwrap();
+        p.insert("k", "v").unwrap();
+        *opens.0.lock().unwrap() = Some(db.clone());
+        db.open_partition("p", sized(1 << 20)).unwrap();
+        drop(opens.0.lock().unwrap().take());
+        assert!(opens.1.load(Memory::SeqCst) > 0 && db.partition_exists("listener"));
+    });
+}
+
+/// Memtables that are too small to be sealed raised the mark below which none is looked for. It stayed there when they
+/// had been flushed, and one large memtable could grow as far.
+#[test]
+fn the_budget_holds_when_small_memtables_are_gone() {
+    const SMALL_BUDGET: u64 = 1 << 20;
+    let db = on(MemFs::new()).workers(0).memory_budget(SMALL_BUDGET).open().unwrap();
+    let parts: Vec<_> = (0..100).map(|n| part(&db, &format!("p{n}"))).collect();
+    parts.iter().for_each(|p| p.insert("k", [7; 40_000]).unwrap());
+    assert!(db.metrics().active_memtable_bytes > 3 * SMALL_BUDGET, "they were sealed");
+    parts.iter().for_each(|p| p.flush().unwrap());
+    let mut most = 0;
+    for n in 0..3_000u32 {
+        parts[0].insert(n.to_be_bytes(), [7; 1_000]).unwrap();
+        most = most.max(db.metrics().active_memtable_bytes);
+    }
+    assert!(most <= 2 * SMALL_BUDGET, "{most} bytes of active memtables");
+}
+
+/// Orders by bytes. Comparisons on a worker flush a partition of another database, once.
+#[derive(Default)]
+struct FlushesOther {
+    other: Mutex<Option<Partition>>,
+    meet: Option<Arc<AtomicUsize>>,
+    flushed: Mutex<Option<Result<()>>>,
+}
+
+impl Comparator for FlushesOther {
+    fn name(&self) -> &str {
+        "flushes another"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        if thread::current().name().is_some_and(|name| name.starts_with("azekura-"))
+            && let Some(other) = { self.other.lock().unwrap().take() }
+        {
+            let meet = self.meet.as_ref().unwrap();
+            meet.fetch_add(1, Memory::SeqCst);
+            until("both are inside of a flush", || meet.load(Memory::SeqCst) == 2);
+            let flushed = other.flush();
+            *self.flushed.lock().unwrap() = Some(flushed);
+        }
+        a.cmp(b)
+    }
+}
+
+/// The comparators of two databases, each inside of a flush, flushed the other database: each flush waited for the
+/// other one for ever.
+#[test]
+fn comparators_may_not_flush_each_others_work() {
+    within_ten_seconds("flushing each other", || {
+        let meet = Arc::new(AtomicUsize::new(0));
+        let comparators = [0, 1].map(|_| Arc::new(FlushesOther { meet: Some(meet.clone()), ..Default::default() }));
+        let parts: Vec<_> = comparators
+            .iter()
+            .map(|comparator| {
+                let db = on(MemFs::new()).workers(1).open().unwrap();
+                db.open_partition_with_comparator("p", small(), comparator.clone()).unwrap()
+            })
+            .collect();
+        *comparators[0].other.lock().unwrap() = Some(parts[1].clone());
+        *comparators[1].other.lock().unwrap() = Some(parts[0].clone());
+        thread::scope(|scope| {
+            for p in &parts {
+                scope.spawn(|| (0..500u32).for_each(|n| p.insert(n.to_be_bytes(), [0; 500]).unwrap()));
+            }
+        });
+        for comparator in comparators {
+            until("a flush has asked for another", || comparator.flushed.lock().unwrap().is_some());
+            let flushed = comparator.flushed.lock().unwrap().take().unwrap();
+            assert_eq!(flushed.unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        assert!(parts.iter().all(|p| p.flush().is_ok() && p.len().unwrap() == 500));
+    });
 }
