@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use azekura::fs::{Fs, MemFs, SystemEnv, TestEnv};
 use azekura::{
-    Config, Database, EngineType, ErrorKind, GarbageCollection, KvSeparationOptions, Partition, PartitionCreateOptions,
-    PersistMode, PmemOptions, Result,
+    Config, Database, EngineType, ErrorKind, Event, GarbageCollection, KvSeparationOptions, Listener, Partition,
+    PartitionCreateOptions, PersistMode, PmemOptions, Result,
 };
 
 use crate::world::disk::{content, put};
@@ -64,15 +64,44 @@ pub(super) struct Style {
     pub(super) pool: bool,
     /// Of the keys, which are sealed for it.
     pub(super) order: Order,
+    /// A listener uses the database at each event.
+    pub(super) acts: bool,
 }
 
 impl Style {
     pub(super) fn new(workers: usize, mapped: bool) -> Style {
-        Style { workers, mapped, blob_file_size: 8 << 10, sync_every: 3, pool: false, order: Order::Bytes }
+        Style { workers, mapped, blob_file_size: 8 << 10, sync_every: 3, pool: false, order: Order::Bytes, acts: false }
     }
 
     fn key(self, n: u64) -> Vec<u8> {
         self.order.seal(format!("key {n:02}").as_bytes())
+    }
+}
+
+/// Uses the database at each event. What it gets may be an error as well as what others get.
+#[derive(Debug, Default)]
+struct Acts(Mutex<Option<Database>>);
+
+impl Acts {
+    fn act(&self, db: &Database) -> Result<()> {
+        let metrics = db.metrics();
+        assert!(metrics.memtable_bytes >= metrics.active_memtable_bytes);
+        let part = db.open_partition("listener", Default::default())?;
+        part.insert("k", [0; 100])?;
+        db.snapshot().get(&part, "k")?;
+        part.flush()?;
+        db.partition(PARTS[0])?.flush()
+    }
+}
+
+impl Listener for Acts {
+    fn on_event(&self, event: &Event) {
+        let db = self.0.lock().unwrap().clone();
+        // A flush of its own is no reason for another one.
+        let own = matches!(event, Event::Flushed { partition, .. } if partition == "listener");
+        if let Some(db) = db.filter(|_| !own) {
+            let _may_fail = self.act(&db);
+        }
     }
 }
 
@@ -89,6 +118,7 @@ pub(super) struct Life {
     pub(super) errors: Vec<(Phase, azekura::Error)>,
     phase: Phase,
     dice: Dice,
+    acts: Arc<Acts>,
 }
 
 fn config(fs: Arc<dyn Fs>, style: Style, salt: u64) -> Config {
@@ -137,6 +167,7 @@ impl Life {
             errors: Vec::new(),
             phase: Phase::Create,
             dice: Dice::new(7),
+            acts: Arc::default(),
         }
     }
 
@@ -192,6 +223,7 @@ impl Life {
             Phase::Close => {
                 self.write(2);
                 self.parts.clear();
+                self.rest();
                 if let Some(db) = self.db.take() {
                     self.note(db.close());
                 }
@@ -202,15 +234,25 @@ impl Life {
                 self.write(5);
                 self.read();
                 self.parts.clear();
+                self.rest();
                 self.db = None;
             }
         }
     }
 
+    /// The listener keeps the database open no longer.
+    fn rest(&self) {
+        drop(self.acts.0.lock().unwrap().take());
+    }
+
     fn open(&mut self, salt: u64) {
         if self.db.is_none() {
-            let opened = config(Arc::clone(&self.fs), self.style, salt).open();
-            self.db = self.note(opened);
+            let mut config = config(Arc::clone(&self.fs), self.style, salt);
+            if self.style.acts {
+                config = config.listener(self.acts.clone());
+            }
+            self.db = self.note(config.open());
+            self.acts.0.lock().unwrap().clone_from(&self.db);
         }
         let Some(db) = self.db.clone() else { return };
         if self.parts.len() < PARTS.len() {
@@ -319,6 +361,7 @@ impl Life {
     /// The device is in order again: the database opens, has everything that was acknowledged, and half of nothing.
     pub(super) fn end(mut self, machine: &MemFs) {
         self.parts.clear();
+        self.rest();
         self.db = None;
         self.phase = Phase::Last;
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());

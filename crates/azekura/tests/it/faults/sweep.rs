@@ -125,3 +125,10 @@ fn every_call_may_fail() {
 fn every_call_may_fail_with_workers() {
     sweep(Style::new(2, true), number("AZEKURA_FAULT_STRIDE", 5) * 10);
 }
+
+/// Events are delivered inside of calls that fail, and the listener flushes, writes and opens there.
+#[test]
+fn every_call_may_fail_beside_a_listener() {
+    let stride = number("AZEKURA_FAULT_STRIDE", 5) * 20;
+    sweep(Style { acts: true, ..Style::new(0, false) }, stride);
+}
