@@ -7,7 +7,6 @@
 use crate::base::{ErrorKind, Result, SeqNo};
 use crate::mem::atomic::Ordering;
 use crate::pmem::inner::Goal;
-use crate::pmem::leaf::Spot;
 use crate::pmem::medium::Medium;
 use crate::pmem::record::buffer_len_for;
 use crate::pmem::space::Range;
@@ -108,24 +107,24 @@ impl<M: Medium> Tree<M> {
         Ok(())
     }
 
-    /// What the records need by the keys that there are now: memory for versions in bytes, and leaves. Other writers
-    /// may change that before the batch is applied: a few entries more are kept then, or the pool gets a little longer
-    /// than its limit ([`Space::insist`](crate::pmem::space::Space::insist)).
+    /// What the records need by the keys that there are now: memory for versions in bytes, and leaves, as if each leaf
+    /// that gets a new key were full. Other writers may change that before the batch is applied: an entry more is kept
+    /// for each key that they put meanwhile and the batch replaces, or the pool gets a little longer than its
+    /// limit ([`Space::insist`](crate::pmem::space::Space::insist)).
     fn count_needs(&self, records: &[Planned<'_>]) -> Result<(u64, usize)> {
         let mut sorted: Vec<&Planned<'_>> = records.iter().collect();
         sorted.sort_by(|a, b| self.order.cmp(a.key, b.key));
         let (mut kept, mut leaves, mut all_new) = (0, 0, 0);
-        // Of the leaf that the last key belongs to: free slots, new records, and where it ends.
-        let (mut free, mut new, mut high) = (0, 0, Some(Vec::new()));
+        // Of the leaf that the last key belongs to: new records, and where it ends. Its free slots do not count:
+        // packing and other writers may fill them before the batch is applied.
+        let (mut new, mut high) = (0, Some(Vec::new()));
         for same in sorted.chunk_by(|a, b| self.order.same(a.key, b.key)) {
             let pin = self.pin()?;
             let key = same[0].key;
             if high.as_deref().is_some_and(|high| self.order.cmp(key, high).is_ge()) {
-                leaves += self.splits_most(free, new);
-                let found = self.inner.find(Goal::At(key), &pin);
-                let leaf = self.leaf(Spot(found.leaf));
-                (free, new) = ((self.slots - 1).saturating_sub(leaf.commit().count()), 0);
-                high = found.high.map(<[u8]>::to_vec);
+                leaves += self.splits_most(new);
+                new = 0;
+                high = self.inner.find(Goal::At(key), &pin).high.map(<[u8]>::to_vec);
             }
             let is_there = self.newest(key, &pin)?.is_some();
             // Of a key that is not there, the first record replaces nothing.
@@ -134,15 +133,15 @@ impl<M: Medium> Tree<M> {
             new += usize::from(is_new);
             all_new += usize::from(is_new);
         }
-        leaves += self.splits_most(free, new);
+        leaves += self.splits_most(new);
         // Where removals let leaves be joined, those are fuller than they were: up to five eighths.
         let removals = records.iter().filter(|record| record.value_len.is_none()).count();
         Ok((kept, leaves + removals.min(all_new / (self.slots * 3 / 8).max(1)) + 1))
     }
 
-    /// How often a leaf with so many free slots is split at most if it gets so many new records.
-    fn splits_most(&self, free: usize, new: usize) -> usize {
-        if new > free { 1 + (new - free - 1) / (self.slots / 2 - 1) } else { 0 }
+    /// How often a full leaf is split at most if it gets `new` new records.
+    fn splits_most(&self, new: usize) -> usize {
+        if new > 0 { 1 + (new - 1) / (self.slots / 2 - 1) } else { 0 }
     }
 
     /// A batch has used what it was promised, or will not. The next one to set leaves aside sees it.

@@ -49,7 +49,7 @@ pub(crate) struct Versions {
     memory: AtomicU64,
     memory_max: AtomicU64,
     /// Bytes of memory that are reserved for batches which are not applied yet, or not visible yet.
-    reserved: BatchMutex<u64>,
+    reserved: BatchMutex<Reserved>,
     reservation_ended: Condvar,
     points: Arc<ReadPoints>,
     /// From the oldest to the youngest, which takes entries.
@@ -69,7 +69,7 @@ impl Versions {
         let (len, memory, writing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(VecDeque::new()));
         let (forgotten, has_older) = (AtomicU64::new(0), AtomicBool::new(false));
         let memory_max = AtomicU64::new(memory_max_of(len_max));
-        let (reserved, reservation_ended) = (BatchMutex::new(0), Condvar::new());
+        let (reserved, reservation_ended) = (BatchMutex::new(Reserved::default()), Condvar::new());
         Versions {
             order,
             bytes_max,
@@ -234,46 +234,69 @@ impl Versions {
         if self.memory_bytes() <= self.memory_max() { Ok(()) } else { Err(self.full_error()) }
     }
 
-    /// Reserves so many bytes of memory for the entries of a batch; none if they do not fit now.
+    /// Reserves so many bytes of memory for the entries of a batch; none if they do not fit now, or if a batch waits.
     pub(crate) fn try_reserve(&self, bytes: u64) -> Option<VersionsGuard<'_>> {
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        self.add_reservation(&mut reserved, bytes)
+        if reserved.next_to_wait == reserved.first_waiting { self.add_reservation(&mut reserved, bytes) } else { None }
     }
 
-    fn add_reservation(&self, reserved: &mut u64, bytes: u64) -> Option<VersionsGuard<'_>> {
-        let fits = self.memory_bytes().saturating_add(*reserved).saturating_add(bytes) <= self.memory_max();
+    fn add_reservation(&self, reserved: &mut Reserved, bytes: u64) -> Option<VersionsGuard<'_>> {
+        let fits = self.memory_bytes().saturating_add(reserved.bytes).saturating_add(bytes) <= self.memory_max();
         fits.then(|| {
-            *reserved += bytes;
+            reserved.bytes += bytes;
             VersionsGuard { versions: self, bytes }
         })
     }
 
     /// The same, once `forget` has dropped what no reader needs. Waits while other batches have reservations, because
-    /// these end by themselves, and what they keep goes with them unless a snapshot or an iterator needs it.
+    /// these end by themselves, and what they keep goes with them unless a snapshot or an iterator needs it. Batches
+    /// that wait are served in the order in which they came, before any that comes later.
     ///
     /// # Errors
     /// `OutOfSpace` if it does not fit although no batch has a reservation; those of `forget`.
     pub(crate) fn reserve(&self, bytes: u64, forget: impl Fn() -> Result<()>) -> Result<VersionsGuard<'_>> {
+        if bytes == 0 {
+            return Ok(VersionsGuard { versions: self, bytes });
+        }
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = reserved.next_to_wait;
+        reserved.next_to_wait += 1;
         loop {
-            if bytes > self.memory_max() {
-                return Err(self.too_large_error(bytes));
-            }
-            forget()?;
-            if let Some(guard) = self.add_reservation(&mut reserved, bytes) {
-                return Ok(guard);
-            }
-            if *reserved == 0 {
-                return Err(self.full_error());
+            let done =
+                if reserved.first_waiting != place { None } else { self.try_first(&mut reserved, bytes, &forget) };
+            if let Some(done) = done {
+                reserved.first_waiting += 1;
+                self.reservation_ended.notify_all();
+                return done;
             }
             reserved = self.reservation_ended.wait(reserved).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What becomes of the first batch that waits; none if it has to wait on.
+    fn try_first(
+        &self,
+        reserved: &mut Reserved,
+        bytes: u64,
+        forget: impl Fn() -> Result<()>,
+    ) -> Option<Result<VersionsGuard<'_>>> {
+        if bytes > self.memory_max() {
+            return Some(Err(self.too_large_error(bytes)));
+        }
+        if let Err(error) = forget() {
+            return Some(Err(error));
+        }
+        match self.add_reservation(reserved, bytes) {
+            Some(guard) => Some(Ok(guard)),
+            None if reserved.bytes == 0 => Some(Err(self.full_error())),
+            None => None,
         }
     }
 
     /// A batch that had reserved so many bytes is visible, or will not be applied.
     pub(crate) fn end_reservation(&self, bytes: u64) {
         if bytes > 0 {
-            *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) -= bytes;
+            self.reserved.lock().unwrap_or_else(PoisonError::into_inner).bytes -= bytes;
             self.reservation_ended.notify_all();
         }
     }
@@ -357,6 +380,15 @@ impl Versions {
     }
 }
 
+/// What batches have reserved, and which of them wait.
+#[derive(Debug, Default)]
+struct Reserved {
+    bytes: u64,
+    /// Places in the order of waiting: the first one that was not served yet, and the next one to be given.
+    first_waiting: u64,
+    next_to_wait: u64,
+}
+
 /// Memory that is reserved for the entries of a batch. Dropped, it is free again.
 pub(crate) struct VersionsGuard<'a> {
     versions: &'a Versions,
@@ -399,8 +431,11 @@ pub(crate) fn poisoned<T>(_: T) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::vfs::dice::Dice;
+    use crate::vfs::env::{Env, SystemEnv};
 
     #[test]
     fn entries_take_no_more_than_their_bound() {
@@ -421,5 +456,28 @@ mod tests {
                 assert!(entries.bytes() <= most, "{n} keys of {key_len}: {} of {most}", entries.bytes());
             }
         }
+    }
+
+    /// Before, a batch that waited came last for as long as others came: they were let in wherever they fitted.
+    #[test]
+    fn batches_that_wait_are_served_in_order() {
+        let points = ReadPoints::new(crate::engine::Visible::default());
+        let (versions, env) = (Arc::new(Versions::new(KeyOrder::bytewise(), points, 0)), SystemEnv::new());
+        let most = versions.memory_max();
+        let first = versions.try_reserve(most / 2).unwrap();
+        let wait_for = |bytes| {
+            let versions = Arc::clone(&versions);
+            env.spawn("batch", Box::new(move || drop(versions.reserve(bytes, || Ok(())).unwrap()))).unwrap()
+        };
+        let second = wait_for(most);
+        while versions.reserved.lock().unwrap().next_to_wait == 0 {
+            env.sleep(Duration::from_millis(1));
+        }
+        assert!(versions.try_reserve(1).is_none(), "a later batch goes ahead");
+        let third = wait_for(1);
+        assert!(versions.reserve(0, || Ok(())).is_ok(), "what keeps nothing waits for none");
+        drop(first);
+        assert!(second.join() && third.join());
+        assert!(versions.try_reserve(most).is_some());
     }
 }

@@ -302,3 +302,33 @@ fn a_batch_needs_leaves_where_its_keys_belong() {
         assert!(done.is_some(), "300 records where 1000 were removed: {:?} {:?}", commit(), part.metrics().pool);
     }
 }
+
+/// Leaves were counted by the free slots of those that are there, then packing filled these slots, and the batch, which
+/// the log had already, split more leaves than were reserved: the database was poisoned, and had the batch afterwards.
+#[test]
+fn a_batch_needs_no_slots_that_packing_fills() {
+    const MAX: u64 = 1 << 20;
+    for (raised, spread, behind) in [(true, 8, 600), (true, 8, 1500), (true, 6, 600), (false, 8, 600)] {
+        let machine = MemFs::new();
+        let (db, mut part) = open(&machine, &pool(if raised { MAX / 2 } else { MAX }, 64 << 10));
+        if raised {
+            part = db.open_partition("p", pool(MAX, 64 << 10)).unwrap();
+        }
+        let mut count = 0;
+        while part.insert(format!("{count:06}0"), [7; 70]).is_ok() {
+            count += 1;
+        }
+        (1..count).step_by(2).for_each(|n| part.remove(format!("{n:06}0")).unwrap());
+        let mut batch = db.batch();
+        (0..behind).for_each(|n| batch.insert(&part, format!("y{n:06}"), ""));
+        for n in (1..count).step_by(2).filter(|n| n / 2 % 10 < spread) {
+            batch.insert(&part, format!("{n:06}5"), "");
+        }
+        match batch.commit() {
+            Ok(()) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{raised} {spread} {behind}: {error}"),
+        }
+        assert!(part.metrics().pool.unwrap().bytes <= MAX, "{raised} {spread} {behind}");
+        part.remove("0000000").unwrap();
+    }
+}
