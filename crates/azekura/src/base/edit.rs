@@ -136,6 +136,7 @@ pub(crate) enum Edit {
     BlobFileRemoved { partition: PartitionId, file: FileId },
     PoolFileId { partition: PartitionId, file_id: [u8; 16] },
     AllFlushed { through: SeqNo },
+    TableSpilled { partition: PartitionId, table: TableMeta },
 }
 
 /// Edits with this bit in their tag may be skipped by a reader that does not know them.
@@ -166,6 +167,7 @@ impl Edit {
             Edit::BlobFileRemoved { .. } => 15,
             Edit::PoolFileId { .. } => POOL_FILE_ID,
             Edit::AllFlushed { .. } => ALL_FLUSHED,
+            Edit::TableSpilled { .. } => 18,
         }
     }
 
@@ -201,14 +203,16 @@ impl Edit {
                 put_varint(out, partition.0);
                 out.push(*level);
                 encode_table(table, out);
-                if !table.blobs.is_empty() {
-                    put_varint(out, table.blobs.len() as u64);
-                    table.blobs.iter().for_each(|blob| blob.encode(out));
-                }
+                encode_uses(&table.blobs, out);
             }
             Edit::BlobFileAdded { partition, file } => {
                 put_varint(out, partition.0);
                 encode_blob_file(file, out);
+            }
+            Edit::TableSpilled { partition, table } => {
+                put_varint(out, partition.0);
+                encode_table(table, out);
+                encode_uses(&table.blobs, out);
             }
             Edit::PoolFileId { partition, file_id } => {
                 put_varint(out, partition.0);
@@ -289,6 +293,11 @@ impl Edit {
             15 => Edit::BlobFileRemoved { partition: partition(d)?, file: FileId(d.varint()?) },
             POOL_FILE_ID => Edit::PoolFileId { partition: partition(d)?, file_id: d.bytes16()? },
             ALL_FLUSHED => Edit::AllFlushed { through: seqno(d)? },
+            18 => {
+                let (partition, table) = (partition(d)?, decode_table(d)?);
+                let blobs = if d.is_empty() { Vec::new() } else { decode_uses(d)? };
+                Edit::TableSpilled { partition, table: TableMeta { blobs, ..table } }
+            }
             6 => Edit::TableRemoved { partition: partition(d)?, table: FileId(d.varint()?) },
             7 => Edit::Flushed { partition: partition(d)?, through: seqno(d)? },
             8 => Edit::SegmentAdded { epoch: epoch(d)?, file: FileId(d.varint()?) },
@@ -336,6 +345,14 @@ fn decode_table(d: &mut Decoder<'_>) -> Result<TableMeta> {
         largest: (d.bytes()?.to_vec(), seqno(d)?),
         blobs: Vec::new(),
     })
+}
+
+/// Nothing for a table that points to no blob file.
+fn encode_uses(uses: &[BlobUse], out: &mut Vec<u8>) {
+    if !uses.is_empty() {
+        put_varint(out, uses.len() as u64);
+        uses.iter().for_each(|uses| uses.encode(out));
+    }
 }
 
 fn decode_uses(d: &mut Decoder<'_>) -> Result<Vec<BlobUse>> {
@@ -398,6 +415,20 @@ mod tests {
 
     fn one_of_each() -> Vec<Edit> {
         let (partition, table, epoch) = (PartitionId(3), FileId(900), Epoch(7));
+        let whole = TableMeta {
+            id: table,
+            size: 1 << 40,
+            entries: 9,
+            tombstones: 2,
+            lowest: SeqNo(0),
+            highest: SeqNo::MAX,
+            created_ms: 77,
+            raw_bytes: 300,
+            smallest: (vec![], SeqNo(4)),
+            largest: (vec![255; 300], SeqNo(1)),
+            blobs: Vec::new(),
+        };
+        let uses = BlobUse { logical: FileId(901), count: 2, bytes: 3 };
         vec![
             Edit::Database { id: [5; 16], instance: [6; 16], hash_seed: u64::MAX, created_ms: 1 << 41 },
             Edit::PartitionCreated(PartitionMeta {
@@ -409,23 +440,7 @@ mod tests {
             }),
             Edit::PartitionDropped { partition },
             Edit::PartitionSettings { partition, settings: vec![] },
-            Edit::TableAdded {
-                partition,
-                level: 6,
-                table: TableMeta {
-                    id: table,
-                    size: 1 << 40,
-                    entries: 9,
-                    tombstones: 2,
-                    lowest: SeqNo(0),
-                    highest: SeqNo::MAX,
-                    created_ms: 77,
-                    raw_bytes: 300,
-                    smallest: (vec![], SeqNo(4)),
-                    largest: (vec![255; 300], SeqNo(1)),
-                    blobs: Vec::new(),
-                },
-            },
+            Edit::TableAdded { partition, level: 6, table: whole.clone() },
             Edit::BlobFileAdded {
                 partition,
                 file: BlobMeta {
@@ -442,6 +457,8 @@ mod tests {
             Edit::PoolFileId { partition, file_id: [9; 16] },
             Edit::TableRemoved { partition, table },
             Edit::TableMoved { partition, table, level: 2 },
+            Edit::TableSpilled { partition, table: whole.clone() },
+            Edit::TableSpilled { partition, table: TableMeta { blobs: vec![uses], ..whole } },
             Edit::Flushed { partition, through: SeqNo(12) },
             Edit::AllFlushed { through: SeqNo(13) },
             Edit::SegmentAdded { epoch, file: table },

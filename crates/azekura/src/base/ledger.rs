@@ -15,6 +15,8 @@ pub(crate) struct PartitionLedger {
     pub(crate) tables: BTreeMap<FileId, (u8, TableMeta)>,
     pub(crate) blobs: BTreeMap<FileId, BlobMeta>,
     pub(crate) flushed: SeqNo,
+    /// Tables of [`Edit::TableSpilled`] that have records above `flushed`.
+    pub(crate) spilled: BTreeMap<FileId, TableMeta>,
     /// Of a pool, once that is known.
     pub(crate) pool_file_id: Option<[u8; 16]>,
 }
@@ -46,7 +48,13 @@ impl PartitionLedger {
     /// The log was durable up to here before the manifest said what it says of this partition.
     pub(crate) fn durable(&self) -> SeqNo {
         let tables = self.tables.values().map(|(_, table)| table.highest);
-        tables.max().unwrap_or_default().max(self.flushed)
+        tables.max().unwrap_or_default().max(self.permanent())
+    }
+
+    /// The log is not needed for records of the partition up to here.
+    pub(crate) fn permanent(&self) -> SeqNo {
+        let spilled = self.spilled.values().map(|table| table.highest);
+        spilled.max().unwrap_or_default().max(self.flushed)
     }
 }
 
@@ -58,7 +66,7 @@ impl Ledger {
 
     /// Every record of every partition up to here is in permanent files, as far as the manifest says.
     pub(crate) fn flushed_by_all(&self) -> SeqNo {
-        let least = self.partitions.values().map(|partition| partition.flushed).min();
+        let least = self.partitions.values().map(PartitionLedger::permanent).min();
         least.unwrap_or_default().max(self.all_flushed)
     }
 
@@ -96,6 +104,13 @@ impl Ledger {
                 Error::corruption(format!("the manifest speaks of partition {}, which does not exist", partition.0))
             })
         };
+        let is_new = |partition: &PartitionId, table: &FileId| {
+            let known = known(partition)?;
+            match known.tables.contains_key(table) || known.spilled.contains_key(table) {
+                true => Err(Error::corruption(format!("the manifest adds table {} twice", table.0))),
+                false => Ok(()),
+            }
+        };
         let has_table = |partition: &PartitionId, table: &FileId| match known(partition)?.tables.contains_key(table) {
             true => Ok(()),
             false => Err(Error::corruption(format!("the manifest speaks of table {}, which it never added", table.0))),
@@ -119,11 +134,9 @@ impl Ledger {
                 if *level >= 64 {
                     return Err(Error::corruption(format!("table {} stands on level {level}", table.id.0)));
                 }
-                match known(partition)?.tables.contains_key(&table.id) {
-                    true => Err(Error::corruption(format!("the manifest adds table {} twice", table.id.0))),
-                    false => Ok(()),
-                }
+                is_new(partition, &table.id)
             }
+            Edit::TableSpilled { partition, table } => is_new(partition, &table.id),
             Edit::TableRemoved { partition, table } | Edit::TableMoved { partition, table, .. } => {
                 has_table(partition, table)
             }
@@ -150,8 +163,8 @@ impl Ledger {
             Edit::PartitionCreated(meta) => {
                 self.next_partition = self.next_partition.max(meta.id.0 + 1);
                 let (tables, blobs) = (BTreeMap::new(), BTreeMap::new());
-                let (flushed, pool_file_id) = (SeqNo::ZERO, None);
-                let fresh = PartitionLedger { meta: meta.clone(), tables, blobs, flushed, pool_file_id };
+                let (flushed, spilled, pool_file_id) = (SeqNo::ZERO, BTreeMap::new(), None);
+                let fresh = PartitionLedger { meta: meta.clone(), tables, blobs, flushed, spilled, pool_file_id };
                 self.partitions.insert(meta.id, fresh);
             }
             Edit::PartitionDropped { partition } => {
@@ -180,8 +193,13 @@ impl Ledger {
                 }
             }
             Edit::Flushed { partition, through } => {
-                let flushed = &mut self.partition(*partition)?.flushed;
-                *flushed = (*flushed).max(*through);
+                let partition = self.partition(*partition)?;
+                partition.flushed = partition.flushed.max(*through);
+                partition.spilled.retain(|_, table| table.highest > *through);
+            }
+            Edit::TableSpilled { partition, table } => {
+                self.next_file = self.next_file.max(table.id.0 + 1);
+                self.partition(*partition)?.spilled.insert(table.id, table.clone());
             }
             Edit::AllFlushed { through } => self.all_flushed = self.all_flushed.max(*through),
             Edit::PoolFileId { partition, file_id } => self.partition(*partition)?.pool_file_id = Some(*file_id),
@@ -232,6 +250,9 @@ impl Ledger {
             for (level, table) in partition.tables.values() {
                 edits.push(Edit::TableAdded { partition: *id, level: *level, table: table.clone() });
             }
+            for table in partition.spilled.values() {
+                edits.push(Edit::TableSpilled { partition: *id, table: table.clone() });
+            }
         }
         edits.extend(self.segments.iter().map(|(epoch, file)| Edit::SegmentAdded { epoch: *epoch, file: *file }));
         if self.all_flushed > SeqNo::ZERO {
@@ -246,7 +267,7 @@ impl Ledger {
 fn check_numbers(edit: &Edit) -> Result<()> {
     let (number, epoch) = match edit {
         Edit::PartitionCreated(meta) => (meta.id.0, Epoch(0)),
-        Edit::TableAdded { table, .. } => (table.id.0, Epoch(0)),
+        Edit::TableAdded { table, .. } | Edit::TableSpilled { table, .. } => (table.id.0, Epoch(0)),
         Edit::BlobFileAdded { file, .. } => {
             let logical = file.sections.iter().map(|section| section.logical.0);
             (logical.chain([file.id.0]).max().unwrap_or_default(), Epoch(0))
@@ -297,6 +318,11 @@ mod tests {
         Edit::TableAdded { partition: PartitionId(partition), level, table }
     }
 
+    fn spilled(partition: u64, id: u64, highest: u64) -> Edit {
+        let Edit::TableAdded { partition, table, .. } = table(partition, id, 0) else { unreachable!() };
+        Edit::TableSpilled { partition, table: TableMeta { highest: SeqNo(highest), ..table } }
+    }
+
     #[test]
     fn a_ledger_written_out_adds_up_to_itself() {
         let edits = [
@@ -318,11 +344,18 @@ mod tests {
             Edit::LogEnd { epoch: Epoch(1), seqno: SeqNo(12) },
             Edit::PoolFileId { partition: PartitionId(1), file_id: [7; 16] },
             Edit::PartitionDropped { partition: PartitionId(2) },
+            partition(3),
+            spilled(3, 30, 70),
+            spilled(3, 31, 90),
+            Edit::Flushed { partition: PartitionId(3), through: SeqNo(70) },
         ];
         let ledger = Ledger::replay(&edits).unwrap();
-        assert_eq!((ledger.next_file, ledger.next_partition, ledger.next_epoch), (22, 3, 3));
+        let third = &ledger.partitions[&PartitionId(3)];
+        assert_eq!(third.spilled.keys().collect::<Vec<_>>(), [&FileId(31)], "one is flushed");
+        assert_eq!((third.flushed, third.permanent(), third.durable()), (SeqNo(70), SeqNo(90), SeqNo(90)));
+        assert_eq!((ledger.next_file, ledger.next_partition, ledger.next_epoch), (32, 4, 3));
         assert_eq!(ledger.partitions[&PartitionId(1)].flushed, SeqNo(50), "flushed never goes back");
-        assert_eq!((ledger.flushed_by_all(), ledger.durable()), (SeqNo(60), SeqNo(60)));
+        assert_eq!((ledger.flushed_by_all(), ledger.durable()), (SeqNo(60), SeqNo(90)));
         assert_eq!(ledger.partitions[&PartitionId(1)].tables[&FileId(8)].0, 3);
         assert_eq!(Ledger::replay(&ledger.edits()).unwrap(), ledger);
     }
@@ -337,6 +370,9 @@ mod tests {
             partition(1),
             table(1, 7, 1),
             table(2, 8, 1),
+            spilled(1, 7, 1),
+            spilled(2, 8, 1),
+            spilled(1, NUMBERS_END, 1),
             table(1, 9, 64),
             Edit::TableRemoved { partition: PartitionId(1), table: FileId(8) },
             Edit::TableMoved { partition: PartitionId(3), table: FileId(7), level: 1 },

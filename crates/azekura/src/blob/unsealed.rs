@@ -28,7 +28,8 @@ pub(crate) struct Unsealed {
 
 /// What the manifest knows of a partition.
 struct Known {
-    flushed: SeqNo,
+    /// See [`PartitionLedger::permanent`](crate::base::ledger::PartitionLedger::permanent).
+    permanent: SeqNo,
     logical: BTreeSet<FileId>,
 }
 
@@ -46,7 +47,7 @@ impl Unsealed {
         let partitions = ledger.partitions.iter().map(|(id, partition)| {
             let sections = partition.blobs.values().flat_map(|file| &file.sections);
             let logical = sections.map(|section| section.logical).collect();
-            (*id, Known { flushed: partition.flushed, logical })
+            (*id, Known { permanent: partition.permanent(), logical })
         });
         let partitions = partitions.collect();
         Unsealed { files, cache, partitions, found: BTreeMap::new(), next_file: 0 }
@@ -63,7 +64,7 @@ impl Unsealed {
         }
         let wanted = |(partition, seqno, pointer): &&(PartitionId, SeqNo, BlobRef)| {
             let known = self.partitions.get(partition);
-            known.is_some_and(|known| *seqno > known.flushed && !known.logical.contains(&pointer.logical))
+            known.is_some_and(|known| *seqno > known.permanent && !known.logical.contains(&pointer.logical))
         };
         let wanted: Vec<_> = pointers.iter().filter(wanted).collect();
         for (partition, _, pointer) in &wanted {

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
-use crate::base::edit::{BlobMeta, EngineKind, FileId, PartitionId, PartitionMeta};
+use crate::base::edit::{BlobMeta, EngineKind, FileId, PartitionId, PartitionMeta, TableMeta};
 use crate::base::ledger::PartitionLedger;
 use crate::base::sync::{Bell, lock, read, write};
-use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::options::{EngineType, PartitionCreateOptions};
+use crate::db::spill::{self, PendingRecord};
 use crate::db::state::setbacks::Setbacks;
 use crate::db::state::tree::Tree;
 use crate::engine::{Engine, ReadPoints, Visible};
@@ -82,14 +83,6 @@ enum Log {
     Pending,
 }
 
-/// A record that waits for its partition to be opened with the comparator only the user has.
-struct Pending {
-    seqno: SeqNo,
-    kind: RecordKind,
-    key: Vec<u8>,
-    value: Vec<u8>,
-}
-
 /// In use.
 const OPEN: u8 = 0;
 /// Deleted by [`Database::delete_partition`](crate::Database::delete_partition).
@@ -110,8 +103,9 @@ pub(crate) struct PartitionState {
     life: AtomicU8,
     /// The options as the manifest has them.
     settings: Mutex<Vec<u8>>,
-    /// Records of the log for a partition whose comparator is not here yet; bounded by the log.
-    pending: Mutex<Vec<Pending>>,
+    /// Records of the log for a partition whose comparator is not here yet, by rising sequence numbers; bounded by the
+    /// log, and empty once they are [spilled](PartitionState::note_spilled).
+    pending: Mutex<Arc<Vec<PendingRecord>>>,
     /// Files that those may point into, where nothing can be written.
     early: Mutex<Vec<Arc<EarlyFile>>>,
     /// What the manifest said when the database was opened, and the files of a pool; taken when the tree is built.
@@ -232,6 +226,29 @@ impl PartitionState {
         }
     }
 
+    /// The records of the log that wait for the comparator; empty once the tree is there, or they are spilled.
+    pub(crate) fn pending(&self) -> Arc<Vec<PendingRecord>> {
+        Arc::clone(&lock(&self.pending))
+    }
+
+    /// The manifest names tables with all pending records now. The caller keeps the tree from being built meanwhile.
+    pub(crate) fn note_spilled(&self, tables: Vec<TableMeta>) {
+        if let Some(stored) = &mut *lock(&self.stored) {
+            stored.spilled.extend(tables.into_iter().map(|table| (table.id, table)));
+        }
+        *lock(&self.pending) = Arc::default();
+    }
+
+    /// Forgets spilled tables that a pool does not need any more, here and in what the manifest is to say: the pool
+    /// holds their records. Those of a tree of tables go with the edit of the flush.
+    pub(crate) fn forget_applied(&self, ledger: &mut PartitionLedger) {
+        let Some((applied, _)) = self.pool_at_open() else { return };
+        ledger.spilled.retain(|_, table| table.highest > applied);
+        if let Some(stored) = &mut *lock(&self.stored) {
+            stored.spilled.clone_from(&ledger.spilled);
+        }
+    }
+
     /// Takes in a blob file of the manifest that only records of the log point into.
     pub(crate) fn take_blob_file(&self, file: BlobMeta) {
         match (self.lsm_if_built(), &mut *lock(&self.stored)) {
@@ -290,10 +307,12 @@ impl PartitionState {
     pub(crate) fn proves(&self, stored: &PartitionLedger, pools_skip_log: bool) -> (SeqNo, SeqNo) {
         let durable = stored.durable();
         match (self.pool_at_open(), self.engine) {
-            (None, _) => (stored.flushed, durable),
-            (Some((applied, highest)), EngineKind::Pmem) if !pools_skip_log => (applied, durable.max(highest)),
-            (Some((applied, _)), _) if self.is_memory() => (applied, durable.max(applied)),
-            (Some((applied, _)), _) => (applied, durable),
+            (None, _) => (stored.permanent(), durable),
+            (Some((applied, highest)), EngineKind::Pmem) if !pools_skip_log => {
+                (applied.max(stored.permanent()), durable.max(highest))
+            }
+            (Some((applied, _)), _) if self.is_memory() => (applied.max(stored.permanent()), durable.max(applied)),
+            (Some((applied, _)), _) => (applied.max(stored.permanent()), durable),
         }
     }
 
@@ -311,15 +330,12 @@ impl PartitionState {
             tree.replay(entry)?;
             return Ok(true);
         }
-        if lock(&self.stored).as_ref().is_some_and(|stored| entry.seqno <= stored.flushed) {
+        let permanent = lock(&self.stored).as_ref().map_or(SeqNo::ZERO, PartitionLedger::permanent);
+        let applied = self.pool_at_open().map_or(SeqNo::ZERO, |(applied, _)| applied);
+        if entry.seqno <= permanent.max(applied) {
             return Ok(false);
         }
-        lock(&self.pending).push(Pending {
-            seqno: entry.seqno,
-            kind: entry.kind,
-            key: entry.user.to_vec(),
-            value: entry.value.to_vec(),
-        });
+        Arc::make_mut(&mut *lock(&self.pending)).push(PendingRecord::new(entry));
         Ok(true)
     }
 }
@@ -368,13 +384,14 @@ impl Catalog {
         // Where there is no tree nothing but the catalog knows the files.
         if let Some(stored) = lock(&state.stored).take() {
             let graveyard = &self.parts.graveyard;
-            stored.tables.keys().for_each(|table| graveyard.push(DataKind::Table, *table));
+            let tables = stored.tables.keys().chain(stored.spilled.keys());
+            tables.for_each(|table| graveyard.push(DataKind::Table, *table));
             stored.blobs.keys().for_each(|file| graveyard.push(DataKind::Blob, *file));
         }
         if let Some(pool) = lock(&state.pool).take() {
             pool.remove_files();
         }
-        lock(&state.pending).clear();
+        *lock(&state.pending) = Arc::default();
     }
 
     /// Takes in a partition of the manifest; one with a user's comparator stays without its tree until that is given.
@@ -388,7 +405,8 @@ impl Catalog {
         let options = PartitionCreateOptions::decode(&meta.settings)?;
         let known = KnownPool { flushed: stored.flushed, file_id: stored.pool_file_id, ..KnownPool::default() };
         let pool = self.read_pool(&meta, engine, known, &options)?;
-        check_files(stored.tables.values().map(|(_, table)| table), stored.blobs.values(), files, &self.parts.files)?;
+        let tables = stored.tables.values().map(|(_, table)| table).chain(stored.spilled.values());
+        check_files(tables, stored.blobs.values(), files, &self.parts.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = new_state(&meta, engine, Some(stored), pool);
         self.insert(&state);
@@ -520,7 +538,7 @@ impl Catalog {
             Ok(tree) => {
                 let set = state.tree.set(tree);
                 debug_assert!(set.is_ok(), "the lock on `stored` lets one builder in");
-                pending.clear();
+                *pending = Arc::default();
                 *lock(&state.broken) = None;
                 Ok(())
             }
@@ -535,19 +553,26 @@ impl Catalog {
         &self,
         state: &PartitionState,
         stored: Option<PartitionLedger>,
-        pending: &[Pending],
+        pending: &[PendingRecord],
         order: KeyOrder,
         options: &PartitionCreateOptions,
     ) -> Result<Tree> {
         let is_new = stored.is_none();
+        let spilled = match &stored {
+            Some(stored) if !stored.spilled.is_empty() => {
+                let context = self.parts.context(KeyOrder::bytewise(), state.id, &state.name);
+                spill::read(&context, stored.spilled.values(), stored.flushed)?
+            }
+            _ => Vec::new(),
+        };
         let tree = match (state.engine, lock(&state.pool).take()) {
             (EngineKind::Lsm, _) => Tree::Lsm(self.build_lsm(state, stored, order, options)?),
             (_, Some(pool)) => Tree::Pmem(pool.open(order, &options.pmem(), is_new)?),
             (_, None) => return Err(Error::new(ErrorKind::Closed, "the pool was opened before, and failed")),
         };
         let through = tree.flushed_through();
-        for record in pending.iter().filter(|record| record.seqno > through) {
-            tree.replay(EntryRef { user: &record.key, seqno: record.seqno, kind: record.kind, value: &record.value })?;
+        for record in spilled.iter().chain(pending).filter(|record| record.seqno > through) {
+            tree.replay(record.entry())?;
         }
         Ok(tree)
     }

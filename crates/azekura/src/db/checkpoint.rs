@@ -169,7 +169,8 @@ fn build(shared: &Shared, moment: &Moment, partitions: &[Arc<PartitionState>], t
     }
     for partition in moment.ledger.partitions.values() {
         let files = &shared.catalog.parts().files;
-        let tables = partition.tables.values().map(|(_, table)| (files.path(table.id), table.size));
+        let tables = partition.tables.values().map(|(_, table)| table).chain(partition.spilled.values());
+        let tables = tables.map(|table| (files.path(table.id), table.size));
         let blobs = partition.blobs.values().map(|file| (files.blobs().path(file.id), file.size));
         for (from, size) in tables.chain(blobs) {
             let name = from.file_name().ok_or_else(|| Error::invalid("a file of data has no name"))?;

@@ -197,8 +197,8 @@ impl Config {
 
     /// Bytes of log beyond which the partitions that hold its oldest segment are flushed, before any compaction.
     /// Default 512 MiB. Until that is done the log goes on growing: by what is written during those flushes. It is not
-    /// cut while a checkpoint copies it, nor at records of a partition whose comparator was not given since the
-    /// database was opened: open that partition, or delete it by its name.
+    /// cut while a checkpoint copies it. Records of a partition whose comparator was not given since the database was
+    /// opened are moved to tables, and read back into memory when the comparator is given.
     #[must_use]
     pub fn max_log_size(mut self, bytes: u64) -> Config {
         self.settings.max_log_size = bytes;

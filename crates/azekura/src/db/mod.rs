@@ -8,8 +8,8 @@
 //! - after a failed sync or a panic the database is poisoned: reads go on, writes fail, nothing is retried.
 //!
 //! Rooms in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group commit),
-//! [`snapshot`], [`iter`], [`shared`], [`catalog`], [`state`] (values), [`recovery`], [`worker`], [`gc`] (blob files),
-//! [`checkpoint`], [`handle`] (closing), [`metrics`].
+//! [`snapshot`], [`iter`], [`shared`], [`catalog`], [`spill`], [`state`] (values), [`recovery`], [`worker`], [`gc`]
+//! (blob files), [`checkpoint`], [`handle`] (closing), [`metrics`].
 
 pub(crate) mod batch;
 pub(crate) mod catalog;
@@ -26,5 +26,6 @@ pub(crate) mod partition;
 pub(crate) mod recovery;
 pub(crate) mod shared;
 pub(crate) mod snapshot;
+pub(crate) mod spill;
 pub(crate) mod state;
 pub(crate) mod worker;

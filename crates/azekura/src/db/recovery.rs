@@ -28,6 +28,7 @@ use crate::db::commit::Committer;
 use crate::db::config::{Config, PlantedBug};
 use crate::db::handle::Handle;
 use crate::db::shared::{Parts, Recovered, Shared, Writer};
+use crate::db::spill;
 use crate::db::state::metadata::Metadata;
 use crate::db::state::poison::Poison;
 use crate::db::state::reserve::Reserve;
@@ -105,6 +106,12 @@ fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Bytes of log that spilled tables stand for.
+fn spilled_bytes(ledger: &Ledger) -> u64 {
+    let tables = ledger.partitions.values().flat_map(|partition| partition.spilled.values());
+    tables.map(spill::log_bytes).fold(0, u64::saturating_add)
 }
 
 /// Opens for reading and writing.
@@ -185,7 +192,7 @@ impl Loaded {
     fn read(config: &Config, listing: Listing, limited: &LimitedFs, read_only: bool) -> Result<Loaded> {
         let (fs, dir) = (&config.fs, &config.path);
         let loaded = Manifest::load(Arc::clone(fs), dir)?;
-        let ledger = Ledger::replay(&loaded.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
+        let mut ledger = Ledger::replay(&loaded.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
         let mut listing = listing;
         listing.leave_alone(&ledger);
         let mut next_file = ledger.next_file;
@@ -214,13 +221,15 @@ impl Loaded {
             next_file: Arc::new(AtomicU64::new(next_file)),
             codec: config.settings.compression,
             unsynced: Arc::default(),
-            log_bytes: listing.segments.values().sum(),
+            log_bytes: listing.segments.values().sum::<u64>().saturating_add(spilled_bytes(&ledger)),
             memory: Arc::default(),
         };
         let catalog = Catalog::new(parts.clone());
         let mut by_id = HashMap::new();
-        for (id, stored) in &ledger.partitions {
-            by_id.insert(*id, catalog.restore(stored.clone(), &listing.data)?);
+        for (id, stored) in &mut ledger.partitions {
+            let partition = catalog.restore(stored.clone(), &listing.data)?;
+            partition.forget_applied(stored);
+            by_id.insert(*id, partition);
         }
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
         let left = LeftEarly::new(&ledger, &parts.files, &parts.cache);
@@ -521,7 +530,8 @@ impl Loaded {
     /// Tables and blob files that were there and the ledger does not name.
     fn unnamed_data(&self) -> impl Iterator<Item = (DataKind, FileId)> {
         let partitions = || self.ledger.partitions.values();
-        let tables = partitions().flat_map(|p| p.tables.keys().map(|id| (DataKind::Table, *id)));
+        let tables =
+            partitions().flat_map(|p| p.tables.keys().chain(p.spilled.keys()).map(|id| (DataKind::Table, *id)));
         let blobs = partitions().flat_map(|p| p.blobs.keys().map(|id| (DataKind::Blob, *id)));
         let named: HashSet<(DataKind, FileId)> = tables.chain(blobs).collect();
         self.listing.data.keys().copied().filter(move |file| !named.contains(file))

@@ -1,6 +1,7 @@
 //! What all handles of a database share.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock};
@@ -26,6 +27,7 @@ use crate::lsm::blobs::early::Claim;
 use crate::memtable::memory::MemtableMemory;
 use crate::pmem::engine::PmemTree;
 use crate::table::graveyard::Graveyard;
+use crate::vfs::files::DataKind;
 use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::{Env, FileLock, Fs};
 use crate::wal::Wal;
@@ -645,7 +647,18 @@ impl Host for Shared {
 
     fn commit_edits(&self, edits: &[Edit]) -> Result<()> {
         let metadata = &self.host_writer()?.metadata;
-        self.poison.watch(metadata.commit(edits))
+        let flushed = edits.iter().find_map(|edit| match edit {
+            Edit::Flushed { partition, .. } => Some(*partition),
+            _ => None,
+        });
+        let spilled = || flushed.map_or_else(BTreeSet::new, |partition| metadata.spilled(partition));
+        let before = spilled();
+        self.poison.watch(metadata.commit(edits))?;
+        if !before.is_empty() {
+            let after = spilled();
+            before.difference(&after).for_each(|table| self.graveyard().push(DataKind::Table, *table));
+        }
+        Ok(())
     }
 
     fn read_points(&self) -> Vec<SeqNo> {

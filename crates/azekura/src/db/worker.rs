@@ -16,15 +16,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::base::edit::{Edit, PartitionId};
+use crate::base::edit::{Edit, PartitionId, TableMeta};
 use crate::base::event::Event;
 use crate::base::sync::lock;
-use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::shared::Shared;
+use crate::db::spill;
 use crate::db::state::reserve::Need;
 use crate::db::state::setbacks::Setback;
-use crate::engine::{Engine, Pressure, Task, TaskReport};
+use crate::engine::{Engine, Host, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::vfs::env::Thread;
 
@@ -224,7 +225,7 @@ fn carry_out(
     };
     account(shared, partition, task, report);
     if task == Task::Flush {
-        let retired = shared.begin_work().and_then(|_shift| shared.with_reserve(Need::Flush, || retire_log(shared)));
+        let retired = shared.begin_work().and_then(|_shift| shared.with_reserve(Need::Flush, || give_back_log(shared)));
         note(shared, &shared.log_setback, retired.as_ref().map(|_| false));
         retired.map_err(|error| Failed { work: Work::Log, error })?;
     }
@@ -325,6 +326,54 @@ pub(crate) fn retire_log(shared: &Shared) -> Result<bool> {
     writer.wal.recycle(&epochs).map(|()| true)
 }
 
+/// Gives back log segments; where records of partitions without their comparator hold a log that is too large, spills
+/// them first. False if nothing was given back. Runs inside of [`Shared::with_reserve`].
+fn give_back_log(shared: &Shared) -> Result<bool> {
+    Ok(retire_log(shared)? || spill_holders(shared)? && retire_log(shared)?)
+}
+
+/// If the log is too large, spills the records that hold its oldest segment and wait for a comparator; false if there
+/// were none.
+fn spill_holders(shared: &Shared) -> Result<bool> {
+    let (Some(oldest), Some(writer)) = (oldest_held(shared), &shared.writer) else { return Ok(false) };
+    // No comparator is given and no partition deleted meanwhile. Tried again soon if that is going on now.
+    let Ok(_names) = shared.naming.try_lock() else { return Ok(false) };
+    let mut spilled = false;
+    for partition in shared.catalog.all() {
+        let pending = partition.pending();
+        let (Some(first), Some(last)) = (pending.first(), pending.last()) else { continue };
+        if first.seqno > oldest {
+            continue;
+        }
+        let (last, parts) = (last.seqno, shared.catalog.parts());
+        let context = parts.context(KeyOrder::bytewise(), partition.id, &partition.name);
+        let (tables, unnamed) = spill::write(context, parts.codec, &pending, shared.env.now_ms())?;
+        shared.make_log_durable(last)?;
+        let edit = |table: &TableMeta| Edit::TableSpilled { partition: partition.id, table: table.clone() };
+        let written = writer.metadata.append(&tables.iter().map(edit).collect::<Vec<Edit>>());
+        // After any other failure the manifest may name them.
+        if !written.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfSpace) {
+            unnamed.keep();
+        }
+        shared.poison.watch(written)?;
+        partition.note_spilled(tables);
+        spilled = true;
+    }
+    Ok(spilled)
+}
+
+/// The last sequence number in the oldest segment of a log that is too large, if that segment could be retired.
+fn oldest_held(shared: &Shared) -> Option<SeqNo> {
+    let writer = shared.writer.as_ref().filter(|_| shared.log_is_too_large())?;
+    let segments = writer.wal.segments();
+    // On a full disk the only segment goes too, as soon as it is flushed. None goes while a checkpoint copies the log.
+    let full = writer.reserve.is_short();
+    if segments.len() < 2 && !full || *lock(&shared.checkpoints) > 0 {
+        return None;
+    }
+    segments.first().map(|segment| segment.last)
+}
+
 /// Work on the log and the manifest that nothing else triggers. What cannot fail comes before what can.
 fn tend_log(shared: &Shared) -> Result<bool> {
     let Some(writer) = &shared.writer else { return Ok(false) };
@@ -334,7 +383,7 @@ fn tend_log(shared: &Shared) -> Result<bool> {
         return Ok(true);
     }
     if shared.log_is_too_large() {
-        if retire_log(shared)? {
+        if shared.with_reserve(Need::Flush, || give_back_log(shared))? {
             return Ok(true);
         }
         let flushed = || shared.catalog.all().iter().all(|partition| partition.first_unflushed().is_none());
@@ -352,16 +401,9 @@ fn tend_log(shared: &Shared) -> Result<bool> {
 }
 
 /// If the log is too large, seals the memtables that hold its oldest segment, and gives the last sequence number in
-/// there: flushes of records up to it come first. While a checkpoint copies the log no segment can go.
+/// there: flushes of records up to it come first.
 fn seal_holders(shared: &Shared) -> Option<SeqNo> {
-    let writer = shared.writer.as_ref().filter(|_| shared.log_is_too_large())?;
-    let segments = writer.wal.segments();
-    // On a full disk the only segment goes too, as soon as it is flushed.
-    let full = writer.reserve.is_short();
-    if segments.len() < 2 && !full || *lock(&shared.checkpoints) > 0 {
-        return None;
-    }
-    let oldest = segments.first()?.last;
+    let oldest = oldest_held(shared)?;
     for partition in shared.catalog.all() {
         if let Some(tree) = partition.tree_if_built()
             && tree.first_unflushed().is_some_and(|first| first <= oldest)

@@ -288,6 +288,11 @@ fn verify_tables(
             report.note(&files.path(meta.id), "table", meta.entries, outcome).data_block_index_type = index_type;
             progress(meta.size);
         }
+        for meta in partition.spilled.values() {
+            let outcome = verify_table(&files, &cache, meta, &KeyOrder::bytewise(), ledger.hash_seed);
+            report.note(&files.path(meta.id), "table", meta.entries, outcome.map(drop));
+            progress(meta.size);
+        }
         for (logical, _) in live.files().filter(|(logical, _)| !has_logical(partition, *logical)) {
             let error = Error::corruption("tables point to this blob file, which the manifest does not know");
             report.note(&files.blobs().path(logical), "blob", 0, Err(error));

@@ -20,5 +20,6 @@ mod model;
 mod pools;
 mod regressions;
 mod separation;
+mod spill;
 mod tidy;
 mod world;

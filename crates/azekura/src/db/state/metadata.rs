@@ -1,5 +1,6 @@
 //! The ledger and the manifest that keeps it, as one.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -124,6 +125,12 @@ impl Metadata {
         (through > lock(&self.ledger).flushed_by_all()).then_some(Edit::AllFlushed { through })
     }
 
+    /// The spilled tables of a partition.
+    pub(crate) fn spilled(&self, partition: PartitionId) -> BTreeSet<FileId> {
+        let ledger = lock(&self.ledger);
+        ledger.partitions.get(&partition).map_or_else(BTreeSet::new, |known| known.spilled.keys().copied().collect())
+    }
+
     /// A copy of the ledger as it is now.
     pub(crate) fn ledger(&self) -> Ledger {
         let mut copy = lock(&self.ledger).clone();
@@ -192,6 +199,7 @@ fn partition_of(edit: &Edit) -> Option<PartitionId> {
         | Edit::BlobFileAdded { partition, .. }
         | Edit::BlobFileRemoved { partition, .. }
         | Edit::Flushed { partition, .. }
+        | Edit::TableSpilled { partition, .. }
         | Edit::PoolFileId { partition, .. } => Some(*partition),
         Edit::PartitionCreated(_)
         | Edit::Database { .. }

@@ -1,0 +1,300 @@
+//! Records of the log that wait for a comparator are spilled to tables where they hold a log that is too large.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, OpenMode, Survival, TestEnv};
+use azekura::{
+    CompressionType, Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions,
+    PersistMode, PmemOptions, Result, inspect,
+};
+
+use crate::world::order::Order;
+
+const DIR: &str = "/db";
+const MAX_LOG: u64 = 128 << 10;
+/// Partitions with a comparator: one of tables, whose large values are written ahead of their commit, and a pool.
+const LATE: [&str; 2] = ["tables", "pool"];
+
+type State = BTreeMap<(&'static str, Vec<u8>), Vec<u8>>;
+
+fn config(machine: &MemFs, salt: u64) -> Config {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    Config::new(Path::new(DIR))
+        .fs(fs)
+        .env(Arc::new(TestEnv::new(salt)))
+        .workers(0)
+        .log_segment_size(64 << 10)
+        .max_log_size(MAX_LOG)
+}
+
+fn late(db: &Database, name: &str) -> Result<Partition> {
+    let apart = KvSeparationOptions::default().separation_threshold(500).early_from(2_000).automatic_gc(None);
+    let options = match name {
+        "pool" => PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(1 << 20))),
+        _ => PartitionCreateOptions::default()
+            .max_memtable_size(48 << 10)
+            .compression(CompressionType::None)
+            .with_kv_separation(apart),
+    };
+    db.open_partition_with_comparator(name, options, Order::Reversed.comparator().unwrap())
+}
+
+/// What the partitions with a comparator hold.
+fn contents(db: &Database) -> Result<State> {
+    let mut state = State::new();
+    for name in LATE {
+        for entry in late(db, name)?.iter() {
+            let (key, value) = entry?;
+            state.insert((name, key.to_vec()), value.to_vec());
+        }
+    }
+    Ok(state)
+}
+
+/// Writes to a partition without a comparator until the log has been too large, and does all background work.
+fn fill(db: &Database, salt: u8) -> Result<()> {
+    let plain = db.open_partition("plain", Default::default())?;
+    for n in 0..200u8 {
+        plain.insert([n % 10], vec![salt ^ n; 2_000])?;
+        if n % 40 == 39 {
+            plain.flush()?;
+        }
+    }
+    plain.flush()?;
+    while db.step()? {}
+    Ok(())
+}
+
+/// Tables that the manifest names and no level of a partition has.
+fn spilled_tables(machine: &MemFs) -> Vec<String> {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    let listed = inspect::tables(&fs, Path::new(DIR)).unwrap();
+    let files = inspect::verify(&fs, Path::new(DIR), &mut |_, _| {}).unwrap().files;
+    let tables = files.iter().filter(|file| file.kind == "table");
+    let names = tables.map(|file| file.path.file_name().unwrap().to_str().unwrap().to_owned());
+    names.filter(|name| !listed.iter().any(|table| *name == format!("{:06}.sst", table.id))).collect()
+}
+
+/// A database through several lives, with and without its comparators, on a machine that may stop at any operation.
+struct Lives {
+    machine: MemFs,
+    stop_at: Option<u64>,
+    salt: u64,
+    /// What was synced, and that with the commit that was under way.
+    synced: State,
+    under_way: State,
+}
+
+impl Lives {
+    fn new(machine: MemFs, ops: Option<u64>) -> Lives {
+        machine.freeze_after(ops);
+        let stop_at = ops.map(|ops| machine.op_count() + ops);
+        Lives { machine, stop_at, salt: 0, synced: State::new(), under_way: State::new() }
+    }
+
+    fn open(&mut self) -> Result<Database> {
+        self.salt += 1;
+        config(&self.machine, self.salt).open()
+    }
+
+    /// The process dies.
+    fn kill(&mut self, db: Database) {
+        self.machine.freeze_after(Some(0));
+        drop(db);
+        self.machine.crash(Survival::Everything, 0);
+        self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
+    }
+
+    /// Commits one batch to both partitions, synced.
+    fn commit(&mut self, db: &Database, writes: &[(&[u8], Option<Vec<u8>>)]) -> Result<()> {
+        let parts = [late(db, LATE[0])?, late(db, LATE[1])?];
+        let mut batch = db.batch().durability(PersistMode::SyncData);
+        for (name, part) in LATE.into_iter().zip(&parts) {
+            for (key, value) in writes {
+                match value {
+                    Some(value) => {
+                        batch.insert(part, key, value);
+                        self.under_way.insert((name, key.to_vec()), value.clone());
+                    }
+                    None => {
+                        batch.remove(part, key);
+                        self.under_way.remove(&(name, key.to_vec()));
+                    }
+                }
+            }
+        }
+        batch.commit()?;
+        self.synced.clone_from(&self.under_way);
+        Ok(())
+    }
+
+    fn check(&self, db: &Database) -> Result<()> {
+        assert!(contents(db)? == self.synced, "in life {}", self.salt);
+        Ok(())
+    }
+
+    fn play(&mut self) -> Result<()> {
+        let db = self.open()?;
+        let long = vec![7; 65_535];
+        for n in 0..12u8 {
+            let key = [b'k', n % 8];
+            self.commit(&db, &[(&key, Some(vec![n; 300 * usize::from(n)])), (&[n, 1], Some(vec![n; 20]))])?;
+        }
+        self.commit(&db, &[(&long, Some(vec![1; 3_000])), (b"k\x03", None), (b"", Some(vec![2; 9]))])?;
+        self.commit(&db, &[(b"last", Some(vec![5; 5]))])?;
+        self.kill(db);
+        // Spilled, and spilled again: the tables of both times have to be read.
+        let db = self.open()?;
+        fill(&db, 1)?;
+        self.kill(db);
+        assert!(self.machine.is_frozen() || spilled_tables(&self.machine).len() == 2);
+        let db = config(&self.machine, 90).max_log_size(1 << 20).open()?;
+        self.check(&db)?;
+        self.commit(&db, &[(b"k\x01", Some(vec![9; 50])), (b"k\x05", None)])?;
+        // What filled a memtable was sealed, and only that is flushed: the last of the spilled records is not.
+        db.step()?;
+        self.kill(db);
+        for salt in 2..4 {
+            let db = self.open()?;
+            fill(&db, salt)?;
+            self.kill(db);
+            // Of both partitions one of each time: the older ones are needed still.
+            assert!(self.machine.is_frozen() || spilled_tables(&self.machine).len() == 4);
+        }
+        let db = self.open()?;
+        self.check(&db)?;
+        self.commit(&db, &[(b"k\x02", Some(vec![4; 700])), (b"", None), (&long, Some(vec![3; 10]))])?;
+        fill(&db, 4)?;
+        db.close()?;
+        let db = self.open()?;
+        self.check(&db)?;
+        db.close()
+    }
+}
+
+fn is_clean(machine: &MemFs) {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    let report = inspect::verify(&fs, Path::new(DIR), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+}
+
+/// A partition whose comparator was not given held the log for ever: it grew without a bound, and was read as a whole
+/// by every open.
+#[test]
+fn abandoned_partition_does_not_hold_the_log() {
+    let mut lives = Lives::new(MemFs::new(), None);
+    let db = lives.open().unwrap();
+    lives.commit(&db, &[(b"key", Some(vec![1; 3_000]))]).unwrap();
+    lives.kill(db);
+    for salt in 0..5 {
+        let db = lives.open().unwrap();
+        fill(&db, salt).unwrap();
+        let live = db.metrics().log_live_bytes;
+        assert!(live <= 2 * MAX_LOG, "{live} bytes of log in life {salt}");
+        assert_eq!(db.partition("tables").unwrap_err().kind(), ErrorKind::Invalid);
+        lives.kill(db);
+        is_clean(&lives.machine);
+    }
+    let db = lives.open().unwrap();
+    lives.check(&db).unwrap();
+}
+
+#[test]
+fn spilled_records_survive_a_crash_at_any_operation() {
+    let mut whole = Lives::new(MemFs::new(), None);
+    whole.play().unwrap();
+    is_clean(&whole.machine);
+    assert_eq!(spilled_tables(&whole.machine), [""; 0]);
+    let (ops, points) = (whole.machine.op_count(), 250);
+    for i in 0..points {
+        let mut lives = Lives::new(MemFs::new(), Some(i * ops / points + i % (ops / points)));
+        if let Err(error) = lives.play() {
+            assert!(lives.machine.is_frozen(), "point {i}: {error}");
+        }
+        let survival = [Survival::Nothing, Survival::Everything, Survival::Random][i as usize % 3];
+        lives.machine.crash(survival, i);
+        lives.stop_at = None;
+        let machine = lives.machine.clone();
+        let read = |synced: &State, under_way: &State, salt| {
+            let db = config(&machine, salt).open().unwrap();
+            let found = contents(&db).unwrap();
+            assert!(found == *synced || found == *under_way, "point {i} of {ops}, {survival:?}");
+            (db, found)
+        };
+        let (db, found) = read(&lives.synced, &lives.under_way, 1_000);
+        // Once with the comparators and a kill, then without them, so that what was read is spilled again.
+        lives.kill(db);
+        let db = config(&lives.machine, 1_001).open().unwrap();
+        fill(&db, 7).unwrap();
+        drop(db);
+        let (db, _) = read(&found, &found, 1_002);
+        db.close().unwrap();
+        is_clean(&lives.machine);
+    }
+}
+
+/// A database with records that are spilled, and what they are.
+fn spilled() -> (MemFs, State) {
+    let mut lives = Lives::new(MemFs::new(), None);
+    let db = lives.open().unwrap();
+    for n in 0..9u8 {
+        lives.commit(&db, &[(&[n], Some(vec![n; 1_000 * usize::from(n)]))]).unwrap();
+    }
+    lives.kill(db);
+    let db = lives.open().unwrap();
+    fill(&db, 1).unwrap();
+    db.close().unwrap();
+    assert_eq!(spilled_tables(&lives.machine).len(), 2);
+    (lives.machine, lives.synced)
+}
+
+#[test]
+fn spilled_records_are_in_a_checkpoint() {
+    let (machine, state) = spilled();
+    let db = config(&machine, 50).open().unwrap();
+    db.checkpoint("/copy").unwrap();
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    let copy = Config::new(Path::new("/copy")).fs(Arc::clone(&fs)).env(Arc::new(TestEnv::new(51))).workers(0);
+    assert!(inspect::verify(&fs, Path::new("/copy"), &mut |_, _| {}).unwrap().is_clean());
+    assert!(contents(&copy.clone().open_read_only().unwrap()).unwrap() == state, "read only");
+    assert!(contents(&copy.open().unwrap()).unwrap() == state);
+    assert!(contents(&db).unwrap() == state);
+}
+
+#[test]
+fn spilled_tables_go_when_their_partition_is_deleted() {
+    let (machine, _) = spilled();
+    let names = spilled_tables(&machine);
+    let db = config(&machine, 50).open().unwrap();
+    LATE.iter().for_each(|name| db.delete_partition_by_name(name).unwrap());
+    db.close().unwrap();
+    assert_eq!(spilled_tables(&machine), [""; 0]);
+    config(&machine, 51).open().unwrap();
+    for name in names {
+        assert!(!machine.exists(&Path::new(DIR).join(&name)).unwrap(), "{name} is left");
+    }
+}
+
+#[test]
+fn damaged_spilled_table_keeps_one_partition_closed() {
+    let (machine, state) = spilled();
+    for name in spilled_tables(&machine) {
+        let damaged = machine.fork();
+        let file = damaged.open(&Path::new(DIR).join(&name), OpenMode::Write).unwrap();
+        file.write_at(&[0xFF; 64], file.length().unwrap() / 2).unwrap();
+        let db = config(&damaged, 50).open().unwrap();
+        let opened = LATE.map(|late_name| late(&db, late_name));
+        let refused = opened.iter().filter_map(|part| part.as_ref().err()).collect::<Vec<_>>();
+        assert_eq!(refused.len(), 1, "{name}");
+        assert_eq!(refused[0].kind(), ErrorKind::Corruption);
+        assert!(refused[0].file().is_some_and(|file| file.ends_with(&name)), "{:?}", refused[0]);
+        let right = opened.iter().position(|part| part.is_ok()).unwrap();
+        let found = opened[right].as_ref().unwrap().iter().count();
+        assert_eq!(found, state.keys().filter(|(partition, _)| *partition == LATE[right]).count());
+        damaged.remove_file(&Path::new(DIR).join(&name)).unwrap();
+        drop((opened, db));
+        assert_eq!(config(&damaged, 51).open().unwrap_err().kind(), ErrorKind::Corruption, "a missing file");
+    }
+}
