@@ -341,7 +341,7 @@ impl Loaded {
     /// Makes durable what was replayed, in a log that every later replay can read to its end.
     fn settle_log(&self, config: &Config, report: ReplayReport, next_epoch: &Arc<AtomicU32>) -> Result<ReplayReport> {
         let (fs, dir) = (&config.fs, &config.path);
-        // First: the copies of a rewrite say that their commits are durable, which must be true of the originals too.
+        // First: the new manifest says that all of the log is durable.
         for segment in &report.segments {
             fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
@@ -358,17 +358,33 @@ impl Loaded {
         Ok(report)
     }
 
-    /// Removes the spare segments that the manifest does not list; false if there were none. Among them are those that
-    /// an earlier open was writing anew when the process was killed. The manifest must be durable: the one before it
-    /// may list them.
-    fn remove_unlisted_segments(&self, config: &Config, report: &mut ReplayReport) -> Result<bool> {
-        let (fs, dir) = (&config.fs, &config.path);
-        fs.open(&dir.join(NAME), OpenMode::Write)?.sync_data()?;
-        fs.sync_dir(dir)?;
-        let before = report.spares.len();
-        let is_listed = |file: &FileId| self.ledger.segments.values().any(|listed| listed == file);
-        report.spares.retain(|file| is_listed(file) || fs.remove_file(&segment_path(dir, *file)).is_err());
-        Ok(report.spares.len() < before)
+    /// As [`settle_log`](Self::settle_log), on a full disk with space that files have that are not needed.
+    fn settle_log_when_full(
+        &self,
+        config: &Config,
+        mut report: ReplayReport,
+        reserve: &Reserve,
+    ) -> Result<ReplayReport> {
+        let next_epoch = Arc::new(AtomicU32::new(self.ledger.next_epoch));
+        match self.settle_log(config, report.clone(), &next_epoch) {
+            Err(error) if error.kind() == ErrorKind::OutOfSpace => {
+                match self.remove_unneeded_segments(config, &mut report) | reserve.release_all() {
+                    true => self.settle_log(config, report, &next_epoch),
+                    false => Err(error),
+                }
+            }
+            settled => settled,
+        }
+    }
+
+    /// Removes segments that no recovery needs; false if there were none. The other spare files stay until the new
+    /// manifest is there: with a damaged manifest they may be part of the log.
+    fn remove_unneeded_segments(&self, config: &Config, report: &mut ReplayReport) -> bool {
+        let files = std::mem::take(&mut report.removable);
+        let is_removed = |file: &FileId| config.fs.remove_file(&segment_path(&config.path, *file)).is_ok();
+        let removed: Vec<FileId> = files.into_iter().filter(is_removed).collect();
+        report.spares.retain(|file| !removed.contains(file));
+        !removed.is_empty()
     }
 
     /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
@@ -416,17 +432,7 @@ impl Loaded {
         let reserve = Reserve::find(Arc::clone(fs), dir, config.settings.disk_reserve, log_bytes, self.manifest_bytes)?;
         let reserve = Arc::new(reserve);
         let damaged = report.has_holes || report.dropped_after_damage.is_some();
-        let next_epoch = Arc::new(AtomicU32::new(self.ledger.next_epoch));
-        let mut report = report;
-        let report = match self.settle_log(&config, report.clone(), &next_epoch) {
-            Err(error) if error.kind() == ErrorKind::OutOfSpace => {
-                if !(self.remove_unlisted_segments(&config, &mut report)? | reserve.release_all()) {
-                    return Err(error);
-                }
-                self.settle_log(&config, report, &next_epoch)?
-            }
-            settled => settled?,
-        };
+        let report = self.settle_log_when_full(&config, report, &reserve)?;
         let mut space = MakesSpace { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
         while let Err(error) = self.take_over_blobs(config.env.now_ms()) {
             space.make(&self, error)?;

@@ -116,6 +116,8 @@ pub(crate) struct ReplayReport {
     /// The segments that a later replay needs, oldest first, with those that link to them although the manifest does
     /// not list them.
     pub(crate) segments: Vec<SegmentInfo>,
+    /// Of the spare files, those that hold nothing which any recovery mode may need.
+    pub(crate) removable: Vec<FileId>,
     /// Other segment files, free to be written over.
     pub(crate) spares: Vec<FileId>,
     /// Commits applied.

@@ -314,7 +314,23 @@ impl<'a> Walk<'a> {
         Error::corruption(message)
     }
 
+    /// Segment files that are no part of the log, and that no other reading of it may find a use for: those from before
+    /// the noted end, and what an unfinished rewrite has left. Nothing in the latter says that the log was durable; an
+    /// unlinked segment that says so may hold synced commits of which the manifest has lost the entry.
+    fn removable(&self) -> Vec<FileId> {
+        let is_leftover = |segment: &Segment| {
+            let reader = segment.header.reader(Source::File(&*segment.handle), Order::Consecutive);
+            let search = reader.and_then(|mut reader| reader.search());
+            search.is_ok_and(|behind| behind.durable == SeqNo::ZERO)
+        };
+        let mut kept: Vec<FileId> = self.options.live.iter().map(|(_, file)| *file).collect();
+        kept.extend(self.survey.segments.values().map(|segment| segment.file));
+        kept.extend(self.survey.loose.iter().filter(|s| !is_leftover(s)).map(|segment| segment.file));
+        self.survey.whole.iter().copied().filter(|file| !kept.contains(file)).collect()
+    }
+
     pub(crate) fn report(self) -> ReplayReport {
+        let removable = self.removable();
         let segments: Vec<SegmentInfo> = self.visited.into_values().collect();
         let is_used = |file: &FileId| segments.iter().any(|info| info.file == *file);
         let spares = self.survey.whole.iter().copied().filter(|file| !is_used(file)).collect();
@@ -325,6 +341,7 @@ impl<'a> Walk<'a> {
             highest_epoch,
             segments,
             spares,
+            removable,
             commits: self.commits,
             dropped_after_damage: self.dropped,
             has_holes: self.has_holes,

@@ -61,6 +61,13 @@ fn find(machine: &MemFs, what: &[u8]) -> (String, u64, u64) {
     panic!("no segment holds {what:?}")
 }
 
+fn file_bytes(machine: &MemFs, name: &str) -> Vec<u8> {
+    let file = machine.open(&Path::new("/db").join(name), OpenMode::Read).unwrap();
+    let mut bytes = vec![0; file.length().unwrap() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
 fn write(machine: &MemFs, name: &str, at: u64, bytes: &[u8]) {
     let file = machine.open(&Path::new("/db").join(name), OpenMode::Write).unwrap();
     file.write_at(bytes, at).unwrap();
@@ -611,4 +618,57 @@ fn originals_are_durable_before_their_copies() {
         }
     }
     panic!("it does not open");
+}
+/// The manifest had lost its end, the log was damaged, and the disk was full: `PointInTime` failed, or was killed,
+/// after it had removed segments that the manifest no longer listed. They were data for `Salvage`, and for `Strict` the
+/// proof that the log had gone on: `Strict` then opened without the commits.
+#[test]
+fn failed_open_removes_no_segment_of_the_log() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    batches(&db, ["a", "b"], 1..=2);
+    ["a", "b"].iter().for_each(|name| part(&db, name).flush().unwrap());
+    let len = machine.open(Path::new("/db/MANIFEST"), OpenMode::Read).unwrap().length().unwrap();
+    long_batches(&db, 3..=60, PersistMode::SyncData);
+    let base = killed(&machine);
+    cut(&base, "MANIFEST", len);
+    damage(&base, 1); // needed by no partition
+    let (name, used, at) = find(&base, marker(5).as_bytes());
+    write(&base, &name, at, &vec![0; (used - at) as usize]);
+    let names = |machine: &MemFs| machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
+    assert!(names(&base).filter(|name| name.ends_with(".wal")).count() > 3);
+    let manifest = |machine: &MemFs| file_bytes(machine, "MANIFEST");
+    let salvaged = counts(&open_as(&base.fork(), 2, RecoveryMode::Salvage).unwrap());
+    let check = |machine: &MemFs, when: &str| {
+        assert!(open_as(&machine.fork(), 4, RecoveryMode::Strict).is_err(), "{when}: Strict opens");
+        let db = open_as(&machine.fork(), 4, RecoveryMode::Salvage).unwrap();
+        assert_eq!(counts(&db), salvaged, "{when}");
+    };
+    check(&base, "before");
+    let mut failures = 0;
+    for space in (0..40).map(|pages| pages * 4096) {
+        let full = base.fork();
+        full.remove_file(Path::new("/db/RESERVE")).unwrap();
+        full.set_capacity(Some(full.used_space() + space));
+        let failed = open_as(&full, 3, RecoveryMode::PointInTime).is_err();
+        full.set_capacity(None);
+        if failed {
+            failures += 1;
+            check(&full, &format!("{space} bytes of space"));
+        }
+    }
+    assert!(failures > 0, "no open failed");
+    for op in 0.. {
+        let cut_short = base.fork();
+        cut_short.set_capacity(Some(cut_short.used_space()));
+        cut_short.freeze_after(Some(op));
+        let done = open_as(&cut_short, 3, RecoveryMode::PointInTime).map(std::mem::forget).is_ok();
+        let later = killed(&cut_short);
+        later.set_capacity(None);
+        if done || manifest(&later) != manifest(&base) {
+            assert!(op > 5);
+            break;
+        }
+        check(&later, &format!("killed after {op} operations"));
+    }
 }
