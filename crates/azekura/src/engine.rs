@@ -7,12 +7,12 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::base::edit::Edit;
-use crate::base::sync::{Bell, Line};
+use crate::base::sync::{CachePadded, WakeSignal};
+use crate::base::version_edit::VersionEdit;
 use crate::base::{EntryRef, Result, SeqNo};
-use crate::cursor::Cursor;
+use crate::iter::InternalIter;
 use crate::mem::atomic::{
-    AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, spin_loop, yield_now,
+    AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, SCHEDULE_EXPLORATION, spin_loop, yield_now,
 };
 use crate::mem::slice::Slice;
 
@@ -22,11 +22,11 @@ pub(crate) struct Pressure {
     /// Bytes held in memory that wait to be flushed (sealed memtables).
     pub(crate) sealed_bytes: u64,
     /// Sealed memtables that wait to be flushed.
-    pub(crate) sealed: usize,
+    pub(crate) sealed_memtables: usize,
     /// Bytes that compaction should move before reads are back to normal.
     pub(crate) compaction_debt: u64,
     /// Runs that a point lookup may have to look into on the youngest level.
-    pub(crate) young_runs: usize,
+    pub(crate) l0_runs: usize,
 }
 
 /// One piece of maintenance that a tree wants done.
@@ -37,7 +37,7 @@ pub(crate) enum Task {
     /// Merge or move tables.
     Compact,
     /// Copy live values out of stale blob files.
-    Collect,
+    BlobGc,
 }
 
 /// The moment a read sees.
@@ -45,7 +45,7 @@ pub(crate) enum Task {
 /// A plain read must take the tree's state **first** and the visible sequence number **after** it: the other way round,
 /// a flush in between may drop the version that the older number still needs. So the tree itself resolves `Latest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReadPoint {
+pub(crate) enum ReadSeqno {
     /// The newest published commit at the time the tree's state was taken.
     Latest,
     /// A registered snapshot's sequence number.
@@ -54,9 +54,9 @@ pub(crate) enum ReadPoint {
 
 /// The newest sequence number whose commit every reader may see; moved by `db`, by whole commits, read by the trees.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Visible(Arc<Line<AtomicU64>>);
+pub(crate) struct LastVisibleSeqno(Arc<CachePadded<AtomicU64>>);
 
-impl Visible {
+impl LastVisibleSeqno {
     #[inline]
     pub(crate) fn get(&self) -> SeqNo {
         SeqNo(self.0.0.load(Ordering::Acquire))
@@ -68,15 +68,15 @@ impl Visible {
 }
 
 /// So many numbers may be done before one that is not: a power of two.
-const RING: u64 = if EXPLORED { 2 } else { 256 };
-/// The bit of [`Numbers::next`] that says that the gate is closed; numbers have 56 bits.
-const CLOSED: u64 = 1 << 63;
+const COMPLETION_RING_SIZE: u64 = if SCHEDULE_EXPLORATION { 2 } else { 256 };
+/// The bit of [`SeqnoAllocator::next`] that says that the gate is closed; numbers have 56 bits.
+const GATE_CLOSED: u64 = 1 << 63;
 /// Who takes numbers one by one stops so far before the last one, and leaves these to who holds the gate.
-const RESERVE: u64 = 1 << 20;
+const LEADER_SEQNO_HEADROOM: u64 = 1 << 20;
 /// Who waits for another thread spins so often, gives its turn away so often, and then sleeps so long at a time, in
 /// milliseconds.
-const SPINS: usize = if EXPLORED { 0 } else { 64 };
-const YIELDS: usize = if EXPLORED { usize::MAX } else { 256 };
+const SPIN_ROUNDS: usize = if SCHEDULE_EXPLORATION { 0 } else { 64 };
+const YIELD_ROUNDS: usize = if SCHEDULE_EXPLORATION { usize::MAX } else { 256 };
 const SLEEP_MS: u64 = 10;
 
 /// Sequence numbers for single changes that are made beside each other: who takes which, and when they are seen.
@@ -90,43 +90,43 @@ const SLEEP_MS: u64 = 10;
 /// A number whose change failed midway is *lost*: nothing behind it ever becomes visible, and the gate stays closed.
 /// Thread safe.
 #[derive(Debug)]
-pub(crate) struct Numbers {
-    /// The next number, with [`CLOSED`].
-    next: Line<AtomicU64>,
-    visible: Visible,
+pub(crate) struct SeqnoAllocator {
+    /// The next number, with [`GATE_CLOSED`].
+    next: CachePadded<AtomicU64>,
+    visible: LastVisibleSeqno,
     /// At a number's place stands the number if it is done and was not the one after the visible one.
-    done: Box<[AtomicU64]>,
+    finished: Box<[AtomicU64]>,
     /// The lowest number that was lost, `u64::MAX` if none was.
-    lost: AtomicU64,
+    lowest_failed: AtomicU64,
     /// Those under way that nobody makes visible any more: the lost ones, and those above them whose threads have left.
-    left: AtomicU64,
+    abandoned: AtomicU64,
     /// Threads that sleep.
-    asleep: AtomicUsize,
-    bell: Bell,
+    sleepers: AtomicUsize,
+    wakeup: WakeSignal,
 }
 
-impl Numbers {
+impl SeqnoAllocator {
     /// Goes on behind what is visible. Nobody else may publish but who holds the gate.
-    pub(crate) fn new(visible: Visible) -> Numbers {
+    pub(crate) fn new(visible: LastVisibleSeqno) -> SeqnoAllocator {
         let next = visible.get().0 + 1;
-        Numbers {
-            next: Line(AtomicU64::new(next)),
+        SeqnoAllocator {
+            next: CachePadded(AtomicU64::new(next)),
             visible,
-            done: (0..RING).map(|_| AtomicU64::new(0)).collect(),
-            lost: AtomicU64::new(u64::MAX),
-            left: AtomicU64::new(0),
-            asleep: AtomicUsize::new(0),
-            bell: Bell::default(),
+            finished: (0..COMPLETION_RING_SIZE).map(|_| AtomicU64::new(0)).collect(),
+            lowest_failed: AtomicU64::new(u64::MAX),
+            abandoned: AtomicU64::new(0),
+            sleepers: AtomicUsize::new(0),
+            wakeup: WakeSignal::default(),
         }
     }
 
-    /// The next number, which the caller has to [finish](Numbers::finish) or [lose](Numbers::lose); none while the gate
-    /// is closed.
+    /// The next number, which the caller has to [finish](SeqnoAllocator::finish) or [lose](SeqnoAllocator::fail); none
+    /// while the gate is closed.
     #[inline]
-    pub(crate) fn take(&self) -> Option<SeqNo> {
+    pub(crate) fn try_allocate(&self) -> Option<SeqNo> {
         let mut next = self.next.0.load(Ordering::Relaxed);
         // With the gate closed it is beyond all numbers.
-        while next < SeqNo::MAX.0 - RESERVE {
+        while next < SeqNo::MAX.0 - LEADER_SEQNO_HEADROOM {
             match self.next.0.compare_exchange_weak(next, next + 1, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(SeqNo(next)),
                 Err(other) => next = other,
@@ -137,7 +137,7 @@ impl Numbers {
 
     /// About the next number.
     pub(crate) fn next(&self) -> SeqNo {
-        SeqNo(self.next.0.load(Ordering::Relaxed) & !CLOSED)
+        SeqNo(self.next.0.load(Ordering::Relaxed) & !GATE_CLOSED)
     }
 
     /// The change of `seqno` is made. It is visible at once, or when the last one before it is done.
@@ -149,69 +149,69 @@ impl Numbers {
             visible.store(seqno.0, Ordering::SeqCst);
         } else {
             // Its place may be that of another which nobody has seen to be done yet.
-            if !self.until(seqno, |now| now + RING >= seqno.0) {
+            if !self.wait_for(seqno, |now| now + COMPLETION_RING_SIZE >= seqno.0) {
                 return;
             }
-            self.done[(seqno.0 % RING) as usize].store(seqno.0, Ordering::SeqCst);
+            self.finished[(seqno.0 % COMPLETION_RING_SIZE) as usize].store(seqno.0, Ordering::SeqCst);
         }
         // Either this sees that the next one is done, or its thread sees what is visible now: all four are in one
         // order.
         loop {
             let now = visible.load(Ordering::SeqCst);
             let next = now + 1;
-            if self.done[(next % RING) as usize].load(Ordering::SeqCst) != next {
+            if self.finished[(next % COMPLETION_RING_SIZE) as usize].load(Ordering::SeqCst) != next {
                 break;
             }
             let _another_did = visible.compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed);
         }
-        self.wake();
+        self.wake_sleepers();
     }
 
     /// Waits until `seqno`, which is done, is visible; false if it never will be.
     #[inline]
-    pub(crate) fn wait(&self, seqno: SeqNo) -> bool {
-        self.visible.get() >= seqno || self.until(seqno, |now| now >= seqno.0) || {
-            self.leave();
+    pub(crate) fn wait_until_visible(&self, seqno: SeqNo) -> bool {
+        self.visible.get() >= seqno || self.wait_for(seqno, |now| now >= seqno.0) || {
+            self.abandon();
             false
         }
     }
 
     /// The change of `seqno` failed, and nobody knows how much of it was made.
     #[cold]
-    pub(crate) fn lose(&self, seqno: SeqNo) {
-        self.next.0.fetch_or(CLOSED, Ordering::SeqCst);
-        self.lost.fetch_min(seqno.0, Ordering::SeqCst);
-        self.leave();
+    pub(crate) fn fail(&self, seqno: SeqNo) {
+        self.next.0.fetch_or(GATE_CLOSED, Ordering::SeqCst);
+        self.lowest_failed.fetch_min(seqno.0, Ordering::SeqCst);
+        self.abandon();
     }
 
     #[cold]
-    fn leave(&self) {
-        self.left.fetch_add(1, Ordering::SeqCst);
-        self.bell.ring();
+    fn abandon(&self) {
+        self.abandoned.fetch_add(1, Ordering::SeqCst);
+        self.wakeup.notify_all();
     }
 
     /// Closes the gate, and waits until no change is under way: what is visible then is the last number there is, or
     /// some were lost. For one thread at a time.
-    pub(crate) fn close(&self) {
-        let next = self.next.0.fetch_or(CLOSED, Ordering::SeqCst) & !CLOSED;
+    pub(crate) fn close_gate(&self) {
+        let next = self.next.0.fetch_or(GATE_CLOSED, Ordering::SeqCst) & !GATE_CLOSED;
         if self.visible.get().0 + 1 != next {
-            self.until(SeqNo::ZERO, |now| next - 1 - now == self.left.load(Ordering::SeqCst));
+            self.wait_for(SeqNo::ZERO, |now| next - 1 - now == self.abandoned.load(Ordering::SeqCst));
         }
     }
 
-    /// Ends what [`close`](Numbers::close) began: numbers go on behind what is visible. The gate is open then, if it
-    /// shall be and no number was lost.
-    pub(crate) fn open(&self, open: bool) {
-        if self.lost.load(Ordering::Relaxed) == u64::MAX {
+    /// Ends what [`close`](SeqnoAllocator::close_gate) began: numbers go on behind what is visible. The gate is open
+    /// then, if it shall be and no number was lost.
+    pub(crate) fn open_gate(&self, open: bool) {
+        if self.lowest_failed.load(Ordering::Relaxed) == u64::MAX {
             let next = self.visible.get().0 + 1;
-            self.next.0.store(if open { next } else { next | CLOSED }, Ordering::Release);
+            self.next.0.store(if open { next } else { next | GATE_CLOSED }, Ordering::Release);
         }
     }
 
     /// Waits a little while for the gate to be open.
-    pub(crate) fn linger(&self) {
-        for _ in 0..SPINS {
-            if self.next.0.load(Ordering::Relaxed) & CLOSED == 0 {
+    pub(crate) fn spin_until_open(&self) {
+        for _ in 0..SPIN_ROUNDS {
+            if self.next.0.load(Ordering::Relaxed) & GATE_CLOSED == 0 {
                 return;
             }
             spin_loop();
@@ -219,10 +219,10 @@ impl Numbers {
     }
 
     /// Waits until what is visible is as wanted; false if it will not be, because a number below `seqno` was lost.
-    fn until(&self, seqno: SeqNo, wanted: impl Fn(u64) -> bool) -> bool {
+    fn wait_for(&self, seqno: SeqNo, wanted: impl Fn(u64) -> bool) -> bool {
         for round in 0usize.. {
             // First: what was done before the loss may still become visible, and nothing behind it.
-            let lost = self.lost.load(Ordering::SeqCst) < seqno.0;
+            let lost = self.lowest_failed.load(Ordering::SeqCst) < seqno.0;
             if wanted(self.visible.0.0.load(Ordering::SeqCst)) {
                 return true;
             }
@@ -230,8 +230,8 @@ impl Numbers {
                 return false;
             }
             match round {
-                _ if round < SPINS => spin_loop(),
-                _ if round < SPINS.saturating_add(YIELDS) => yield_now(),
+                _ if round < SPIN_ROUNDS => spin_loop(),
+                _ if round < SPIN_ROUNDS.saturating_add(YIELD_ROUNDS) => yield_now(),
                 _ => self.sleep(&wanted),
             }
         }
@@ -240,18 +240,18 @@ impl Numbers {
 
     #[cold]
     fn sleep(&self, wanted: &impl Fn(u64) -> bool) {
-        let rings = self.bell.count();
-        self.asleep.fetch_add(1, Ordering::SeqCst);
+        let rings = self.wakeup.generation();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
         if !wanted(self.visible.0.0.load(Ordering::SeqCst)) {
-            self.bell.wait(rings, SLEEP_MS);
+            self.wakeup.wait_past(rings, SLEEP_MS);
         }
-        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     #[inline]
-    fn wake(&self) {
-        if self.asleep.load(Ordering::SeqCst) > 0 {
-            self.bell.ring();
+    fn wake_sleepers(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wakeup.notify_all();
         }
     }
 }
@@ -261,35 +261,35 @@ impl Numbers {
 /// A reader registers *while* it chooses its number: flushes and compactions ask for the list under the same lock, so a
 /// version is dropped only if no present reader needs it and every later reader looks at a later moment.
 #[derive(Debug)]
-pub(crate) struct ReadPoints {
-    visible: Visible,
+pub(crate) struct SnapshotList {
+    visible: LastVisibleSeqno,
     /// Ascending; a vector, because most readers come and go at its end.
-    held: Mutex<Vec<(SeqNo, usize)>>,
+    registered: Mutex<Vec<(SeqNo, usize)>>,
 }
 
-impl ReadPoints {
-    pub(crate) fn new(visible: Visible) -> Arc<ReadPoints> {
-        Arc::new(ReadPoints { visible, held: Mutex::default() })
+impl SnapshotList {
+    pub(crate) fn new(visible: LastVisibleSeqno) -> Arc<SnapshotList> {
+        Arc::new(SnapshotList { visible, registered: Mutex::default() })
     }
 
-    fn held(&self) -> MutexGuard<'_, Vec<(SeqNo, usize)>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_registered(&self) -> MutexGuard<'_, Vec<(SeqNo, usize)>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a reader of the newest published commit.
-    pub(crate) fn register(self: &Arc<Self>) -> ReadPin {
-        let mut held = self.held();
+    pub(crate) fn register(self: &Arc<Self>) -> SnapshotGuard {
+        let mut held = self.lock_registered();
         let at = self.visible.get();
         match held.last_mut() {
             Some((last, readers)) if *last == at => *readers += 1,
             _ => held.push((at, 1)), // what is visible only rises
         }
-        ReadPin { at, points: Arc::clone(self) }
+        SnapshotGuard { seqno: at, list: Arc::clone(self) }
     }
 
     /// All moments that are looked at, ascending, ending with the newest published commit.
-    pub(crate) fn list(&self) -> Vec<SeqNo> {
-        let held = self.held();
+    pub(crate) fn seqnos(&self) -> Vec<SeqNo> {
+        let held = self.lock_registered();
         let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| *at).collect();
         let newest = self.visible.get();
         if list.last() != Some(&newest) {
@@ -300,7 +300,7 @@ impl ReadPoints {
 
     /// No reader looks, or will look, at a moment before this.
     pub(crate) fn oldest(&self) -> SeqNo {
-        let held = self.held();
+        let held = self.lock_registered();
         held.first().map_or_else(|| self.visible.get(), |(at, _)| *at)
     }
 
@@ -312,38 +312,38 @@ impl ReadPoints {
 
     /// Readers that are registered.
     pub(crate) fn count(&self) -> usize {
-        self.held().iter().map(|(_, readers)| readers).sum()
+        self.lock_registered().iter().map(|(_, readers)| readers).sum()
     }
 }
 
 /// One reader's registration; ends when dropped.
 #[derive(Debug)]
-pub(crate) struct ReadPin {
-    at: SeqNo,
-    points: Arc<ReadPoints>,
+pub(crate) struct SnapshotGuard {
+    seqno: SeqNo,
+    list: Arc<SnapshotList>,
 }
 
-impl ReadPin {
-    pub(crate) fn at(&self) -> SeqNo {
-        self.at
+impl SnapshotGuard {
+    pub(crate) fn seqno(&self) -> SeqNo {
+        self.seqno
     }
 }
 
-impl Clone for ReadPin {
-    fn clone(&self) -> ReadPin {
-        let mut held = self.points.held();
-        if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
+impl Clone for SnapshotGuard {
+    fn clone(&self) -> SnapshotGuard {
+        let mut held = self.list.lock_registered();
+        if let Ok(i) = held.binary_search_by_key(&self.seqno, |(at, _)| *at) {
             held[i].1 += 1;
         }
         drop(held);
-        ReadPin { at: self.at, points: Arc::clone(&self.points) }
+        SnapshotGuard { seqno: self.seqno, list: Arc::clone(&self.list) }
     }
 }
 
-impl Drop for ReadPin {
+impl Drop for SnapshotGuard {
     fn drop(&mut self) {
-        let mut held = self.points.held();
-        if let Ok(i) = held.binary_search_by_key(&self.at, |(at, _)| *at) {
+        let mut held = self.list.lock_registered();
+        if let Ok(i) = held.binary_search_by_key(&self.seqno, |(at, _)| *at) {
             held[i].1 -= 1;
             if held[i].1 == 0 {
                 held.remove(i);
@@ -353,26 +353,26 @@ impl Drop for ReadPin {
 }
 
 /// What a tree needs from `db` while it runs a task.
-pub(crate) trait Host: Send + Sync {
+pub(crate) trait EngineHost: Send + Sync {
     /// Returns once every record up to `seqno` is durable in the log. An edit that makes records permanent may only be
     /// committed after this, or power loss could keep half of a commit.
-    fn make_log_durable(&self, through: SeqNo) -> Result<()>;
+    fn sync_wal_through(&self, through: SeqNo) -> Result<()>;
 
     /// The last sequence number that the log has; pools may have used later ones.
-    fn log_end(&self) -> SeqNo;
+    fn wal_end(&self) -> SeqNo;
 
     /// Every record up to here is durable in the log already.
-    fn log_durable(&self) -> SeqNo {
+    fn wal_synced_through(&self) -> SeqNo {
         SeqNo::ZERO
     }
 
     /// Writes the edits to the manifest as one batch and syncs it.
-    fn commit_edits(&self, edits: &[Edit]) -> Result<()>;
+    fn commit_edits(&self, edits: &[VersionEdit]) -> Result<()>;
 
     /// The sequence numbers that snapshots read at, ascending, ending with the one that new readers get now. Taken
     /// before the output of a task is decided. A version may go if it is neither the newest at or below one of these
     /// points nor above the last of them: readers that come later choose a point at or above the last.
-    fn read_points(&self) -> Vec<SeqNo>;
+    fn snapshot_seqnos(&self) -> Vec<SeqNo>;
 
     /// Milliseconds since 1970.
     fn now_ms(&self) -> u64;
@@ -404,43 +404,43 @@ pub(crate) type KeyBounds<'a> = (Bound<&'a Vec<u8>>, Bound<&'a Vec<u8>>);
 
 /// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
 /// show in it, under sequence numbers above those that were published when it was taken.
-pub(crate) trait View: Send + Sync {
+pub(crate) trait EngineView: Send + Sync {
     /// A cursor over the versions of all keys of that moment: all that a reader at `at`, which is registered for as
     /// long as the cursor lives, may have to see within `bounds`, and perhaps others. It owns what it walks. A tree
     /// that steps over keys by itself does so within `bounds` only.
-    fn cursor(&self, at: SeqNo, bounds: KeyBounds<'_>) -> Result<Box<dyn Cursor>>;
+    fn iter(&self, at: SeqNo, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>>;
 
     /// Reads what entries of that moment point to. It owns what it needs.
-    fn values(&self) -> Box<dyn Values>;
+    fn blob_resolver(&self) -> Box<dyn BlobResolver>;
 }
 
 /// Values that stand elsewhere than their entries do, for one who asks for one after the other.
-pub(crate) trait Values: Send {
+pub(crate) trait BlobResolver: Send {
     /// The value of an entry of kind [`BlobPointer`](crate::base::RecordKind::BlobPointer) that holds `pointer`.
     ///
     /// # Errors
     /// `Corruption` if there is no such value, and those of reading it.
-    fn read(&mut self, pointer: &[u8]) -> Result<Slice>;
+    fn resolve(&mut self, pointer: &[u8]) -> Result<Slice>;
 }
 
 /// Space that a tree has set aside for one record: where it begins, and how long it is.
-pub(crate) type Room = (u64, u64);
+pub(crate) type RecordReservation = (u64, u64);
 
 /// What stands behind a partition.
 pub(crate) trait Engine: Send + Sync {
     /// Puts one record into memory. The caller holds the commit order: records arrive with rising sequence numbers, and
     /// become visible only when `db` publishes them. `room` is what was set aside for it, by a tree that does so. True
     /// if a memtable is full now and wants to be flushed.
-    fn apply(&self, entry: EntryRef<'_>, room: Option<Room>) -> Result<bool>;
+    fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool>;
 
     /// The value of `key` as of `at`.
-    fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>>;
+    fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>>;
 
     /// The length of the value of `key` as of `at`.
-    fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>>;
+    fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>>;
 
     /// The tree as it is now, kept for as long as it is held.
-    fn view(&self) -> Box<dyn View>;
+    fn view(&self) -> Box<dyn EngineView>;
 
     /// Every record of this tree up to here was in tables already at the last flush: replay skips those.
     fn flushed_through(&self) -> SeqNo;
@@ -456,7 +456,7 @@ pub(crate) trait Engine: Send + Sync {
     fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task>;
 
     /// Runs one task to its end.
-    fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport>;
+    fn run(&self, task: Task, forced: bool, host: &dyn EngineHost) -> Result<TaskReport>;
 
     /// How far behind maintenance is.
     fn pressure(&self) -> Pressure;
@@ -468,23 +468,23 @@ mod tests {
 
     #[test]
     fn lists_each_moment_once_and_the_newest_always() {
-        let visible = Visible::default();
-        let points = ReadPoints::new(visible.clone());
-        assert_eq!(points.list(), [SeqNo(0)]);
+        let visible = LastVisibleSeqno::default();
+        let points = SnapshotList::new(visible.clone());
+        assert_eq!(points.seqnos(), [SeqNo(0)]);
         visible.publish(SeqNo(5));
         let (a, b) = (points.register(), points.register());
         visible.publish(SeqNo(9));
         let c = points.register();
-        assert_eq!(points.list(), [SeqNo(5), SeqNo(9)]);
+        assert_eq!(points.seqnos(), [SeqNo(5), SeqNo(9)]);
         assert_eq!((points.oldest(), points.visible()), (SeqNo(5), SeqNo(9)));
         drop(a);
         let d = b.clone();
         drop(b);
         visible.publish(SeqNo(12));
-        assert_eq!(points.list(), [SeqNo(5), SeqNo(9), SeqNo(12)]);
+        assert_eq!(points.seqnos(), [SeqNo(5), SeqNo(9), SeqNo(12)]);
         assert_eq!(points.count(), 2);
         drop((c, d));
-        assert_eq!(points.list(), [SeqNo(12)]);
+        assert_eq!(points.seqnos(), [SeqNo(12)]);
         assert_eq!(points.oldest(), SeqNo(12));
     }
 }

@@ -29,16 +29,16 @@
 pub(crate) mod base;
 pub(crate) mod blob;
 pub(crate) mod block;
-pub(crate) mod cursor;
 pub(crate) mod db;
 pub(crate) mod engine;
 pub mod inspect;
+pub(crate) mod iter;
 pub(crate) mod lsm;
 pub(crate) mod manifest;
 pub(crate) mod mem;
 pub(crate) mod memtable;
 pub(crate) mod pmem;
-pub(crate) mod record;
+pub(crate) mod record_log;
 pub(crate) mod table;
 pub(crate) mod vfs;
 pub(crate) mod wal;
@@ -48,26 +48,26 @@ pub use base::compression::CompressionType;
 pub use base::error::{Error, ErrorKind, Result};
 pub use base::event::{DroppedAfterDamage, Event, Listener};
 pub use db::batch::Batch;
+pub use db::blob_gc::calls::{GarbageCollection, GarbageCollection as Gc};
+pub use db::blob_gc::report::GcReport;
 #[doc(hidden)]
 pub use db::config::PlantedBug;
 pub use db::config::{Config, PersistMode};
 pub use db::database::Database;
-pub use db::gc::calls::{GarbageCollection, GarbageCollection as Gc};
-pub use db::gc::report::GcReport;
 pub use db::iter::{Entries, Entry, Iter, Keys, Values};
 pub use db::metrics::{
-    BlobFileMetrics, CacheMetrics, KindMetrics, LevelMetrics, Metrics, PartitionMetrics, PoolMetrics,
+    BlobFileMetrics, BlockKindMetrics, CacheMetrics, LevelMetrics, Metrics, PartitionMetrics, PoolMetrics,
 };
 pub use db::options::{CompactionStrategy, EngineType, PartitionCreateOptions};
 pub use db::partition::Partition;
 pub use db::snapshot::Snapshot;
-pub use lsm::blobs::options::KvSeparationOptions;
+pub use lsm::blob::options::KvSeparationOptions;
 pub use lsm::options::LeveledOptions;
 pub use mem::slice::Slice;
 pub use pmem::options::PmemOptions;
 pub use table::options::{DataBlockIndexType, FilterPolicy};
-pub use vfs::files::DirectIo;
 pub use vfs::fs::PersistenceLevel;
+pub use vfs::open_files::DirectIo;
 pub use wal::RecoveryMode;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.
@@ -77,10 +77,10 @@ pub use wal::RecoveryMode;
 /// - [`FaultFs`](fs::FaultFs) stands around another file system and fails where it is told to.
 /// - [`TestEnv`](fs::TestEnv) has random bytes from a seed and a clock that waits for nobody.
 pub mod fs {
-    pub use crate::base::sync::Words;
+    pub use crate::base::sync::MappedMemory;
     pub use crate::vfs::disk::DiskFs;
     pub use crate::vfs::env::{Env, SystemEnv, TestEnv, Thread};
-    pub use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind, Times};
+    pub use crate::vfs::fault::{Fault, FaultFrequency, FaultFs, FaultPlan, OpKind};
     pub use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode};
     pub use crate::vfs::mem::{MemFs, Survival};
 }

@@ -3,22 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::base::edit::Edit;
 use crate::base::event::DroppedAfterDamage;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::sync::lock;
+use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::record::frame::Place;
-use crate::record::poison::Poison;
-use crate::record::scan::{Item, Order, RecordReader};
-use crate::record::window::Source;
-use crate::record::writer::{FrameWriter, Record, Sink};
+use crate::record_log::frame::LogFileIdentity;
+use crate::record_log::poison::LogPoison;
+use crate::record_log::read_window::LogSource;
+use crate::record_log::reader::{LogReadResult, RecordLogReader, SeqnoOrder};
+use crate::record_log::writer::{LogRecord, LogSink, RecordLogWriter};
 use crate::vfs::{File, Fs, OpenMode};
 
 /// The name of the manifest.
-pub(crate) const NAME: &str = "MANIFEST";
+pub(crate) const MANIFEST_NAME: &str = "MANIFEST";
 /// What a manifest is called until it is whole.
-pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
+pub(crate) const MANIFEST_TEMP_NAME: &str = "MANIFEST.tmp";
 
 /// The manifest, open for appending. Thread safe.
 ///
@@ -28,31 +28,31 @@ pub(crate) struct Manifest {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
     /// Held by whoever syncs.
-    turn: Mutex<()>,
-    log: Mutex<Log>,
-    poison: Poison,
+    sync_lock: Mutex<()>,
+    file_state: Mutex<ManifestFileState>,
+    poison: LogPoison,
 }
 
 #[derive(Debug)]
-struct Log {
+struct ManifestFileState {
     file: Arc<dyn File>,
-    place: Place,
+    identity: LogFileIdentity,
     /// Where the next frame goes.
-    end: u64,
+    end_offset: u64,
     /// The last record written; the first of a file has 1.
-    last: SeqNo,
+    last_seqno: SeqNo,
     /// The last record known to be durable.
-    durable: SeqNo,
+    durable_seqno: SeqNo,
     /// Whether the file has its name durably: the directory was synced after the rename.
-    named: bool,
-    writer: FrameWriter,
+    name_durable: bool,
+    writer: RecordLogWriter,
 }
 
 /// What a manifest says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LoadedManifest {
     /// In the order in which they were written.
-    pub(crate) edits: Vec<Edit>,
+    pub(crate) edits: Vec<VersionEdit>,
     /// Bytes up to the end of the last record.
     pub(crate) bytes: u64,
     /// Records that verify behind a torn one, if there are any.
@@ -66,17 +66,17 @@ impl Manifest {
     /// # Errors
     /// `Io` and `OutOfSpace`; the old manifest is still there, unless the failure was the last step, making the new
     /// name durable: then either may be found.
-    pub(crate) fn create(fs: Arc<dyn Fs>, dir: &Path, file_id: [u8; 16], edits: &[Edit]) -> Result<Manifest> {
-        let mut log = Log::create(&*fs, dir, file_id, edits)?;
-        rename(&*fs, dir)?;
+    pub(crate) fn create(fs: Arc<dyn Fs>, dir: &Path, file_id: [u8; 16], edits: &[VersionEdit]) -> Result<Manifest> {
+        let mut log = ManifestFileState::create(&*fs, dir, file_id, edits)?;
+        install_new_manifest(&*fs, dir)?;
         fs.sync_dir(dir)?;
-        log.named = true;
+        log.name_durable = true;
         Ok(Manifest {
             fs,
             dir: dir.to_path_buf(),
-            turn: Mutex::new(()),
-            log: Mutex::new(log),
-            poison: Poison::default(),
+            sync_lock: Mutex::new(()),
+            file_state: Mutex::new(log),
+            poison: LogPoison::default(),
         })
     }
 
@@ -86,9 +86,9 @@ impl Manifest {
     /// `Io` with `os_kind` `NotFound` if there is none; `Corruption` with file and offset if what was durable is
     /// damaged; `Unsupported` if a newer version wrote it.
     pub(crate) fn load(fs: Arc<dyn Fs>, dir: &Path) -> Result<LoadedManifest> {
-        let path = dir.join(NAME);
+        let path = dir.join(MANIFEST_NAME);
         let file = fs.open(&path, OpenMode::Read)?;
-        let mut loaded = read(Source::File(&*file)).map_err(|e| e.in_file(&path))?;
+        let mut loaded = read_manifest(LogSource::File(&*file)).map_err(|e| e.in_file(&path))?;
         if let Some(dropped) = &mut loaded.dropped_after_damage {
             dropped.file = path;
         }
@@ -100,13 +100,13 @@ impl Manifest {
     ///
     /// # Errors
     /// `OutOfSpace`: nothing was appended, a later call may succeed. `Poisoned` after any other failure, for ever.
-    pub(crate) fn append(&self, edits: &[Edit]) -> Result<()> {
+    pub(crate) fn append(&self, edits: &[VersionEdit]) -> Result<()> {
         self.poison.check()?;
         if edits.is_empty() {
             return Ok(());
         }
-        let mut log = self.log();
-        let end = log.end;
+        let mut log = self.lock_file_state();
+        let end = log.end_offset;
         log.append(edits).map_err(|error| {
             // Half a record may be there. It must not stay: a shorter record written over it would leave its tail.
             let nothing_written = log.file.length().is_ok_and(|length| length <= end);
@@ -123,21 +123,21 @@ impl Manifest {
     /// `Poisoned` once a sync failed, for ever. `Io` if the process has too many open files: a later call may succeed.
     pub(crate) fn sync(&self) -> Result<()> {
         self.poison.check()?;
-        let wanted = self.log().last;
-        let _turn = self.turn();
+        let wanted = self.lock_file_state().last_seqno;
+        let _turn = self.lock_sync();
         self.poison.check()?;
         let (file, last) = {
-            let mut log = self.log();
+            let mut log = self.lock_file_state();
             self.sync_name(&mut log)?;
-            if log.durable >= wanted || log.durable >= log.last {
+            if log.durable_seqno >= wanted || log.durable_seqno >= log.last_seqno {
                 return Ok(());
             }
-            (Arc::clone(&log.file), log.last)
+            (Arc::clone(&log.file), log.last_seqno)
         };
         file.sync_data().map_err(|e| self.poison.set(e))?;
-        let mut log = self.log();
-        log.durable = log.durable.max(last);
-        log.note_durable();
+        let mut log = self.lock_file_state();
+        log.durable_seqno = log.durable_seqno.max(last);
+        log.append_watermark();
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::append`] and [`Manifest::sync`].
     #[cfg(test)]
-    pub(crate) fn commit(&self, edits: &[Edit]) -> Result<()> {
+    pub(crate) fn commit(&self, edits: &[VersionEdit]) -> Result<()> {
         self.append(edits)?;
         self.sync()
     }
@@ -158,102 +158,111 @@ impl Manifest {
     /// `Io` and `OutOfSpace`: the old one goes on. `Io` because of too many open files also when the new one goes on:
     /// its name is made durable by the next [`Manifest::sync`]. `Poisoned` if it is not known which of them power loss
     /// would leave.
-    pub(crate) fn rewrite(&self, file_id: [u8; 16], live: &[Edit]) -> Result<()> {
-        let _turn = self.turn();
-        let mut log = self.log();
+    pub(crate) fn rewrite(&self, file_id: [u8; 16], live: &[VersionEdit]) -> Result<()> {
+        let _turn = self.lock_sync();
+        let mut log = self.lock_file_state();
         self.poison.check()?;
-        let new = Log::create(&*self.fs, &self.dir, file_id, live)?;
-        rename(&*self.fs, &self.dir)?;
+        let new = ManifestFileState::create(&*self.fs, &self.dir, file_id, live)?;
+        install_new_manifest(&*self.fs, &self.dir)?;
         *log = new;
         self.sync_name(&mut log)
     }
 
     /// Makes the name of a new manifest durable. Where the directory could not be opened, no sync of it failed: the
     /// next sync of the manifest tries again.
-    fn sync_name(&self, log: &mut Log) -> Result<()> {
-        if !log.named {
+    fn sync_name(&self, log: &mut ManifestFileState) -> Result<()> {
+        if !log.name_durable {
             let synced = self.fs.sync_dir(&self.dir);
             synced.map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
-            log.named = true;
+            log.name_durable = true;
         }
         Ok(())
     }
 
     /// Length in bytes.
     pub(crate) fn size(&self) -> u64 {
-        self.log().end
+        self.lock_file_state().end_offset
     }
 
-    fn log(&self) -> MutexGuard<'_, Log> {
-        lock(&self.log)
+    fn lock_file_state(&self) -> MutexGuard<'_, ManifestFileState> {
+        lock(&self.file_state)
     }
 
-    fn turn(&self) -> MutexGuard<'_, ()> {
-        lock(&self.turn)
+    fn lock_sync(&self) -> MutexGuard<'_, ()> {
+        lock(&self.sync_lock)
     }
 }
 
 /// Gives the new manifest its name; where that fails, removes it.
-fn rename(fs: &dyn Fs, dir: &Path) -> Result<()> {
-    let temporary = dir.join(TEMPORARY);
-    fs.rename(&temporary, &dir.join(NAME)).inspect_err(|_| drop(fs.remove_file(&temporary)))
+fn install_new_manifest(fs: &dyn Fs, dir: &Path) -> Result<()> {
+    let temporary = dir.join(MANIFEST_TEMP_NAME);
+    fs.rename(&temporary, &dir.join(MANIFEST_NAME)).inspect_err(|_| drop(fs.remove_file(&temporary)))
 }
 
-impl Log {
+impl ManifestFileState {
     /// Writes and syncs a manifest under its temporary name.
-    fn create(fs: &dyn Fs, dir: &Path, file_id: [u8; 16], edits: &[Edit]) -> Result<Log> {
-        let path = dir.join(TEMPORARY);
+    fn create(fs: &dyn Fs, dir: &Path, file_id: [u8; 16], edits: &[VersionEdit]) -> Result<ManifestFileState> {
+        let path = dir.join(MANIFEST_TEMP_NAME);
         if fs.exists(&path)? {
             fs.remove_file(&path)?;
         }
         let file = fs.open(&path, OpenMode::Create)?;
-        let place = Place { file_id, epoch: 0 };
+        let place = LogFileIdentity { file_id, epoch: 0 };
         let end = FileHeader::LEN as u64;
-        let (last, writer) = (SeqNo::ZERO, FrameWriter::new());
-        let mut log = Log { file, place, end, last, durable: SeqNo::ZERO, named: false, writer };
+        let (last, writer) = (SeqNo::ZERO, RecordLogWriter::new());
+        let mut log = ManifestFileState {
+            file,
+            identity: place,
+            end_offset: end,
+            last_seqno: last,
+            durable_seqno: SeqNo::ZERO,
+            name_durable: false,
+            writer,
+        };
         let mut fill = || {
             let header = FileHeader { kind: FileKind::Manifest, file_id };
             log.file.write_at(&header.encode(), 0)?;
             log.append(edits)?;
             // True by the time that anyone can find the file under its name.
-            log.durable = log.last;
-            log.write(|writer, place, last, durable, sink| writer.put_watermark(place, last, durable, sink))?;
+            log.durable_seqno = log.last_seqno;
+            log.write_frames(|writer, place, last, durable, sink| writer.add_watermark(place, last, durable, sink))?;
             log.file.sync_data()
         };
         fill().inspect_err(|_| drop(fs.remove_file(&path)))?;
         Ok(log)
     }
 
-    fn append(&mut self, edits: &[Edit]) -> Result<()> {
+    fn append(&mut self, edits: &[VersionEdit]) -> Result<()> {
         let mut payload = Vec::new();
         for edit in edits {
             edit.encode(&mut payload);
         }
         let payload = payload.as_slice();
-        let first = self.last.plus(1);
-        self.write(|writer, place, _, durable, sink| {
-            writer.put(place, &Record { first, count: 1, durable, payload }, sink)
+        let first = self.last_seqno.plus(1);
+        self.write_frames(|writer, place, _, durable, sink| {
+            writer.add_record(place, &LogRecord { first_seqno: first, count: 1, durable_seqno: durable, payload }, sink)
         })?;
-        self.last = first;
+        self.last_seqno = first;
         Ok(())
     }
 
     /// Notes, unsynced, how far the manifest is durable. It only helps to tell damage from a torn tail; a failed
     /// attempt is written over by the next record, which is longer than a note.
-    fn note_durable(&mut self) {
-        let _ = self.write(|writer, place, last, durable, sink| writer.put_watermark(place, last, durable, sink));
+    fn append_watermark(&mut self) {
+        let _ =
+            self.write_frames(|writer, place, last, durable, sink| writer.add_watermark(place, last, durable, sink));
     }
 
-    fn write(
+    fn write_frames(
         &mut self,
-        put: impl FnOnce(&mut FrameWriter, &Place, SeqNo, SeqNo, &mut Sink<'_>) -> Result<()>,
+        put: impl FnOnce(&mut RecordLogWriter, &LogFileIdentity, SeqNo, SeqNo, &mut LogSink<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.writer.begin(self.end);
+        self.writer.reset(self.end_offset);
         let file = &self.file;
         let mut sink = |bytes: &[u8], offset: u64| file.write_at(bytes, offset);
-        put(&mut self.writer, &self.place, self.last, self.durable, &mut sink)?;
+        put(&mut self.writer, &self.identity, self.last_seqno, self.durable_seqno, &mut sink)?;
         self.writer.flush(&mut sink)?;
-        self.end = self.writer.position();
+        self.end_offset = self.writer.position();
         Ok(())
     }
 }
@@ -262,38 +271,38 @@ impl Log {
 ///
 /// # Errors
 /// As [`Manifest::load`], without the name of a file.
-pub(crate) fn decode(bytes: &[u8]) -> Result<LoadedManifest> {
-    read(Source::Bytes(bytes))
+pub(crate) fn decode_manifest(bytes: &[u8]) -> Result<LoadedManifest> {
+    read_manifest(LogSource::Bytes(bytes))
 }
 
-fn read(source: Source<'_>) -> Result<LoadedManifest> {
+fn read_manifest(source: LogSource<'_>) -> Result<LoadedManifest> {
     let mut head = [0; FileHeader::LEN];
     let len = match source {
-        Source::File(file) => file.read_at(&mut head, 0)?,
-        Source::Bytes(bytes) => {
+        LogSource::File(file) => file.read_at(&mut head, 0)?,
+        LogSource::Bytes(bytes) => {
             let len = bytes.len().min(head.len());
             head[..len].copy_from_slice(&bytes[..len]);
             len
         }
     };
     let file_id = FileHeader::decode(FileKind::Manifest, &head[..len])?.file_id;
-    let place = Place { file_id, epoch: 0 };
-    let mut reader = RecordReader::new(source, place, FileHeader::LEN as u64, SeqNo::ZERO, Order::Consecutive)?;
+    let place = LogFileIdentity { file_id, epoch: 0 };
+    let mut reader = RecordLogReader::new(source, place, FileHeader::LEN as u64, SeqNo::ZERO, SeqnoOrder::Consecutive)?;
     let mut edits = Vec::new();
     loop {
         let at = reader.position();
         match reader.next()? {
-            Item::Record(_) => {
-                edits.append(&mut Edit::decode_batch(reader.payload()?).map_err(|e| e.at_offset(at))?);
+            LogReadResult::Record(_) => {
+                edits.append(&mut VersionEdit::decode_batch(reader.payload()?).map_err(|e| e.at_offset(at))?);
             }
-            Item::Watermark(_) => {}
-            Item::Stop => break,
+            LogReadResult::Watermark(_) => {}
+            LogReadResult::End => break,
         }
     }
     let (bytes, offset, expected) = (reader.end(), reader.position(), reader.last().0 + 1);
-    let behind = reader.search()?;
+    let behind = reader.scan_after_damage()?;
     // The first record was synced before the file got its name.
-    if behind.durable.0.max(1) >= expected {
+    if behind.durable_seqno.0.max(1) >= expected {
         let message = format!("manifest is damaged: record {expected} cannot be read, though it was synced");
         return Err(Error::corruption(message).at_offset(offset));
     }
@@ -306,24 +315,24 @@ mod tests {
     use super::*;
     use std::io;
 
-    use crate::base::edit::{Epoch, FileId, PartitionId};
-    use crate::vfs::dice::Dice;
+    use crate::base::version_edit::{FileNumber, PartitionId, WalEpoch};
     use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::mem::{MemFs, Survival};
+    use crate::vfs::seeded_rng::SeededRng;
 
     fn dir() -> &'static Path {
         Path::new("/")
     }
 
-    fn edit(n: u64) -> Edit {
-        Edit::SegmentAdded { epoch: Epoch(n as u32), file: FileId(n << (n % 40)) }
+    fn edit(n: u64) -> VersionEdit {
+        VersionEdit::WalSegmentAdded { epoch: WalEpoch(n as u32), file: FileNumber(n << (n % 40)) }
     }
 
-    fn edits(range: std::ops::Range<u64>) -> Vec<Edit> {
+    fn edits(range: std::ops::Range<u64>) -> Vec<VersionEdit> {
         range.map(edit).collect()
     }
 
-    fn created(fs: impl Fs + 'static) -> (Arc<dyn Fs>, Manifest) {
+    fn create_manifest(fs: impl Fs + 'static) -> (Arc<dyn Fs>, Manifest) {
         let fs: Arc<dyn Fs> = Arc::new(fs);
         let manifest = Manifest::create(Arc::clone(&fs), dir(), [1; 16], &edits(0..3)).unwrap();
         (fs, manifest)
@@ -333,16 +342,16 @@ mod tests {
         Manifest::load(Arc::clone(fs), dir())
     }
 
-    fn bytes(fs: &Arc<dyn Fs>) -> Vec<u8> {
-        let file = fs.open(&dir().join(NAME), OpenMode::Read).unwrap();
+    fn manifest_bytes(fs: &Arc<dyn Fs>) -> Vec<u8> {
+        let file = fs.open(&dir().join(MANIFEST_NAME), OpenMode::Read).unwrap();
         let mut bytes = vec![0; file.length().unwrap() as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
         bytes
     }
 
     #[test]
-    fn what_is_appended_comes_back_and_a_rewrite_replaces_it() {
-        let (fs, manifest) = created(MemFs::new());
+    fn append_and_rewrite_round_trip() {
+        let (fs, manifest) = create_manifest(MemFs::new());
         manifest.append(&edits(3..5)).unwrap();
         manifest.append(&[]).unwrap();
         manifest.commit(&edits(5..9)).unwrap();
@@ -353,15 +362,15 @@ mod tests {
         manifest.append(&edits(6..7)).unwrap();
         manifest.sync().unwrap();
         assert_eq!(load(&fs).unwrap().edits, edits(4..7));
-        assert!(!fs.exists(&dir().join(TEMPORARY)).unwrap());
-        assert_eq!(decode(&bytes(&fs)).unwrap().edits, edits(4..7));
+        assert!(!fs.exists(&dir().join(MANIFEST_TEMP_NAME)).unwrap());
+        assert_eq!(decode_manifest(&manifest_bytes(&fs)).unwrap().edits, edits(4..7));
     }
 
     #[test]
-    fn a_missing_manifest_is_not_found_and_a_left_over_attempt_is_replaced() {
+    fn leftover_temporary_manifest_is_replaced() {
         let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
         assert_eq!(load(&fs).unwrap_err().os_kind(), Some(io::ErrorKind::NotFound));
-        fs.open(&dir().join(TEMPORARY), OpenMode::Create).unwrap().write_at(&[7; 5000], 0).unwrap();
+        fs.open(&dir().join(MANIFEST_TEMP_NAME), OpenMode::Create).unwrap().write_at(&[7; 5000], 0).unwrap();
         Manifest::create(Arc::clone(&fs), dir(), [1; 16], &[]).unwrap();
         assert_eq!(load(&fs).unwrap().edits, []);
         Manifest::create(Arc::clone(&fs), dir(), [1; 16], &edits(0..2)).unwrap();
@@ -370,9 +379,9 @@ mod tests {
 
     #[test]
     fn a_record_larger_than_a_frame() {
-        let (fs, manifest) = created(MemFs::new());
+        let (fs, manifest) = create_manifest(MemFs::new());
         let settings = vec![3; (1 << 24) + 1000];
-        let big = [Edit::PartitionSettings { partition: PartitionId(1), settings }];
+        let big = [VersionEdit::PartitionSettings { partition: PartitionId(1), settings }];
         manifest.commit(&big).unwrap();
         manifest.commit(&edits(7..8)).unwrap();
         let loaded = load(&fs).unwrap();
@@ -380,54 +389,54 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_byte_and_every_truncation_is_an_error_or_a_prefix() {
-        let (fs, manifest) = created(MemFs::new());
+    fn damaged_manifest_gives_prefix_or_error() {
+        let (fs, manifest) = create_manifest(MemFs::new());
         for n in 3..8 {
             manifest.commit(&edits(n..n + 1)).unwrap();
         }
         // Written and not synced, and nothing behind says that it was.
         manifest.append(&edits(8..9)).unwrap();
         manifest.append(&edits(9..10)).unwrap();
-        let good = bytes(&fs);
+        let good = manifest_bytes(&fs);
         let whole = edits(0..10);
         let mut dropped = 0;
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x41;
-            match decode(&bad) {
+            match decode_manifest(&bad) {
                 Ok(loaded) => {
                     assert!(whole.starts_with(&loaded.edits) && loaded.edits.len() >= 8, "byte {at}");
                     dropped += usize::from(loaded.dropped_after_damage.is_some());
                 }
                 Err(e) => assert!(matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Unsupported), "byte {at}: {e}"),
             }
-            match decode(&good[..at]) {
+            match decode_manifest(&good[..at]) {
                 Ok(loaded) => assert!(whole.starts_with(&loaded.edits) && loaded.edits.len() >= 3, "cut at {at}"),
                 Err(e) => assert_eq!(e.kind(), ErrorKind::Corruption, "cut at {at}"),
             }
         }
         assert!(dropped > 20, "{dropped}");
-        let file = fs.open(&dir().join(NAME), OpenMode::Write).unwrap();
+        let file = fs.open(&dir().join(MANIFEST_NAME), OpenMode::Write).unwrap();
         file.write_at(&[0xff; 8], 72).unwrap();
         let error = load(&fs).unwrap_err();
-        assert_eq!((error.file(), error.offset()), (Some(dir().join(NAME).as_path()), Some(64)));
+        assert_eq!((error.file(), error.offset()), (Some(dir().join(MANIFEST_NAME).as_path()), Some(64)));
     }
 
     #[test]
     fn random_bytes_are_refused() {
-        let mut dice = Dice::new(3, 3);
-        let (fs, _manifest) = created(MemFs::new());
-        let good = bytes(&fs);
+        let mut rng = SeededRng::new(3, 3);
+        let (fs, _manifest) = create_manifest(MemFs::new());
+        let good = manifest_bytes(&fs);
         for _ in 0..2000 {
-            let mut bad: Vec<u8> = (0..dice.below(300)).map(|_| dice.throw() as u8).collect();
-            assert!(decode(&bad).is_err());
+            let mut bad: Vec<u8> = (0..rng.below(300)).map(|_| rng.next_u64() as u8).collect();
+            assert!(decode_manifest(&bad).is_err());
             bad.splice(0..0, good[..64].iter().copied());
-            assert_eq!(decode(&bad).unwrap_err().kind(), ErrorKind::Corruption);
+            assert_eq!(decode_manifest(&bad).unwrap_err().kind(), ErrorKind::Corruption);
         }
     }
 
     #[test]
-    fn power_loss_leaves_the_old_or_the_new_one_with_everything_synced() {
+    fn power_loss_keeps_old_or_new_manifest() {
         let run = |fs: &Arc<dyn Fs>| -> Result<(), (u64, u64)> {
             let (mut wrote, mut durable) = (0, 0);
             let fail = |_| (wrote, durable);
@@ -470,15 +479,15 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_changes_nothing_and_other_failures_poison() {
+    fn disk_full_is_harmless_other_failures_poison() {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
-        let (dynamic, manifest) = created(fs.clone());
+        let (dynamic, manifest) = create_manifest(fs.clone());
         let size = manifest.size();
-        fs.fail(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)));
+        fs.inject(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)));
         assert_eq!(manifest.append(&edits(3..9)).unwrap_err().kind(), ErrorKind::OutOfSpace);
-        assert_eq!((manifest.size(), bytes(&dynamic).len() as u64), (size, size));
+        assert_eq!((manifest.size(), manifest_bytes(&dynamic).len() as u64), (size, size));
         manifest.commit(&edits(3..4)).unwrap();
-        fs.fail(FaultPlan::new(OpKind::Rename, 1, Fault::Error(io::ErrorKind::Other)));
+        fs.inject(FaultPlan::new(OpKind::Rename, 1, Fault::Error(io::ErrorKind::Other)));
         assert_eq!(manifest.rewrite([3; 16], &edits(0..1)).unwrap_err().kind(), ErrorKind::Io);
         manifest.commit(&edits(4..5)).unwrap();
         assert_eq!(load(&dynamic).unwrap().edits, edits(0..5));
@@ -488,8 +497,8 @@ mod tests {
             (OpKind::SyncDir, Fault::Error(io::ErrorKind::Other)),
         ] {
             let fs = FaultFs::new(Arc::new(MemFs::new()));
-            let (_, manifest) = created(fs.clone());
-            fs.fail(FaultPlan::new(op, 1, what));
+            let (_, manifest) = create_manifest(fs.clone());
+            fs.inject(FaultPlan::new(op, 1, what));
             let failed = match op {
                 OpKind::SyncDir => manifest.rewrite([4; 16], &edits(0..3)),
                 _ => manifest.commit(&edits(3..4)),
@@ -504,7 +513,7 @@ mod tests {
     #[test]
     fn nothing_is_synced_twice() {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
-        let (_, manifest) = created(fs.clone());
+        let (_, manifest) = create_manifest(fs.clone());
         let before = fs.count(OpKind::Sync);
         manifest.sync().unwrap();
         assert_eq!(fs.count(OpKind::Sync), before);
@@ -519,8 +528,8 @@ mod tests {
     #[test]
     fn rewrite_ends_when_files_may_open_again() {
         let faulty = FaultFs::new(Arc::new(MemFs::new()));
-        let (fs, manifest) = created(faulty.clone());
-        let _held_by_a_sync = Arc::clone(&manifest.log().file);
+        let (fs, manifest) = create_manifest(faulty.clone());
+        let _held_by_a_sync = Arc::clone(&manifest.lock_file_state().file);
         faulty.limit_open(Some(faulty.open_count() + 1));
         assert!(manifest.rewrite([2; 16], &edits(0..3)).unwrap_err().is_too_many_open_files());
         manifest.append(&edits(3..4)).unwrap();

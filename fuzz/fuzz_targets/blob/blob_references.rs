@@ -1,7 +1,7 @@
 //! Any bytes as a section of references of a table: an error or a value, never a panic.
 #![no_main]
 
-use azekura::inspect::{Decoder, decode};
+use azekura::inspect::{FuzzDecoder, decode};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| drop(decode(Decoder::BlobReferences, bytes)));
+fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::BlobReferences, bytes)));

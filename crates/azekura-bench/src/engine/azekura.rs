@@ -63,7 +63,7 @@ fn partition_options(options: &Options) -> PartitionCreateOptions {
         Compression::Lz4 => CompressionType::Lz4,
     };
     let mut leveled = LeveledOptions::default();
-    leveled.table_size = options.table_bytes.unwrap_or(leveled.table_size);
+    leveled.target_file_size = options.table_bytes.unwrap_or(leveled.target_file_size);
     let partition = PartitionCreateOptions::default()
         .max_memtable_size(options.memtable_bytes)
         .block_size(BLOCK_BYTES)
@@ -97,7 +97,7 @@ impl Engine for AzekuraEngine {
     fn scan(&self, scan: Scan<'_>, limit: u64, seen: Visit<'_>) -> Result<u64> {
         let mut records = self.partition.range::<&[u8]>(scan.bounds());
         for count in 0..limit {
-            let record = if scan.ascends() { records.lend() } else { records.lend_back() };
+            let record = if scan.ascends() { records.next_ref() } else { records.next_back_ref() };
             let Some(record) = record else { return Ok(count) };
             let (key, value) = record?;
             seen(key, value);
@@ -137,8 +137,8 @@ impl Engine for AzekuraEngine {
             |level| json!({"level": level.level, "runs": level.runs, "tables": level.tables, "bytes": level.bytes}),
         );
         let mut stats = object(json!({
-            "commits": metrics.commits, "log_syncs": metrics.log_syncs, "log_bytes": metrics.log_bytes,
-            "log_live_bytes": metrics.log_live_bytes, "early_bytes": metrics.early_bytes,
+            "commits": metrics.commits, "log_syncs": metrics.wal_syncs, "log_bytes": metrics.wal_bytes,
+            "log_live_bytes": metrics.wal_live_bytes, "early_bytes": metrics.direct_blob_bytes,
             "flushes": metrics.flushes, "flushed_bytes": metrics.flushed_bytes,
             "compactions": metrics.compactions, "trivial_moves": metrics.trivial_moves,
             "compaction_bytes_read": metrics.compaction_bytes_read,
@@ -152,11 +152,11 @@ impl Engine for AzekuraEngine {
         }));
         if let Some(pool) = own.pool {
             stats.extend(object(json!({"pool": {
-                "level": format!("{:?}", pool.level), "records": pool.records, "leaves": pool.leaves,
-                "leaves_free": pool.leaves_free, "bytes": pool.bytes, "free_bytes": pool.free_bytes,
-                "index_bytes": pool.index_bytes, "kept_bytes": pool.kept_bytes, "checkpoints": pool.checkpoints,
+                "level": format!("{:?}", pool.persistence), "records": pool.records, "leaves": pool.leaves,
+                "leaves_free": pool.free_leaves, "bytes": pool.bytes, "free_bytes": pool.free_bytes,
+                "index_bytes": pool.index_bytes, "kept_bytes": pool.version_bytes, "checkpoints": pool.checkpoints,
                 "checkpoint_bytes": pool.checkpoint_bytes, "splits": pool.splits,
-                "split_stored_bytes": pool.split_stored_bytes, "split_flushed_lines": pool.split_flushed_lines,
+                "split_stored_bytes": pool.split_bytes_written, "split_flushed_lines": pool.split_flushed_lines,
                 "split_fences": pool.split_fences,
             }})));
         }

@@ -447,12 +447,12 @@ impl GcRun {
         expected.sort();
         let mut all = self.partition.iter();
         for (key, page, number) in expected {
-            match all.lend().transpose()? {
+            match all.next_ref().transpose()? {
                 Some((found, value)) if *found == *key => self.pages.check(page, number, value)?,
                 _ => return Err(wrong(format!("version {number} of page {page} is missing or misplaced"))),
             }
         }
-        if all.lend().is_some() {
+        if all.next_ref().is_some() {
             return Err(wrong("a removed version exists"));
         }
         drop(all);
@@ -460,9 +460,9 @@ impl GcRun {
         let answer = object(json!({
             "seconds": seconds, "collecting_seconds": self.collecting.as_secs_f64(),
             "stall_seconds": metrics.stall_ns as f64 / 1e9, "flushes": metrics.flushes,
-            "compactions": metrics.compactions, "collections": metrics.collections,
-            "collection_bytes_read": metrics.collection_bytes_read,
-            "collection_bytes_written": metrics.collection_bytes_written, "written": self.fs.written(),
+            "compactions": metrics.compactions, "collections": metrics.blob_gc_runs,
+            "collection_bytes_read": metrics.blob_gc_bytes_read,
+            "collection_bytes_written": metrics.blob_gc_bytes_written, "written": self.fs.written(),
             "samples": self.samples,
         }));
         drop(self.partition);

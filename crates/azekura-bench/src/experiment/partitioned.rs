@@ -167,8 +167,11 @@ fn open(task: &PartitionedTask, cache_bytes: u64, evictable: bool, fs: Option<&W
     if task.layout == TableLayout::Peer {
         return registry::open(task.layout.name(), &task.dir, &options);
     }
-    let leveled =
-        LeveledOptions { table_size: task.table_bytes, base_size: 4 * task.table_bytes, ..LeveledOptions::default() };
+    let leveled = LeveledOptions {
+        target_file_size: task.table_bytes,
+        base_level_size: 4 * task.table_bytes,
+        ..LeveledOptions::default()
+    };
     let configure = |config: azekura::Config| match fs {
         Some(fs) => config.workers(0).fs(Arc::new(fs.clone())).direct_io(DirectIo::Always),
         None => config,

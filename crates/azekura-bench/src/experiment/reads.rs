@@ -9,7 +9,7 @@ use crate::measure::disk;
 use crate::measure::process::{Usage, thread_cpu_s};
 use crate::workload::data::{FIRST_GENERATION, MISSING, SMALL_RECORDS, below, load, rng, shuffle};
 use azekura::fs::{DiskFs, Fs};
-use azekura::inspect::{DataBlocks, Place};
+use azekura::inspect::{DataBlockPosition, DataBlocks};
 use serde_json::{Map, Value, json};
 use std::hint::black_box;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(crate) const HOW: &str = "CPU time of the thread in lookups of present keys 
 /// Reads, and lookups, between two readings of the clock.
 const BUNDLES: (u64, u64) = (256, 2048);
 /// The place of a record in the data blocks, and its key.
-type BlockPick = (Place, [u8; SMALL_RECORDS.key_size]);
+type BlockPick = (DataBlockPosition, [u8; SMALL_RECORDS.key_size]);
 /// One lookup of this many is checked before the measurement; each one is checked during it.
 const CHECK_EVERY: usize = 8;
 
@@ -104,7 +104,7 @@ pub(crate) fn time_blocks(dir: &Path, n: u64, seconds: f64) -> Result<Map<String
         })?;
         if differences == 0 { Ok(timed) } else { Err(wrong("a lookup in a block returned another value than before")) }
     };
-    let own = walk(seconds / 4.0, SMALL_RECORDS.key_size, &|(place, key)| blocks.reach(*place, key))?;
+    let own = walk(seconds / 4.0, SMALL_RECORDS.key_size, &|(place, key)| blocks.lookup_overhead(*place, key))?;
     let all = walk(seconds, SMALL_RECORDS.value_size, &find)?;
     let instructions = all.instructions_each().zip(own.instructions_each()).map(|(all, own)| all - own);
     Ok(object(json!({

@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn tree_has_two_runs_above_two_levels() {
-        let leveled = LeveledOptions { table_size: 140 << 10, base_size: 560 << 10, ..LeveledOptions::default() };
+        let leveled =
+            LeveledOptions { target_file_size: 140 << 10, base_level_size: 560 << 10, ..LeveledOptions::default() };
         let (dir, shape) = (tempfile::tempdir().unwrap(), shape(125_000));
         let open = |workers: Option<usize>| {
             let strategy = CompactionStrategy::Leveled(leveled.clone());

@@ -6,7 +6,7 @@
 //! every persistent store by the processor's own instructions, at their cost on such memory, except for the speed of
 //! the memory itself.
 
-use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, Mapping, OpenMode, Words};
+use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, MappedMemory, Mapping, OpenMode};
 use azekura::{PersistenceLevel, Result};
 use derive_more::Sub;
 use serde::Serialize;
@@ -200,8 +200,8 @@ impl Fs for WatchFs {
         self.inner.overwrites_in_place(dir)
     }
 
-    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
-        if self.persistent { PersistenceLevel::Power } else { self.inner.memory_level(dir) }
+    fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
+        if self.persistent { PersistenceLevel::PowerLoss } else { self.inner.persistence_level(dir) }
     }
 }
 
@@ -257,9 +257,9 @@ impl File for WatchedFile {
         Ok(self.inner.map(len)?.map(watched))
     }
 
-    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
-        let words = self.inner.map_words(len)?;
-        let persistent = |words| Box::new(PersistentWords(words)) as Box<dyn Words>;
+    fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
+        let words = self.inner.map_memory(len)?;
+        let persistent = |words| Box::new(PersistentWords(words)) as Box<dyn MappedMemory>;
         Ok(if self.persistent { words.map(persistent) } else { words })
     }
 }
@@ -289,11 +289,11 @@ impl Mapping for WatchedMapping {
 
 /// Mapped memory that is said to survive power loss.
 #[derive(Debug)]
-struct PersistentWords(Box<dyn Words>);
+struct PersistentWords(Box<dyn MappedMemory>);
 
-impl Words for PersistentWords {
-    fn words(&self) -> &[AtomicU64] {
-        self.0.words()
+impl MappedMemory for PersistentWords {
+    fn atomic_words(&self) -> &[AtomicU64] {
+        self.0.atomic_words()
     }
 
     fn survives_power_loss(&self) -> bool {
@@ -347,10 +347,10 @@ mod tests {
     #[test]
     fn persistent_files_claim_to_survive_power_loss() {
         let (dir, fs) = (tempfile::tempdir().unwrap(), WatchFs::on_disk(true, true));
-        assert_eq!(fs.memory_level(dir.path()), PersistenceLevel::Power);
+        assert_eq!(fs.persistence_level(dir.path()), PersistenceLevel::PowerLoss);
         let file = fs.open(&dir.path().join("some"), OpenMode::Create).unwrap();
         file.allocate(4096).unwrap();
-        let words = file.map_words(1 << 20).unwrap().unwrap();
-        assert!(words.survives_power_loss() && words.words().len() == 1 << 17);
+        let words = file.map_memory(1 << 20).unwrap().unwrap();
+        assert!(words.survives_power_loss() && words.atomic_words().len() == 1 << 17);
     }
 }

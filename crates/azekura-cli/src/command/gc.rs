@@ -101,7 +101,7 @@ fn run_gc_on(partition: &Partition, goal: &GcGoalArgs) -> Result<(Value, String)
 fn partitions_with_separation(db: &Database, args: &GcPartitionArgs) -> Result<Vec<Partition>> {
     if args.partitions.is_empty() {
         let mut partitions = open::all_partitions(db)?;
-        partitions.retain(|partition| partition.metrics().separated);
+        partitions.retain(|partition| partition.metrics().has_kv_separation);
         return Ok(partitions);
     }
     args.partitions.iter().map(|name| partition_with_separation(db, name)).collect()
@@ -109,7 +109,7 @@ fn partitions_with_separation(db: &Database, args: &GcPartitionArgs) -> Result<V
 
 fn partition_with_separation(db: &Database, name: &str) -> Result<Partition> {
     let partition = open::existing_partition(db, name)?;
-    if partition.metrics().separated {
+    if partition.metrics().has_kv_separation {
         return Ok(partition);
     }
     let message = format!(

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use azekura::{
-    BlobFileMetrics, Database, DroppedAfterDamage, KindMetrics, LevelMetrics, Metrics, PartitionMetrics, PoolMetrics,
+    BlobFileMetrics, BlockKindMetrics, Database, DroppedAfterDamage, LevelMetrics, Metrics, PartitionMetrics,
+    PoolMetrics,
 };
 use serde_json::{Value, json};
 
@@ -55,7 +56,7 @@ pub(crate) fn levels(args: &PartitionFilter, output: &mut CommandOutput) -> Resu
 pub(crate) fn blobs(args: &PartitionFilter, output: &mut CommandOutput) -> Result<CommandOutcome> {
     let (_db, mut partitions) = open_and_read_metrics(args)?;
     if args.partition.is_none() {
-        partitions.retain(|partition| partition.separated);
+        partitions.retain(|partition| partition.has_kv_separation);
     }
     let share = |file: &BlobFileMetrics| (u128::from(file.stale_bytes()) << 64) / u128::from(file.value_bytes.max(1));
     for partition in &mut partitions {
@@ -87,7 +88,7 @@ fn open_and_read_metrics(args: &PartitionFilter) -> Result<(Database, Vec<Partit
 
 /// Names and values of all metrics of a database.
 pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)> {
-    let hits = |kind: &KindMetrics| {
+    let hits = |kind: &BlockKindMetrics| {
         let share = display::share(kind.hits, kind.hits + kind.misses);
         format!("{share}, {} with {} cached", plural(kind.blocks, "block"), bytes(kind.bytes))
     };
@@ -97,7 +98,7 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)
         format!("{} after {} at byte {}", plural(d.frames, "frame"), d.file.display(), d.offset)
     });
     let compacted = moved(m.compaction_bytes_read, m.compaction_bytes_written);
-    let collected = moved(m.collection_bytes_read, m.collection_bytes_written);
+    let collected = moved(m.blob_gc_bytes_read, m.blob_gc_bytes_written);
     let moves = count(m.trivial_moves);
     let no_writes = "nothing written since the database was opened".to_string();
     let amplification = if m.user_bytes == 0 { no_writes } else { format!("{:.2}", m.write_amplification()) };
@@ -107,14 +108,14 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)
         ("bytes on disk", bytes(disk)),
         ("commits, records", format!("{}, {}", count(m.commits), count(m.records))),
         ("written by callers", bytes(m.user_bytes)),
-        ("WAL: written, syncs", format!("{}, {}", bytes(m.log_bytes), count(m.log_syncs))),
-        ("direct blob writes", bytes(m.early_bytes)),
-        ("WAL: live, segments", format!("{}, {}", bytes(m.log_live_bytes), m.log_segments)),
+        ("WAL: written, syncs", format!("{}, {}", bytes(m.wal_bytes), count(m.wal_syncs))),
+        ("direct blob writes", bytes(m.direct_blob_bytes)),
+        ("WAL: live, segments", format!("{}, {}", bytes(m.wal_live_bytes), m.wal_segments)),
         ("manifest", bytes(m.manifest_bytes)),
         ("memtables", bytes(m.memtable_bytes)),
         ("flushes", format!("{}, {} written", count(m.flushes), bytes(m.flushed_bytes))),
         ("compactions", format!("{} ({compacted}), {moves} trivial moves", count(m.compactions))),
-        ("blob GC", format!("{} ({collected}), {} freed", count(m.collections), bytes(m.blob_bytes_freed))),
+        ("blob GC", format!("{} ({collected}), {} freed", count(m.blob_gc_runs), bytes(m.blob_bytes_freed))),
         ("write amplification", amplification),
         ("write stalls", nanos(m.stall_ns)),
         ("cache", cache),
@@ -130,16 +131,17 @@ pub(crate) fn metrics_rows(m: &Metrics, disk: u64) -> Vec<(&'static str, String)
 
 /// All metrics of a database as a JSON object.
 pub(crate) fn metrics_json(m: &Metrics) -> Value {
-    let kind = |kind: &KindMetrics| fields_json!(kind, hits misses blocks bytes);
+    let kind = |kind: &BlockKindMetrics| fields_json!(kind, hits misses blocks bytes);
     let mut cache = fields_json!(m.cache, capacity used pinned);
     cache["data"] = kind(&m.cache.data);
     cache["index"] = kind(&m.cache.index);
     cache["filter"] = kind(&m.cache.filter);
     cache["blob"] = kind(&m.cache.blob);
     let mut object = fields_json! { m,
-        commits records user_bytes log_bytes log_syncs early_bytes log_live_bytes log_segments flushes flushed_bytes
-        compactions trivial_moves compaction_bytes_read compaction_bytes_written collections collection_bytes_read
-        collection_bytes_written blob_bytes_freed manifest_bytes memtable_bytes stall_ns open_snapshots
+        commits records user_bytes wal_bytes wal_syncs direct_blob_bytes wal_live_bytes wal_segments flushes
+        flushed_bytes
+        compactions trivial_moves compaction_bytes_read compaction_bytes_written blob_gc_runs blob_gc_bytes_read
+        blob_gc_bytes_written blob_bytes_freed manifest_bytes memtable_bytes stall_ns open_snapshots
         oldest_snapshot_age poisoned replayed_records recovery_ns
     };
     object["cache"] = cache;
@@ -156,7 +158,8 @@ pub(crate) fn dropped_json(dropped: &DroppedAfterDamage) -> Value {
 /// All metrics of a partition as a JSON object.
 pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
     let level = |l: &LevelMetrics| fields_json!(l, level runs tables bytes raw_bytes entries tombstones);
-    let mut object = fields_json!(partition, name memtable_bytes sealed_memtables disk_bytes pinned_bytes separated);
+    let mut object =
+        fields_json!(partition, name memtable_bytes sealed_memtables disk_bytes pinned_bytes has_kv_separation);
     object["levels"] = partition.levels.iter().map(level).collect();
     object["blob_files"] = json!(partition.blob_files.len());
     object["blob_bytes"] = json!(partition.blob_bytes());
@@ -168,9 +171,9 @@ pub(crate) fn partition_json(partition: &PartitionMetrics) -> Value {
 
 fn pool_json(pool: &PoolMetrics) -> Value {
     let mut object = fields_json! { pool,
-        records leaves leaves_free bytes free_bytes index_bytes kept_bytes checkpoints checkpoint_bytes splits
+        records leaves free_leaves bytes free_bytes index_bytes version_bytes checkpoints checkpoint_bytes splits
     };
-    object["survives"] = json!(format!("{:?}", pool.level).to_lowercase());
+    object["survives"] = json!(format!("{:?}", pool.persistence).to_lowercase());
     object
 }
 
@@ -187,7 +190,7 @@ fn print_pool(partition: &PartitionMetrics, pool: &PoolMetrics, output: &mut Com
     let used = pool.bytes.saturating_sub(pool.free_bytes);
     let bar = display::bar(used, pool.bytes, LEVEL_BAR_WIDTH);
     output.line(format!("in use {bar:<LEVEL_BAR_WIDTH$} {}", bytes(used)))?;
-    output.line(format!("without the WAL a write survives {}", pool.level))
+    output.line(format!("without the WAL a write survives {}", pool.persistence))
 }
 
 /// Prints the name and the sums of a partition, and one bar for each level.
@@ -247,7 +250,7 @@ fn percent(stale: u64, of: u64) -> String {
 fn print_blob_files(partition: &PartitionMetrics, output: &mut CommandOutput) -> Result<()> {
     let files = &partition.blob_files;
     if files.is_empty() {
-        let why = if partition.separated { "none was written yet" } else { "it has no key-value separation" };
+        let why = if partition.has_kv_separation { "none was written yet" } else { "it has no key-value separation" };
         return output.line(format!("{}: no blob files, {why}", partition.name));
     }
     let values: u64 = files.iter().map(|file| file.values).sum();
@@ -287,7 +290,7 @@ fn blobs_json(partition: &PartitionMetrics) -> Value {
     };
     json!({
         "name": partition.name,
-        "separated": partition.separated,
+        "separated": partition.has_kv_separation,
         "files": partition.blob_files.iter().map(file).collect::<Vec<_>>(),
         "bytes": partition.blob_bytes(),
         "referenced_bytes": partition.referenced_blob_bytes(),

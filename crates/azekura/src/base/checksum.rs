@@ -11,7 +11,7 @@ pub(crate) fn xxh3(seed: u64, bytes: &[u8]) -> u64 {
 }
 
 /// The checksum of `head` followed by `tail` under `seed`, without joining them; equals [`xxh3`] of the joined bytes.
-pub(crate) fn xxh3_two(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
+pub(crate) fn xxh3_concat(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
     let mut state = Xxh3::with_seed(seed);
     state.update(head);
     state.update(tail);
@@ -19,26 +19,26 @@ pub(crate) fn xxh3_two(seed: u64, head: &[u8], tail: &[u8]) -> u64 {
 }
 
 /// What is read and hashed at once, in bytes.
-const PIECE: usize = 4096;
+const CHUNK_LEN: usize = 4096;
 /// As much of it as is cheap to set to zero first.
-const SHORT: usize = 256;
+const SMALL_CHUNK_LEN: usize = 256;
 
 /// The checksum of `len` bytes that `read` copies out from the offset it is given; equals [`xxh3`] of them all.
-pub(crate) fn xxh3_pieces(seed: u64, len: u64, read: impl Fn(u64, &mut [u8])) -> u64 {
-    if len <= SHORT as u64 {
-        let piece = &mut [0; SHORT][..len as usize];
+pub(crate) fn xxh3_chunked(seed: u64, len: u64, read: impl Fn(u64, &mut [u8])) -> u64 {
+    if len <= SMALL_CHUNK_LEN as u64 {
+        let piece = &mut [0; SMALL_CHUNK_LEN][..len as usize];
         read(0, piece);
         return xxh3(seed, piece);
     }
-    let mut piece = [0; PIECE];
-    if len <= PIECE as u64 {
+    let mut piece = [0; CHUNK_LEN];
+    if len <= CHUNK_LEN as u64 {
         let piece = &mut piece[..len as usize];
         read(0, piece);
         return xxh3(seed, piece);
     }
     let mut state = Xxh3::with_seed(seed);
-    for at in (0..len).step_by(PIECE) {
-        let piece = &mut piece[..(len - at).min(PIECE as u64) as usize];
+    for at in (0..len).step_by(CHUNK_LEN) {
+        let piece = &mut piece[..(len - at).min(CHUNK_LEN as u64) as usize];
         read(at, piece);
         state.update(piece);
     }
@@ -48,7 +48,7 @@ pub(crate) fn xxh3_pieces(seed: u64, len: u64, read: impl Fn(u64, &mut [u8])) ->
 /// The seed that binds a checksum to a file and an offset in it: bytes that were moved, or belong to another file,
 /// do not verify.
 #[inline]
-pub(crate) fn place_seed(file_id: &[u8; 16], offset: u64) -> u64 {
+pub(crate) fn location_seed(file_id: &[u8; 16], offset: u64) -> u64 {
     let low = u64::from_le_bytes(file_id[..8].try_into().expect("eight bytes"));
     let high = u64::from_le_bytes(file_id[8..].try_into().expect("eight bytes"));
     // Odd multipliers keep the maps from halves and offsets to seeds one-to-one.
@@ -69,19 +69,21 @@ mod tests {
     fn two_parts_equal_the_whole() {
         let bytes: Vec<u8> = (0..600u32).map(|i| i as u8).collect();
         for cut in [0, 1, 8, 24, 240, 241, 599, 600] {
-            assert_eq!(xxh3_two(7, &bytes[..cut], &bytes[cut..]), xxh3(7, &bytes));
+            assert_eq!(xxh3_concat(7, &bytes[..cut], &bytes[cut..]), xxh3(7, &bytes));
         }
-        let bytes: Vec<u8> = (0..3 * PIECE).map(|i| (i / 3) as u8).collect();
-        for len in [0, 1, SHORT, SHORT + 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE - 1] {
+        let bytes: Vec<u8> = (0..3 * CHUNK_LEN).map(|i| (i / 3) as u8).collect();
+        for len in
+            [0, 1, SMALL_CHUNK_LEN, SMALL_CHUNK_LEN + 1, CHUNK_LEN, CHUNK_LEN + 1, 2 * CHUNK_LEN, 3 * CHUNK_LEN - 1]
+        {
             let read = |at: u64, out: &mut [u8]| out.copy_from_slice(&bytes[at as usize..][..out.len()]);
-            assert_eq!(xxh3_pieces(7, len as u64, read), xxh3(7, &bytes[..len]));
+            assert_eq!(xxh3_chunked(7, len as u64, read), xxh3(7, &bytes[..len]));
         }
     }
 
     #[test]
     fn places_differ() {
         let id = [3; 16];
-        assert_ne!(place_seed(&id, 0), place_seed(&id, 8));
-        assert_ne!(place_seed(&id, 0), place_seed(&[4; 16], 0));
+        assert_ne!(location_seed(&id, 0), location_seed(&id, 8));
+        assert_ne!(location_seed(&id, 0), location_seed(&[4; 16], 0));
     }
 }

@@ -30,13 +30,13 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 
 /// Reads values from the front of a byte slice; every method fails with `Corruption` instead of reading past the end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Decoder<'a> {
+pub(crate) struct ByteReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Decoder<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Decoder<'a> {
-        Decoder { rest: bytes }
+impl<'a> ByteReader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> ByteReader<'a> {
+        ByteReader { rest: bytes }
     }
 
     /// What has not been read yet.
@@ -127,7 +127,7 @@ impl<'a> Decoder<'a> {
         u32::try_from(self.varint()?).map_err(|_| Error::corruption("number is larger than 32 bits"))
     }
 
-    /// A varint that is a length of what follows, so at most [`Decoder::rest`] is long.
+    /// A varint that is a length of what follows, so at most [`ByteReader::rest`] is long.
     #[inline]
     pub(crate) fn length(&mut self) -> Result<usize> {
         let len = self.varint()?;
@@ -163,11 +163,11 @@ mod tests {
                 let mut out = Vec::new();
                 put_varint(&mut out, value);
                 assert_eq!(out.len(), varint_len(value));
-                let mut d = Decoder::new(&out);
+                let mut d = ByteReader::new(&out);
                 assert_eq!(d.varint().unwrap(), value);
                 assert!(d.is_empty());
                 for cut in 0..out.len() {
-                    assert!(Decoder::new(&out[..cut]).varint().is_err());
+                    assert!(ByteReader::new(&out[..cut]).varint().is_err());
                 }
             }
         }
@@ -175,19 +175,19 @@ mod tests {
 
     #[test]
     fn overlong_and_oversized_varints_are_refused() {
-        assert!(Decoder::new(&[0x80, 0x00]).varint().is_err());
-        assert!(Decoder::new(&[0xff; 10]).varint().is_err());
-        assert!(Decoder::new(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]).varint().is_err());
+        assert!(ByteReader::new(&[0x80, 0x00]).varint().is_err());
+        assert!(ByteReader::new(&[0xff; 10]).varint().is_err());
+        assert!(ByteReader::new(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]).varint().is_err());
     }
 
     #[test]
     fn a_length_never_reaches_past_the_end() {
         let mut out = Vec::new();
         put_varint(&mut out, u64::MAX);
-        assert!(Decoder::new(&out).bytes().is_err());
+        assert!(ByteReader::new(&out).bytes().is_err());
         out.clear();
         put_bytes(&mut out, b"abc");
-        let mut d = Decoder::new(&out);
+        let mut d = ByteReader::new(&out);
         assert_eq!(d.bytes().unwrap(), b"abc");
         d.finish().unwrap();
     }

@@ -114,7 +114,7 @@ impl KeyOrder {
 
     /// Whether the two are one key.
     #[inline]
-    pub(crate) fn same(&self, a: &[u8], b: &[u8]) -> bool {
+    pub(crate) fn keys_equal(&self, a: &[u8], b: &[u8]) -> bool {
         match &self.0 {
             // Neighbours differ at their ends more often than not, and eight bytes are compared without a call.
             None => a.len() == b.len() && a.last_chunk::<8>() == b.last_chunk() && a == b,
@@ -128,17 +128,17 @@ impl KeyOrder {
     }
 
     /// Whether a hash of a key's own bytes is a sound stand-in for the key: filters and hash indexes ask this.
-    pub(crate) fn bytes_identify_keys(&self) -> bool {
+    pub(crate) fn equality_is_bytewise(&self) -> bool {
         self.0.as_ref().is_none_or(|c| c.is_bytewise() || !c.can_keys_with_different_byte_contents_be_equal())
     }
 
     /// The bytes to hash for `key`: the key's own, its canonical form (written to `scratch`), or `None` when nothing
     /// that hashes keys may be used.
     #[inline]
-    pub(crate) fn hashable<'a>(&self, key: &'a [u8], scratch: &'a mut Vec<u8>) -> Option<&'a [u8]> {
+    pub(crate) fn hash_input<'a>(&self, key: &'a [u8], scratch: &'a mut Vec<u8>) -> Option<&'a [u8]> {
         match &self.0 {
             None => Some(key),
-            Some(_) if self.bytes_identify_keys() => Some(key),
+            Some(_) if self.equality_is_bytewise() => Some(key),
             Some(c) => {
                 scratch.clear();
                 c.canonical(key, scratch).then_some(scratch.as_slice())
@@ -146,9 +146,9 @@ impl KeyOrder {
         }
     }
 
-    /// Whether keys may be hashed at all: [`hashable`](KeyOrder::hashable) has bytes for every key.
-    pub(crate) fn hashes_keys(&self) -> bool {
-        self.bytes_identify_keys() || self.0.as_ref().is_some_and(|c| c.has_canonical())
+    /// Whether keys may be hashed at all: [`hashable`](KeyOrder::hash_input) has bytes for every key.
+    pub(crate) fn can_hash_keys(&self) -> bool {
+        self.equality_is_bytewise() || self.0.as_ref().is_some_and(|c| c.has_canonical())
     }
 
     /// Writes a separator `s` with `start <= s < limit`, short if the order allows, into `out`.
@@ -225,12 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unsound_separator_of_a_user_is_not_used() {
+    fn invalid_user_separator_is_not_used() {
         let order = KeyOrder::custom(Arc::new(Lying));
         let mut out = Vec::new();
         order.separator(b"z", b"a", &mut out);
         assert_eq!(out, b"z");
-        assert!(!order.bytes_identify_keys(), "the default answer is the safe one");
-        assert_eq!(order.hashable(b"k", &mut Vec::new()), None);
+        assert!(!order.equality_is_bytewise(), "the default answer is the safe one");
+        assert_eq!(order.hash_input(b"k", &mut Vec::new()), None);
     }
 }

@@ -59,22 +59,29 @@ impl fmt::Display for ErrorKind {
 /// Cheap to clone, so that every member of a failed group of commits gets the same one. Messages never hold
 /// bytes of keys or values.
 #[derive(Clone)]
-pub struct Error(Arc<Inner>);
+pub struct Error(Arc<ErrorInner>);
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorInner {
     kind: ErrorKind,
     message: String,
     file: Option<PathBuf>,
     offset: Option<u64>,
-    os: Option<io::ErrorKind>,
+    os_kind: Option<io::ErrorKind>,
     os_code: Option<i32>,
 }
 
 impl Error {
     /// An error of `kind` with a message that is a sentence without its full stop.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Arc::new(Inner { kind, message: message.into(), file: None, offset: None, os: None, os_code: None }))
+        Error(Arc::new(ErrorInner {
+            kind,
+            message: message.into(),
+            file: None,
+            offset: None,
+            os_kind: None,
+            os_code: None,
+        }))
     }
 
     /// The bytes are not what was written.
@@ -103,7 +110,7 @@ impl Error {
         };
         let message = format!("cannot {what}: {source}");
         let (os, os_code) = (Some(source.kind()), source.raw_os_error());
-        Error(Arc::new(Inner { kind, message, file: None, offset: None, os, os_code }))
+        Error(Arc::new(ErrorInner { kind, message, file: None, offset: None, os_kind: os, os_code }))
     }
 
     /// Names the file, if none is named yet.
@@ -150,7 +157,7 @@ impl Error {
 
     /// The operating system's own kind, where there was one.
     pub fn os_kind(&self) -> Option<io::ErrorKind> {
-        self.0.os
+        self.0.os_kind
     }
 
     /// Whether a file could not be opened because the process or the machine has too many open files. Nothing was done

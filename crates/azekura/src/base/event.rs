@@ -38,7 +38,7 @@ pub enum Event {
         bytes_written: u64,
     },
     /// Live values of blob files were copied together, and the files they were in are gone.
-    Collected {
+    BlobGcCompleted {
         /// Name of the partition.
         partition: String,
         /// Blob files that are gone.
@@ -61,7 +61,7 @@ pub enum Event {
         error: Error,
     },
     /// So many events were dropped here, because the listener was too slow and too many events were waiting.
-    Dropped {
+    EventsDropped {
         /// Events that were dropped.
         count: u64,
     },
@@ -86,11 +86,11 @@ pub struct DroppedAfterDamage {
 /// A database with workers calls the listener from a thread of its own, and from `open` for [`Event::Opened`]: an event
 /// may arrive after the call that caused it has returned, except for [`Event::Closed`], which has been delivered when
 /// `close` returns. A database with no workers calls the listener at the end of the call that caused the event. Up to
-/// 1,024 events wait for a slow listener; [`Event::Dropped`] stands for those beyond.
+/// 1,024 events wait for a slow listener; [`Event::EventsDropped`] stands for those beyond.
 ///
 /// No lock of the database is held meanwhile: a listener may read, write, flush, open and delete partitions, drop the
 /// last handle, or close the database. A call that cannot be served any more returns an error, such as `Poisoned` or
-/// `Closed`. A listener must not wait for a thread that is closing the database, because `close` waits for the
+/// `UnblockGuard`. A listener must not wait for a thread that is closing the database, because `close` waits for the
 /// listener. A listener that panics poisons the database.
 pub trait Listener: Send + Sync {
     /// Called once for each event.

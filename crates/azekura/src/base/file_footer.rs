@@ -1,7 +1,7 @@
 //! The end of files that are made of frames: where their directory is. Drawn in `docs/format/table.md`.
 
-use crate::base::checksum::{place_seed, xxh3};
-use crate::base::coding::Decoder;
+use crate::base::checksum::{location_seed, xxh3};
+use crate::base::coding::ByteReader;
 use crate::base::error::{Error, Result};
 use crate::base::file_header::{FileHeader, FileKind};
 
@@ -10,8 +10,8 @@ use crate::base::file_header::{FileHeader, FileKind};
 pub(crate) struct FileFooter {
     pub(crate) kind: FileKind,
     /// Of the directory's frame.
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
+    pub(crate) metaindex_offset: u64,
+    pub(crate) metaindex_len: u64,
 }
 
 impl FileFooter {
@@ -21,11 +21,11 @@ impl FileFooter {
     /// The footer of a file in which it lies at `at`.
     pub(crate) fn encode(&self, file_id: &[u8; 16], at: u64) -> [u8; FileFooter::LEN] {
         let mut out = [0; FileFooter::LEN];
-        out[8..16].copy_from_slice(&self.offset.to_le_bytes());
-        out[16..24].copy_from_slice(&self.len.to_le_bytes());
+        out[8..16].copy_from_slice(&self.metaindex_offset.to_le_bytes());
+        out[16..24].copy_from_slice(&self.metaindex_len.to_le_bytes());
         out[24..32].copy_from_slice(&(at + FileFooter::LEN as u64).to_le_bytes());
-        out[32..].copy_from_slice(&self.kind.end_magic());
-        let sum = xxh3(place_seed(file_id, at), &out[8..]);
+        out[32..].copy_from_slice(&self.kind.footer_magic());
+        let sum = xxh3(location_seed(file_id, at), &out[8..]);
         out[..8].copy_from_slice(&sum.to_le_bytes());
         out
     }
@@ -38,19 +38,19 @@ impl FileFooter {
         file_id: &[u8; 16],
         size: u64,
     ) -> Result<FileFooter> {
-        if bytes[32..] != kind.end_magic() {
+        if bytes[32..] != kind.footer_magic() {
             return Err(Error::corruption(format!("file does not end as a {kind:?} file does")));
         }
-        let mut d = Decoder::new(bytes);
+        let mut d = ByteReader::new(bytes);
         let (sum, offset, len) = (d.u64()?, d.u64()?, d.u64()?);
         let at = size.checked_sub(FileFooter::LEN as u64).ok_or_else(|| Error::corruption("file is too short"))?;
-        if sum != xxh3(place_seed(file_id, at), &bytes[8..]) || d.u64()? != size {
+        if sum != xxh3(location_seed(file_id, at), &bytes[8..]) || d.u64()? != size {
             return Err(Error::corruption("checksum of the footer does not match"));
         }
         if offset < FileHeader::LEN as u64 || offset.checked_add(len) != Some(at) {
             return Err(Error::corruption("directory of the file does not lie before its footer"));
         }
-        Ok(FileFooter { kind, offset, len })
+        Ok(FileFooter { kind, metaindex_offset: offset, metaindex_len: len })
     }
 }
 
@@ -60,9 +60,9 @@ mod tests {
     use crate::base::ErrorKind;
 
     #[test]
-    fn the_footer_is_bound_to_file_place_and_size() {
+    fn footer_is_bound_to_file_offset_and_size() {
         let id = *b"0123456789abcdef";
-        let footer = FileFooter { kind: FileKind::Table, offset: 900, len: 100 };
+        let footer = FileFooter { kind: FileKind::Table, metaindex_offset: 900, metaindex_len: 100 };
         let bytes = footer.encode(&id, 1000);
         assert_eq!(FileFooter::decode(FileKind::Table, &bytes, &id, 1040).unwrap(), footer);
         assert!(FileFooter::decode(FileKind::Table, &bytes, &id, 1041).is_err());
@@ -75,7 +75,7 @@ mod tests {
         }
         assert!(FileFooter::decode(FileKind::Blob, &bytes, &id, 1040).is_err(), "of another kind");
         for (offset, len) in [(900, 101), (u64::MAX, 9), (10, 990)] {
-            let bytes = FileFooter { offset, len, ..footer }.encode(&id, 1000);
+            let bytes = FileFooter { metaindex_offset: offset, metaindex_len: len, ..footer }.encode(&id, 1000);
             assert!(FileFooter::decode(FileKind::Table, &bytes, &id, 1040).is_err());
         }
     }

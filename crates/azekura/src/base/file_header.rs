@@ -1,7 +1,7 @@
 #![doc = include_str!("../../docs/format/file_header.md")]
 
 use crate::base::checksum::xxh3;
-use crate::base::coding::Decoder;
+use crate::base::coding::ByteReader;
 use crate::base::error::{Error, Result};
 
 /// The kinds of file that carry a header.
@@ -30,7 +30,7 @@ impl FileKind {
     }
 
     /// The last bytes of a file of this kind that ends with a footer: those of a table are `AZEKTBE\n`.
-    pub(crate) fn end_magic(self) -> [u8; 8] {
+    pub(crate) fn footer_magic(self) -> [u8; 8] {
         let mut magic = self.magic();
         magic[6] = b'E';
         magic
@@ -76,7 +76,7 @@ impl FileHeader {
         if bytes[..8] != kind.magic() {
             return Err(Error::corruption(format!("file does not begin as a {kind:?} file does")).at_offset(0));
         }
-        let mut d = Decoder::new(&bytes[8..]);
+        let mut d = ByteReader::new(&bytes[8..]);
         let (version, len) = (d.u16()?, d.u16()?);
         let (_compatible, _read_only, incompatible) = (d.u32()?, d.u32()?, d.u32()?);
         let (file_id, encryption, sum) = (d.bytes16()?, d.bytes16()?, d.u64()?);
@@ -105,7 +105,7 @@ mod tests {
     use crate::base::ErrorKind;
 
     #[test]
-    fn every_flipped_bit_is_found() {
+    fn every_flipped_bit_is_detected() {
         let header = FileHeader { kind: FileKind::Table, file_id: [9; 16] };
         let good = header.encode();
         assert_eq!(FileHeader::decode(FileKind::Table, &good).unwrap(), header);

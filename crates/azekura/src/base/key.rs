@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 
 use crate::base::comparator::KeyOrder;
-use crate::base::kind::RecordKind;
+use crate::base::record_kind::RecordKind;
 
 /// Keys are at most this long, in bytes; the empty key is legal.
 pub(crate) const KEY_LEN_MAX: usize = 65_535;
@@ -43,32 +43,32 @@ impl fmt::Display for SeqNo {
 /// Internal order: user keys ascending under the partition's [`KeyOrder`], then sequence numbers **descending**, so
 /// that the newest version of a key comes first and `(key, at)` stands before every version visible at `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeyRef<'a> {
-    pub(crate) user: &'a [u8],
+pub(crate) struct InternalKey<'a> {
+    pub(crate) user_key: &'a [u8],
     pub(crate) seqno: SeqNo,
 }
 
-impl<'a> KeyRef<'a> {
-    pub(crate) fn new(user: &'a [u8], seqno: SeqNo) -> KeyRef<'a> {
-        KeyRef { user, seqno }
+impl<'a> InternalKey<'a> {
+    pub(crate) fn new(user: &'a [u8], seqno: SeqNo) -> InternalKey<'a> {
+        InternalKey { user_key: user, seqno }
     }
 
     /// The position before every version of `user`.
-    pub(crate) fn first_of(user: &'a [u8]) -> KeyRef<'a> {
-        KeyRef { user, seqno: SeqNo::MAX }
+    pub(crate) fn before_versions_of(user: &'a [u8]) -> InternalKey<'a> {
+        InternalKey { user_key: user, seqno: SeqNo::MAX }
     }
 
     /// Compares in internal order.
     #[inline]
-    pub(crate) fn cmp(&self, other: &KeyRef<'_>, order: &KeyOrder) -> Ordering {
-        order.cmp(self.user, other.user).then_with(|| other.seqno.cmp(&self.seqno))
+    pub(crate) fn cmp(&self, other: &InternalKey<'_>, order: &KeyOrder) -> Ordering {
+        order.cmp(self.user_key, other.user_key).then_with(|| other.seqno.cmp(&self.seqno))
     }
 }
 
 /// One record of a tree, borrowed from where it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryRef<'a> {
-    pub(crate) user: &'a [u8],
+    pub(crate) user_key: &'a [u8],
     pub(crate) seqno: SeqNo,
     pub(crate) kind: RecordKind,
     /// Empty for tombstones.
@@ -76,7 +76,7 @@ pub(crate) struct EntryRef<'a> {
 }
 
 impl<'a> EntryRef<'a> {
-    pub(crate) fn key(&self) -> KeyRef<'a> {
-        KeyRef { user: self.user, seqno: self.seqno }
+    pub(crate) fn key(&self) -> InternalKey<'a> {
+        InternalKey { user_key: self.user_key, seqno: self.seqno }
     }
 }

@@ -7,27 +7,28 @@
 //!   panics;
 //! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
 //!
-//! Rooms in reading order: [`error`], [`kind`], [`key`], [`part`] (what is handed on without a copy), [`comparator`],
-//! [`coding`], [`checksum`], [`compression`], [`file_header`], [`file_footer`], [`blob_ref`] (pointers to values in
-//! blob files), [`edit`], [`ledger`] (what edits add up to), [`event`], [`sync`].
+//! Rooms in reading order: [`error`], [`record_kind`], [`key`], [`shared_bytes`] (what is handed on without a copy),
+//! [`comparator`], [`coding`], [`checksum`], [`compression`], [`file_header`], [`file_footer`], [`blob_pointer`]
+//! (pointers to values in blob files), [`version_edit`], [`manifest_state`] (what edits add up to), [`event`],
+//! [`sync`].
 
-pub(crate) mod blob_ref;
+pub(crate) mod blob_pointer;
 pub(crate) mod checksum;
 pub(crate) mod coding;
 pub(crate) mod comparator;
 pub(crate) mod compression;
-pub(crate) mod edit;
 pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod file_footer;
 pub(crate) mod file_header;
 pub(crate) mod key;
-pub(crate) mod kind;
-pub(crate) mod ledger;
-pub(crate) mod part;
+pub(crate) mod manifest_state;
+pub(crate) mod record_kind;
+pub(crate) mod shared_bytes;
 pub(crate) mod sync;
+pub(crate) mod version_edit;
 
 pub(crate) use comparator::KeyOrder;
 pub(crate) use error::{Error, ErrorKind, Result};
-pub(crate) use key::{EntryRef, KeyRef, SeqNo};
-pub(crate) use kind::RecordKind;
+pub(crate) use key::{EntryRef, InternalKey, SeqNo};
+pub(crate) use record_kind::RecordKind;

@@ -26,25 +26,25 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 /// pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Line<T>(pub(crate) T);
+pub(crate) struct CachePadded<T>(pub(crate) T);
 
 /// Things that threads should not share are there so often; each thread has one of them.
-pub(crate) const PARTS: usize = 8;
+pub(crate) const STRIPE_COUNT: usize = 8;
 
-static NEXT_PART: AtomicUsize = AtomicUsize::new(0);
+static NEXT_STRIPE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// [`PARTS`] = not chosen yet.
-    static OWN_PART: Cell<usize> = const { Cell::new(PARTS) };
+    /// [`STRIPE_COUNT`] = not chosen yet.
+    static THREAD_STRIPE: Cell<usize> = const { Cell::new(STRIPE_COUNT) };
 }
 
-/// The number of this thread's part, below [`PARTS`]. Threads take turns at choosing one. On a platform that destroys
-/// thread-locals without destructors too, a thread that ends uses part 0.
+/// The number of this thread's part, below [`STRIPE_COUNT`]. Threads take turns at choosing one. On a platform that
+/// destroys thread-locals without destructors too, a thread that ends uses part 0.
 #[inline]
-pub(crate) fn own_part() -> usize {
-    let own = OWN_PART.try_with(|own| {
-        if own.get() == PARTS {
-            own.set(NEXT_PART.fetch_add(1, Ordering::Relaxed) % PARTS);
+pub(crate) fn thread_stripe() -> usize {
+    let own = THREAD_STRIPE.try_with(|own| {
+        if own.get() == STRIPE_COUNT {
+            own.set(NEXT_STRIPE.fetch_add(1, Ordering::Relaxed) % STRIPE_COUNT);
         }
         own.get()
     });
@@ -55,9 +55,9 @@ pub(crate) fn own_part() -> usize {
 ///
 /// What a file system offers where a file can be mapped and used as memory. Whoever implements it must give the same
 /// words at every call: those who have asked once keep them.
-pub trait Words: Send + Sync + fmt::Debug {
+pub trait MappedMemory: Send + Sync + fmt::Debug {
     /// All of them. Those that stand behind the end of the file must not be touched.
-    fn words(&self) -> &[AtomicU64];
+    fn atomic_words(&self) -> &[AtomicU64];
 
     /// Whether what was flushed from the processor's caches survives power loss, so that nothing else is needed.
     fn survives_power_loss(&self) -> bool;
@@ -66,20 +66,20 @@ pub trait Words: Send + Sync + fmt::Debug {
 /// Wakes workers, and those who wait for workers. Thread safe; nothing else is locked under its lock, so it may be rung
 /// from anywhere.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
-    rings: Mutex<u64>,
-    heard: Condvar,
+pub(crate) struct WakeSignal {
+    generation: Mutex<u64>,
+    condvar: Condvar,
 }
 
-impl Bell {
-    pub(crate) fn ring(&self) {
-        *lock(&self.rings) += 1;
-        self.heard.notify_all();
+impl WakeSignal {
+    pub(crate) fn notify_all(&self) {
+        *lock(&self.generation) += 1;
+        self.condvar.notify_all();
     }
 
     /// Rings so far; take it before looking at the state that a ring announces.
-    pub(crate) fn count(&self) -> u64 {
-        *lock(&self.rings)
+    pub(crate) fn generation(&self) -> u64 {
+        *lock(&self.generation)
     }
 
     /// Waits for a ring after `seen`, at most for `ms`.
@@ -87,9 +87,9 @@ impl Bell {
         clippy::disallowed_methods,
         reason = "a timeout on a condition variable is a wait, not a clock that anybody reads"
     )]
-    pub(crate) fn wait(&self, seen: u64, ms: u64) {
-        let rings = lock(&self.rings);
+    pub(crate) fn wait_past(&self, seen: u64, ms: u64) {
+        let rings = lock(&self.generation);
         let timeout = std::time::Duration::from_millis(ms);
-        drop(self.heard.wait_timeout_while(rings, timeout, |rings| *rings == seen));
+        drop(self.condvar.wait_timeout_while(rings, timeout, |rings| *rings == seen));
     }
 }

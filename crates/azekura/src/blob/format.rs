@@ -1,68 +1,68 @@
 #![doc = include_str!("../../docs/format/blob.md")]
 
-use crate::base::coding::{Decoder, put_bytes, put_varint};
-use crate::base::edit::{BlobSection, FileId};
+use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::file_header::FileHeader;
+use crate::base::version_edit::{BlobFileSection, FileNumber};
 use crate::base::{Error, Result};
 use crate::block::BlockHandle;
 use crate::block::frame::FRAME_HEADER_LEN;
 
 /// A page of the index is cut once it has this many bytes.
-pub(crate) const PAGE_LEN: usize = 4 << 10;
+pub(crate) const INDEX_PAGE_LEN: usize = 4 << 10;
 /// Values of one section at most: ordinals are below it.
-pub(crate) const VALUES_MAX: u64 = u32::MAX as u64;
+pub(crate) const SECTION_VALUES_MAX: u64 = u32::MAX as u64;
 /// A reader that does not know the tag may skip the field.
-const IGNORABLE: u8 = 0x80;
+const FIELD_IGNORABLE: u8 = 0x80;
 /// Flag of a section: its values were copied from elsewhere.
-const REWRITTEN: u8 = 1;
+const FLAG_REWRITTEN: u8 = 1;
 
-const CREATED: u8 = 1;
-const SECTION: u8 = 2;
+const FIELD_CREATED: u8 = 1;
+const FIELD_SECTION: u8 = 2;
 
 /// What a blob file says about itself: its sections, and where their indexes are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Directory {
+pub(crate) struct BlobMetaindex {
     /// Milliseconds since 1970.
     pub(crate) created_ms: u64,
     /// In the order of their values in the file.
-    pub(crate) sections: Vec<Section>,
+    pub(crate) sections: Vec<BlobSectionIndex>,
 }
 
 /// The values of one logical file: frames that lie one behind the other, by rising ordinals.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Section {
-    pub(crate) logical: FileId,
+pub(crate) struct BlobSectionIndex {
+    pub(crate) logical: FileNumber,
     /// Whether ordinals may be missing, and offsets are not those of pointers any more.
     pub(crate) rewritten: bool,
-    pub(crate) values: u64,
+    pub(crate) value_count: u64,
     /// Of all frames.
-    pub(crate) bytes: u64,
+    pub(crate) frame_bytes: u64,
     /// Where the first frame begins.
-    pub(crate) start: u64,
-    pub(crate) pages: Vec<Page>,
+    pub(crate) start_offset: u64,
+    pub(crate) pages: Vec<BlobPageHandle>,
 }
 
 /// A page of the index of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Page {
+pub(crate) struct BlobPageHandle {
     /// The ordinal that it begins with.
-    pub(crate) first: u32,
+    pub(crate) first_ordinal: u32,
     /// Where the frame of that value begins.
     pub(crate) offset: u64,
     /// The page itself.
     pub(crate) handle: BlockHandle,
 }
 
-impl Directory {
+impl BlobMetaindex {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let (mut out, mut payload) = (Vec::new(), Vec::new());
         put_varint(&mut payload, self.created_ms);
-        out.push(CREATED);
+        out.push(FIELD_CREATED);
         put_bytes(&mut out, &payload);
         for section in &self.sections {
             payload.clear();
             section.encode(&mut payload);
-            out.push(SECTION);
+            out.push(FIELD_SECTION);
             put_bytes(&mut out, &payload);
         }
         out
@@ -72,35 +72,35 @@ impl Directory {
     ///
     /// # Errors
     /// `Corruption` for bytes that are none, or one of another file; `Unsupported` for a field that must be known.
-    pub(crate) fn decode(bytes: &[u8], offset: u64) -> Result<Directory> {
-        let mut d = Decoder::new(bytes);
+    pub(crate) fn decode(bytes: &[u8], offset: u64) -> Result<BlobMetaindex> {
+        let mut d = ByteReader::new(bytes);
         let (mut created_ms, mut sections) = (None, Vec::new());
         while !d.is_empty() {
             let tag = d.u8()?;
-            let mut payload = Decoder::new(d.bytes()?);
+            let mut payload = ByteReader::new(d.bytes()?);
             match tag {
-                CREATED if created_ms.is_none() => created_ms = Some(payload.varint()?),
-                CREATED => return Err(Error::corruption("directory has two creation times")),
-                SECTION => sections.push(Section::read(&mut payload)?),
-                _ if tag & IGNORABLE != 0 => continue,
+                FIELD_CREATED if created_ms.is_none() => created_ms = Some(payload.varint()?),
+                FIELD_CREATED => return Err(Error::corruption("directory has two creation times")),
+                FIELD_SECTION => sections.push(BlobSectionIndex::read(&mut payload)?),
+                _ if tag & FIELD_IGNORABLE != 0 => continue,
                 _ => return Err(Error::unsupported(format!("blob file field {tag} needs a newer version"))),
             }
             payload.finish()?;
         }
         let created_ms = created_ms.ok_or_else(|| Error::corruption("directory has no creation time"))?;
-        let directory = Directory { created_ms, sections };
-        directory.check(offset)?;
+        let directory = BlobMetaindex { created_ms, sections };
+        directory.check_layout(offset)?;
         Ok(directory)
     }
 
     /// Sections follow each other from the header on, then come pages, all before the directory.
-    fn check(&self, offset: u64) -> Result<()> {
+    fn check_layout(&self, offset: u64) -> Result<()> {
         let mut at = FileHeader::LEN as u64;
         for section in &self.sections {
-            if section.start != at {
+            if section.start_offset != at {
                 return Err(Error::corruption("sections of the blob file do not follow each other"));
             }
-            at = section.end();
+            at = section.end_offset();
         }
         for page in self.sections.iter().flat_map(|section| &section.pages) {
             if page.handle.offset != at {
@@ -108,7 +108,7 @@ impl Directory {
             }
             at = page.handle.end()?;
         }
-        let mut logical: Vec<FileId> = self.sections.iter().map(|section| section.logical).collect();
+        let mut logical: Vec<FileNumber> = self.sections.iter().map(|section| section.logical).collect();
         logical.sort_unstable();
         if at != offset || logical.is_empty() || !logical.is_sorted_by(|a, b| a < b) {
             return Err(Error::corruption("directory does not fit its blob file"));
@@ -117,58 +117,67 @@ impl Directory {
     }
 
     /// The section of a logical file. There are few.
-    pub(crate) fn section(&self, logical: FileId) -> Option<&Section> {
+    pub(crate) fn section(&self, logical: FileNumber) -> Option<&BlobSectionIndex> {
         self.sections.iter().find(|section| section.logical == logical)
     }
 
     /// As the manifest names them.
-    pub(crate) fn summary(&self) -> Vec<BlobSection> {
-        let summary = |section: &Section| BlobSection {
-            logical: section.logical,
-            values: section.values,
-            bytes: section.bytes,
+    pub(crate) fn section_metas(&self) -> Vec<BlobFileSection> {
+        let summary = |section: &BlobSectionIndex| BlobFileSection {
+            logical_file: section.logical,
+            values: section.value_count,
+            bytes: section.frame_bytes,
             rewritten: section.rewritten,
         };
         self.sections.iter().map(summary).collect()
     }
 
     /// Memory held, in bytes.
-    pub(crate) fn memory(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         let pages: usize = self.sections.iter().map(|section| section.pages.len()).sum();
-        self.sections.len() * size_of::<Section>() + pages * size_of::<Page>()
+        self.sections.len() * size_of::<BlobSectionIndex>() + pages * size_of::<BlobPageHandle>()
     }
 }
 
-impl Section {
+impl BlobSectionIndex {
     fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.logical.0);
-        out.push(if self.rewritten { REWRITTEN } else { 0 });
-        put_varint(out, self.values);
-        put_varint(out, self.bytes);
-        put_varint(out, self.start);
+        out.push(if self.rewritten { FLAG_REWRITTEN } else { 0 });
+        put_varint(out, self.value_count);
+        put_varint(out, self.frame_bytes);
+        put_varint(out, self.start_offset);
         put_varint(out, self.pages.len() as u64);
-        let (mut first, mut offset) = (0, self.start);
+        let (mut first, mut offset) = (0, self.start_offset);
         for page in &self.pages {
-            put_varint(out, u64::from(page.first - first));
+            put_varint(out, u64::from(page.first_ordinal - first));
             put_varint(out, page.offset - offset);
             page.handle.encode(out);
-            (first, offset) = (page.first, page.offset);
+            (first, offset) = (page.first_ordinal, page.offset);
         }
     }
 
-    fn read(d: &mut Decoder<'_>) -> Result<Section> {
-        let logical = FileId(d.varint()?);
+    fn read(d: &mut ByteReader<'_>) -> Result<BlobSectionIndex> {
+        let logical = FileNumber(d.varint()?);
         let flags = d.u8()?;
         let (values, bytes, start) = (d.varint()?, d.varint()?, d.varint()?);
-        if flags & !REWRITTEN != 0 {
+        if flags & !FLAG_REWRITTEN != 0 {
             return Err(Error::unsupported(format!("flags {flags:#x} of a section need a newer version")));
         }
-        let mut section =
-            Section { logical, rewritten: flags & REWRITTEN != 0, values, bytes, start, pages: Vec::new() };
+        let mut section = BlobSectionIndex {
+            logical,
+            rewritten: flags & FLAG_REWRITTEN != 0,
+            value_count: values,
+            frame_bytes: bytes,
+            start_offset: start,
+            pages: Vec::new(),
+        };
         let ends = start.checked_add(bytes).is_some();
         let count = d.varint()?;
         // Frames have headers, and a page takes four bytes here at least: memory stays in proportion to the file.
-        if !ends || values > VALUES_MAX || values > bytes / FRAME_HEADER_LEN as u64 || count > d.rest().len() as u64 / 4
+        if !ends
+            || values > SECTION_VALUES_MAX
+            || values > bytes / FRAME_HEADER_LEN as u64
+            || count > d.rest().len() as u64 / 4
         {
             return Err(Error::corruption("section declares lengths that it cannot have"));
         }
@@ -180,45 +189,44 @@ impl Section {
             let next = first.checked_add(ordinals).zip(offset.checked_add(bytes));
             let moved = at == 0 || (ordinals > 0 && bytes > 0);
             (first, offset) = next
-                .filter(|(_, offset)| moved && *offset < section.end())
+                .filter(|(_, offset)| moved && *offset < section.end_offset())
                 .ok_or_else(|| Error::corruption("pages of a section are not in order"))?;
-            section.pages.push(Page { first, offset, handle });
+            section.pages.push(BlobPageHandle { first_ordinal: first, offset, handle });
         }
-        let sound = section
-            .pages
-            .first()
-            .is_some_and(|page| page.offset == start && (section.rewritten || page.first == 0) && count <= values);
+        let sound = section.pages.first().is_some_and(|page| {
+            page.offset == start && (section.rewritten || page.first_ordinal == 0) && count <= values
+        });
         if sound { Ok(section) } else { Err(Error::corruption("section does not begin with its first page")) }
     }
 
     /// Where the last frame ends; that it fits was checked.
-    pub(crate) fn end(&self) -> u64 {
-        self.start + self.bytes
+    pub(crate) fn end_offset(&self) -> u64 {
+        self.start_offset + self.frame_bytes
     }
 
     /// The page that `ordinal` is on if it is anywhere, and where the frames end that the page leads to.
-    pub(crate) fn page_of(&self, ordinal: u32) -> Option<(&Page, u64)> {
-        let at = self.pages.partition_point(|page| page.first <= ordinal).checked_sub(1)?;
-        Some((&self.pages[at], self.end_of_page(at)))
+    pub(crate) fn page_for_ordinal(&self, ordinal: u32) -> Option<(&BlobPageHandle, u64)> {
+        let at = self.pages.partition_point(|page| page.first_ordinal <= ordinal).checked_sub(1)?;
+        Some((&self.pages[at], self.page_end_offset(at)))
     }
 
     /// Where the frames end that the `at`-th page leads to.
-    pub(crate) fn end_of_page(&self, at: usize) -> u64 {
-        self.pages.get(at + 1).map_or(self.end(), |next| next.offset)
+    pub(crate) fn page_end_offset(&self, at: usize) -> u64 {
+        self.pages.get(at + 1).map_or(self.end_offset(), |next| next.offset)
     }
 
     /// Where an ordinal of a section as first written lies, if `pointed`, offset and length, can be that at all.
-    pub(crate) fn vouch(&self, ordinal: u32, pointed: BlockHandle) -> Option<BlockHandle> {
-        let (page, end) = self.page_of(ordinal)?;
+    pub(crate) fn check_pointer(&self, ordinal: u32, pointed: BlockHandle) -> Option<BlockHandle> {
+        let (page, end) = self.page_for_ordinal(ordinal)?;
         let inside = pointed.offset >= page.offset && pointed.end().is_ok_and(|to| to <= end);
-        let starts = (ordinal == page.first) == (pointed.offset == page.offset);
-        (u64::from(ordinal) < self.values && inside && starts).then_some(pointed)
+        let starts = (ordinal == page.first_ordinal) == (pointed.offset == page.offset);
+        (u64::from(ordinal) < self.value_count && inside && starts).then_some(pointed)
     }
 }
 
 /// The entries of a page: ordinals and the frames they lead to.
-pub(crate) struct PageWalk<'a> {
-    d: Decoder<'a>,
+pub(crate) struct BlobIndexPageIter<'a> {
+    d: ByteReader<'a>,
     /// Of the next entry, less what it adds.
     ordinal: u32,
     offset: u64,
@@ -226,10 +234,16 @@ pub(crate) struct PageWalk<'a> {
     started: bool,
 }
 
-impl<'a> PageWalk<'a> {
+impl<'a> BlobIndexPageIter<'a> {
     /// Over the bytes of `page`, which leads to frames that end at `end`.
-    pub(crate) fn new(bytes: &'a [u8], page: &Page, end: u64) -> PageWalk<'a> {
-        PageWalk { d: Decoder::new(bytes), ordinal: page.first, offset: page.offset, end, started: false }
+    pub(crate) fn new(bytes: &'a [u8], page: &BlobPageHandle, end: u64) -> BlobIndexPageIter<'a> {
+        BlobIndexPageIter {
+            d: ByteReader::new(bytes),
+            ordinal: page.first_ordinal,
+            offset: page.offset,
+            end,
+            started: false,
+        }
     }
 
     /// # Errors
@@ -257,7 +271,7 @@ impl<'a> PageWalk<'a> {
 }
 
 /// Appends an entry of a page: how far behind the ordinal before, and the length of the frame.
-pub(crate) fn put_page_entry(out: &mut Vec<u8>, gap: u32, len: u64) {
+pub(crate) fn put_index_page_entry(out: &mut Vec<u8>, gap: u32, len: u64) {
     put_varint(out, u64::from(gap));
     put_varint(out, len);
 }
@@ -267,17 +281,21 @@ mod tests {
     use super::*;
     use crate::base::ErrorKind;
 
-    fn some() -> Directory {
-        let page = |first, offset, at| Page { first, offset, handle: BlockHandle { offset: at, len: 30 } };
-        let section = |logical, rewritten, start, bytes, pages| Section {
-            logical: FileId(logical),
+    fn sample_metaindex() -> BlobMetaindex {
+        let page = |first, offset, at| BlobPageHandle {
+            first_ordinal: first,
+            offset,
+            handle: BlockHandle { offset: at, len: 30 },
+        };
+        let section = |logical, rewritten, start, bytes, pages| BlobSectionIndex {
+            logical: FileNumber(logical),
             rewritten,
-            values: 7,
-            bytes,
-            start,
+            value_count: 7,
+            frame_bytes: bytes,
+            start_offset: start,
             pages,
         };
-        Directory {
+        BlobMetaindex {
             created_ms: 1 << 40,
             sections: vec![
                 section(9, false, 64, 300, vec![page(0, 64, 664), page(3, 164, 694)]),
@@ -288,45 +306,45 @@ mod tests {
 
     #[test]
     fn directories_round_trip_and_no_prefix_is_one() {
-        let bytes = some().encode();
-        assert_eq!(Directory::decode(&bytes, 754).unwrap(), some());
+        let bytes = sample_metaindex().encode();
+        assert_eq!(BlobMetaindex::decode(&bytes, 754).unwrap(), sample_metaindex());
         for cut in 0..bytes.len() {
-            assert!(Directory::decode(&bytes[..cut], 754).is_err());
+            assert!(BlobMetaindex::decode(&bytes[..cut], 754).is_err());
         }
-        assert!(Directory::decode(&bytes, 753).is_err(), "of another file");
+        assert!(BlobMetaindex::decode(&bytes, 753).is_err(), "of another file");
         let mut newer = bytes.clone();
         newer.extend_from_slice(&[0x83, 1, 9]);
-        assert_eq!(Directory::decode(&newer, 754).unwrap(), some());
+        assert_eq!(BlobMetaindex::decode(&newer, 754).unwrap(), sample_metaindex());
         newer.extend_from_slice(&[3, 1, 9]);
-        assert_eq!(Directory::decode(&newer, 754).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(BlobMetaindex::decode(&newer, 754).unwrap_err().kind(), ErrorKind::Unsupported);
     }
 
     #[test]
-    fn directories_that_contradict_themselves_are_refused() {
-        type Change = fn(&mut Directory);
-        let changes: [(&str, Change); 9] = [
-            ("the same logical file twice", |d| d.sections[1].logical = FileId(9)),
-            ("a gap between sections", |d| (d.sections[1].start, d.sections[1].pages[0].offset) = (365, 365)),
-            ("sections overlap", |d| d.sections[0].bytes += 1),
-            ("more values than frames fit", |d| d.sections[0].values = 19),
+    fn inconsistent_metaindex_is_corruption() {
+        type MetaindexChange = fn(&mut BlobMetaindex);
+        let changes: [(&str, MetaindexChange); 9] = [
+            ("the same logical file twice", |d| d.sections[1].logical = FileNumber(9)),
+            ("a gap between sections", |d| (d.sections[1].start_offset, d.sections[1].pages[0].offset) = (365, 365)),
+            ("sections overlap", |d| d.sections[0].frame_bytes += 1),
+            ("more values than frames fit", |d| d.sections[0].value_count = 19),
             ("a section without a page", |d| d.sections[1].pages.clear()),
-            ("a section that begins in the middle", |d| d.sections[0].pages[0].first = 1),
+            ("a section that begins in the middle", |d| d.sections[0].pages[0].first_ordinal = 1),
             ("a page behind the end", |d| d.sections[0].pages[1].offset = 365),
             ("pages that do not follow each other", |d| d.sections[1].pages[0].handle.offset += 1),
             ("nothing at all", |d| d.sections.clear()),
         ];
         for (what, change) in changes {
-            let mut bad = some();
+            let mut bad = sample_metaindex();
             change(&mut bad);
-            assert_eq!(Directory::decode(&bad.encode(), 754).unwrap_err().kind(), ErrorKind::Corruption, "{what}");
+            assert_eq!(BlobMetaindex::decode(&bad.encode(), 754).unwrap_err().kind(), ErrorKind::Corruption, "{what}");
         }
     }
 
     #[test]
-    fn a_pointer_is_vouched_for_only_where_its_page_lies() {
-        let directory = some();
-        let section = directory.section(FileId(9)).unwrap();
-        let vouched = |ordinal, offset, len| section.vouch(ordinal, BlockHandle { offset, len }).is_some();
+    fn pointer_outside_its_page_is_refused() {
+        let directory = sample_metaindex();
+        let section = directory.section(FileNumber(9)).unwrap();
+        let vouched = |ordinal, offset, len| section.check_pointer(ordinal, BlockHandle { offset, len }).is_some();
         assert!(vouched(0, 64, 20) && vouched(1, 84, 80) && vouched(3, 164, 30) && vouched(6, 300, 64));
         assert!(!vouched(0, 84, 20) && !vouched(1, 64, 20), "another ordinal of the page");
         assert!(!vouched(1, 84, 81) && !vouched(3, 84, 20), "of another page");
@@ -336,24 +354,24 @@ mod tests {
 
     #[test]
     fn pages_lead_from_frame_to_frame_to_their_end() {
-        let page = Page { first: 10, offset: 100, handle: BlockHandle::default() };
+        let page = BlobPageHandle { first_ordinal: 10, offset: 100, handle: BlockHandle::default() };
         let mut bytes = Vec::new();
         for (gap, len) in [(0, 20), (1, 30), (5, 50)] {
-            put_page_entry(&mut bytes, gap, len);
+            put_index_page_entry(&mut bytes, gap, len);
         }
-        let walk = |bytes: &[u8], end| -> Result<Vec<(u32, u64)>> {
-            let (mut walk, mut out) = (PageWalk::new(bytes, &page, end), Vec::new());
-            while let Some((ordinal, handle)) = walk.next()? {
+        let iter = |bytes: &[u8], end| -> Result<Vec<(u32, u64)>> {
+            let (mut iter, mut out) = (BlobIndexPageIter::new(bytes, &page, end), Vec::new());
+            while let Some((ordinal, handle)) = iter.next()? {
                 out.push((ordinal, handle.offset));
             }
             Ok(out)
         };
-        assert_eq!(walk(&bytes, 200).unwrap(), [(10, 100), (11, 120), (16, 150)]);
+        assert_eq!(iter(&bytes, 200).unwrap(), [(10, 100), (11, 120), (16, 150)]);
         for (bytes, end) in [(&bytes[..], 199), (&bytes[..], 201), (&bytes[..4], 200), (&[], 100), (&[0, 100], 199)] {
-            assert!(walk(bytes, end).is_err());
+            assert!(iter(bytes, end).is_err());
         }
         for bad in [&[1, 100][..], &[0, 50, 0, 50], &[0, 84, 1, 15, 1, 1], &[0, 0xff, 0xff, 0xff, 0xff, 0x7f]] {
-            assert!(walk(bad, 200).is_err(), "{bad:?}");
+            assert!(iter(bad, 200).is_err(), "{bad:?}");
         }
     }
 }

@@ -8,16 +8,16 @@
 //! - a value verifies before it is handed out: its frame's checksum, its length, the section that names it;
 //! - whatever bytes the file has, reading ends, in memory bounded by the file's size.
 //!
-//! Layout: `docs/format/blob.md`. Rooms in reading order: [`format`] (directory, sections, pages), [`writer`],
-//! [`early`] (values that are pointed to before the file is finished), [`reader`], [`verify`], [`liveness`] (which
-//! values are referenced), [`unsealed`] (files that were never finished).
+//! Layout: `docs/format/blob.md`. Rooms in reading order: [`format`](mod@format) (directory, sections, pages),
+//! [`writer`], [`direct_writer`] (values that are pointed to before the file is finished), [`reader`], [`verify`],
+//! [`live_blobs`] (which values are referenced), [`unfinished`] (files that were never finished).
 
-pub(crate) mod early;
+pub(crate) mod direct_writer;
 pub(crate) mod format;
-pub(crate) mod liveness;
+pub(crate) mod live_blobs;
 pub(crate) mod reader;
 #[cfg(test)]
 mod tests;
-pub(crate) mod unsealed;
+pub(crate) mod unfinished;
 pub(crate) mod verify;
 pub(crate) mod writer;

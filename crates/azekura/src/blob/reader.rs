@@ -4,81 +4,81 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::base::blob_ref::BlobRef;
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::compression::{Codec, decompress};
-use crate::base::edit::{BlobMeta, FileId};
 use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
-use crate::blob::format::{Directory, PageWalk, Section};
-use crate::block::cached::{BlobPage, BlobValue, Cacheable};
-use crate::block::frame::{FRAME_HEADER_LEN, Frame, open_frame};
+use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobSectionIndex};
+use crate::block::cached_block::{Cacheable, CachedBlobIndexPage, CachedBlobValue};
+use crate::block::frame::{BlockFrame, FRAME_HEADER_LEN, open_frame};
 use crate::block::{BlockCache, BlockHandle, BlockKind};
 use crate::mem::slice::Slice;
 use crate::vfs::File;
-use crate::vfs::ahead::{ReadAhead, Wanted};
-use crate::vfs::files::DataFiles;
+use crate::vfs::open_files::DataFiles;
+use crate::vfs::read_ahead::{ReadAhead, ReadAheadRequest};
 
 /// What opening reads at once from the end of the file.
 const TAIL_LEN: u64 = 4 << 10;
 /// Of values beyond this it is asked first whether there is memory.
-const LARGE: usize = 1 << 20;
+const CHECKED_ALLOCATION_MIN: usize = 1 << 20;
 
 /// A blob file, opened when it is first read from. Thread safe; holds no file open by itself, and in memory no more
 /// than the directory.
 pub(crate) struct BlobFile {
     files: DataFiles,
     cache: Arc<BlockCache>,
-    id: FileId,
-    extent: Extent,
+    id: FileNumber,
+    extent: BlobFileExtent,
 }
 
 /// How much of a file there is to read.
-enum Extent {
+enum BlobFileExtent {
     /// All of it, so many bytes, with an index at its end.
-    Whole { size: u64, opened: OnceLock<Opened> },
+    Finished { size: u64, opened: OnceLock<BlobFileHead> },
     /// Values up to `end`, which moves on, and no index; `file` is who writes them, if anybody does.
     Growing { file: Option<Arc<dyn File>>, file_id: [u8; 16], end: AtomicU64 },
 }
 
 /// What one who walks over values of a file has read beyond the last.
-pub(crate) struct ValuesAhead {
-    ahead: ReadAhead,
+pub(crate) struct BlobReadAhead {
+    read_ahead: ReadAhead,
     /// Where the frame behind the last one begins.
     expected: u64,
 }
 
-impl ValuesAhead {
+impl BlobReadAhead {
     /// For a walk that may go anywhere: it reads ahead once values follow each other.
-    pub(crate) fn adaptive() -> ValuesAhead {
-        ValuesAhead { ahead: ReadAhead::adaptive(), expected: 0 }
+    pub(crate) fn adaptive() -> BlobReadAhead {
+        BlobReadAhead { read_ahead: ReadAhead::adaptive(), expected: 0 }
     }
 
     /// For one that reads front to back: it reads ahead at once.
-    pub(crate) fn eager() -> ValuesAhead {
-        ValuesAhead { ahead: ReadAhead::eager(), expected: 0 }
+    pub(crate) fn eager() -> BlobReadAhead {
+        BlobReadAhead { read_ahead: ReadAhead::eager(), expected: 0 }
     }
 
     /// The walk comes to the frame at `handle`, wherever it will find it.
-    fn come(&mut self, handle: BlockHandle) {
+    fn advance_to(&mut self, handle: BlockHandle) {
         if handle.offset != self.expected {
-            self.ahead.jump();
+            self.read_ahead.reset();
         }
-        self.ahead.pass();
+        self.read_ahead.note_sequential_read();
         self.expected = handle.offset.saturating_add(handle.len);
     }
 }
 
 /// What is known of the file once its header and its end were read.
-pub(crate) struct Opened {
+pub(crate) struct BlobFileHead {
     pub(crate) file_id: [u8; 16],
-    pub(crate) directory: Directory,
+    pub(crate) metaindex: BlobMetaindex,
 }
 
 impl BlobFile {
     /// The file of that number, which has `size` bytes. `files` are blob files.
-    pub(crate) fn new(files: DataFiles, cache: Arc<BlockCache>, id: FileId, size: u64) -> BlobFile {
-        BlobFile { files, cache, id, extent: Extent::Whole { size, opened: OnceLock::new() } }
+    pub(crate) fn new(files: DataFiles, cache: Arc<BlockCache>, id: FileNumber, size: u64) -> BlobFile {
+        BlobFile { files, cache, id, extent: BlobFileExtent::Finished { size, opened: OnceLock::new() } }
     }
 
     /// The file of that number while it has no index: values of its own number up to `end` are read where pointers
@@ -86,17 +86,17 @@ impl BlobFile {
     pub(crate) fn growing(
         files: DataFiles,
         cache: Arc<BlockCache>,
-        id: FileId,
+        id: FileNumber,
         file: Option<Arc<dyn File>>,
         file_id: [u8; 16],
         end: u64,
     ) -> BlobFile {
-        BlobFile { files, cache, id, extent: Extent::Growing { file, file_id, end: AtomicU64::new(end) } }
+        BlobFile { files, cache, id, extent: BlobFileExtent::Growing { file, file_id, end: AtomicU64::new(end) } }
     }
 
     /// A growing file has values up to `end` now.
     pub(crate) fn grow_to(&self, end: u64) {
-        if let Extent::Growing { end: known, .. } = &self.extent {
+        if let BlobFileExtent::Growing { end: known, .. } = &self.extent {
             known.store(end, Ordering::Release);
         }
     }
@@ -104,22 +104,22 @@ impl BlobFile {
     /// What there is to read, in bytes.
     pub(crate) fn size(&self) -> u64 {
         match &self.extent {
-            Extent::Whole { size, .. } => *size,
-            Extent::Growing { end, .. } => end.load(Ordering::Acquire),
+            BlobFileExtent::Finished { size, .. } => *size,
+            BlobFileExtent::Growing { end, .. } => end.load(Ordering::Acquire),
         }
     }
 
     fn file(&self) -> Result<Arc<dyn File>> {
         match &self.extent {
-            Extent::Growing { file: Some(file), .. } => Ok(Arc::clone(file)),
-            Extent::Whole { .. } | Extent::Growing { .. } => self.files.file(self.id),
+            BlobFileExtent::Growing { file: Some(file), .. } => Ok(Arc::clone(file)),
+            BlobFileExtent::Finished { .. } | BlobFileExtent::Growing { .. } => self.files.get(self.id),
         }
     }
 
     fn file_id(&self) -> Result<&[u8; 16]> {
         match &self.extent {
-            Extent::Whole { .. } => Ok(&self.opened()?.file_id),
-            Extent::Growing { file_id, .. } => Ok(file_id),
+            BlobFileExtent::Finished { .. } => Ok(&self.head()?.file_id),
+            BlobFileExtent::Growing { file_id, .. } => Ok(file_id),
         }
     }
 
@@ -127,11 +127,11 @@ impl BlobFile {
     ///
     /// # Errors
     /// `Corruption`, `Unsupported` or `Io` if it cannot be opened.
-    pub(crate) fn describe(files: &DataFiles, cache: &Arc<BlockCache>, id: FileId) -> Result<BlobMeta> {
-        let size = files.file(id)?.length()?;
+    pub(crate) fn read_meta(files: &DataFiles, cache: &Arc<BlockCache>, id: FileNumber) -> Result<BlobFileMeta> {
+        let size = files.get(id)?.length()?;
         let file = BlobFile::new(files.clone(), Arc::clone(cache), id, size);
-        let directory = &file.opened()?.directory;
-        Ok(BlobMeta { id, size, created_ms: directory.created_ms, sections: directory.summary() })
+        let directory = &file.head()?.metaindex;
+        Ok(BlobFileMeta { number: id, size, created_ms: directory.created_ms, sections: directory.section_metas() })
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -139,17 +139,17 @@ impl BlobFile {
     }
 
     /// What is held outside of the cache now, in bytes.
-    pub(crate) fn held_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         let directory = match &self.extent {
-            Extent::Whole { opened, .. } => opened.get().map_or(0, |opened| opened.directory.memory()),
-            Extent::Growing { .. } => 0,
+            BlobFileExtent::Finished { opened, .. } => opened.get().map_or(0, |opened| opened.metaindex.memory_bytes()),
+            BlobFileExtent::Growing { .. } => 0,
         };
         (size_of::<BlobFile>() + directory) as u64
     }
 
     /// Names the file, and the offset where there is none yet.
     #[cold]
-    pub(crate) fn locate(&self, error: Error, offset: u64) -> Error {
+    pub(crate) fn with_location(&self, error: Error, offset: u64) -> Error {
         error.at_offset(offset).in_file(self.path())
     }
 
@@ -157,22 +157,22 @@ impl BlobFile {
     ///
     /// # Errors
     /// `Corruption` if it is no blob file of that length, `Unsupported` if a newer version wrote it.
-    pub(crate) fn opened(&self) -> Result<&Opened> {
-        let Extent::Whole { opened: kept, .. } = &self.extent else {
+    pub(crate) fn head(&self) -> Result<&BlobFileHead> {
+        let BlobFileExtent::Finished { opened: kept, .. } = &self.extent else {
             return Err(Error::corruption("blob file has no index yet").in_file(self.path()));
         };
         if let Some(opened) = kept.get() {
             return Ok(opened);
         }
-        let opened = self.open().map_err(|error| error.in_file(self.path()))?;
+        let opened = self.read_head().map_err(|error| error.in_file(self.path()))?;
         Ok(kept.get_or_init(|| opened))
     }
 
     /// Reads header and end of the file.
     ///
     /// # Errors
-    /// As for [`opened`](BlobFile::opened).
-    pub(crate) fn open(&self) -> Result<Opened> {
+    /// As for [`opened`](BlobFile::head).
+    pub(crate) fn read_head(&self) -> Result<BlobFileHead> {
         let (file, size) = (self.file()?, self.size());
         let found = file.length()?;
         if found != size || found < (FileHeader::LEN + FileFooter::LEN) as u64 {
@@ -186,14 +186,14 @@ impl BlobFile {
         let footer = tail.last_chunk().expect("the file is longer than a footer");
         let at = size - FileFooter::LEN as u64;
         let footer = FileFooter::decode(FileKind::Blob, footer, &file_id, size).map_err(|e| e.at_offset(at))?;
-        let frame = match footer.offset.checked_sub(start) {
+        let frame = match footer.metaindex_offset.checked_sub(start) {
             Some(from) => tail[from as usize..(at - start) as usize].to_vec(),
-            None => self.read_bytes(footer.offset, footer.len)?,
+            None => self.read_bytes(footer.metaindex_offset, footer.metaindex_len)?,
         };
-        let directory = open_frame(frame.into(), &file_id, footer.offset, BlockKind::Directory)
-            .and_then(|body| Directory::decode(&body, footer.offset))
-            .map_err(|error| error.at_offset(footer.offset))?;
-        Ok(Opened { file_id, directory })
+        let directory = open_frame(frame.into(), &file_id, footer.metaindex_offset, BlockKind::Metaindex)
+            .and_then(|body| BlobMetaindex::decode(&body, footer.metaindex_offset))
+            .map_err(|error| error.at_offset(footer.metaindex_offset))?;
+        Ok(BlobFileHead { file_id, metaindex: directory })
     }
 
     /// Bytes of the file, none of them past its end.
@@ -215,33 +215,38 @@ impl BlobFile {
     /// # Errors
     /// `Corruption` if there is no such value or it does not verify, `Unsupported` if a newer version wrote it, or
     /// `Io`.
-    pub(crate) fn read(&self, pointer: &BlobRef, fill_cache: bool) -> Result<Slice> {
-        self.value(pointer, fill_cache, None).map(|value| value.slice())
+    pub(crate) fn read(&self, pointer: &BlobPointer, fill_cache: bool) -> Result<Slice> {
+        self.cached_value(pointer, fill_cache, None).map(|value| value.slice())
     }
 
-    /// As [`read`](BlobFile::read), for one who walks over pointers: while their values follow each other, what lies
-    /// behind is read ahead into `ahead`.
+    /// As [`read_blob`](BlobFile::read_blob), for one who walks over pointers: while their values follow each other,
+    /// what lies behind is read ahead into `ahead`.
     ///
     /// # Errors
-    /// As for [`read`](BlobFile::read).
-    pub(crate) fn read_on(&self, pointer: &BlobRef, fill_cache: bool, ahead: &mut ValuesAhead) -> Result<Slice> {
-        self.value(pointer, fill_cache, Some(ahead)).map(|value| value.slice())
+    /// As for [`read_blob`](BlobFile::read_blob).
+    pub(crate) fn read_sequential(
+        &self,
+        pointer: &BlobPointer,
+        fill_cache: bool,
+        ahead: &mut BlobReadAhead,
+    ) -> Result<Slice> {
+        self.cached_value(pointer, fill_cache, Some(ahead)).map(|value| value.slice())
     }
 
-    fn value(
+    fn cached_value(
         &self,
-        pointer: &BlobRef,
+        pointer: &BlobPointer,
         fill_cache: bool,
-        mut ahead: Option<&mut ValuesAhead>,
-    ) -> Result<Arc<BlobValue>> {
-        let handle = self.find(pointer).map_err(|error| self.locate(error, pointer.offset))?;
+        mut ahead: Option<&mut BlobReadAhead>,
+    ) -> Result<Arc<CachedBlobValue>> {
+        let handle = self.find_frame(pointer).map_err(|error| self.with_location(error, pointer.frame_offset))?;
         if let Some(ahead) = &mut ahead {
-            ahead.come(handle);
+            ahead.advance_to(handle);
         }
-        let value = match self.cache.get::<BlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
+        let value = match self.cache.get::<CachedBlobValue>(self.id, handle.offset, BlockKind::Blob, None) {
             Some(value) => value,
             None => {
-                let value = self.load(handle, ahead).map_err(|error| self.locate(error, handle.offset))?;
+                let value = self.load_value(handle, ahead).map_err(|error| self.with_location(error, handle.offset))?;
                 let value = Arc::new(value);
                 if fill_cache {
                     self.cache.insert(self.id, handle.offset, BlockKind::Blob, &value, None, false);
@@ -249,36 +254,43 @@ impl BlobFile {
                 value
             }
         };
-        if value.len() != pointer.len as usize {
+        if value.len() != pointer.value_len as usize {
             let error = Error::corruption("value has another length than its pointer says");
-            return Err(self.locate(error, handle.offset));
+            return Err(self.with_location(error, handle.offset));
         }
         Ok(value)
     }
 
     /// The frame of the value that `pointer` leads to.
-    fn find(&self, pointer: &BlobRef) -> Result<BlockHandle> {
-        let pointed = BlockHandle { offset: pointer.offset, len: pointer.stored };
-        if let Extent::Growing { .. } = &self.extent {
-            let is_here = pointer.logical == self.id && pointer.offset >= FileHeader::LEN as u64;
-            return if is_here { Ok(pointed) } else { Err(no_such_value()) };
+    fn find_frame(&self, pointer: &BlobPointer) -> Result<BlockHandle> {
+        let pointed = BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len };
+        if let BlobFileExtent::Growing { .. } = &self.extent {
+            let is_here = pointer.logical_file == self.id && pointer.frame_offset >= FileHeader::LEN as u64;
+            return if is_here { Ok(pointed) } else { Err(no_such_value_error()) };
         }
-        let opened = self.opened()?;
-        let section = opened.directory.section(pointer.logical);
+        let opened = self.head()?;
+        let section = opened.metaindex.section(pointer.logical_file);
         let section = section.ok_or_else(|| Error::corruption("blob file has no values of the file pointed to"))?;
         let found = match section.rewritten {
-            false => section.vouch(pointer.ordinal, pointed),
-            true => self.find_rewritten(opened, section, pointer.ordinal)?.filter(|frame| frame.len == pointed.len),
+            false => section.check_pointer(pointer.ordinal, pointed),
+            true => {
+                self.find_rewritten_frame(opened, section, pointer.ordinal)?.filter(|frame| frame.len == pointed.len)
+            }
         };
-        found.ok_or_else(no_such_value)
+        found.ok_or_else(no_such_value_error)
     }
 
     /// The frame of an ordinal in a section whose offsets are not those of pointers: its index tells.
-    fn find_rewritten(&self, opened: &Opened, section: &Section, ordinal: u32) -> Result<Option<BlockHandle>> {
-        let Some((page, end)) = section.page_of(ordinal) else { return Ok(None) };
-        let bytes = self.page(opened, page.handle)?;
-        let mut walk = PageWalk::new(&bytes, page, end);
-        while let Some((found, frame)) = walk.next().map_err(|error| error.at_offset(page.handle.offset))? {
+    fn find_rewritten_frame(
+        &self,
+        opened: &BlobFileHead,
+        section: &BlobSectionIndex,
+        ordinal: u32,
+    ) -> Result<Option<BlockHandle>> {
+        let Some((page, end)) = section.page_for_ordinal(ordinal) else { return Ok(None) };
+        let bytes = self.cached_page(opened, page.handle)?;
+        let mut iter = BlobIndexPageIter::new(&bytes, page, end);
+        while let Some((found, frame)) = iter.next().map_err(|error| error.at_offset(page.handle.offset))? {
             if found >= ordinal {
                 return Ok((found == ordinal).then_some(frame));
             }
@@ -287,8 +299,8 @@ impl BlobFile {
     }
 
     /// A page of an index, by way of the cache.
-    fn page(&self, opened: &Opened, handle: BlockHandle) -> Result<Arc<BlobPage>> {
-        if let Some(page) = self.cache.get::<BlobPage>(self.id, handle.offset, BlockKind::BlobIndex, None) {
+    fn cached_page(&self, opened: &BlobFileHead, handle: BlockHandle) -> Result<Arc<CachedBlobIndexPage>> {
+        if let Some(page) = self.cache.get::<CachedBlobIndexPage>(self.id, handle.offset, BlockKind::BlobIndex, None) {
             return Ok(page);
         }
         let page = Arc::new(self.read_page(opened, handle)?);
@@ -297,38 +309,38 @@ impl BlobFile {
     }
 
     /// A page of an index, past the cache.
-    pub(crate) fn read_page(&self, opened: &Opened, handle: BlockHandle) -> Result<BlobPage> {
+    pub(crate) fn read_page(&self, opened: &BlobFileHead, handle: BlockHandle) -> Result<CachedBlobIndexPage> {
         let bytes = self.read_bytes(handle.offset, handle.len)?;
         let body = open_frame(bytes.into(), &opened.file_id, handle.offset, BlockKind::BlobIndex);
-        body.and_then(BlobPage::decode_body).map_err(|error| error.at_offset(handle.offset))
+        body.and_then(CachedBlobIndexPage::decode_body).map_err(|error| error.at_offset(handle.offset))
     }
 
     /// Reads a value, into the bytes that are handed out of it.
-    fn load(&self, handle: BlockHandle, ahead: Option<&mut ValuesAhead>) -> Result<BlobValue> {
+    fn load_value(&self, handle: BlockHandle, ahead: Option<&mut BlobReadAhead>) -> Result<CachedBlobValue> {
         let bytes = match ahead {
             Some(ahead) => self.read_window(handle, ahead)?,
             None => None,
         };
         let bytes = bytes.map_or_else(|| self.read_shared(handle), Ok)?;
-        let frame = Frame::check(&bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
+        let frame = BlockFrame::check(&bytes, self.file_id()?, handle.offset, BlockKind::Blob)?;
         if frame.codec == Codec::None {
-            return Ok(BlobValue::new(bytes, FRAME_HEADER_LEN));
+            return Ok(CachedBlobValue::new(bytes, FRAME_HEADER_LEN));
         }
-        let mut raw = zeroed(frame.raw_len)?;
-        decompress(frame.codec, frame.stored, sole(&mut raw))?;
-        Ok(BlobValue::new(raw, 0))
+        let mut raw = zeroed_bytes(frame.raw_len)?;
+        decompress(frame.codec, frame.stored, unique_mut(&mut raw))?;
+        Ok(CachedBlobValue::new(raw, 0))
     }
 
     /// The frame's bytes out of what was read ahead, which may read more ahead; none where it does not.
-    fn read_window(&self, handle: BlockHandle, ahead: &mut ValuesAhead) -> Result<Option<Arc<[u8]>>> {
+    fn read_window(&self, handle: BlockHandle, ahead: &mut BlobReadAhead) -> Result<Option<Arc<[u8]>>> {
         let size = self.size();
-        if let Wanted::Window(len) = ahead.ahead.wanted(handle.offset, handle.len)
+        if let ReadAheadRequest::Ahead(len) = ahead.read_ahead.request_for(handle.offset, handle.len)
             && handle.end()? <= size
         {
             let bytes = self.read_bytes(handle.offset, len.min(size - handle.offset))?;
-            ahead.ahead.fill(handle.offset, bytes);
+            ahead.read_ahead.fill(handle.offset, bytes);
         }
-        Ok(ahead.ahead.piece(handle.offset, handle.len).map(Arc::from))
+        Ok(ahead.read_ahead.buffered(handle.offset, handle.len).map(Arc::from))
     }
 
     fn read_shared(&self, handle: BlockHandle) -> Result<Arc<[u8]>> {
@@ -336,8 +348,9 @@ impl BlobFile {
             return Err(Error::corruption("value reaches past the end of the file"));
         }
         let len = usize::try_from(handle.len);
-        let mut bytes = zeroed(len.map_err(|_| Error::unsupported("value is larger than this machine's memory"))?)?;
-        self.file()?.read_exact_at(sole(&mut bytes), handle.offset)?;
+        let mut bytes =
+            zeroed_bytes(len.map_err(|_| Error::unsupported("value is larger than this machine's memory"))?)?;
+        self.file()?.read_exact_at(unique_mut(&mut bytes), handle.offset)?;
         Ok(bytes)
     }
 
@@ -348,47 +361,47 @@ impl BlobFile {
     pub(crate) fn with_frame<R>(
         &self,
         handle: BlockHandle,
-        ahead: &mut ValuesAhead,
-        read: impl FnOnce(&Frame<'_>) -> Result<R>,
+        ahead: &mut BlobReadAhead,
+        read: impl FnOnce(&BlockFrame<'_>) -> Result<R>,
     ) -> Result<R> {
         let file_id = self.file_id()?;
-        let check = |bytes: &[u8]| read(&Frame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
+        let check = |bytes: &[u8]| read(&BlockFrame::check(bytes, file_id, handle.offset, BlockKind::Blob)?);
         let in_place = || {
-            ahead.come(handle);
+            ahead.advance_to(handle);
             match self.read_window(handle, ahead)? {
                 Some(bytes) => check(&bytes),
                 None => check(&self.read_bytes(handle.offset, handle.len)?),
             }
         };
-        in_place().map_err(|error| self.locate(error, handle.offset))
+        in_place().map_err(|error| self.with_location(error, handle.offset))
     }
 
     /// Walks over all values of a logical file that are here.
     ///
     /// # Errors
-    /// `Corruption` if there are none, and those of [`opened`](BlobFile::opened).
-    pub(crate) fn walk(&self, logical: FileId) -> Result<SectionWalk<'_>> {
-        let section = self.opened()?.directory.section(logical);
+    /// `Corruption` if there are none, and those of [`opened`](BlobFile::head).
+    pub(crate) fn section_iter(&self, logical: FileNumber) -> Result<BlobSectionIter<'_>> {
+        let section = self.head()?.metaindex.section(logical);
         let section = section.ok_or_else(|| Error::corruption("blob file has no values of that file"));
         let section = section.map_err(|error| error.in_file(self.path()))?;
-        Ok(SectionWalk { file: self, section, page: 0, entries: Vec::new().into_iter() })
+        Ok(BlobSectionIter { file: self, section, next_page: 0, entries: Vec::new().into_iter() })
     }
 }
 
 /// A walk over the index of one section, past the cache.
-pub(crate) struct SectionWalk<'a> {
+pub(crate) struct BlobSectionIter<'a> {
     file: &'a BlobFile,
-    section: &'a Section,
+    section: &'a BlobSectionIndex,
     /// The page that is read next.
-    page: usize,
+    next_page: usize,
     /// Of the page before, those that are left.
     entries: std::vec::IntoIter<(u32, BlockHandle)>,
 }
 
-impl SectionWalk<'_> {
+impl BlobSectionIter<'_> {
     /// Goes on with the page that `ordinal` is on if it is anywhere: smaller ones may come first.
     pub(crate) fn seek(&mut self, ordinal: u32) {
-        self.page = self.section.pages.partition_point(|page| page.first <= ordinal).saturating_sub(1);
+        self.next_page = self.section.pages.partition_point(|page| page.first_ordinal <= ordinal).saturating_sub(1);
         self.entries = Vec::new().into_iter();
     }
 
@@ -401,21 +414,23 @@ impl SectionWalk<'_> {
             if let Some(entry) = self.entries.next() {
                 return Ok(Some(entry));
             }
-            let Some(page) = self.section.pages.get(self.page) else { return Ok(None) };
-            let entries = self.read(self.page).map_err(|error| self.file.locate(error, page.handle.offset))?;
-            (self.entries, self.page) = (entries.into_iter(), self.page + 1);
+            let Some(page) = self.section.pages.get(self.next_page) else { return Ok(None) };
+            let entries = self
+                .read_entries(self.next_page)
+                .map_err(|error| self.file.with_location(error, page.handle.offset))?;
+            (self.entries, self.next_page) = (entries.into_iter(), self.next_page + 1);
         }
     }
 
-    fn read(&self, at: usize) -> Result<Vec<(u32, BlockHandle)>> {
+    fn read_entries(&self, at: usize) -> Result<Vec<(u32, BlockHandle)>> {
         let page = &self.section.pages[at];
-        let bytes = self.file.read_page(self.file.opened()?, page.handle)?;
-        let mut walk = PageWalk::new(&bytes, page, self.section.end_of_page(at));
+        let bytes = self.file.read_page(self.file.head()?, page.handle)?;
+        let mut iter = BlobIndexPageIter::new(&bytes, page, self.section.page_end_offset(at));
         let mut entries = Vec::new();
-        while let Some(entry) = walk.next()? {
+        while let Some(entry) = iter.next()? {
             entries.push(entry);
         }
-        let behind = self.section.pages.get(at + 1).map(|next| next.first);
+        let behind = self.section.pages.get(at + 1).map(|next| next.first_ordinal);
         if let (Some((last, _)), Some(next)) = (entries.last(), behind)
             && *last >= next
         {
@@ -425,18 +440,18 @@ impl SectionWalk<'_> {
     }
 }
 
-fn no_such_value() -> Error {
+fn no_such_value_error() -> Error {
     Error::corruption("blob file has no such value as is pointed to")
 }
 
 /// Bytes that nobody else has.
-fn sole(bytes: &mut Arc<[u8]>) -> &mut [u8] {
+fn unique_mut(bytes: &mut Arc<[u8]>) -> &mut [u8] {
     Arc::get_mut(bytes).expect("it was just made")
 }
 
 /// An `Arc` has no constructor that can fail: whether there is memory is asked beforehand where it may not be.
-fn zeroed(len: usize) -> Result<Arc<[u8]>> {
-    if len > LARGE && Vec::<u8>::new().try_reserve_exact(len).is_err() {
+fn zeroed_bytes(len: usize) -> Result<Arc<[u8]>> {
+    if len > CHECKED_ALLOCATION_MIN && Vec::<u8>::new().try_reserve_exact(len).is_err() {
         return Err(Error::corruption("no memory for a value of its declared length"));
     }
     Ok(std::iter::repeat_n(0, len).collect())

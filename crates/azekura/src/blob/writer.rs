@@ -2,23 +2,26 @@
 
 use std::sync::Arc;
 
-use crate::base::blob_ref::BlobRef;
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::compression::CompressionType;
-use crate::base::edit::{BlobMeta, BlobSection, FileId};
 use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::version_edit::{BlobFileMeta, BlobFileSection, FileNumber};
 use crate::base::{Error, Result};
-use crate::blob::format::{Directory, PAGE_LEN, Page, PageWalk, Section, VALUES_MAX, put_page_entry};
-use crate::block::frame::{Frame, put_frame};
+use crate::blob::format::{
+    BlobIndexPageIter, BlobMetaindex, BlobPageHandle, BlobSectionIndex, INDEX_PAGE_LEN, SECTION_VALUES_MAX,
+    put_index_page_entry,
+};
+use crate::block::frame::{BlockFrame, put_frame};
 use crate::block::{BlockHandle, BlockKind};
 use crate::vfs::File;
-use crate::vfs::append::Appender;
+use crate::vfs::buffered_writer::BufferedFileWriter;
 
 /// Writes new values: one section, of the file's own number. One thread at a time; nothing of it may be used before
 /// [`BlobWriter::finish`] succeeded and the file was synced.
 pub(crate) struct BlobWriter {
-    out: Output,
-    logical: FileId,
+    out: BlobFileOutput,
+    logical: FileNumber,
     compression: CompressionType,
 }
 
@@ -27,12 +30,12 @@ impl BlobWriter {
     pub(crate) fn create(
         file: Arc<dyn File>,
         file_id: [u8; 16],
-        logical: FileId,
+        logical: FileNumber,
         compression: CompressionType,
         created_ms: u64,
     ) -> BlobWriter {
-        let mut out = Output::new(file, file_id, created_ms);
-        out.begin(logical, false);
+        let mut out = BlobFileOutput::new(file, file_id, created_ms);
+        out.begin_section(logical, false);
         BlobWriter { out, logical, compression }
     }
 
@@ -40,161 +43,192 @@ impl BlobWriter {
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file, which is then of no use; `Invalid` behind the last ordinal there is.
-    pub(crate) fn append(&mut self, value: &[u8]) -> Result<BlobRef> {
-        let ordinal = self.values();
-        if ordinal >= VALUES_MAX {
+    pub(crate) fn append(&mut self, value: &[u8]) -> Result<BlobPointer> {
+        let ordinal = self.value_count();
+        if ordinal >= SECTION_VALUES_MAX {
             return Err(Error::invalid("blob file holds as many values as it can"));
         }
         let (ordinal, codec, file_id) = (ordinal as u32, self.compression, self.out.file_id);
-        let frame =
-            self.out.put(ordinal, |out, offset| put_frame(out, &file_id, offset, BlockKind::Blob, codec, value))?;
+        let frame = self
+            .out
+            .put_frame(ordinal, |out, offset| put_frame(out, &file_id, offset, BlockKind::Blob, codec, value))?;
         // Values are at most 4 GiB - 1, so the cast loses nothing.
         let len = value.len() as u32;
-        Ok(BlobRef { logical: self.logical, ordinal, offset: frame.offset, stored: frame.len, len })
+        Ok(BlobPointer {
+            logical_file: self.logical,
+            ordinal,
+            frame_offset: frame.offset,
+            frame_len: frame.len,
+            value_len: len,
+        })
     }
 
     /// Values so far.
-    pub(crate) fn values(&self) -> u64 {
-        self.out.index.open_section().values
+    pub(crate) fn value_count(&self) -> u64 {
+        self.out.index_builder.open_section().value_count
     }
 
     /// The file's length if it ended here, about.
     pub(crate) fn written_bytes(&self) -> u64 {
-        self.out.end.offset()
+        self.out.file_writer.offset()
     }
 
     /// Writes the rest. The caller syncs the file and its directory.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file.
-    pub(crate) fn finish(self) -> Result<BlobMeta> {
+    pub(crate) fn finish(self) -> Result<BlobFileMeta> {
         let id = self.logical;
         self.out.finish(id)
     }
 }
 
 /// Writes values of other files, section by section, as they are stored there. Otherwise as [`BlobWriter`].
-pub(crate) struct RewriteWriter {
-    out: Output,
+pub(crate) struct BlobRewriteWriter {
+    out: BlobFileOutput,
 }
 
-impl RewriteWriter {
+impl BlobRewriteWriter {
     /// Begins an empty file. `file_id` is random and new.
-    pub(crate) fn create(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> RewriteWriter {
-        RewriteWriter { out: Output::new(file, file_id, created_ms) }
+    pub(crate) fn create(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> BlobRewriteWriter {
+        BlobRewriteWriter { out: BlobFileOutput::new(file, file_id, created_ms) }
     }
 
     /// Values of that logical file follow; none of it came before.
-    pub(crate) fn begin_section(&mut self, logical: FileId) {
-        self.out.begin(logical, true);
+    pub(crate) fn begin_section(&mut self, logical: FileNumber) {
+        self.out.begin_section(logical, true);
     }
 
     /// Copies a value; ordinals rise within a section. The frame is made anew, its stored bytes stay as they are.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file.
-    pub(crate) fn copy(&mut self, ordinal: u32, frame: &Frame<'_>) -> Result<()> {
+    pub(crate) fn copy_value(&mut self, ordinal: u32, frame: &BlockFrame<'_>) -> Result<()> {
         let file_id = self.out.file_id;
-        self.out.put(ordinal, |out, offset| frame.put_again(out, &file_id, offset)).map(drop)
+        self.out.put_frame(ordinal, |out, offset| frame.append_copy(out, &file_id, offset)).map(drop)
     }
 
     /// The file's length if it ended here, about.
     pub(crate) fn written_bytes(&self) -> u64 {
-        self.out.end.offset()
+        self.out.file_writer.offset()
     }
 
     /// Writes the rest; sections without values are left out.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file.
-    pub(crate) fn finish(self, id: FileId) -> Result<BlobMeta> {
+    pub(crate) fn finish(self, id: FileNumber) -> Result<BlobFileMeta> {
         self.out.finish(id)
     }
 }
 
 /// The file, frame by frame.
-struct Output {
-    end: Appender,
+struct BlobFileOutput {
+    file_writer: BufferedFileWriter,
     file_id: [u8; 16],
-    index: Index,
+    index_builder: BlobIndexBuilder,
 }
 
-impl Output {
-    fn new(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> Output {
+impl BlobFileOutput {
+    fn new(file: Arc<dyn File>, file_id: [u8; 16], created_ms: u64) -> BlobFileOutput {
         let header = FileHeader { kind: FileKind::Blob, file_id }.encode();
-        Output { end: Appender::new(file, &header), file_id, index: Index::new(created_ms) }
+        BlobFileOutput {
+            file_writer: BufferedFileWriter::new(file, &header),
+            file_id,
+            index_builder: BlobIndexBuilder::new(created_ms),
+        }
     }
 
-    fn begin(&mut self, logical: FileId, rewritten: bool) {
-        self.index.begin(logical, rewritten, self.end.offset());
+    fn begin_section(&mut self, logical: FileNumber, rewritten: bool) {
+        self.index_builder.begin_section(logical, rewritten, self.file_writer.offset());
     }
 
-    fn put(&mut self, ordinal: u32, frame: impl FnOnce(&mut Vec<u8>, u64) -> BlockHandle) -> Result<BlockHandle> {
-        let written = self.end.put(frame)?;
-        self.index.add(ordinal, written);
+    fn put_frame(&mut self, ordinal: u32, frame: impl FnOnce(&mut Vec<u8>, u64) -> BlockHandle) -> Result<BlockHandle> {
+        let written = self.file_writer.append_with(frame)?;
+        self.index_builder.add_frame(ordinal, written);
         Ok(written)
     }
 
-    fn finish(mut self, id: FileId) -> Result<BlobMeta> {
-        let (tail, sections) = self.index.tail(&self.file_id, self.end.offset());
-        self.end.put(|out, _| out.extend_from_slice(&tail))?;
-        Ok(BlobMeta { id, size: self.end.end()?, created_ms: self.index.directory.created_ms, sections })
+    fn finish(mut self, id: FileNumber) -> Result<BlobFileMeta> {
+        let (tail, sections) = self.index_builder.encode_tail(&self.file_id, self.file_writer.offset());
+        self.file_writer.append_with(|out, _| out.extend_from_slice(&tail))?;
+        Ok(BlobFileMeta {
+            number: id,
+            size: self.file_writer.finish()?,
+            created_ms: self.index_builder.metaindex.created_ms,
+            sections,
+        })
     }
 }
 
 /// What stands behind the values of a file, while they are written.
-pub(super) struct Index {
-    directory: Directory,
+pub(super) struct BlobIndexBuilder {
+    metaindex: BlobMetaindex,
     /// Pages of all sections, in order: they are written at the end, and take some bytes for each value until then.
     pages: Vec<Vec<u8>>,
     /// The ordinal put last into the open section.
-    last: u32,
+    last_ordinal: u32,
 }
 
-impl Index {
-    pub(super) fn new(created_ms: u64) -> Index {
-        Index { directory: Directory { created_ms, sections: Vec::new() }, pages: Vec::new(), last: 0 }
+impl BlobIndexBuilder {
+    pub(super) fn new(created_ms: u64) -> BlobIndexBuilder {
+        BlobIndexBuilder {
+            metaindex: BlobMetaindex { created_ms, sections: Vec::new() },
+            pages: Vec::new(),
+            last_ordinal: 0,
+        }
     }
 
     pub(super) fn created_ms(&self) -> u64 {
-        self.directory.created_ms
+        self.metaindex.created_ms
     }
 
     /// The values of that logical file begin at `start`; a section without values goes again.
-    pub(super) fn begin(&mut self, logical: FileId, rewritten: bool, start: u64) {
-        let sections = &mut self.directory.sections;
-        sections.retain(|section| section.values > 0);
+    pub(super) fn begin_section(&mut self, logical: FileNumber, rewritten: bool, start: u64) {
+        let sections = &mut self.metaindex.sections;
+        sections.retain(|section| section.value_count > 0);
         assert!(sections.iter().all(|section| section.logical != logical), "a logical file has one section");
-        sections.push(Section { logical, rewritten, values: 0, bytes: 0, start, pages: Vec::new() });
+        sections.push(BlobSectionIndex {
+            logical,
+            rewritten,
+            value_count: 0,
+            frame_bytes: 0,
+            start_offset: start,
+            pages: Vec::new(),
+        });
     }
 
-    pub(super) fn open_section(&self) -> &Section {
-        self.directory.sections.last().expect("a section was begun")
+    pub(super) fn open_section(&self) -> &BlobSectionIndex {
+        self.metaindex.sections.last().expect("a section was begun")
     }
 
     /// Takes in the frame that stands behind those before it.
-    pub(super) fn add(&mut self, ordinal: u32, written: BlockHandle) {
-        let section = self.directory.sections.last_mut().expect("a section was begun");
-        assert!(section.values == 0 || ordinal > self.last, "ordinals rise within a section");
-        let full = self.pages.last().is_none_or(|page| page.len() >= PAGE_LEN);
-        let gap = if section.values == 0 || full {
-            section.pages.push(Page { first: ordinal, offset: written.offset, handle: BlockHandle::default() });
+    pub(super) fn add_frame(&mut self, ordinal: u32, written: BlockHandle) {
+        let section = self.metaindex.sections.last_mut().expect("a section was begun");
+        assert!(section.value_count == 0 || ordinal > self.last_ordinal, "ordinals rise within a section");
+        let full = self.pages.last().is_none_or(|page| page.len() >= INDEX_PAGE_LEN);
+        let gap = if section.value_count == 0 || full {
+            section.pages.push(BlobPageHandle {
+                first_ordinal: ordinal,
+                offset: written.offset,
+                handle: BlockHandle::default(),
+            });
             self.pages.push(Vec::new());
             0
         } else {
-            ordinal - self.last
+            ordinal - self.last_ordinal
         };
-        put_page_entry(self.pages.last_mut().expect("it was just made"), gap, written.len);
-        section.values += 1;
-        section.bytes += written.len;
-        self.last = ordinal;
+        put_index_page_entry(self.pages.last_mut().expect("it was just made"), gap, written.len);
+        section.value_count += 1;
+        section.frame_bytes += written.len;
+        self.last_ordinal = ordinal;
     }
 
     /// All that follows on the last value, which ends at `offset`: pages, directory and footer. Also the sections, as
     /// the manifest names them.
-    pub(super) fn tail(&self, file_id: &[u8; 16], offset: u64) -> (Vec<u8>, Vec<BlobSection>) {
-        let mut directory = self.directory.clone();
-        directory.sections.retain(|section| section.values > 0);
+    pub(super) fn encode_tail(&self, file_id: &[u8; 16], offset: u64) -> (Vec<u8>, Vec<BlobFileSection>) {
+        let mut directory = self.metaindex.clone();
+        directory.sections.retain(|section| section.value_count > 0);
         assert!(!directory.sections.is_empty(), "an empty blob file is never written");
         let (mut out, codec) = (Vec::new(), CompressionType::None);
         let pages = directory.sections.iter_mut().flat_map(|section| &mut section.pages);
@@ -204,22 +238,22 @@ impl Index {
         }
         let at = offset + out.len() as u64;
         let BlockHandle { offset: at, len } =
-            put_frame(&mut out, file_id, at, BlockKind::Directory, codec, &directory.encode());
-        let footer = FileFooter { kind: FileKind::Blob, offset: at, len };
+            put_frame(&mut out, file_id, at, BlockKind::Metaindex, codec, &directory.encode());
+        let footer = FileFooter { kind: FileKind::Blob, metaindex_offset: at, metaindex_len: len };
         let end = offset + out.len() as u64;
         out.extend_from_slice(&footer.encode(file_id, end));
-        (out, directory.summary())
+        (out, directory.section_metas())
     }
 
     /// Where each value of the open section lies.
     ///
     /// # Errors
     /// None, if what was taken in is what is in memory.
-    pub(super) fn frames(&self) -> Result<Vec<(u32, BlockHandle)>> {
+    pub(super) fn section_frames(&self) -> Result<Vec<(u32, BlockHandle)>> {
         let (section, mut frames) = (self.open_section(), Vec::new());
         for ((at, page), bytes) in section.pages.iter().enumerate().zip(&self.pages) {
-            let mut walk = PageWalk::new(bytes, page, section.end_of_page(at));
-            while let Some(frame) = walk.next()? {
+            let mut iter = BlobIndexPageIter::new(bytes, page, section.page_end_offset(at));
+            while let Some(frame) = iter.next()? {
                 frames.push(frame);
             }
         }

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::part::{LARGE, Part, Whole};
-use crate::base::{KeyOrder, KeyRef, Result};
-use crate::block::entry::Located;
-use crate::block::frame::Body;
+use crate::base::shared_bytes::{BytesOwner, SHARED_LEN_MIN, SharedBytes};
+use crate::base::{InternalKey, KeyOrder, Result};
+use crate::block::entry::BlockLookup;
+use crate::block::fingerprint_block::FingerprintBlock;
+use crate::block::frame::BlockContents;
 use crate::block::kind::BlockKind;
-use crate::block::restarts::RestartBlock;
-use crate::block::slots::SlotBlock;
+use crate::block::restart_block::RestartBlock;
 use crate::mem::prefetch::prefetch;
 
 /// Of a longer block only the beginning is asked for beforehand, in bytes: by then the processor has seen where the
@@ -19,9 +19,9 @@ const PREFETCHED_MAX: usize = 4 << 10;
 /// A block of entries in memory, immutable.
 pub(crate) enum Block {
     /// Restart points, with or without a hash index.
-    Restarts(RestartBlock),
+    Restart(RestartBlock),
     /// Offset slots and fingerprints.
-    Slots(SlotBlock),
+    Fingerprint(FingerprintBlock),
 }
 
 impl std::fmt::Debug for Block {
@@ -30,7 +30,7 @@ impl std::fmt::Debug for Block {
     }
 }
 
-impl Whole for Block {
+impl BytesOwner for Block {
     fn bytes(&self) -> &[u8] {
         self.entries()
     }
@@ -41,26 +41,26 @@ impl Block {
     ///
     /// # Errors
     /// `Corruption` if it is no such block, `Unsupported` if a newer version wrote it.
-    pub(crate) fn decode(body: Body) -> Result<Block> {
+    pub(crate) fn decode(body: BlockContents) -> Result<Block> {
         match body.kind() {
-            BlockKind::SlottedData => SlotBlock::decode(body).map(Block::Slots),
-            _ => RestartBlock::decode(body).map(Block::Restarts),
+            BlockKind::FingerprintData => FingerprintBlock::decode(body).map(Block::Fingerprint),
+            _ => RestartBlock::decode(body).map(Block::Restart),
         }
     }
 
     /// Entries, as the trailer says.
     pub(crate) fn count(&self) -> usize {
         match self {
-            Block::Restarts(block) => block.count(),
-            Block::Slots(block) => block.count(),
+            Block::Restart(block) => block.count(),
+            Block::Fingerprint(block) => block.count(),
         }
     }
 
     /// Memory held, in bytes.
     pub(crate) fn memory(&self) -> usize {
         let heap = match self {
-            Block::Restarts(block) => block.heap(),
-            Block::Slots(block) => block.heap(),
+            Block::Restart(block) => block.heap(),
+            Block::Fingerprint(block) => block.heap(),
         };
         heap + size_of::<Block>()
     }
@@ -69,8 +69,8 @@ impl Block {
     #[inline]
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         match self {
-            Block::Restarts(block) => block.bytes(range),
-            Block::Slots(block) => block.bytes(range),
+            Block::Restart(block) => block.bytes(range),
+            Block::Fingerprint(block) => block.bytes(range),
         }
     }
 
@@ -84,27 +84,27 @@ impl Block {
     #[inline]
     fn entries(&self) -> &[u8] {
         match self {
-            Block::Restarts(block) => block.bytes(0..block.end()),
-            Block::Slots(block) => block.bytes(0..block.end()),
+            Block::Restart(block) => block.bytes(0..block.end()),
+            Block::Fingerprint(block) => block.bytes(0..block.end()),
         }
     }
 
     /// A value that lies in this block, without a copy: it keeps the block, which is why it must be large and at least
     /// half of what the block takes, and end before 4 GiB. `to_arc` gives this block.
-    pub(crate) fn share(&self, value: &[u8], to_arc: impl FnOnce() -> Arc<Block>) -> Option<Part> {
-        if value.len() < LARGE || 2 * value.len() < self.memory() {
+    pub(crate) fn shared_value(&self, value: &[u8], to_arc: impl FnOnce() -> Arc<Block>) -> Option<SharedBytes> {
+        if value.len() < SHARED_LEN_MIN || 2 * value.len() < self.memory() {
             return None;
         }
         let start = value.as_ptr().addr().checked_sub(self.entries().as_ptr().addr())?;
-        Part::new(to_arc(), start..start + value.len())
+        SharedBytes::new(to_arc(), start..start + value.len())
     }
 
     /// The first entry at or behind `target`.
     #[inline]
-    pub(crate) fn locate(&self, target: KeyRef<'_>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
+    pub(crate) fn lower_bound(&self, target: InternalKey<'_>, order: &KeyOrder) -> Result<Option<BlockLookup<'_>>> {
         match self {
-            Block::Restarts(block) => block.locate(target, order),
-            Block::Slots(block) => block.locate(target, order),
+            Block::Restart(block) => block.lower_bound(target, order),
+            Block::Fingerprint(block) => block.lower_bound(target, order),
         }
     }
 
@@ -113,11 +113,16 @@ impl Block {
     ///
     /// Where the block does not have it the answer is none, or an entry of another key.
     #[inline]
-    pub(crate) fn find(&self, target: KeyRef<'_>, hash: Option<u64>, order: &KeyOrder) -> Result<Option<Located<'_>>> {
+    pub(crate) fn lookup(
+        &self,
+        target: InternalKey<'_>,
+        hash: Option<u64>,
+        order: &KeyOrder,
+    ) -> Result<Option<BlockLookup<'_>>> {
         match (self, hash) {
-            (Block::Restarts(block), hash) => block.find(target, hash, order),
-            (Block::Slots(block), Some(hash)) => block.find(target, hash, order),
-            (Block::Slots(block), None) => block.locate(target, order),
+            (Block::Restart(block), hash) => block.lookup(target, hash, order),
+            (Block::Fingerprint(block), Some(hash)) => block.lookup(target, hash, order),
+            (Block::Fingerprint(block), None) => block.lower_bound(target, order),
         }
     }
 }
@@ -130,7 +135,7 @@ mod tests {
     use crate::base::checksum::key_hash;
     use crate::base::comparator::Comparator;
     use crate::base::{ErrorKind, SeqNo};
-    use crate::block::{BlockBuilder, BlockCursor, DataBuilder, SlotBuilder};
+    use crate::block::{BlockIter, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
 
     struct Random(u64);
 
@@ -209,21 +214,21 @@ mod tests {
     ];
 
     impl Layout {
-        fn builder(self) -> DataBuilder {
+        fn builder(self) -> DataBlockBuilder {
             match self {
-                Layout::Restarts(interval) => DataBuilder::Restarts(BlockBuilder::new(interval)),
+                Layout::Restarts(interval) => DataBlockBuilder::Restart(RestartBlockBuilder::new(interval)),
                 Layout::Hashed(interval, ratio) => {
-                    DataBuilder::Restarts(BlockBuilder::with_hash_index(interval, ratio))
+                    DataBlockBuilder::Restart(RestartBlockBuilder::with_hash_index(interval, ratio))
                 }
-                Layout::Slots => DataBuilder::Slots(SlotBuilder::new()),
+                Layout::Slots => DataBlockBuilder::Fingerprint(FingerprintBlockBuilder::new()),
             }
         }
 
         fn kind(self) -> BlockKind {
             match self {
                 Layout::Restarts(_) => BlockKind::Data,
-                Layout::Hashed(..) => BlockKind::HashedData,
-                Layout::Slots => BlockKind::SlottedData,
+                Layout::Hashed(..) => BlockKind::DataWithHashIndex,
+                Layout::Slots => BlockKind::FingerprintData,
             }
         }
     }
@@ -234,7 +239,7 @@ mod tests {
         let key = |entry: &Entry| (entry.0.clone(), SeqNo(entry.1));
         let cmp = |a: &Entry, b: &Entry| {
             let (a, b) = (key(a), key(b));
-            KeyRef::new(&a.0, a.1).cmp(&KeyRef::new(&b.0, b.1), order)
+            InternalKey::new(&a.0, a.1).cmp(&InternalKey::new(&b.0, b.1), order)
         };
         entries.sort_by(cmp);
         entries.dedup_by(|a, b| cmp(a, b).is_eq());
@@ -257,14 +262,14 @@ mod tests {
 
     /// The hash of a key; `weak` leaves so few that most keys share theirs.
     fn hash_of(key: &[u8], order: &KeyOrder, weak: bool) -> Option<u64> {
-        let hash = key_hash(5, order.hashable(key, &mut Vec::new())?);
+        let hash = key_hash(5, order.hash_input(key, &mut Vec::new())?);
         Some(if weak { hash & 0x4000_0001 } else { hash })
     }
 
-    fn build(builder: &mut DataBuilder, entries: &[Entry], order: &KeyOrder, weak: bool) -> (BlockKind, Vec<u8>) {
+    fn build(builder: &mut DataBlockBuilder, entries: &[Entry], order: &KeyOrder, weak: bool) -> (BlockKind, Vec<u8>) {
         for (key, seqno, tag, value) in entries {
             let hash = hash_of(key, order, weak);
-            let key = KeyRef::new(key, SeqNo(*seqno));
+            let key = InternalKey::new(key, SeqNo(*seqno));
             let expected = builder.len_with(key, value.len());
             builder.add(key, hash, *tag, value);
             assert_eq!(builder.len(), expected);
@@ -281,29 +286,29 @@ mod tests {
     fn block_of(layout: Layout, entries: &[Entry], order: &KeyOrder, weak: bool) -> Arc<Block> {
         let (kind, bytes) = build(&mut layout.builder(), entries, order, weak);
         assert_eq!(kind, layout.kind());
-        Arc::new(Block::decode(Body::new(kind, bytes)).unwrap())
+        Arc::new(Block::decode(BlockContents::new(kind, bytes)).unwrap())
     }
 
-    fn key(entry: &Entry) -> KeyRef<'_> {
-        KeyRef::new(&entry.0, SeqNo(entry.1))
+    fn key(entry: &Entry) -> InternalKey<'_> {
+        InternalKey::new(&entry.0, SeqNo(entry.1))
     }
 
     /// Every way of looking for `target` gives what the entries say.
-    fn check(block: &Arc<Block>, entries: &[Entry], target: KeyRef<'_>, order: &KeyOrder, weak: bool) {
+    fn check(block: &Arc<Block>, entries: &[Entry], target: InternalKey<'_>, order: &KeyOrder, weak: bool) {
         let at = entries.partition_point(|entry| key(entry).cmp(&target, order).is_lt());
         let expected = entries.get(at);
-        let same = expected.is_some_and(|entry| order.cmp(&entry.0, target.user).is_eq());
-        let located = block.locate(target, order).unwrap();
+        let same = expected.is_some_and(|entry| order.cmp(&entry.0, target.user_key).is_eq());
+        let located = block.lower_bound(target, order).unwrap();
         assert_eq!(located.is_some(), expected.is_some());
-        let found = block.find(target, hash_of(target.user, order, weak), order).unwrap();
-        assert_eq!(found.is_some_and(|found| found.same_key), same);
-        for (i, found) in [located, found.filter(|found| found.same_key)].into_iter().enumerate() {
+        let found = block.lookup(target, hash_of(target.user_key, order, weak), order).unwrap();
+        assert_eq!(found.is_some_and(|found| found.key_matches), same);
+        for (i, found) in [located, found.filter(|found| found.key_matches)].into_iter().enumerate() {
             let (Some(found), Some(entry)) = (found, expected) else { continue };
             assert_eq!((found.seqno, found.tag, found.value), (SeqNo(entry.1), entry.2, &*entry.3), "way {i}");
-            assert_eq!(found.same_key, same);
+            assert_eq!(found.key_matches, same);
         }
-        let mut cursor = BlockCursor::new(Arc::clone(block));
-        let stands_on = |cursor: &BlockCursor, expected: Option<&Entry>| match expected {
+        let mut cursor = BlockIter::new(Arc::clone(block));
+        let stands_on = |cursor: &BlockIter, expected: Option<&Entry>| match expected {
             None => assert!(!cursor.valid()),
             Some(entry) => {
                 assert!(cursor.valid());
@@ -317,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn every_target_is_found_in_every_way() {
+    fn every_lookup_method_finds_every_target() {
         let mut random = Random(88);
         for round in 0..144 {
             let (layout, order) = (LAYOUTS[round % 9], &orders()[round / 9 % 4]);
@@ -338,13 +343,13 @@ mod tests {
                 targets.push(((0..len).map(|_| b'`' + random.below(5) as u8).collect(), random.below(42)));
             }
             for (user, seqno) in &targets {
-                check(&block, &entries, KeyRef::new(user, SeqNo(*seqno)), order, weak);
+                check(&block, &entries, InternalKey::new(user, SeqNo(*seqno)), order, weak);
             }
         }
     }
 
     #[test]
-    fn the_empty_key_alone_and_keys_of_equal_length_and_many_versions() {
+    fn empty_key_and_many_versions_are_found() {
         let order = KeyOrder::bytewise();
         let alone = vec![(vec![], 7, 1, vec![])];
         let equal: Vec<Entry> =
@@ -357,18 +362,18 @@ mod tests {
                 let block = block_of(layout, &entries, &order, false);
                 for (user, seqno, ..) in &entries {
                     for seqno in [0, seqno - 1, *seqno, seqno + 1, seqno + 5] {
-                        check(&block, &entries, KeyRef::new(user, SeqNo(seqno)), &order, false);
+                        check(&block, &entries, InternalKey::new(user, SeqNo(seqno)), &order, false);
                     }
                 }
                 for user in [&b""[..], b"o", b"onea", b"z", &[9, 3], &[9, 3, 4, 4, 4], &[255; 9]] {
-                    check(&block, &entries, KeyRef::new(user, SeqNo(1000)), &order, false);
+                    check(&block, &entries, InternalKey::new(user, SeqNo(1000)), &order, false);
                 }
             }
         }
     }
 
     #[test]
-    fn blocks_longer_than_64_kib_have_wide_slots() {
+    fn blocks_over_64_kib_have_wide_slots() {
         let order = KeyOrder::bytewise();
         // The last slot at 65,535, one byte behind, and far behind.
         for last in [65_535usize, 65_536, 300_000] {
@@ -382,13 +387,13 @@ mod tests {
             for layout in LAYOUTS {
                 let block = block_of(layout, &entries, &order, false);
                 entries.iter().for_each(|entry| check(&block, &entries, key(entry), &order, false));
-                check(&block, &entries, KeyRef::new(b"kk", SeqNo(5)), &order, false);
+                check(&block, &entries, InternalKey::new(b"kk", SeqNo(5)), &order, false);
             }
         }
     }
 
     #[test]
-    fn a_block_of_254_intervals_has_no_hash_index_and_the_next_one_has() {
+    fn hash_index_is_omitted_above_253_intervals() {
         let order = KeyOrder::bytewise();
         let entries = |n: u64| -> Vec<Entry> {
             (0..n).map(|i| (format!("key {i:04}").into_bytes(), i + 1, 1, vec![i as u8])).collect()
@@ -396,40 +401,41 @@ mod tests {
         for interval in [1, 3] {
             let mut builder = Layout::Hashed(interval, 0.75).builder();
             let full = 253 * u64::from(interval);
-            let all = [(1, BlockKind::HashedData), (full, BlockKind::HashedData), (full + 1, BlockKind::Data)];
+            let all =
+                [(1, BlockKind::DataWithHashIndex), (full, BlockKind::DataWithHashIndex), (full + 1, BlockKind::Data)];
             for (n, kind) in all.into_iter().chain(all) {
                 let entries = entries(n);
                 let (built, bytes) = build(&mut builder, &entries, &order, false);
                 assert_eq!(built, kind, "{n} entries");
-                let block = Arc::new(Block::decode(Body::new(kind, bytes)).unwrap());
+                let block = Arc::new(Block::decode(BlockContents::new(kind, bytes)).unwrap());
                 for entry in &entries {
                     check(&block, &entries, key(entry), &order, false);
                 }
-                check(&block, &entries, KeyRef::new(b"key 0004a", SeqNo(9)), &order, false);
+                check(&block, &entries, InternalKey::new(b"key 0004a", SeqNo(9)), &order, false);
             }
         }
     }
 
     #[test]
-    fn an_empty_bucket_answers_without_reading_an_entry() {
+    fn empty_bucket_ends_lookup_without_reading() {
         let order = KeyOrder::bytewise();
         let entries = vec![(b"a".to_vec(), 1, 1, vec![]), (b"b".to_vec(), 1, 1, vec![])];
         let (kind, mut bytes) = build(&mut Layout::Hashed(16, 0.1).builder(), &entries, &order, false);
         bytes[6..12].fill(0xff); // the second entry; any look at it fails
-        let block = Block::decode(Body::new(kind, bytes)).unwrap();
-        let find = |user: &[u8]| block.find(KeyRef::new(user, SeqNo(9)), hash_of(user, &order, false), &order);
+        let block = Block::decode(BlockContents::new(kind, bytes)).unwrap();
+        let find = |user: &[u8]| block.lookup(InternalKey::new(user, SeqNo(9)), hash_of(user, &order, false), &order);
         assert!(find(b"b").is_err());
         let empty = (0..100u8).filter(|i| matches!(find(&[b'b', *i]), Ok(None))).count();
         assert!(empty > 80, "{empty} of 100 absent keys have an empty bucket, of 20 with two taken");
     }
 
     #[test]
-    fn walks_both_ways_and_turns() {
+    fn iteration_reverses_at_every_entry() {
         let mut random = Random(7);
         let order = KeyOrder::bytewise();
         let entries = entries(50, &mut random, &order);
         for layout in LAYOUTS {
-            let mut cursor = BlockCursor::new(block_of(layout, &entries, &order, false));
+            let mut cursor = BlockIter::new(block_of(layout, &entries, &order, false));
             cursor.seek_to_last().unwrap();
             let mut at = entries.len() - 1;
             for _ in 0..2000 {
@@ -453,15 +459,15 @@ mod tests {
 
     /// Walks and searches a block that may be anything; only errors are allowed to come of it.
     fn exercise(kind: BlockKind, bytes: Vec<u8>) {
-        let Ok(block) = Block::decode(Body::new(kind, bytes.clone())) else { return };
+        let Ok(block) = Block::decode(BlockContents::new(kind, bytes.clone())) else { return };
         let block = Arc::new(block);
         for order in orders() {
-            let mut cursor = BlockCursor::new(Arc::clone(&block));
+            let mut cursor = BlockIter::new(Arc::clone(&block));
             for user in [&b""[..], b"abc", b"b", b"cccccc", &[255; 9]] {
-                let target = KeyRef::new(user, SeqNo(20));
-                let _ = block.locate(target, &order);
+                let target = InternalKey::new(user, SeqNo(20));
+                let _ = block.lower_bound(target, &order);
                 for hash in [0, 1, 0xff, 0x7f00_0000, u64::MAX] {
-                    let _ = block.find(target, Some(hash), &order);
+                    let _ = block.lookup(target, Some(hash), &order);
                 }
                 let _ = cursor.seek(target, &order);
                 let _ = cursor.seek_before(target, &order);
@@ -480,8 +486,8 @@ mod tests {
     }
 
     #[test]
-    fn damaged_and_random_blocks_give_errors_at_worst() {
-        const KINDS: [BlockKind; 3] = [BlockKind::Data, BlockKind::HashedData, BlockKind::SlottedData];
+    fn damaged_and_random_blocks_never_panic() {
+        const KINDS: [BlockKind; 3] = [BlockKind::Data, BlockKind::DataWithHashIndex, BlockKind::FingerprintData];
         let mut random = Random(5);
         let order = KeyOrder::bytewise();
         for layout in [Layout::Restarts(3), Layout::Hashed(3, 0.75), Layout::Slots] {
@@ -505,11 +511,11 @@ mod tests {
             let mut bytes: Vec<u8> = (0..len).map(|_| random.below(256) as u8 >> random.below(8)).collect();
             let small = 1 + random.below(2) as u8;
             match KINDS[round % 3] {
-                BlockKind::SlottedData => {
+                BlockKind::FingerprintData => {
                     bytes.extend_from_slice(&[random.below(3) as u8, 0, small, 0]);
                     bytes.extend_from_slice(&[small + 1, 0, 0, 0, random.below(9) as u8, 0, 2, 0]);
                 }
-                BlockKind::HashedData => {
+                BlockKind::DataWithHashIndex => {
                     bytes.extend_from_slice(&[0, 0, 0, 0, 255, 0, 254]);
                     bytes.extend_from_slice(&[1, 0, 0, 0, 4, 0, 0, 0, 1, 0, 3, 0]);
                 }
@@ -523,14 +529,14 @@ mod tests {
     }
 
     #[test]
-    fn flags_widths_and_counts_out_of_range_are_refused() {
+    fn decode_fails_when_trailer_is_out_of_range() {
         let order = KeyOrder::bytewise();
         let entries: Vec<Entry> = (0..9).map(|i| (vec![b'a', i], 2, 1, vec![i])).collect();
         let outcome = |layout: Layout, from_end: usize, byte: u8| {
             let (kind, mut bytes) = build(&mut layout.builder(), &entries, &order, false);
             let at = bytes.len() - from_end;
             bytes[at] = byte;
-            Block::decode(Body::new(kind, bytes)).map(drop).map_err(|error| error.kind())
+            Block::decode(BlockContents::new(kind, bytes)).map(drop).map_err(|error| error.kind())
         };
         let (plain, hashed) = (Layout::Restarts(2), Layout::Hashed(2, 1.0));
         assert_eq!(outcome(plain, 4, 0), Ok(()));

@@ -2,10 +2,10 @@
 //!
 //! The layout is drawn in `docs/format/block.md`.
 
-use crate::base::coding::Decoder;
+use crate::base::coding::ByteReader;
 use crate::base::{Error, Result};
-use crate::block::frame::Body;
-use crate::mem::pool::Buffer;
+use crate::block::frame::BlockContents;
+use crate::mem::buffer_pool::Buffer;
 
 const LINE_LEN: usize = 64;
 const LINE_WORDS: usize = LINE_LEN / 8;
@@ -80,11 +80,11 @@ impl FilterBlock {
 
     /// # Errors
     /// `Corruption` for bytes that are no filter, `Unsupported` for another layout.
-    pub(crate) fn decode(body: Body) -> Result<FilterBlock> {
+    pub(crate) fn decode(body: BlockContents) -> Result<FilterBlock> {
         let Some((bits, trailer)) = body.split_last_chunk::<TRAILER_LEN>() else {
             return Err(Error::corruption("filter is shorter than its trailer"));
         };
-        let mut d = Decoder::new(trailer);
+        let mut d = ByteReader::new(trailer);
         let (lines, probes, layout, zero) = (d.u32()? as usize, d.u8()?, d.u8()?, d.u16()?);
         if layout != BLOCKED_BLOOM || zero != 0 {
             return Err(Error::unsupported(format!("filter layout {layout} needs a newer version")));
@@ -124,13 +124,15 @@ mod tests {
     use crate::block::BlockKind;
 
     #[test]
-    fn holds_every_key_and_few_others() {
+    fn filter_contains_keys_and_few_false_positives() {
         for (bits, n, limit) in
             [(10.0f32, 50_000u64, 0.012), (10.0, 3000, 0.015), (5.0, 20_000, 0.12), (16.0, 20_000, 0.0025)]
         {
             let hash = |i: u64| key_hash(9, &i.to_le_bytes());
             let hashes: Vec<u64> = (0..n).map(hash).collect();
-            let filter = FilterBlock::decode(Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
+            let filter =
+                FilterBlock::decode(BlockContents::new(BlockKind::FilterPartition, FilterBlock::build(&hashes, bits)))
+                    .unwrap();
             assert!(hashes.iter().all(|h| filter.may_contain(*h)));
             let wrong = (n..n + 200_000).filter(|i| filter.may_contain(hash(*i))).count();
             let rate = wrong as f64 / 200_000.0;
@@ -144,8 +146,11 @@ mod tests {
         for bits in [0.01f32, 1.0, 24.0, 1000.0] {
             for n in [0u64, 1, 2, 100] {
                 let hashes: Vec<u64> = (0..n).map(|i| key_hash(i, b"")).collect();
-                let filter =
-                    FilterBlock::decode(Body::new(BlockKind::Filter, FilterBlock::build(&hashes, bits))).unwrap();
+                let filter = FilterBlock::decode(BlockContents::new(
+                    BlockKind::FilterPartition,
+                    FilterBlock::build(&hashes, bits),
+                ))
+                .unwrap();
                 assert!(hashes.iter().all(|h| filter.may_contain(*h)));
             }
         }
@@ -158,12 +163,12 @@ mod tests {
             for bit in 0..8 {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << bit;
-                if let Ok(filter) = FilterBlock::decode(Body::new(BlockKind::Filter, bad)) {
+                if let Ok(filter) = FilterBlock::decode(BlockContents::new(BlockKind::FilterPartition, bad)) {
                     filter.may_contain(u64::MAX);
                     filter.may_contain(0);
                 }
             }
-            assert!(FilterBlock::decode(Body::new(BlockKind::Filter, good[..at].to_vec())).is_err());
+            assert!(FilterBlock::decode(BlockContents::new(BlockKind::FilterPartition, good[..at].to_vec())).is_err());
         }
     }
 }

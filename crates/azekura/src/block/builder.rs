@@ -1,87 +1,87 @@
 //! Writes blocks of entries: with restart points and prefix compression here, with slots in `slots.rs`.
 
-use crate::base::KeyRef;
+use crate::base::InternalKey;
 use crate::base::coding::{put_varint, varint_len};
 use crate::block::entry::common_prefix;
-use crate::block::hash_index::HashIndexBuilder;
+use crate::block::fingerprint_block::FingerprintBlockBuilder;
+use crate::block::hash_index::BlockHashIndexBuilder;
 use crate::block::kind::BlockKind;
-use crate::block::restarts::{HASHED, TRAILER_LEN};
-use crate::block::slots::SlotBuilder;
+use crate::block::restart_block::{HASHED, TRAILER_LEN};
 
 /// Builds data blocks of one layout.
-pub(crate) enum DataBuilder {
-    Restarts(BlockBuilder),
-    Slots(SlotBuilder),
+pub(crate) enum DataBlockBuilder {
+    Restart(RestartBlockBuilder),
+    Fingerprint(FingerprintBlockBuilder),
 }
 
-impl DataBuilder {
+impl DataBlockBuilder {
     /// Appends an entry, as the builders of the layouts do. `hash` is that of the key, or of its canonical form; `None`
     /// where it cannot be hashed.
-    pub(crate) fn add(&mut self, key: KeyRef<'_>, hash: Option<u64>, tag: u8, value: &[u8]) {
+    pub(crate) fn add(&mut self, key: InternalKey<'_>, hash: Option<u64>, tag: u8, value: &[u8]) {
         match self {
-            DataBuilder::Restarts(builder) => {
+            DataBlockBuilder::Restart(builder) => {
                 builder.add(key, tag, value);
                 builder.index(hash);
             }
-            DataBuilder::Slots(builder) => builder.add(key, hash, tag, value),
+            DataBlockBuilder::Fingerprint(builder) => builder.add(key, hash, tag, value),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         match self {
-            DataBuilder::Restarts(builder) => builder.is_empty(),
-            DataBuilder::Slots(builder) => builder.is_empty(),
+            DataBlockBuilder::Restart(builder) => builder.is_empty(),
+            DataBlockBuilder::Fingerprint(builder) => builder.is_empty(),
         }
     }
 
     /// The length of the block as it stands, in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
-            DataBuilder::Restarts(builder) => builder.len(),
-            DataBuilder::Slots(builder) => builder.len(),
+            DataBlockBuilder::Restart(builder) => builder.len(),
+            DataBlockBuilder::Fingerprint(builder) => builder.len(),
         }
     }
 
     /// The length that the block would have with one more entry.
-    pub(crate) fn len_with(&self, key: KeyRef<'_>, value_len: usize) -> usize {
+    pub(crate) fn len_with(&self, key: InternalKey<'_>, value_len: usize) -> usize {
         match self {
-            DataBuilder::Restarts(builder) => builder.len_with(key, value_len),
-            DataBuilder::Slots(builder) => builder.len_with(key, value_len),
+            DataBlockBuilder::Restart(builder) => builder.len_with(key, value_len),
+            DataBlockBuilder::Fingerprint(builder) => builder.len_with(key, value_len),
         }
     }
 
-    /// The whole block, which must not be empty, and its kind; call [`DataBuilder::clear`] before the next one.
+    /// The whole block, which must not be empty, and its kind; call [`DataBlockBuilder::clear`] before the next one.
     pub(crate) fn finish(&mut self) -> (BlockKind, &[u8]) {
         match self {
-            DataBuilder::Restarts(builder) => (builder.kind(), builder.finish()),
-            DataBuilder::Slots(builder) => (BlockKind::SlottedData, builder.finish()),
+            DataBlockBuilder::Restart(builder) => (builder.kind(), builder.finish()),
+            DataBlockBuilder::Fingerprint(builder) => (BlockKind::FingerprintData, builder.finish()),
         }
     }
 
     pub(crate) fn clear(&mut self) {
         match self {
-            DataBuilder::Restarts(builder) => builder.clear(),
-            DataBuilder::Slots(builder) => builder.clear(),
+            DataBlockBuilder::Restart(builder) => builder.clear(),
+            DataBlockBuilder::Fingerprint(builder) => builder.clear(),
         }
     }
 }
 
 /// Builds one block with restart points after the other; its buffers are kept from block to block.
-pub(crate) struct BlockBuilder {
+pub(crate) struct RestartBlockBuilder {
     out: Vec<u8>,
     restarts: Vec<u32>,
     interval: u32,
     since_restart: u32,
     count: u32,
     last_key: Vec<u8>,
-    hash_index: Option<HashIndexBuilder>,
+    hash_index: Option<BlockHashIndexBuilder>,
 }
 
-impl BlockBuilder {
+impl RestartBlockBuilder {
     /// Every `interval`-th entry is a restart point; 0 counts as 1.
-    pub(crate) fn new(interval: u8) -> BlockBuilder {
+    pub(crate) fn new(interval: u8) -> RestartBlockBuilder {
         let interval = u32::from(interval.max(1));
-        BlockBuilder {
+        RestartBlockBuilder {
             out: Vec::new(),
             restarts: Vec::new(),
             interval,
@@ -93,20 +93,23 @@ impl BlockBuilder {
     }
 
     /// The same, with a hash index in each block that can have one.
-    pub(crate) fn with_hash_index(interval: u8, util_ratio: f64) -> BlockBuilder {
-        BlockBuilder { hash_index: Some(HashIndexBuilder::new(util_ratio)), ..BlockBuilder::new(interval) }
+    pub(crate) fn with_hash_index(interval: u8, util_ratio: f64) -> RestartBlockBuilder {
+        RestartBlockBuilder {
+            hash_index: Some(BlockHashIndexBuilder::new(util_ratio)),
+            ..RestartBlockBuilder::new(interval)
+        }
     }
 
     /// Appends an entry; the caller keeps internal order, and gives a value that reaches past 4 GiB a block of its own.
-    pub(crate) fn add(&mut self, key: KeyRef<'_>, tag: u8, value: &[u8]) {
+    pub(crate) fn add(&mut self, key: InternalKey<'_>, tag: u8, value: &[u8]) {
         let mut shared = 0;
         if self.count == 0 || self.since_restart == self.interval {
             self.restarts.push(u32::try_from(self.out.len()).expect("a block of several entries is far below 4 GiB"));
             self.since_restart = 0;
         } else {
-            shared = common_prefix(&self.last_key, key.user);
+            shared = common_prefix(&self.last_key, key.user_key);
         }
-        let rest = &key.user[shared..];
+        let rest = &key.user_key[shared..];
         put_varint(&mut self.out, shared as u64);
         put_varint(&mut self.out, rest.len() as u64);
         put_varint(&mut self.out, value.len() as u64);
@@ -139,7 +142,7 @@ impl BlockBuilder {
     fn kind(&self) -> BlockKind {
         match self.buckets_of(self.count as usize, self.restarts.len()) {
             0 => BlockKind::Data,
-            _ => BlockKind::HashedData,
+            _ => BlockKind::DataWithHashIndex,
         }
     }
 
@@ -153,19 +156,19 @@ impl BlockBuilder {
     }
 
     /// The length that the block would have with one more entry.
-    pub(crate) fn len_with(&self, key: KeyRef<'_>, value_len: usize) -> usize {
+    pub(crate) fn len_with(&self, key: InternalKey<'_>, value_len: usize) -> usize {
         let (shared, restart) = if self.count == 0 || self.since_restart == self.interval {
             (0, 1)
         } else {
-            (common_prefix(&self.last_key, key.user), 0)
+            (common_prefix(&self.last_key, key.user_key), 0)
         };
-        let rest = key.user.len() - shared;
+        let rest = key.user_key.len() - shared;
         let lengths = varint_len(shared as u64) + varint_len(rest as u64) + varint_len(value_len as u64);
         let entry = lengths + 1 + varint_len(key.seqno.0) + rest + value_len;
         self.len_of(self.out.len() + entry, self.count as usize + 1, self.restarts.len() + restart)
     }
 
-    /// The whole block, which must not be empty; call [`BlockBuilder::clear`] before the next one.
+    /// The whole block, which must not be empty; call [`RestartBlockBuilder::clear`] before the next one.
     pub(crate) fn finish(&mut self) -> &[u8] {
         assert!(self.count > 0, "an empty block is never written");
         for restart in &self.restarts {

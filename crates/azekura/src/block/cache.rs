@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::base::edit::FileId;
+use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
-use crate::block::cached::{Cacheable, Home, Receipt, raise};
-use crate::block::shard::{CacheKey, KindStats, NewBlock, Shard, place};
+use crate::block::cached_block::{Cacheable, MemoryCharge, ParentSlot, add_within_limit};
+use crate::block::shard::{BlockKindStats, CacheInsertion, CacheKey, CacheShard, kind_index};
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::mem::buffer_pool::{Buffer, BufferPool};
 use crate::mem::epoch::Pin;
-use crate::mem::link::Retired;
-use crate::mem::pool::{Buffer, Pool};
+use crate::mem::parent_block::RetiredBlock;
 
 /// At most.
 const SHARDS_MAX: u64 = 64;
@@ -17,15 +17,15 @@ const SHARDS_MAX: u64 = 64;
 /// among other blocks. Only misses take a shard's lock, so a small cache does well with few.
 const SHARD_BYTES_MIN: u64 = 4 << 20;
 /// This part of the capacity is left for blocks that were evicted while readers may still be at them.
-const SLACK: u64 = 16;
+const UNFREED_DIVISOR: u64 = 16;
 /// At most this part of the capacity is pinned.
-const PINNED: u64 = 4;
+const PINNED_DIVISOR: u64 = 4;
 /// A cache that is smaller leaves its blocks to the allocator: a huge page would be too large a part of it.
 const POOLED_MIN: u64 = 32 << 20;
 /// What a block costs beside its memory, in bytes: its share of map, queues and allocator.
-const SHARE: u64 = 192;
+const ENTRY_OVERHEAD: u64 = 192;
 /// As many threads count without sharing a line; those beyond share one.
-const STRIPES: usize = 64;
+const COUNTER_STRIPES: usize = 64;
 
 /// Holds blocks by file and offset. Thread safe.
 ///
@@ -41,29 +41,29 @@ const STRIPES: usize = 64;
 pub(crate) struct BlockCache {
     capacity: u64,
     /// Bytes of the blocks in the shards.
-    held: AtomicU64,
+    resident_bytes: AtomicU64,
     /// Bytes of pinned blocks, which are held.
     pinned: AtomicU64,
     /// Bytes of receipts: those held, and those not freed yet.
     charged: Arc<AtomicU64>,
     /// The shard that has to let go next.
-    hand: AtomicUsize,
-    shards: Box<[Padded]>,
+    eviction_hand: AtomicUsize,
+    shards: Box<[PaddedShard]>,
     /// Where the bytes of blocks come from.
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     /// Hits by way of links. A thread that is pinned owns the stripe of its pin's number; the last is shared.
-    followed: Box<[Stripe]>,
+    link_hits: Box<[LinkHitCounters]>,
 }
 
 /// On cache lines of its own, or threads would contend for their neighbours' locks.
 #[repr(align(128))]
 #[derive(Default)]
-struct Padded(Mutex<Shard>);
+struct PaddedShard(Mutex<CacheShard>);
 
 /// Counters of one thread, by kind.
 #[repr(align(128))]
 #[derive(Default)]
-struct Stripe([AtomicU64; BlockKind::CACHED.len()]);
+struct LinkHitCounters([AtomicU64; BlockKind::CACHED.len()]);
 
 /// Counters of the cache, by kind of block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(crate) struct CacheStats {
     /// Pinned now; part of `used`.
     pub(crate) pinned: u64,
     /// In the order of [`BlockKind::CACHED`].
-    pub(crate) kinds: Vec<(&'static str, KindStats)>,
+    pub(crate) kinds: Vec<(&'static str, BlockKindStats)>,
 }
 
 impl BlockCache {
@@ -83,13 +83,13 @@ impl BlockCache {
         let shards = (capacity / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX).next_power_of_two();
         BlockCache {
             capacity,
-            held: AtomicU64::new(0),
+            resident_bytes: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
             charged: Arc::default(),
-            hand: AtomicUsize::new(0),
-            shards: (0..shards).map(|_| Padded::default()).collect(),
-            pool: Pool::new(if capacity < POOLED_MIN { 0 } else { capacity }),
-            followed: (0..=STRIPES).map(|_| Stripe::default()).collect(),
+            eviction_hand: AtomicUsize::new(0),
+            shards: (0..shards).map(|_| PaddedShard::default()).collect(),
+            pool: BufferPool::new(if capacity < POOLED_MIN { 0 } else { capacity }),
+            link_hits: (0..=COUNTER_STRIPES).map(|_| LinkHitCounters::default()).collect(),
         }
     }
 
@@ -99,7 +99,7 @@ impl BlockCache {
     }
 
     #[inline]
-    fn shard(&self, key: &CacheKey) -> MutexGuard<'_, Shard> {
+    fn shard(&self, key: &CacheKey) -> MutexGuard<'_, CacheShard> {
         lock(&self.shards[(key.hash() >> 20) as usize & (self.shards.len() - 1)])
     }
 
@@ -111,7 +111,7 @@ impl BlockCache {
 
     /// How often blocks were asked for by file and offset.
     #[cfg(test)]
-    pub(crate) fn asked(&self) -> u64 {
+    pub(crate) fn lookup_count(&self) -> u64 {
         let kinds = BlockKind::CACHED.map(|kind| {
             self.shards.iter().map(|shard| lock(shard).stats(kind)).map(|stats| stats.hits + stats.misses).sum::<u64>()
         });
@@ -125,20 +125,20 @@ impl BlockCache {
 
     /// Whether a block of that many bytes would be taken in. One of index or filter serves every lookup of its table,
     /// so it may cost more than data does.
-    pub(crate) fn takes(&self, kind: BlockKind, bytes: u64) -> bool {
+    pub(crate) fn admits(&self, kind: BlockKind, bytes: u64) -> bool {
         bytes <= self.capacity / if kind.is_metadata() { 2 } else { 8 }
     }
 
     /// Counts a hit by way of a link.
     #[inline]
-    pub(crate) fn count_hit(&self, kind: BlockKind, pin: &Pin) {
-        let own = pin.number();
-        if own < STRIPES {
+    pub(crate) fn count_link_hit(&self, kind: BlockKind, pin: &Pin) {
+        let own = pin.slot_index();
+        if own < COUNTER_STRIPES {
             // Nobody else writes this stripe while the pin is set, so nothing is lost.
-            let counter = &self.followed[own].0[place(kind)];
+            let counter = &self.link_hits[own].0[kind_index(kind)];
             counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         } else {
-            self.followed[STRIPES].0[place(kind)].fetch_add(1, Ordering::Relaxed);
+            self.link_hits[COUNTER_STRIPES].0[kind_index(kind)].fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -146,10 +146,10 @@ impl BlockCache {
     /// there from then on, until it is evicted.
     pub(crate) fn get<T: Cacheable>(
         &self,
-        file: FileId,
+        file: FileNumber,
         offset: u64,
         kind: BlockKind,
-        home: Option<Home<T>>,
+        home: Option<ParentSlot<T>>,
     ) -> Option<Arc<T>> {
         let key = CacheKey { file, offset };
         self.shard(&key).get(key, kind, home)
@@ -159,23 +159,23 @@ impl BlockCache {
     /// that shall be pinned stays until its file goes, if there is room for pinned blocks.
     pub(crate) fn insert<T: Cacheable>(
         &self,
-        file: FileId,
+        file: FileNumber,
         offset: u64,
         kind: BlockKind,
         block: &Arc<T>,
-        home: Option<Home<T>>,
+        home: Option<ParentSlot<T>>,
         pin: bool,
     ) {
-        let charge = block.bytes_held() + SHARE;
+        let charge = block.bytes_held() + ENTRY_OVERHEAD;
         let key = CacheKey { file, offset };
-        if !self.takes(kind, charge) {
+        if !self.admits(kind, charge) {
             return;
         }
         let Some(receipt) = self.reserve(&key, charge) else { return };
-        let pinned = pin && raise(&self.pinned, charge, self.capacity / PINNED);
-        let new = NewBlock { kind, block: Arc::clone(block), charge, home, pinned };
+        let pinned = pin && add_within_limit(&self.pinned, charge, self.capacity / PINNED_DIVISOR);
+        let new = CacheInsertion { kind, block: Arc::clone(block), charge, parent_slot: home, pinned };
         if !self.shard(&key).insert(key, new, receipt) {
-            self.held.fetch_sub(charge, Ordering::Relaxed);
+            self.resident_bytes.fetch_sub(charge, Ordering::Relaxed);
             self.pinned.fetch_sub(if pinned { charge } else { 0 }, Ordering::Relaxed);
         }
     }
@@ -184,58 +184,58 @@ impl BlockCache {
     /// waits to be freed.
     ///
     /// The shard of `key` pays, so that each keeps its share, unless it is much below it: then the others do in turn.
-    fn reserve(&self, key: &CacheKey, charge: u64) -> Option<Receipt> {
-        let slack = self.capacity / SLACK;
-        if self.used().saturating_sub(self.held.load(Ordering::Relaxed)) > slack {
+    fn reserve(&self, key: &CacheKey, charge: u64) -> Option<MemoryCharge> {
+        let slack = self.capacity / UNFREED_DIVISOR;
+        if self.used().saturating_sub(self.resident_bytes.load(Ordering::Relaxed)) > slack {
             return None; // evicting more would not help
         }
         let low = self.capacity / self.shards.len() as u64 / 2;
-        let mut retired: Vec<Retired> = Vec::new();
+        let mut retired: Vec<RetiredBlock> = Vec::new();
         let mut empty_shards = 0;
-        let mut room = raise(&self.held, charge, self.capacity - slack);
+        let mut room = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
         while !room && empty_shards < self.shards.len() {
             let own = self.shard(key).evict(low); // its lock ends here: a thread holds one at a time
             let evicted = own.or_else(|| {
-                let victim = self.hand.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
+                let victim = self.eviction_hand.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
                 lock(&self.shards[victim]).evict(0)
             });
             match evicted {
                 Some((block, freed)) => {
-                    self.held.fetch_sub(freed, Ordering::Relaxed);
+                    self.resident_bytes.fetch_sub(freed, Ordering::Relaxed);
                     retired.push(block);
                     empty_shards = 0;
                 }
                 None => empty_shards += 1,
             }
-            room = raise(&self.held, charge, self.capacity - slack);
+            room = add_within_limit(&self.resident_bytes, charge, self.capacity - slack);
         }
-        Retired::drop_all(retired);
+        RetiredBlock::drop_all(retired);
         if !room {
             return None;
         }
-        let receipt = Receipt::take(&self.charged, charge, self.capacity);
+        let receipt = MemoryCharge::try_new(&self.charged, charge, self.capacity);
         if receipt.is_none() {
-            self.held.fetch_sub(charge, Ordering::Relaxed);
+            self.resident_bytes.fetch_sub(charge, Ordering::Relaxed);
         }
         receipt
     }
 
     /// Lets go of all blocks of a file that is to be removed.
-    pub(crate) fn remove_file(&self, file: FileId) {
+    pub(crate) fn remove_file(&self, file: FileNumber) {
         let mut retired = Vec::new();
         for shard in &self.shards {
             let gone = lock(shard).remove_file(file);
-            self.held.fetch_sub(gone.bytes, Ordering::Relaxed);
-            self.pinned.fetch_sub(gone.pinned, Ordering::Relaxed);
+            self.resident_bytes.fetch_sub(gone.total_bytes, Ordering::Relaxed);
+            self.pinned.fetch_sub(gone.pinned_bytes, Ordering::Relaxed);
             retired.extend(gone.blocks);
         }
-        Retired::drop_all(retired);
+        RetiredBlock::drop_all(retired);
     }
 
     /// A sum over all shards and threads, each at its own moment; no hit is lost or counted twice.
     pub(crate) fn stats(&self) -> CacheStats {
         let names = ["data", "index", "index top", "filter", "filter top", "blob", "blob index"];
-        let mut kinds: Vec<(&'static str, KindStats)> = names.map(|name| (name, KindStats::default())).into();
+        let mut kinds: Vec<(&'static str, BlockKindStats)> = names.map(|name| (name, BlockKindStats::default())).into();
         for shard in &self.shards {
             let shard = lock(shard);
             for (kind, (_, sum)) in BlockKind::CACHED.into_iter().zip(&mut kinds) {
@@ -247,7 +247,7 @@ impl BlockCache {
                 sum.evicted += stats.evicted;
             }
         }
-        for stripe in &self.followed {
+        for stripe in &self.link_hits {
             kinds.iter_mut().zip(&stripe.0).for_each(|((_, sum), hits)| sum.hits += hits.load(Ordering::Relaxed));
         }
         CacheStats { capacity: self.capacity, used: self.used(), pinned: self.pinned.load(Ordering::Relaxed), kinds }
@@ -255,7 +255,7 @@ impl BlockCache {
 }
 
 /// A panic below the lock can only be a broken invariant of the shard, which its own assertions find again.
-fn lock(shard: &Padded) -> MutexGuard<'_, Shard> {
+fn lock(shard: &PaddedShard) -> MutexGuard<'_, CacheShard> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -269,21 +269,21 @@ impl std::fmt::Debug for BlockCache {
 #[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
 mod tests {
     use super::*;
-    use crate::base::{KeyRef, SeqNo};
-    use crate::block::cached::IndexPiece;
-    use crate::block::frame::Body;
-    use crate::block::{Block, BlockBuilder};
-    use crate::mem::epoch::tests::eventually;
-    use crate::mem::link::Hub;
+    use crate::base::{InternalKey, SeqNo};
+    use crate::block::cached_block::IndexPartitionBlock;
+    use crate::block::frame::BlockContents;
+    use crate::block::{Block, RestartBlockBuilder};
+    use crate::mem::epoch::tests::wait_until;
+    use crate::mem::parent_block::ParentBlock;
 
-    type Directory = Hub<Block, ()>;
+    type Directory = ParentBlock<Block, ()>;
 
     /// A block whose bytes all follow from `file`, `offset` and `len`.
     fn block(file: u64, offset: u64, len: usize) -> Arc<Block> {
-        let mut builder = BlockBuilder::new(1);
-        builder.add(KeyRef::new(&key(file, offset), SeqNo(len as u64)), 1, &value(file, offset, len));
+        let mut builder = RestartBlockBuilder::new(1);
+        builder.add(InternalKey::new(&key(file, offset), SeqNo(len as u64)), 1, &value(file, offset, len));
         let bytes = builder.finish().to_vec().into_boxed_slice().into_vec();
-        Arc::new(Block::decode(Body::new(BlockKind::Data, bytes)).unwrap())
+        Arc::new(Block::decode(BlockContents::new(BlockKind::Data, bytes)).unwrap())
     }
 
     fn key(file: u64, offset: u64) -> Vec<u8> {
@@ -297,86 +297,86 @@ mod tests {
 
     /// Looks at every byte.
     fn verify(block: &Block, file: u64, offset: u64) {
-        let Block::Restarts(block) = block else { panic!("it was built with restarts") };
+        let Block::Restart(block) = block else { panic!("it was built with restarts") };
         let entry = block.parse_restart(0).unwrap();
         assert_eq!(entry.rest, key(file, offset));
         assert_eq!(entry.value, value(file, offset, entry.seqno.0 as usize));
     }
 
     fn put(cache: &BlockCache, file: u64, offset: u64, len: usize) {
-        cache.insert(FileId(file), offset, BlockKind::Data, &block(file, offset, len), None, false);
+        cache.insert(FileNumber(file), offset, BlockKind::Data, &block(file, offset, len), None, false);
     }
 
-    fn holds(cache: &BlockCache, file: u64, offset: u64) -> bool {
-        cache.get::<Block>(FileId(file), offset, BlockKind::Data, None).is_some()
+    fn contains(cache: &BlockCache, file: u64, offset: u64) -> bool {
+        cache.get::<Block>(FileNumber(file), offset, BlockKind::Data, None).is_some()
     }
 
-    fn home(hub: &Arc<Directory>, at: usize) -> Option<Home<Block>> {
-        Some((Arc::downgrade(hub) as _, at))
+    fn parent_slot(parent: &Arc<Directory>, at: usize) -> Option<ParentSlot<Block>> {
+        Some((Arc::downgrade(parent) as _, at))
     }
 
-    fn held(cache: &BlockCache) -> u64 {
-        cache.held.load(Ordering::SeqCst)
+    fn resident_bytes(cache: &BlockCache) -> u64 {
+        cache.resident_bytes.load(Ordering::SeqCst)
     }
 
     fn check(cache: &BlockCache) {
         let sums: Vec<(u64, u64)> = cache.shards.iter().map(|shard| lock(shard).check()).collect();
         let (all, pinned) = sums.iter().fold((0, 0), |(all, pinned), sum| (all + sum.0, pinned + sum.1));
-        assert_eq!((all, pinned), (held(cache), cache.pinned.load(Ordering::SeqCst)));
+        assert_eq!((all, pinned), (resident_bytes(cache), cache.pinned.load(Ordering::SeqCst)));
         assert!(all <= cache.used() && cache.used() <= cache.capacity());
     }
 
     #[test]
-    fn holds_what_it_was_given_counts_and_forgets_a_file() {
+    fn blocks_are_cached_counted_and_removed_by_file() {
         let cache = BlockCache::new(1 << 20);
-        assert!(!holds(&cache, 1, 64));
+        assert!(!contains(&cache, 1, 64));
         for offset in 0..50 {
             put(&cache, 1 + offset % 2, offset, 100);
         }
         let index = block(3, 0, 100);
-        cache.insert(FileId(3), 0, BlockKind::Index, &index, None, false);
-        cache.insert(FileId(3), 0, BlockKind::Index, &index, None, false);
-        assert!((0..50).all(|offset| holds(&cache, 1 + offset % 2, offset)));
-        eventually(|| cache.used() == held(&cache));
+        cache.insert(FileNumber(3), 0, BlockKind::IndexPartition, &index, None, false);
+        cache.insert(FileNumber(3), 0, BlockKind::IndexPartition, &index, None, false);
+        assert!((0..50).all(|offset| contains(&cache, 1 + offset % 2, offset)));
+        wait_until(|| cache.used() == resident_bytes(&cache));
         check(&cache);
         let stats = cache.stats();
         let (_, data) = stats.kinds[0];
         let (_, index) = stats.kinds[1];
         assert_eq!((data.hits, data.misses, data.blocks), (50, 1, 50));
         assert_eq!((index.blocks, data.bytes + index.bytes), (1, stats.used));
-        cache.remove_file(FileId(1));
+        cache.remove_file(FileNumber(1));
         check(&cache);
-        assert!((0..50).all(|offset| holds(&cache, 1 + offset % 2, offset) == (offset % 2 == 1)));
-        cache.remove_file(FileId(2));
-        cache.remove_file(FileId(3));
-        assert_eq!(held(&cache), 0);
-        eventually(|| cache.used() == 0);
+        assert!((0..50).all(|offset| contains(&cache, 1 + offset % 2, offset) == (offset % 2 == 1)));
+        cache.remove_file(FileNumber(2));
+        cache.remove_file(FileNumber(3));
+        assert_eq!(resident_bytes(&cache), 0);
+        wait_until(|| cache.used() == 0);
     }
 
     #[test]
-    fn large_blocks_go_past_it_and_nothing_fits_into_nothing() {
+    fn large_blocks_and_zero_capacity_bypass_cache() {
         let cache = BlockCache::new(80_000);
         put(&cache, 1, 0, 10_001);
-        assert!(!holds(&cache, 1, 0));
+        assert!(!contains(&cache, 1, 0));
         put(&cache, 1, 0, 9_000);
-        assert!(holds(&cache, 1, 0));
+        assert!(contains(&cache, 1, 0));
         let none = BlockCache::new(0);
         put(&none, 1, 0, 0);
-        assert!(!holds(&none, 1, 0));
+        assert!(!contains(&none, 1, 0));
     }
 
     /// A cache of 16 MiB was cut into 32 shards once, each with a share that had no room for a filter of 3 MB: whatever
     /// came to that shard drove the filter out.
     #[test]
-    fn filters_that_are_large_beside_the_cache_stay_while_they_are_used() {
+    fn large_filter_stays_cached_while_in_use() {
         let cache = BlockCache::new(16 << 20);
-        let used = |file| cache.get::<Block>(FileId(file), 0, BlockKind::Filter, None).is_some();
+        let used = |file| cache.get::<Block>(FileNumber(file), 0, BlockKind::FilterPartition, None).is_some();
         let filters = [1, 2].map(|file| block(file, 0, 3_000_000));
         let mut read = 0;
         for round in 0..4000u64 {
             for (file, filter) in [1, 2].into_iter().zip(&filters) {
                 if !used(file) {
-                    cache.insert(FileId(file), 0, BlockKind::Filter, filter, None, false);
+                    cache.insert(FileNumber(file), 0, BlockKind::FilterPartition, filter, None, false);
                     read += 1;
                 }
             }
@@ -384,31 +384,31 @@ mod tests {
         }
         check(&cache);
         assert!(read <= 6, "two filters were read {read} times");
-        assert!(!cache.takes(BlockKind::Data, 3_000_000) && !cache.takes(BlockKind::Filter, (8 << 20) + 1));
+        assert!(!cache.admits(BlockKind::Data, 3_000_000) && !cache.admits(BlockKind::FilterPartition, (8 << 20) + 1));
     }
 
     #[test]
-    fn a_block_of_another_type_is_not_taken_for_one() {
+    fn block_of_another_type_is_a_miss() {
         let cache = BlockCache::new(1 << 20);
         put(&cache, 1, 0, 10);
-        assert!(cache.get::<IndexPiece>(FileId(1), 0, BlockKind::Index, None).is_none());
-        assert!(holds(&cache, 1, 0));
+        assert!(cache.get::<IndexPartitionBlock>(FileNumber(1), 0, BlockKind::IndexPartition, None).is_none());
+        assert!(contains(&cache, 1, 0));
     }
 
     #[test]
-    fn a_scan_does_not_flush_what_is_used() {
+    fn scan_does_not_evict_hot_blocks() {
         for by_links in [false, true] {
             let cache = BlockCache::new(400_000);
-            let hub: Arc<Directory> = Arc::new(Hub::new((), 100));
+            let parent: Arc<Directory> = Arc::new(ParentBlock::new((), 100));
             for _ in 0..3 {
                 for offset in 0..100 {
-                    if by_links && hub.follow(offset, &Pin::new()).is_some() {
+                    if by_links && parent.child(offset, &Pin::new()).is_some() {
                         continue;
                     }
-                    if !holds(&cache, 1, offset as u64) {
+                    if !contains(&cache, 1, offset as u64) {
                         let new = block(1, offset as u64, 1000);
-                        let home = home(&hub, offset).filter(|_| by_links);
-                        cache.insert(FileId(1), offset as u64, BlockKind::Data, &new, home, false);
+                        let home = parent_slot(&parent, offset).filter(|_| by_links);
+                        cache.insert(FileNumber(1), offset as u64, BlockKind::Data, &new, home, false);
                     }
                 }
             }
@@ -416,36 +416,36 @@ mod tests {
                 put(&cache, 2, offset, 1000);
             }
             check(&cache);
-            let kept = (0..100).filter(|offset| holds(&cache, 1, *offset)).count();
+            let kept = (0..100).filter(|offset| contains(&cache, 1, *offset)).count();
             assert!(kept >= 90, "{kept} of 100, links: {by_links}");
         }
     }
 
     #[test]
-    fn links_lead_to_blocks_while_they_are_held_and_hits_by_them_count() {
+    fn links_reach_cached_blocks_and_count_hits() {
         let cache = BlockCache::new(1 << 20);
-        let hub: Arc<Directory> = Arc::new(Hub::new((), 2));
+        let parent: Arc<Directory> = Arc::new(ParentBlock::new((), 2));
         let pin = Pin::new();
         put(&cache, 1, 10, 50);
-        assert!(hub.follow(0, &pin).is_none());
-        assert!(cache.get(FileId(1), 10, BlockKind::Data, home(&hub, 0)).is_some());
-        cache.insert(FileId(2), 20, BlockKind::Data, &block(2, 20, 60), home(&hub, 1), false);
-        let found = [0, 1].map(|at| hub.follow(at, &pin).unwrap());
-        cache.count_hit(BlockKind::Data, &pin);
-        cache.count_hit(BlockKind::Data, &pin);
+        assert!(parent.child(0, &pin).is_none());
+        assert!(cache.get(FileNumber(1), 10, BlockKind::Data, parent_slot(&parent, 0)).is_some());
+        cache.insert(FileNumber(2), 20, BlockKind::Data, &block(2, 20, 60), parent_slot(&parent, 1), false);
+        let found = [0, 1].map(|at| parent.child(at, &pin).unwrap());
+        cache.count_link_hit(BlockKind::Data, &pin);
+        cache.count_link_hit(BlockKind::Data, &pin);
         let (_, data) = cache.stats().kinds[0];
         assert_eq!((data.hits, data.misses), (3, 0));
-        cache.remove_file(FileId(1));
-        assert!(hub.follow(0, &pin).is_none() && hub.follow(1, &pin).is_some());
-        assert!(cache.used() > held(&cache), "what a reader may be at is charged until it has left");
+        cache.remove_file(FileNumber(1));
+        assert!(parent.child(0, &pin).is_none() && parent.child(1, &pin).is_some());
+        assert!(cache.used() > resident_bytes(&cache), "what a reader may be at is charged until it has left");
         verify(&found[0], 1, 10);
         drop(cache);
-        assert!(hub.follow(1, &pin).is_none());
+        assert!(parent.child(1, &pin).is_none());
         verify(&found[1], 2, 20);
     }
 
     #[test]
-    fn what_waits_to_be_freed_is_in_the_budget() {
+    fn retired_blocks_count_towards_the_budget() {
         let cache = BlockCache::new(100_000);
         let pin = Pin::new();
         for offset in 0..500 {
@@ -455,46 +455,52 @@ mod tests {
         assert!(cache.used() > 90_000, "the slack is made use of");
         let counted = cache.used();
         put(&cache, 2, 0, 10_000);
-        assert!(!holds(&cache, 2, 0) && cache.used() == counted, "left out: nothing is freed while this thread reads");
+        assert!(
+            !contains(&cache, 2, 0) && cache.used() == counted,
+            "left out: nothing is freed while this thread reads"
+        );
         drop(pin);
-        eventually(|| cache.used() == held(&cache));
-        eventually(|| {
+        wait_until(|| cache.used() == resident_bytes(&cache));
+        wait_until(|| {
             put(&cache, 2, 0, 10_000);
-            holds(&cache, 2, 0)
+            contains(&cache, 2, 0)
         });
         check(&cache);
     }
 
     #[test]
-    fn pinned_blocks_stay_until_their_file_goes_and_are_bounded() {
+    fn pinned_blocks_are_bounded_and_end_with_file() {
         let cache = BlockCache::new(400_000);
         for offset in 0..200 {
-            cache.insert(FileId(1), offset, BlockKind::Index, &block(1, offset, 1000), None, true);
+            cache.insert(FileNumber(1), offset, BlockKind::IndexPartition, &block(1, offset, 1000), None, true);
         }
         check(&cache);
         let pinned = cache.stats().pinned;
         assert!((90_000..=100_000).contains(&pinned), "{pinned}");
         for offset in 0..2000 {
+            // What was evicted is freed first: nothing is taken in while much of it is held by readers of other tests.
+            wait_until(|| cache.used() == resident_bytes(&cache));
             put(&cache, 2, offset, 1000);
         }
         check(&cache);
-        let kept = (0..200).filter(|offset| holds(&cache, 1, *offset)).count();
+        let kept = (0..200).filter(|offset| contains(&cache, 1, *offset)).count();
         assert!((70..=90).contains(&kept), "{kept}");
-        cache.remove_file(FileId(1));
+        cache.remove_file(FileNumber(1));
         check(&cache);
         assert_eq!(cache.stats().pinned, 0);
     }
 
     /// Hubs come and go, blocks are evicted, files removed, all at once; whatever is read is looked at byte by byte.
     #[test]
-    fn stays_in_its_budget_and_right_under_stress() {
+    fn budget_holds_under_concurrent_load() {
         const LINKS: u64 = 128;
         let cache = BlockCache::new(300_000);
-        let hubs: [Mutex<Arc<Directory>>; 5] = std::array::from_fn(|_| Mutex::new(Arc::new(Hub::new((), 128))));
+        let parents: [Mutex<Arc<Directory>>; 5] =
+            std::array::from_fn(|_| Mutex::new(Arc::new(ParentBlock::new((), 128))));
         let followed = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
-                let (cache, hubs, followed) = (&cache, &hubs, &followed);
+                let (cache, parents, followed) = (&cache, &parents, &followed);
                 scope.spawn(move || {
                     let mut x = 0x1234_5678 + thread;
                     let mut kept = Vec::new();
@@ -503,34 +509,41 @@ mod tests {
                         x ^= x >> 7;
                         x ^= x << 17;
                         let (file, offset) = (x % 5, x >> 8 & (LINKS - 1));
-                        let hub = {
-                            let mut hub = hubs[file as usize].lock().unwrap();
+                        let parent = {
+                            let mut parent = parents[file as usize].lock().unwrap();
                             if x >> 40 & 127 == 0 {
-                                *hub = Arc::new(Hub::new((), LINKS as usize));
+                                *parent = Arc::new(ParentBlock::new((), LINKS as usize));
                             }
-                            Arc::clone(&hub)
+                            Arc::clone(&parent)
                         };
                         let pin = Pin::new();
-                        if let Some(block) = hub.follow(offset as usize, &pin) {
+                        if let Some(block) = parent.child(offset as usize, &pin) {
                             verify(&block, file, offset);
-                            cache.count_hit(BlockKind::Data, &pin);
+                            cache.count_link_hit(BlockKind::Data, &pin);
                             followed.fetch_add(1, Ordering::Relaxed);
                             if x >> 50 & 63 == 0 {
                                 kept.push((block.to_arc(), file, offset));
                             }
                         } else {
-                            let home = home(&hub, offset as usize);
-                            match cache.get::<Block>(FileId(file), offset, BlockKind::Data, home.clone()) {
+                            let home = parent_slot(&parent, offset as usize);
+                            match cache.get::<Block>(FileNumber(file), offset, BlockKind::Data, home.clone()) {
                                 Some(block) => verify(&block, file, offset),
                                 None => {
                                     let new = block(file, offset, (x >> 20) as usize % 9_000);
-                                    cache.insert(FileId(file), offset, BlockKind::Data, &new, home, x >> 30 & 7 == 0);
+                                    cache.insert(
+                                        FileNumber(file),
+                                        offset,
+                                        BlockKind::Data,
+                                        &new,
+                                        home,
+                                        x >> 30 & 7 == 0,
+                                    );
                                 }
                             }
                         }
                         drop(pin);
                         if round % 1000 == 0 {
-                            cache.remove_file(FileId(file));
+                            cache.remove_file(FileNumber(file));
                         }
                         if kept.len() > 20 {
                             kept.drain(..).for_each(|(block, file, offset)| verify(&block, file, offset));
@@ -541,8 +554,8 @@ mod tests {
             }
         });
         check(&cache);
-        eventually(|| cache.used() == held(&cache));
-        assert!(held(&cache) > 100_000, "it is made use of");
+        wait_until(|| cache.used() == resident_bytes(&cache));
+        assert!(resident_bytes(&cache) > 100_000, "it is made use of");
         let (_, data) = cache.stats().kinds[0];
         assert_eq!(data.hits + data.misses, 80_000, "every read was counted once");
         assert!(followed.load(Ordering::Relaxed) > 1000, "links are made use of");
@@ -556,24 +569,24 @@ mod tests {
 
         /// Room for seven blocks and a half, the slack included.
         fn small() -> Arc<BlockCache> {
-            let charge = block(0, 0, LEN).bytes_held() + SHARE;
+            let charge = block(0, 0, LEN).bytes_held() + ENTRY_OVERHEAD;
             Arc::new(BlockCache::new(charge * 8))
         }
 
         /// What a reader of a table does: by the link, or by the map, or from the file, and in it goes.
-        fn read(cache: &BlockCache, hub: &Arc<Directory>, file: u64, at: usize, pinned: bool) {
+        fn read(cache: &BlockCache, parent: &Arc<Directory>, file: u64, at: usize, pinned: bool) {
             let pin = Pin::new();
-            if let Some(found) = hub.follow(at, &pin) {
+            if let Some(found) = parent.child(at, &pin) {
                 verify(&found, file, at as u64);
-                cache.count_hit(BlockKind::Data, &pin);
+                cache.count_link_hit(BlockKind::Data, &pin);
                 return;
             }
-            let home = home(hub, at);
-            match cache.get::<Block>(FileId(file), at as u64, BlockKind::Data, home.clone()) {
+            let home = parent_slot(parent, at);
+            match cache.get::<Block>(FileNumber(file), at as u64, BlockKind::Data, home.clone()) {
                 Some(found) => verify(&found, file, at as u64),
                 None => {
                     let new = block(file, at as u64, LEN);
-                    cache.insert(FileId(file), at as u64, BlockKind::Data, &new, home, pinned);
+                    cache.insert(FileNumber(file), at as u64, BlockKind::Data, &new, home, pinned);
                 }
             }
             assert!(cache.used() <= cache.capacity(), "above the budget");
@@ -581,61 +594,62 @@ mod tests {
 
         /// Nobody reads any more: sums are right, nothing is left waiting, every read was counted once, and a link
         /// leads to what the map has.
-        fn settle(cache: &BlockCache, hub: &Arc<Directory>, file: u64, reads: u64) {
+        fn settle(cache: &BlockCache, parent: &Arc<Directory>, file: u64, reads: u64) {
             check(cache);
-            eventually(|| cache.used() == held(cache));
+            wait_until(|| cache.used() == resident_bytes(cache));
             let (_, data) = cache.stats().kinds[0];
             assert_eq!(data.hits + data.misses, reads, "reads were lost or counted twice");
             let pin = Pin::new();
             for at in 0..16 {
-                let followed = hub.peek(at, &pin);
+                let followed = parent.peek(at, &pin);
                 followed.iter().for_each(|block| verify(block, file, at as u64));
-                assert!(followed.is_none() || holds(cache, file, at as u64), "a link to what the map has not");
+                assert!(followed.is_none() || contains(cache, file, at as u64), "a link to what the map has not");
             }
         }
 
         #[test]
-        fn the_budget_holds_and_the_counters_add_up_while_three_read_and_evict() {
+        fn budget_and_counters_hold_during_eviction() {
             explore(|| {
-                let (cache, hub) = (small(), Arc::new(Hub::new((), 16)));
-                (0..6).for_each(|at| read(&cache, &hub, 1, at, false));
+                let (cache, parent) = (small(), Arc::new(ParentBlock::new((), 16)));
+                (0..6).for_each(|at| read(&cache, &parent, 1, at, false));
                 let readers: Vec<_> = [[6, 7, 0], [7, 8, 6], [1, 6, 7]]
                     .into_iter()
                     .map(|blocks| {
-                        let (cache, hub) = (Arc::clone(&cache), Arc::clone(&hub));
-                        spawn(move || blocks.into_iter().for_each(|at| read(&cache, &hub, 1, at, false)))
+                        let (cache, parent) = (Arc::clone(&cache), Arc::clone(&parent));
+                        spawn(move || blocks.into_iter().for_each(|at| read(&cache, &parent, 1, at, false)))
                     })
                     .collect();
                 readers.into_iter().for_each(|reader| reader.join().unwrap());
-                settle(&cache, &hub, 1, 6 + 9);
+                settle(&cache, &parent, 1, 6 + 9);
             });
         }
 
         #[test]
-        fn a_file_goes_while_its_blocks_are_read_and_pinned() {
+        fn remove_file_is_safe_during_reads_and_pins() {
             explore(|| {
-                let (cache, hub) = (small(), Arc::new(Hub::new((), 16)));
-                (0..3).for_each(|at| read(&cache, &hub, 1, at, at == 0));
+                let (cache, parent) = (small(), Arc::new(ParentBlock::new((), 16)));
+                (0..3).for_each(|at| read(&cache, &parent, 1, at, at == 0));
                 let readers = [[0, 3], [3, 2]].map(|blocks| {
-                    let (cache, hub) = (Arc::clone(&cache), Arc::clone(&hub));
-                    spawn(move || blocks.into_iter().for_each(|at| read(&cache, &hub, 1, at, at == 3)))
+                    let (cache, parent) = (Arc::clone(&cache), Arc::clone(&parent));
+                    spawn(move || blocks.into_iter().for_each(|at| read(&cache, &parent, 1, at, at == 3)))
                 });
-                cache.remove_file(FileId(1));
+                cache.remove_file(FileNumber(1));
                 readers.into_iter().for_each(|reader| reader.join().unwrap());
-                settle(&cache, &hub, 1, 3 + 4);
-                cache.remove_file(FileId(1));
+                settle(&cache, &parent, 1, 3 + 4);
+                cache.remove_file(FileNumber(1));
                 check(&cache);
-                assert_eq!((held(&cache), cache.stats().pinned), (0, 0));
-                eventually(|| cache.used() == 0);
+                assert_eq!((resident_bytes(&cache), cache.stats().pinned), (0, 0));
+                wait_until(|| cache.used() == 0);
             });
         }
 
         /// A piece of the index is read anew while readers are still in the old one: a block has one link at most, and
         /// leads home to whichever asked last.
         #[test]
-        fn a_block_moves_from_the_old_piece_to_the_new_one_while_both_are_read() {
+        fn block_moves_between_index_partitions() {
             explore(|| {
-                let (cache, old, new) = (small(), Arc::new(Hub::new((), 16)), Arc::new(Hub::new((), 16)));
+                let (cache, old, new) =
+                    (small(), Arc::new(ParentBlock::new((), 16)), Arc::new(ParentBlock::new((), 16)));
                 (0..7).for_each(|at| read(&cache, &old, 1, at, false));
                 let stale = spawn({
                     let (cache, old) = (Arc::clone(&cache), Arc::clone(&old));
@@ -654,16 +668,16 @@ mod tests {
 
         /// The cache goes with its database while a reader's guard is still held somewhere.
         #[test]
-        fn a_cache_may_go_while_its_blocks_are_looked_at() {
+        fn cache_may_drop_while_blocks_are_read() {
             explore(|| {
-                let (cache, hub) = (small(), Arc::new(Hub::new((), 16)));
-                (0..2).for_each(|at| read(&cache, &hub, 1, at, false));
+                let (cache, parent) = (small(), Arc::new(ParentBlock::new((), 16)));
+                (0..2).for_each(|at| read(&cache, &parent, 1, at, false));
                 let charged = Arc::clone(&cache.charged);
                 let reader = spawn({
-                    let hub = Arc::clone(&hub);
+                    let parent = Arc::clone(&parent);
                     move || {
                         let pin = Pin::new();
-                        if let Some(found) = hub.follow(0, &pin) {
+                        if let Some(found) = parent.child(0, &pin) {
                             verify(&found, 1, 0);
                             assert!(charged.load(Ordering::Relaxed) > 0, "freed under a reader");
                             verify(&found, 1, 0);
@@ -674,7 +688,7 @@ mod tests {
                 });
                 drop(cache);
                 let charged = reader.join().unwrap();
-                eventually(|| charged.load(Ordering::Relaxed) == 0);
+                wait_until(|| charged.load(Ordering::Relaxed) == 0);
             });
         }
     }

@@ -4,9 +4,9 @@ use crate::base::SeqNo;
 
 /// An entry that was looked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Located<'a> {
+pub(crate) struct BlockLookup<'a> {
     /// Whether its user key equals the target's.
-    pub(crate) same_key: bool,
+    pub(crate) key_matches: bool,
     pub(crate) seqno: SeqNo,
     pub(crate) tag: u8,
     pub(crate) value: &'a [u8],
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_varints_are_what_the_decoder_reads() {
+    fn unpack_varint_matches_byte_reader() {
         for shift in 0..56 {
             for value in [(1u64 << shift) - 1, 1 << shift, (1 << 56) - 1, 0x5A_5A5A_5A5A_5A5A >> (55 - shift)] {
                 let mut bytes = Vec::new();

@@ -28,7 +28,7 @@ fn fence_at(fences: &[u8], i: usize) -> Option<u64> {
 
 /// Of at least one fence: those before the first number are before `wanted`, those from the second on are behind.
 #[inline]
-pub(crate) fn between(fences: &[u8], wanted: u64) -> (usize, usize) {
+pub(crate) fn fence_range(fences: &[u8], wanted: u64) -> (usize, usize) {
     let low = fences_before(fences, |fence| fence < wanted);
     let equal = fence_at(fences, low) == Some(wanted);
     (low, if equal { fences_before(fences, |fence| fence <= wanted) } else { low })

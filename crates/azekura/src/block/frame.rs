@@ -2,13 +2,13 @@
 
 use std::ops::Deref;
 
-use crate::base::checksum::{place_seed, xxh3, xxh3_two};
+use crate::base::checksum::{location_seed, xxh3, xxh3_concat};
 use crate::base::compression::{Codec, CompressionType, decompress};
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{Error, Result};
 use crate::block::handle::BlockHandle;
 use crate::block::kind::BlockKind;
-use crate::mem::pool::Buffer;
+use crate::mem::buffer_pool::Buffer;
 
 /// In bytes.
 pub(crate) const FRAME_HEADER_LEN: usize = 16;
@@ -23,16 +23,16 @@ const ZLIB_RATIO_MAX: u64 = 1040;
 /// The bytes of a block after its codec, possibly still behind its frame's header, so that what was stored as it is
 /// need not be moved.
 #[derive(Debug)]
-pub(crate) struct Body {
+pub(crate) struct BlockContents {
     bytes: Buffer,
     start: usize,
     kind: BlockKind,
 }
 
-impl Body {
+impl BlockContents {
     /// A block of that kind that was never in a frame.
-    pub(crate) fn new(kind: BlockKind, bytes: impl Into<Buffer>) -> Body {
-        Body { bytes: bytes.into(), start: 0, kind }
+    pub(crate) fn new(kind: BlockKind, bytes: impl Into<Buffer>) -> BlockContents {
+        BlockContents { bytes: bytes.into(), start: 0, kind }
     }
 
     /// As the frame says.
@@ -47,7 +47,7 @@ impl Body {
     }
 }
 
-impl Deref for Body {
+impl Deref for BlockContents {
     type Target = [u8];
 
     #[inline]
@@ -57,7 +57,7 @@ impl Deref for Body {
 }
 
 /// The capacity of a buffer for a block of `len` bytes that is going to be decoded, which adds a little to most.
-pub(crate) fn room_for(len: usize) -> usize {
+pub(crate) fn decode_capacity(len: usize) -> usize {
     len.saturating_add(len / 64 + 32)
 }
 
@@ -70,29 +70,29 @@ pub(crate) fn put_frame(
     compression: CompressionType,
     raw: &[u8],
 ) -> BlockHandle {
-    Packed::new(kind, compression, raw).frame().put_again(out, file_id, offset)
+    CompressedBlock::new(kind, compression, raw).frame().append_copy(out, file_id, offset)
 }
 
 /// A block behind its codec, whose place is not known yet.
-pub(crate) struct Packed<'a> {
+pub(crate) struct CompressedBlock<'a> {
     kind: BlockKind,
     raw: &'a [u8],
     compressed: Option<(Codec, Vec<u8>)>,
 }
 
-impl<'a> Packed<'a> {
-    pub(crate) fn new(kind: BlockKind, compression: CompressionType, raw: &'a [u8]) -> Packed<'a> {
+impl<'a> CompressedBlock<'a> {
+    pub(crate) fn new(kind: BlockKind, compression: CompressionType, raw: &'a [u8]) -> CompressedBlock<'a> {
         assert!(raw.len() as u64 <= RAW_LEN_MAX, "a block holds at most one huge value");
         let compressed = if raw.len() <= COMPRESS_LEN_MAX { compression.compress(raw) } else { None };
-        Packed { kind, raw, compressed }
+        CompressedBlock { kind, raw, compressed }
     }
 
-    pub(crate) fn frame(&self) -> Frame<'_> {
+    pub(crate) fn frame(&self) -> BlockFrame<'_> {
         let (codec, stored) = match &self.compressed {
             Some((codec, bytes)) => (*codec, bytes.as_slice()),
             None => (Codec::None, self.raw),
         };
-        Frame { kind: self.kind, codec, raw_len: self.raw.len(), stored }
+        BlockFrame { kind: self.kind, codec, raw_len: self.raw.len(), stored }
     }
 }
 
@@ -101,25 +101,25 @@ impl<'a> Packed<'a> {
 ///
 /// # Errors
 /// `Corruption` if it does not verify or is of another kind, `Unsupported` if a newer version wrote it.
-pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<Body> {
-    let frame = Frame::check(&bytes, file_id, offset, kind)?;
+pub(crate) fn open_frame(bytes: Buffer, file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<BlockContents> {
+    let frame = BlockFrame::check(&bytes, file_id, offset, kind)?;
     let found = frame.kind;
     match frame.codec {
-        Codec::None => Ok(Body { bytes, start: FRAME_HEADER_LEN, kind: found }),
+        Codec::None => Ok(BlockContents { bytes, start: FRAME_HEADER_LEN, kind: found }),
         codec => {
             // Behind it there is room for what a block adds when it is loaded.
-            let raw = bytes.another(room_for(frame.raw_len));
+            let raw = bytes.new_from_same_pool(decode_capacity(frame.raw_len));
             let mut raw = raw.ok_or_else(|| Error::corruption("no memory for the declared size of a block"))?;
-            raw.grow_to(frame.raw_len);
+            raw.extend_with_zeros(frame.raw_len);
             decompress(codec, frame.stored, &mut raw)?;
-            Ok(Body::new(found, raw))
+            Ok(BlockContents::new(found, raw))
         }
     }
 }
 
 /// A frame whose checksum and lengths are right, where it was read to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Frame<'a> {
+pub(crate) struct BlockFrame<'a> {
     pub(crate) kind: BlockKind,
     pub(crate) codec: Codec,
     /// Length of the block after its codec.
@@ -128,17 +128,17 @@ pub(crate) struct Frame<'a> {
     pub(crate) stored: &'a [u8],
 }
 
-impl<'a> Frame<'a> {
+impl<'a> BlockFrame<'a> {
     /// Checks all that [`open_frame`] does without restoring the block.
     ///
     /// # Errors
     /// As for [`open_frame`].
-    pub(crate) fn check(bytes: &'a [u8], file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<Frame<'a>> {
+    pub(crate) fn check(bytes: &'a [u8], file_id: &[u8; 16], offset: u64, kind: BlockKind) -> Result<BlockFrame<'a>> {
         let Some((header, stored)) = bytes.split_first_chunk::<FRAME_HEADER_LEN>() else {
             return Err(Error::corruption("block is shorter than its header"));
         };
         let sum = u64::from_le_bytes(header[..8].try_into().expect("eight bytes"));
-        if sum != xxh3(place_seed(file_id, offset), &bytes[8..]) {
+        if sum != xxh3(location_seed(file_id, offset), &bytes[8..]) {
             return Err(Error::corruption("checksum of the block does not match"));
         }
         let codec = Codec::from_byte(header[8])?;
@@ -146,7 +146,7 @@ impl<'a> Frame<'a> {
             return Err(Error::unsupported(format!("transform {} needs a newer version", header[9])));
         }
         let found = BlockKind::from_byte(header[10])?;
-        if found.role() != kind.role() {
+        if found.without_layout() != kind.without_layout() {
             return Err(Error::corruption(format!("block is of kind {found:?} where {kind:?} should be")));
         }
         let mut wide = [0u8; 8];
@@ -160,7 +160,7 @@ impl<'a> Frame<'a> {
         };
         let raw_len = usize::try_from(raw_len).ok().filter(|_| plausible && raw_len <= RAW_LEN_MAX);
         let raw_len = raw_len.ok_or_else(|| Error::corruption("block declares a length that it cannot have"))?;
-        Ok(Frame { kind: found, codec, raw_len, stored })
+        Ok(BlockFrame { kind: found, codec, raw_len, stored })
     }
 
     /// The length of the frame with its header.
@@ -169,12 +169,12 @@ impl<'a> Frame<'a> {
     }
 
     /// Appends a frame of the same stored bytes that will lie at `offset` of another file.
-    pub(crate) fn put_again(&self, out: &mut Vec<u8>, file_id: &[u8; 16], offset: u64) -> BlockHandle {
+    pub(crate) fn append_copy(&self, out: &mut Vec<u8>, file_id: &[u8; 16], offset: u64) -> BlockHandle {
         let start = out.len();
         out.reserve(FRAME_HEADER_LEN + self.stored.len());
         out.extend_from_slice(&self.unsummed_header());
         out.extend_from_slice(self.stored);
-        let sum = xxh3(place_seed(file_id, offset), &out[start + 8..]);
+        let sum = xxh3(location_seed(file_id, offset), &out[start + 8..]);
         out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
         BlockHandle { offset, len: self.len() }
     }
@@ -182,7 +182,7 @@ impl<'a> Frame<'a> {
     /// The header of such a frame, for one who writes the stored bytes behind it without copying them.
     pub(crate) fn header(&self, file_id: &[u8; 16], offset: u64) -> [u8; FRAME_HEADER_LEN] {
         let mut header = self.unsummed_header();
-        let sum = xxh3_two(place_seed(file_id, offset), &header[8..], self.stored);
+        let sum = xxh3_concat(location_seed(file_id, offset), &header[8..], self.stored);
         header[..8].copy_from_slice(&sum.to_le_bytes());
         header
     }
@@ -221,21 +221,21 @@ mod tests {
     }
 
     #[test]
-    fn a_header_apart_is_that_of_the_whole_frame() {
+    fn separate_header_matches_whole_frame() {
         for (compression, len) in
             [(CompressionType::None, 0), (CompressionType::Lz4, 9_000), (CompressionType::None, 77)]
         {
             let raw = vec![7; len];
-            let packed = Packed::new(BlockKind::Blob, compression, &raw);
+            let packed = CompressedBlock::new(BlockKind::Blob, compression, &raw);
             let (frame, mut whole) = (packed.frame(), Vec::new());
-            let handle = frame.put_again(&mut whole, &ID, 4_711);
+            let handle = frame.append_copy(&mut whole, &ID, 4_711);
             assert_eq!(whole, [&frame.header(&ID, 4_711)[..], frame.stored].concat());
             assert_eq!((handle.len, frame.len()), (whole.len() as u64, whole.len() as u64));
         }
     }
 
     #[test]
-    fn damage_moves_and_wrong_kinds_are_found() {
+    fn damage_moves_and_wrong_kinds_are_detected() {
         let raw = vec![5u8; 400];
         for compression in [CompressionType::None, CompressionType::Lz4] {
             let frame = framed(compression, &raw);
@@ -249,7 +249,7 @@ mod tests {
             }
             assert!(open_frame(frame.clone().into(), &ID, 100, BlockKind::Data).is_err(), "moved");
             assert!(open_frame(frame.clone().into(), &[8; 16], 99, BlockKind::Data).is_err(), "from another file");
-            assert!(open_frame(frame.into(), &ID, 99, BlockKind::Index).is_err(), "of another kind");
+            assert!(open_frame(frame.into(), &ID, 99, BlockKind::IndexPartition).is_err(), "of another kind");
         }
     }
 
@@ -258,13 +258,13 @@ mod tests {
         let mut frame = vec![0; 8];
         frame.extend_from_slice(&header);
         frame.extend_from_slice(stored);
-        let sum = xxh3(place_seed(&ID, 0), &frame[8..]);
+        let sum = xxh3(location_seed(&ID, 0), &frame[8..]);
         frame[..8].copy_from_slice(&sum.to_le_bytes());
         frame
     }
 
     #[test]
-    fn headers_that_verify_and_lie_are_refused_before_memory_is_taken() {
+    fn false_lengths_fail_before_allocation() {
         let kind_of = |header, stored: &[u8]| {
             open_frame(forged(header, stored).into(), &ID, 0, BlockKind::Data).map(|b| b.len()).map_err(|e| e.kind())
         };

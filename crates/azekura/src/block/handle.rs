@@ -1,6 +1,6 @@
 //! Where a frame lies in its file.
 
-use crate::base::coding::{Decoder, put_varint};
+use crate::base::coding::{ByteReader, put_varint};
 use crate::base::{Error, Result};
 
 /// Offset and length of a frame, header included, in bytes.
@@ -18,14 +18,14 @@ impl BlockHandle {
         put_varint(out, self.len);
     }
 
-    pub(crate) fn read(d: &mut Decoder<'_>) -> Result<BlockHandle> {
+    pub(crate) fn read(d: &mut ByteReader<'_>) -> Result<BlockHandle> {
         Ok(BlockHandle { offset: d.varint()?, len: d.varint()? })
     }
 
     /// Reads a handle that is all of `bytes`.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Result<BlockHandle> {
-        let mut d = Decoder::new(bytes);
+        let mut d = ByteReader::new(bytes);
         let handle = BlockHandle::read(&mut d)?;
         d.finish()?;
         Ok(handle)

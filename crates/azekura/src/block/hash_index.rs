@@ -14,7 +14,7 @@ const BUCKETS_MAX: usize = u16::MAX as usize;
 
 /// What a bucket says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bucket {
+pub(crate) enum HashBucket {
     /// The block does not have the key.
     Empty,
     /// Look for it by its order.
@@ -24,7 +24,7 @@ pub(crate) enum Bucket {
 }
 
 /// Collects the keys of one block after the other; what one block is too large for, the next one has again.
-pub(crate) struct HashIndexBuilder {
+pub(crate) struct BlockHashIndexBuilder {
     util_ratio: f64,
     /// The hash of each entry that has one, and its interval.
     keys: Vec<(u64, u8)>,
@@ -32,10 +32,10 @@ pub(crate) struct HashIndexBuilder {
     intervals: usize,
 }
 
-impl HashIndexBuilder {
+impl BlockHashIndexBuilder {
     /// For `util_ratio` entries in each bucket, on average.
-    pub(crate) fn new(util_ratio: f64) -> HashIndexBuilder {
-        HashIndexBuilder { util_ratio, keys: Vec::new(), entries: 0, intervals: 0 }
+    pub(crate) fn new(util_ratio: f64) -> BlockHashIndexBuilder {
+        BlockHashIndexBuilder { util_ratio, keys: Vec::new(), entries: 0, intervals: 0 }
     }
 
     /// The next entry, which lies in the interval of that number. A key that cannot be hashed is found by its order,
@@ -67,7 +67,7 @@ impl HashIndexBuilder {
         let start = out.len();
         out.resize(start + len, EMPTY);
         for (hash, interval) in &self.keys {
-            let bucket = &mut out[start + place(*hash, len)];
+            let bucket = &mut out[start + bucket_index(*hash, len)];
             *bucket = match *bucket {
                 EMPTY => *interval,
                 same if same == *interval => same,
@@ -86,7 +86,7 @@ impl HashIndexBuilder {
 
 /// The bucket of a hash; there is at least one. The low half of the hash, as filters take the high one.
 #[inline]
-fn place(hash: u64, buckets: usize) -> usize {
+fn bucket_index(hash: u64, buckets: usize) -> usize {
     (((hash & 0xffff_ffff) * buckets as u64) >> 32) as usize
 }
 
@@ -102,11 +102,11 @@ pub(crate) fn check(buckets: &[u8], intervals: usize) -> Result<()> {
 
 /// What checked buckets say of a key with that hash.
 #[inline]
-pub(crate) fn look_up(buckets: &[u8], hash: u64) -> Bucket {
-    match buckets[place(hash, buckets.len())] {
-        EMPTY => Bucket::Empty,
-        COLLISION => Bucket::Collision,
-        interval => Bucket::Interval(usize::from(interval)),
+pub(crate) fn look_up(buckets: &[u8], hash: u64) -> HashBucket {
+    match buckets[bucket_index(hash, buckets.len())] {
+        EMPTY => HashBucket::Empty,
+        COLLISION => HashBucket::Collision,
+        interval => HashBucket::Interval(usize::from(interval)),
     }
 }
 
@@ -119,11 +119,11 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_led_to_its_interval_or_to_the_search() {
+    fn every_key_maps_to_its_interval_or_collision() {
         for (entries, interval, ratio) in
             [(1u64, 1u64, 0.75), (100, 16, 0.75), (253, 1, 1.0), (900, 4, 0.5), (40, 9, 10.0)]
         {
-            let mut builder = HashIndexBuilder::new(ratio);
+            let mut builder = BlockHashIndexBuilder::new(ratio);
             (0..entries).for_each(|n| builder.add(Some(hash(n)), (n / interval) as usize));
             let mut out = vec![1, 2, 3];
             let len = usize::from(builder.put(&mut out));
@@ -134,9 +134,9 @@ mod tests {
             let mut straight = 0;
             for n in 0..entries {
                 match look_up(buckets, hash(n)) {
-                    Bucket::Empty => panic!("key {n} is lost"),
-                    Bucket::Collision => {}
-                    Bucket::Interval(i) => {
+                    HashBucket::Empty => panic!("key {n} is lost"),
+                    HashBucket::Collision => {}
+                    HashBucket::Interval(i) => {
                         assert_eq!(i as u64, n / interval);
                         straight += 1;
                     }
@@ -147,22 +147,22 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_span_intervals_are_left_to_the_search() {
-        let mut builder = HashIndexBuilder::new(0.75);
+    fn key_with_versions_in_two_intervals_collides() {
+        let mut builder = BlockHashIndexBuilder::new(0.75);
         builder.add(Some(5), 0);
         builder.add(Some(5), 0);
         let mut out = Vec::new();
         builder.put(&mut out);
-        assert_eq!(look_up(&out, 5), Bucket::Interval(0));
+        assert_eq!(look_up(&out, 5), HashBucket::Interval(0));
         builder.add(Some(5), 1);
         out.clear();
         builder.put(&mut out);
-        assert_eq!(look_up(&out, 5), Bucket::Collision);
+        assert_eq!(look_up(&out, 5), HashBucket::Collision);
     }
 
     #[test]
-    fn more_than_253_intervals_have_none_and_the_next_block_has_one_again() {
-        let mut builder = HashIndexBuilder::new(1.0);
+    fn index_is_omitted_above_253_intervals() {
+        let mut builder = BlockHashIndexBuilder::new(1.0);
         (0..253).for_each(|n| builder.add(Some(hash(n)), n as usize));
         assert!(builder.fits() && builder.buckets_of(254, 254) == 0);
         builder.add(Some(hash(253)), 253);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_that_lie_are_refused() {
+    fn invalid_buckets_are_refused() {
         check(&[EMPTY, COLLISION, 252], 253).unwrap();
         assert!(check(&[], 1).is_err());
         assert!(check(&[1], 1).is_err());

@@ -9,20 +9,20 @@ pub(crate) enum BlockKind {
     /// Entries of the table, with restart points. Who asks for a data block of whichever layout asks for this.
     Data = 1,
     /// The same with a hash index behind the restart points.
-    HashedData = 2,
+    DataWithHashIndex = 2,
     /// Entries of the table, with offset slots and fingerprints.
-    SlottedData = 3,
+    FingerprintData = 3,
     /// A piece of the index: separators and the data blocks they lead to.
-    Index = 4,
+    IndexPartition = 4,
     /// The top of the index: last separators and their pieces.
-    IndexTop = 5,
+    TopLevelIndex = 5,
     /// A piece of the filter.
-    Filter = 6,
+    FilterPartition = 6,
     /// The top of the filter: bounds and their pieces.
-    FilterTop = 7,
+    TopLevelFilter = 7,
     Properties = 8,
     /// What sections the file has and where they are.
-    Directory = 9,
+    Metaindex = 9,
     /// A value of a blob file.
     Blob = 10,
     /// A page of the index of a blob file: ordinals and the frames they lead to.
@@ -35,17 +35,23 @@ impl BlockKind {
     /// The kinds that live in the cache, for its statistics; data blocks of every layout are counted as one.
     pub(crate) const CACHED: [BlockKind; 7] = [
         BlockKind::Data,
-        BlockKind::Index,
-        BlockKind::IndexTop,
-        BlockKind::Filter,
-        BlockKind::FilterTop,
+        BlockKind::IndexPartition,
+        BlockKind::TopLevelIndex,
+        BlockKind::FilterPartition,
+        BlockKind::TopLevelFilter,
         BlockKind::Blob,
         BlockKind::BlobIndex,
     ];
 
     /// Whether it leads to other blocks, or says that they need not be read.
     pub(crate) fn is_metadata(self) -> bool {
-        matches!(self, BlockKind::Index | BlockKind::IndexTop | BlockKind::Filter | BlockKind::FilterTop)
+        matches!(
+            self,
+            BlockKind::IndexPartition
+                | BlockKind::TopLevelIndex
+                | BlockKind::FilterPartition
+                | BlockKind::TopLevelFilter
+        )
     }
 
     /// # Errors
@@ -53,14 +59,14 @@ impl BlockKind {
     pub(crate) fn from_byte(byte: u8) -> Result<BlockKind> {
         Ok(match byte {
             1 => BlockKind::Data,
-            2 => BlockKind::HashedData,
-            3 => BlockKind::SlottedData,
-            4 => BlockKind::Index,
-            5 => BlockKind::IndexTop,
-            6 => BlockKind::Filter,
-            7 => BlockKind::FilterTop,
+            2 => BlockKind::DataWithHashIndex,
+            3 => BlockKind::FingerprintData,
+            4 => BlockKind::IndexPartition,
+            5 => BlockKind::TopLevelIndex,
+            6 => BlockKind::FilterPartition,
+            7 => BlockKind::TopLevelFilter,
             8 => BlockKind::Properties,
-            9 => BlockKind::Directory,
+            9 => BlockKind::Metaindex,
             10 => BlockKind::Blob,
             11 => BlockKind::BlobIndex,
             12 => BlockKind::BlobReferences,
@@ -69,9 +75,9 @@ impl BlockKind {
     }
 
     /// The kind that a handle's place in the file tells: every layout of a data block is `Data`.
-    pub(crate) fn role(self) -> BlockKind {
+    pub(crate) fn without_layout(self) -> BlockKind {
         match self {
-            BlockKind::HashedData | BlockKind::SlottedData => BlockKind::Data,
+            BlockKind::DataWithHashIndex | BlockKind::FingerprintData => BlockKind::Data,
             kind => kind,
         }
     }

@@ -12,15 +12,15 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use crate::base::edit::FileId;
+use crate::base::version_edit::FileNumber;
 use crate::block::BlockKind;
-use crate::block::cached::{Cacheable, Cached, Home, Receipt};
-use crate::mem::link::{Keeper, Retired};
+use crate::block::cached_block::{Cacheable, CachedBlock, MemoryCharge, ParentSlot};
+use crate::mem::parent_block::{CacheHandle, RetiredBlock};
 
 /// File and offset of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
-    pub(crate) file: FileId,
+    pub(crate) file: FileNumber,
     pub(crate) offset: u64,
 }
 
@@ -51,25 +51,25 @@ impl Hasher for KeyHasher {
 
 /// A key that hashes to what it carries.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Hashed(CacheKey);
+struct HashedCacheKey(CacheKey);
 
-impl std::hash::Hash for Hashed {
+impl std::hash::Hash for HashedCacheKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.0.hash());
     }
 }
 
-struct Entry {
-    item: Cached,
+struct CacheEntry {
+    block: CachedBlock,
     charge: u64,
     kind: BlockKind,
     /// Hits by way of the map since the hand last came by, at most [`HITS_MAX`]; the link's mark is one more.
     hits: u8,
-    queue: Queue,
+    queue: CacheQueue,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Queue {
+enum CacheQueue {
     Probation,
     Main,
     /// In none: it only goes with its file.
@@ -80,7 +80,7 @@ const HITS_MAX: u8 = 3;
 
 /// Counters of one kind of block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct KindStats {
+pub(crate) struct BlockKindStats {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
     /// Held now.
@@ -91,21 +91,21 @@ pub(crate) struct KindStats {
 }
 
 /// A block that was read and shall enter the cache.
-pub(crate) struct NewBlock<T> {
+pub(crate) struct CacheInsertion<T> {
     pub(crate) kind: BlockKind,
     pub(crate) block: Arc<T>,
     pub(crate) charge: u64,
-    pub(crate) home: Option<Home<T>>,
+    pub(crate) parent_slot: Option<ParentSlot<T>>,
     pub(crate) pinned: bool,
 }
 
 /// The place of a kind in the counters.
-pub(crate) fn place(kind: BlockKind) -> usize {
+pub(crate) fn kind_index(kind: BlockKind) -> usize {
     match kind {
-        BlockKind::Index => 1,
-        BlockKind::IndexTop => 2,
-        BlockKind::Filter => 3,
-        BlockKind::FilterTop => 4,
+        BlockKind::IndexPartition => 1,
+        BlockKind::TopLevelIndex => 2,
+        BlockKind::FilterPartition => 3,
+        BlockKind::TopLevelFilter => 4,
         BlockKind::Blob => 5,
         BlockKind::BlobIndex => 6,
         _ => 0, // data blocks of every layout; nothing else is cached
@@ -114,8 +114,8 @@ pub(crate) fn place(kind: BlockKind) -> usize {
 
 /// One shard; the cache wraps it in a mutex and accounts for its bytes.
 #[derive(Default)]
-pub(crate) struct Shard {
-    map: HashMap<Hashed, Entry, BuildHasherDefault<KeyHasher>>,
+pub(crate) struct CacheShard {
+    map: HashMap<HashedCacheKey, CacheEntry, BuildHasherDefault<KeyHasher>>,
     probation: VecDeque<CacheKey>,
     main: VecDeque<CacheKey>,
     probation_bytes: u64,
@@ -123,83 +123,90 @@ pub(crate) struct Shard {
     pinned_bytes: u64,
     ghosts: VecDeque<u64>,
     ghost_set: HashSet<u64, BuildHasherDefault<KeyHasher>>,
-    stats: [KindStats; BlockKind::CACHED.len()],
+    stats: [BlockKindStats; BlockKind::CACHED.len()],
 }
 
 /// What a shard let go of; to be dropped outside of its lock.
 #[derive(Default)]
-pub(crate) struct LetGo {
-    pub(crate) blocks: Vec<Retired>,
-    pub(crate) bytes: u64,
+pub(crate) struct EvictedBlocks {
+    pub(crate) blocks: Vec<RetiredBlock>,
+    pub(crate) total_bytes: u64,
     /// As many of these were pinned.
-    pub(crate) pinned: u64,
+    pub(crate) pinned_bytes: u64,
 }
 
-impl Shard {
+impl CacheShard {
     /// What stands at `key`, counted as a hit or a miss; from now on the link `home` leads there.
     pub(crate) fn get<T: Cacheable>(
         &mut self,
         key: CacheKey,
         kind: BlockKind,
-        home: Option<Home<T>>,
+        home: Option<ParentSlot<T>>,
     ) -> Option<Arc<T>> {
-        let stats = &mut self.stats[place(kind)];
-        let entry = self.map.get_mut(&Hashed(key));
-        let Some((keeper, hits)) = entry.and_then(|entry| Some((T::keeper(&mut entry.item)?, &mut entry.hits))) else {
+        let stats = &mut self.stats[kind_index(kind)];
+        let entry = self.map.get_mut(&HashedCacheKey(key));
+        let Some((handle, hits)) = entry.and_then(|entry| Some((T::cache_handle(&mut entry.block)?, &mut entry.hits)))
+        else {
             stats.misses += 1;
             return None;
         };
         stats.hits += 1;
         *hits = HITS_MAX.min(*hits + 1);
-        if let Some((hub, at)) = home {
-            keeper.link(hub, at);
+        if let Some((parent, at)) = home {
+            handle.link(parent, at);
         }
-        Some(Arc::clone(keeper.value()))
+        Some(Arc::clone(handle.value()))
     }
 
     /// Takes in a block, unless it holds one of that key already; says whether it did. The receipt is for `charge`
     /// bytes.
-    pub(crate) fn insert<T: Cacheable>(&mut self, key: CacheKey, new: NewBlock<T>, receipt: Receipt) -> bool {
-        let NewBlock { kind, block, charge, home, pinned } = new;
-        if self.map.contains_key(&Hashed(key)) {
+    pub(crate) fn insert<T: Cacheable>(
+        &mut self,
+        key: CacheKey,
+        new: CacheInsertion<T>,
+        receipt: MemoryCharge,
+    ) -> bool {
+        let CacheInsertion { kind, block, charge, parent_slot: home, pinned } = new;
+        if self.map.contains_key(&HashedCacheKey(key)) {
             return false;
         }
         let queue = match self.ghost_set.remove(&key.hash()) {
-            _ if pinned => Queue::Pinned,
-            true => Queue::Main,
-            false => Queue::Probation,
+            _ if pinned => CacheQueue::Pinned,
+            true => CacheQueue::Main,
+            false => CacheQueue::Probation,
         };
-        let mut keeper = Keeper::new(block, receipt);
-        if let Some((hub, at)) = home {
-            keeper.link(hub, at);
+        let mut handle = CacheHandle::new(block, receipt);
+        if let Some((parent, at)) = home {
+            handle.link(parent, at);
         }
-        self.map.insert(Hashed(key), Entry { item: T::wrap(keeper), charge, kind, hits: 0, queue });
+        self.map
+            .insert(HashedCacheKey(key), CacheEntry { block: T::into_cached(handle), charge, kind, hits: 0, queue });
         self.push(key, charge, queue);
-        let stats = &mut self.stats[place(kind)];
+        let stats = &mut self.stats[kind_index(kind)];
         stats.blocks += 1;
         stats.bytes += charge;
         true
     }
 
-    fn push(&mut self, key: CacheKey, charge: u64, queue: Queue) {
+    fn push(&mut self, key: CacheKey, charge: u64, queue: CacheQueue) {
         *self.bytes_of(queue) += charge;
         match queue {
-            Queue::Probation => self.probation.push_back(key),
-            Queue::Main => self.main.push_back(key),
-            Queue::Pinned => {}
+            CacheQueue::Probation => self.probation.push_back(key),
+            CacheQueue::Main => self.main.push_back(key),
+            CacheQueue::Pinned => {}
         }
     }
 
-    fn bytes_of(&mut self, queue: Queue) -> &mut u64 {
+    fn bytes_of(&mut self, queue: CacheQueue) -> &mut u64 {
         match queue {
-            Queue::Probation => &mut self.probation_bytes,
-            Queue::Main => &mut self.main_bytes,
-            Queue::Pinned => &mut self.pinned_bytes,
+            CacheQueue::Probation => &mut self.probation_bytes,
+            CacheQueue::Main => &mut self.main_bytes,
+            CacheQueue::Pinned => &mut self.pinned_bytes,
         }
     }
 
     /// Lets one block go, if the queues hold more than `low` bytes.
-    pub(crate) fn evict(&mut self, low: u64) -> Option<(Retired, u64)> {
+    pub(crate) fn evict(&mut self, low: u64) -> Option<(RetiredBlock, u64)> {
         if self.probation_bytes + self.main_bytes <= low {
             return None;
         }
@@ -211,32 +218,32 @@ impl Shard {
             let from_probation =
                 self.main.is_empty() || self.probation_bytes * 10 > self.probation_bytes + self.main_bytes;
             let key = if from_probation { self.probation.pop_front() } else { self.main.pop_front() }?;
-            let entry = self.map.get_mut(&Hashed(key)).expect("every key in a queue is in the map");
+            let entry = self.map.get_mut(&HashedCacheKey(key)).expect("every key in a queue is in the map");
             let (charge, queue) = (entry.charge, entry.queue);
-            let hits = entry.hits + u8::from(entry.item.take_mark());
+            let hits = entry.hits + u8::from(entry.block.take_referenced());
             turns = turns.saturating_sub(1);
             let spared = hits > 0 && turns > 0;
             if spared {
-                entry.hits = if queue == Queue::Main { hits - 1 } else { 0 };
-                entry.queue = Queue::Main;
+                entry.hits = if queue == CacheQueue::Main { hits - 1 } else { 0 };
+                entry.queue = CacheQueue::Main;
             }
             *self.bytes_of(queue) -= charge;
             if spared {
-                self.push(key, charge, Queue::Main);
+                self.push(key, charge, CacheQueue::Main);
                 continue;
             }
             if from_probation {
-                self.remember(key.hash());
+                self.add_ghost(key.hash());
             }
-            let entry = self.map.remove(&Hashed(key)).expect("found above");
-            self.forget_bytes(&entry);
-            self.stats[place(entry.kind)].evicted += 1;
-            return Some((entry.item.retire(), charge));
+            let entry = self.map.remove(&HashedCacheKey(key)).expect("found above");
+            self.subtract_stats(&entry);
+            self.stats[kind_index(entry.kind)].evicted += 1;
+            return Some((entry.block.retire(), charge));
         }
     }
 
     /// Keeps as many ghosts as there are blocks.
-    fn remember(&mut self, hash: u64) {
+    fn add_ghost(&mut self, hash: u64) {
         if self.ghost_set.insert(hash) {
             self.ghosts.push_back(hash);
         }
@@ -247,42 +254,42 @@ impl Shard {
         }
     }
 
-    fn forget_bytes(&mut self, entry: &Entry) {
-        let stats = &mut self.stats[place(entry.kind)];
+    fn subtract_stats(&mut self, entry: &CacheEntry) {
+        let stats = &mut self.stats[kind_index(entry.kind)];
         stats.blocks -= 1;
         stats.bytes -= entry.charge;
     }
 
     /// Lets all blocks of a file go.
-    pub(crate) fn remove_file(&mut self, file: FileId) -> LetGo {
-        let gone: Vec<Entry> = self.map.extract_if(|key, _| key.0.file == file).map(|(_, entry)| entry).collect();
-        let mut let_go = LetGo::default();
+    pub(crate) fn remove_file(&mut self, file: FileNumber) -> EvictedBlocks {
+        let gone: Vec<CacheEntry> = self.map.extract_if(|key, _| key.0.file == file).map(|(_, entry)| entry).collect();
+        let mut let_go = EvictedBlocks::default();
         if gone.is_empty() {
             return let_go;
         }
         self.probation.retain(|key| key.file != file);
         self.main.retain(|key| key.file != file);
         for entry in gone {
-            self.forget_bytes(&entry);
+            self.subtract_stats(&entry);
             *self.bytes_of(entry.queue) -= entry.charge;
-            let_go.bytes += entry.charge;
-            let_go.pinned += if entry.queue == Queue::Pinned { entry.charge } else { 0 };
-            let_go.blocks.push(entry.item.retire());
+            let_go.total_bytes += entry.charge;
+            let_go.pinned_bytes += if entry.queue == CacheQueue::Pinned { entry.charge } else { 0 };
+            let_go.blocks.push(entry.block.retire());
         }
         let_go
     }
 
-    pub(crate) fn stats(&self, kind: BlockKind) -> KindStats {
-        self.stats[place(kind)]
+    pub(crate) fn stats(&self, kind: BlockKind) -> BlockKindStats {
+        self.stats[kind_index(kind)]
     }
 
     /// Panics if the queues, the map and the sums have drifted apart; returns all bytes, and those of pinned blocks.
     #[cfg(test)]
     pub(crate) fn check(&self) -> (u64, u64) {
         let sum = |queue| self.map.values().filter(|e| e.queue == queue).map(|e| e.charge).sum::<u64>();
-        let sums = [Queue::Probation, Queue::Main, Queue::Pinned].map(sum);
+        let sums = [CacheQueue::Probation, CacheQueue::Main, CacheQueue::Pinned].map(sum);
         assert_eq!(sums, [self.probation_bytes, self.main_bytes, self.pinned_bytes]);
-        let queued = self.map.values().filter(|e| e.queue != Queue::Pinned).count();
+        let queued = self.map.values().filter(|e| e.queue != CacheQueue::Pinned).count();
         assert_eq!(queued, self.probation.len() + self.main.len());
         assert!(self.ghosts.len() <= self.map.len().max(16) + 1 || self.ghost_set.len() <= self.ghosts.len());
         let all = sums.iter().sum::<u64>();
@@ -291,9 +298,9 @@ impl Shard {
     }
 }
 
-impl Drop for Shard {
+impl Drop for CacheShard {
     /// All at once: each by itself would raise the epoch.
     fn drop(&mut self) {
-        Retired::drop_all(self.map.drain().map(|(_, entry)| entry.item.retire()).collect());
+        RetiredBlock::drop_all(self.map.drain().map(|(_, entry)| entry.block.retire()).collect());
     }
 }

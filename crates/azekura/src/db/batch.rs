@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::base::{Error, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::{Commit, Path};
+use crate::db::commit::{CommitPath, CommitRequest};
 use crate::db::config::PersistMode;
-use crate::db::handle::Handle;
+use crate::db::handle::DbHandle;
 use crate::db::partition::Partition;
-use crate::db::state::claims::Claims;
-use crate::wal::payload::{Record, check_limits, put_record};
+use crate::db::state::claims::DirectBlobWrites;
+use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record};
 
 /// Writes, over any partitions of one database, that become visible and durable together or not at all.
 ///
@@ -29,21 +29,29 @@ use crate::wal::payload::{Record, check_limits, put_record};
 /// ```
 #[must_use = "a batch does nothing until it is committed"]
 pub struct Batch {
-    handle: Arc<Handle>,
+    handle: Arc<DbHandle>,
     payload: Vec<u8>,
     count: u32,
     partitions: Vec<Arc<PartitionState>>,
-    ahead: Claims,
+    direct_writes: DirectBlobWrites,
     durability: PersistMode,
     /// The first wrong call; `commit` reports it, and nothing is written.
-    wrong: Option<Error>,
+    first_error: Option<Error>,
 }
 
 impl Batch {
-    pub(crate) fn new(handle: Arc<Handle>) -> Batch {
-        let durability = handle.shared.settings.durability;
-        let ahead = Claims::default();
-        Batch { handle, payload: Vec::new(), count: 0, partitions: Vec::new(), ahead, durability, wrong: None }
+    pub(crate) fn new(handle: Arc<DbHandle>) -> Batch {
+        let durability = handle.inner.settings.durability;
+        let ahead = DirectBlobWrites::default();
+        Batch {
+            handle,
+            payload: Vec::new(),
+            count: 0,
+            partitions: Vec::new(),
+            direct_writes: ahead,
+            durability,
+            first_error: None,
+        }
     }
 
     /// Sets the value of a key. A value of a MiB and more, of a partition with key-value separation, is written to a
@@ -63,31 +71,32 @@ impl Batch {
     }
 
     fn push(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) {
-        if self.wrong.is_some() {
+        if self.first_error.is_some() {
             return;
         }
-        let checked = check_limits(key, value).and_then(|()| partition.check_home(&self.handle));
+        let checked =
+            check_key_and_value_lengths(key, value).and_then(|()| partition.check_same_database(&self.handle));
         let written =
-            checked.and_then(|()| match kind == RecordKind::Put && partition.state.takes_early(value.len()) {
-                true => self.write_ahead(partition, key, value),
+            checked.and_then(|()| match kind == RecordKind::Put && partition.state.uses_direct_write(value.len()) {
+                true => self.write_blob(partition, key, value),
                 false => self.write(partition, kind, key, value),
             });
         if let Err(error) = written {
-            self.wrong = Some(error);
+            self.first_error = Some(error);
         }
     }
 
     #[cold]
-    fn write_ahead(&mut self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
-        let claim = self.handle.shared.put_early(&partition.state, value)?;
+    fn write_blob(&mut self, partition: &Partition, key: &[u8], value: &[u8]) -> Result<()> {
+        let claim = self.handle.inner.write_blob_directly(&partition.state, value)?;
         let mut pointer = Vec::new();
         claim.pointer.encode(&mut pointer);
-        self.ahead.add(&partition.state, claim);
+        self.direct_writes.add(&partition.state, claim);
         self.write(partition, RecordKind::BlobPointer, key, &pointer)
     }
 
     fn write(&mut self, partition: &Partition, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
-        let limit = self.handle.shared.settings.memory_budget / 2;
+        let limit = self.handle.inner.settings.memory_budget / 2;
         let size = self.payload.len() as u64 + key.len() as u64 + value.len() as u64;
         if size > limit || self.count == u32::MAX {
             return Err(Error::invalid(format!("batch is larger than half the memory budget ({limit} bytes)")));
@@ -97,7 +106,7 @@ impl Batch {
         {
             self.partitions.push(Arc::clone(&partition.state));
         }
-        put_record(&mut self.payload, &Record { kind, partition: partition.state.id, key, value });
+        put_record(&mut self.payload, &WalRecord { kind, partition: partition.state.id, key, value });
         self.count += 1;
         Ok(())
     }
@@ -126,19 +135,20 @@ impl Batch {
     /// [`Partition::insert`]. On an error nothing of the batch is visible, with one exception: where writing succeeded
     /// and only the sync failed, all of it is visible, and the next open finds all of it or nothing.
     pub fn commit(self) -> Result<()> {
-        if let Some(wrong) = self.wrong {
+        if let Some(wrong) = self.first_error {
             return Err(wrong);
         }
-        let shared = &self.handle.shared;
+        let inner = &self.handle.inner;
         if self.count == 0 {
-            shared.writer()?;
-            return shared.persist(self.durability);
+            inner.writer()?;
+            return inner.persist(self.durability);
         }
         let (payload, partitions) = (&self.payload[..], &self.partitions[..]);
-        let commit = Commit { payload, count: self.count, partitions, rooms: &[], path: Path::Logged };
-        match self.ahead.is_empty() {
-            true => shared.commit(commit, self.durability),
-            false => shared.commit_ahead(commit, self.ahead, self.durability),
+        let commit =
+            CommitRequest { payload, count: self.count, partitions, reservations: &[], path: CommitPath::Logged };
+        match self.direct_writes.is_empty() {
+            true => inner.commit(commit, self.durability),
+            false => inner.commit_with_direct_writes(commit, self.direct_writes, self.durability),
         }
     }
 }

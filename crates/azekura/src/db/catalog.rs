@@ -7,51 +7,51 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
 use crate::base::compression::CompressionType;
-use crate::base::edit::{BlobMeta, EngineKind, FileId, PartitionId, PartitionMeta, TableMeta};
-use crate::base::ledger::PartitionLedger;
-use crate::base::sync::{Bell, lock, read, write};
+use crate::base::manifest_state::PartitionManifestState;
+use crate::base::sync::{WakeSignal, lock, read, write};
+use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, PartitionId, PartitionMeta, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::cache::BlockCache;
 use crate::db::options::{EngineType, PartitionCreateOptions};
 use crate::db::spill::{self, PendingRecord};
-use crate::db::state::setbacks::Setbacks;
-use crate::db::state::tree::Tree;
-use crate::engine::{Engine, ReadPoints, Visible};
-use crate::lsm::blobs::early::EarlyFile;
-use crate::lsm::blobs::unsynced::Unsynced;
-use crate::lsm::handle::TreeContext;
+use crate::db::state::backoff::TaskBackoffs;
+use crate::db::state::partition_tree::PartitionTree;
+use crate::engine::{Engine, LastVisibleSeqno, SnapshotList};
+use crate::lsm::blob::direct_file::DirectBlobFile;
+use crate::lsm::blob::unsynced::UnsyncedBlobFiles;
+use crate::lsm::table_handle::TreeContext;
 use crate::lsm::tree::{LsmTree, check_files};
 use crate::memtable::memory::MemtableMemory;
-use crate::pmem::engine::{KnownPool, PmemTree, PoolHome, StoredPool};
-use crate::table::graveyard::Graveyard;
-use crate::vfs::files::{DataFiles, DataKind};
+use crate::pmem::engine::{ManifestPoolInfo, PmemEngine, PoolLocation, StoredPool};
+use crate::table::obsolete_files::ObsoleteFiles;
 use crate::vfs::fs::PersistenceLevel;
+use crate::vfs::open_files::{DataFileKind, DataFiles};
 use crate::vfs::{Env, Fs};
 
 /// What every tree of a database is built from.
 #[derive(Clone)]
-pub(crate) struct TreeParts {
+pub(crate) struct TreeResources {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) env: Arc<dyn Env>,
     pub(crate) dir: PathBuf,
     pub(crate) files: Arc<DataFiles>,
     pub(crate) cache: Arc<BlockCache>,
-    pub(crate) graveyard: Arc<Graveyard>,
+    pub(crate) obsolete_files: Arc<ObsoleteFiles>,
     /// Rung when work may have appeared.
-    pub(crate) work: Arc<Bell>,
+    pub(crate) work_available: Arc<WakeSignal>,
     pub(crate) hash_seed: u64,
-    pub(crate) next_file: Arc<AtomicU64>,
-    pub(crate) visible: Visible,
-    pub(crate) points: Arc<ReadPoints>,
+    pub(crate) next_file_id: Arc<AtomicU64>,
+    pub(crate) last_visible: LastVisibleSeqno,
+    pub(crate) snapshots: Arc<SnapshotList>,
     pub(crate) read_only: bool,
-    pub(crate) codec: CompressionType,
-    pub(crate) unsynced: Arc<Unsynced>,
+    pub(crate) default_codec: CompressionType,
+    pub(crate) unsynced_blobs: Arc<UnsyncedBlobFiles>,
     /// Bytes of log that there were when the database was opened.
-    pub(crate) log_bytes: u64,
-    pub(crate) memory: Arc<MemtableMemory>,
+    pub(crate) wal_bytes: u64,
+    pub(crate) memtable_memory: Arc<MemtableMemory>,
 }
 
-impl TreeParts {
+impl TreeResources {
     /// What a tree of that partition shares with the rest.
     pub(crate) fn context(&self, order: KeyOrder, partition: PartitionId, name: &str) -> TreeContext {
         TreeContext {
@@ -60,27 +60,27 @@ impl TreeParts {
             dir: self.dir.clone(),
             files: Arc::clone(&self.files),
             cache: Arc::clone(&self.cache),
-            graveyard: Arc::clone(&self.graveyard),
+            obsolete_files: Arc::clone(&self.obsolete_files),
             hash_seed: self.hash_seed,
             order,
             partition,
             name: name.to_owned(),
-            next_file_id: Arc::clone(&self.next_file),
-            unsynced: Arc::clone(&self.unsynced),
-            visible: self.visible.clone(),
-            points: Arc::clone(&self.points),
-            memory: Arc::clone(&self.memory),
+            next_file_id: Arc::clone(&self.next_file_id),
+            unsynced_blobs: Arc::clone(&self.unsynced_blobs),
+            last_visible: self.last_visible.clone(),
+            snapshots: Arc::clone(&self.snapshots),
+            memtable_memory: Arc::clone(&self.memtable_memory),
         }
     }
 }
 
 /// Where the records are that only the log has, when a tree is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Log {
+enum ReplayPhase {
     /// They are replayed into the tree afterwards.
-    ToCome,
+    Before,
     /// They were replayed before, and wait for the tree.
-    Pending,
+    After,
 }
 
 /// In use.
@@ -95,45 +95,46 @@ pub(crate) struct PartitionState {
     pub(crate) id: PartitionId,
     pub(crate) name: Arc<str>,
     /// Background work that failed.
-    pub(crate) setbacks: Setbacks,
+    pub(crate) backoffs: TaskBackoffs,
     comparator: String,
     engine: EngineKind,
-    tree: OnceLock<Tree>,
+    tree: OnceLock<PartitionTree>,
     /// One of [`OPEN`], [`DELETED`], [`CLOSED`].
-    life: AtomicU8,
+    status: AtomicU8,
     /// The options as the manifest has them.
     settings: Mutex<Vec<u8>>,
     /// Records of the log for a partition whose comparator is not here yet, by rising sequence numbers; bounded by the
     /// log, and empty once they are [spilled](PartitionState::note_spilled).
-    pending: Mutex<Arc<Vec<PendingRecord>>>,
+    buffered_records: Mutex<Arc<Vec<PendingRecord>>>,
     /// Files that those may point into, where nothing can be written.
-    early: Mutex<Vec<Arc<EarlyFile>>>,
+    direct_blobs: Mutex<Vec<Arc<DirectBlobFile>>>,
     /// What the manifest said when the database was opened, and the files of a pool; taken when the tree is built.
-    stored: Mutex<Option<PartitionLedger>>,
-    pool: Mutex<Option<StoredPool>>,
+    stored_partition: Mutex<Option<PartitionManifestState>>,
+    stored_pool: Mutex<Option<StoredPool>>,
     /// That its files had when they were read, if it is a pool.
     pub(crate) pool_file_id: Option<[u8; 16]>,
     /// Why the tree could not be built: what it is built from is used up then.
-    broken: Mutex<Option<Error>>,
+    build_error: Mutex<Option<Error>>,
 }
 
 impl PartitionState {
     /// The tree.
     ///
     /// # Errors
-    /// `Closed` if the partition was deleted or the database closed, `Invalid` if its comparator was not given yet.
+    /// `UnblockGuard` if the partition was deleted or the database closed, `Invalid` if its comparator was not given
+    /// yet.
     #[inline]
-    pub(crate) fn tree(&self) -> Result<&Tree> {
+    pub(crate) fn tree(&self) -> Result<&PartitionTree> {
         if !self.is_open() {
             return Err(self.ended_error());
         }
-        self.tree.get().ok_or_else(|| self.wants_comparator())
+        self.tree.get().ok_or_else(|| self.missing_comparator_error())
     }
 
     /// Neither deleted nor closed.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.life.load(Ordering::Relaxed) == OPEN
+        self.status.load(Ordering::Relaxed) == OPEN
     }
 
     /// The tree, where it must be made of tables.
@@ -147,25 +148,25 @@ impl PartitionState {
     }
 
     /// The tree, if it has been built, also of a deleted partition.
-    pub(crate) fn tree_if_built(&self) -> Option<&Tree> {
+    pub(crate) fn tree_if_built(&self) -> Option<&PartitionTree> {
         self.tree.get()
     }
 
     /// The same, if it is made of tables.
     pub(crate) fn lsm_if_built(&self) -> Option<&Arc<LsmTree>> {
-        self.tree.get().and_then(Tree::lsm)
+        self.tree.get().and_then(PartitionTree::lsm)
     }
 
     /// The same, if it is a pool.
     #[inline]
-    pub(crate) fn pool_if_built(&self) -> Option<&Arc<dyn PmemTree>> {
-        self.tree.get().and_then(Tree::pmem)
+    pub(crate) fn pool_if_built(&self) -> Option<&Arc<dyn PmemEngine>> {
+        self.tree.get().and_then(PartitionTree::pmem)
     }
 
     /// Whether a value of that length is written ahead of its commit.
     #[inline]
-    pub(crate) fn takes_early(&self, len: usize) -> bool {
-        self.lsm_if_built().is_some_and(|tree| tree.takes_early(len))
+    pub(crate) fn uses_direct_write(&self, len: usize) -> bool {
+        self.lsm_if_built().is_some_and(|tree| tree.uses_direct_write(len))
     }
 
     #[cold]
@@ -177,7 +178,7 @@ impl PartitionState {
     }
 
     #[cold]
-    fn wants_comparator(&self) -> Error {
+    fn missing_comparator_error(&self) -> Error {
         Error::invalid(format!(
             "partition {:?} was created with the comparator {:?}: open it with open_partition_with_comparator",
             self.name, self.comparator
@@ -185,16 +186,16 @@ impl PartitionState {
     }
 
     pub(crate) fn mark_deleted(&self) {
-        self.life.store(DELETED, Ordering::Release);
+        self.status.store(DELETED, Ordering::Release);
     }
 
     /// The directory is given free: what its files hold from now on is another's.
     pub(crate) fn mark_closed(&self) {
-        let _deleted_stays = self.life.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
+        let _deleted_stays = self.status.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     pub(crate) fn is_deleted(&self) -> bool {
-        self.life.load(Ordering::Acquire) == DELETED
+        self.status.load(Ordering::Acquire) == DELETED
     }
 
     /// Whether the manifest has these options.
@@ -215,79 +216,83 @@ impl PartitionState {
     /// Whether `options` are of a smaller pool than what is stored: the log was written under the larger size,
     /// and is not left to be replayed under the smaller one.
     pub(crate) fn lowers_max_size(&self, options: &PartitionCreateOptions) -> Result<bool> {
-        Ok(self.pool_if_built().is_some() && options.pmem().lowers(&self.stored_options()?.pmem()))
+        Ok(self.pool_if_built().is_some() && options.pmem().lowers_max_size(&self.stored_options()?.pmem()))
     }
 
     /// The lowest sequence number that only the log holds.
     pub(crate) fn first_unflushed(&self) -> Option<SeqNo> {
         match self.tree.get() {
             Some(tree) => tree.first_unflushed(),
-            None => lock(&self.pending).first().map(|record| record.seqno),
+            None => lock(&self.buffered_records).first().map(|record| record.seqno),
         }
     }
 
     /// The records of the log that wait for the comparator; empty once the tree is there, or they are spilled.
     pub(crate) fn pending(&self) -> Arc<Vec<PendingRecord>> {
-        Arc::clone(&lock(&self.pending))
+        Arc::clone(&lock(&self.buffered_records))
     }
 
     /// The manifest names tables with all pending records now. The caller keeps the tree from being built meanwhile.
     pub(crate) fn note_spilled(&self, tables: Vec<TableMeta>) {
-        if let Some(stored) = &mut *lock(&self.stored) {
-            stored.spilled.extend(tables.into_iter().map(|table| (table.id, table)));
+        if let Some(stored) = &mut *lock(&self.stored_partition) {
+            stored.spilled.extend(tables.into_iter().map(|table| (table.number, table)));
         }
-        *lock(&self.pending) = Arc::default();
+        *lock(&self.buffered_records) = Arc::default();
     }
 
     /// Forgets spilled tables that a pool does not need any more, here and in what the manifest is to say: the pool
     /// holds their records. Those of a tree of tables go with the edit of the flush.
-    pub(crate) fn forget_applied(&self, ledger: &mut PartitionLedger) {
+    pub(crate) fn forget_applied(&self, manifest_state: &mut PartitionManifestState) {
         let Some((applied, _)) = self.pool_at_open() else { return };
-        ledger.spilled.retain(|_, table| table.highest > applied);
-        if let Some(stored) = &mut *lock(&self.stored) {
-            stored.spilled.clone_from(&ledger.spilled);
+        manifest_state.spilled.retain(|_, table| table.largest_seqno > applied);
+        if let Some(stored) = &mut *lock(&self.stored_partition) {
+            stored.spilled.clone_from(&manifest_state.spilled);
         }
     }
 
     /// Takes in a blob file of the manifest that only records of the log point into.
-    pub(crate) fn take_blob_file(&self, file: BlobMeta) {
-        match (self.lsm_if_built(), &mut *lock(&self.stored)) {
-            (Some(tree), _) => tree.take_blobs(vec![file]),
-            (None, Some(stored)) => drop(stored.blobs.insert(file.id, file)),
+    pub(crate) fn add_blob_file(&self, file: BlobFileMeta) {
+        match (self.lsm_if_built(), &mut *lock(&self.stored_partition)) {
+            (Some(tree), _) => tree.add_blob_files(vec![file]),
+            (None, Some(stored)) => drop(stored.blob_files.insert(file.number, file)),
             (None, None) => {}
         }
     }
 
     /// Lets records of the log point into a file that nobody can finish.
-    pub(crate) fn show_early(&self, file: Arc<EarlyFile>) {
+    pub(crate) fn add_direct_blob_file(&self, file: Arc<DirectBlobFile>) {
         match self.lsm_if_built() {
-            Some(tree) => tree.show_early([file]),
-            None => lock(&self.early).push(file),
+            Some(tree) => tree.add_direct_blob_files([file]),
+            None => lock(&self.direct_blobs).push(file),
         }
     }
 
     /// All of the log was taken again.
     pub(crate) fn end_replay(&self) -> Result<()> {
-        let Some(pool) = self.tree.get().and_then(Tree::pmem) else { return Ok(()) };
+        let Some(pool) = self.tree.get().and_then(PartitionTree::pmem) else { return Ok(()) };
         pool.end_replay()
     }
 
     /// Whether what is replayed into it is durable at once.
     pub(crate) fn survives_power_loss(&self) -> bool {
-        let built = self.tree.get().and_then(Tree::pmem).map(|pool| pool.level() == PersistenceLevel::Power);
-        built.unwrap_or_else(|| lock(&self.pool).as_ref().is_some_and(StoredPool::survives_power_loss))
+        let built = self
+            .tree
+            .get()
+            .and_then(PartitionTree::pmem)
+            .map(|pool| pool.persistence_level() == PersistenceLevel::PowerLoss);
+        built.unwrap_or_else(|| lock(&self.stored_pool).as_ref().is_some_and(StoredPool::survives_power_loss))
     }
 
     /// Copies the files of a pool whose order of keys is not known, in which nothing changes.
     pub(crate) fn copy_unbuilt_pool(&self, dir: &Path) -> Result<()> {
-        lock(&self.pool).as_ref().map_or(Ok(()), |pool| pool.copy_to(dir))
+        lock(&self.stored_pool).as_ref().map_or(Ok(()), |pool| pool.copy_to(dir))
     }
 
     /// What the files of a pool held when it was opened: all through the first number, perhaps more, through the
     /// second.
     fn pool_at_open(&self) -> Option<(SeqNo, SeqNo)> {
-        let stored = lock(&self.pool).as_ref().map(StoredPool::at_open);
-        stored.or_else(|| self.tree.get()?.pmem().map(|pool| (pool.flushed_through(), pool.highest_at_open())))
+        let stored = lock(&self.stored_pool).as_ref().map(StoredPool::seqnos_at_open);
+        stored.or_else(|| self.tree.get()?.pmem().map(|pool| (pool.flushed_through(), pool.max_seqno_at_open())))
     }
 
     /// The highest sequence number that a pool may hold.
@@ -296,29 +301,33 @@ impl PartitionState {
     }
 
     /// Whether it is a pool whose file is used as memory.
-    fn is_memory(&self) -> bool {
-        let built = self.tree.get().and_then(Tree::pmem).map(|pool| pool.level() > PersistenceLevel::Logged);
-        built.unwrap_or_else(|| lock(&self.pool).as_ref().is_some_and(StoredPool::is_memory))
+    fn is_mapped_pool(&self) -> bool {
+        let built = self
+            .tree
+            .get()
+            .and_then(PartitionTree::pmem)
+            .map(|pool| pool.persistence_level() > PersistenceLevel::WalOnly);
+        built.unwrap_or_else(|| lock(&self.stored_pool).as_ref().is_some_and(StoredPool::is_mapped))
     }
 
     /// What its permanent files say of the log, before anything is replayed: nothing through the first number is
     /// needed of it, and it was durable through the second. Numbers that pools have used without the log may stand in
     /// the images of others, if `pools_skip_log`.
-    pub(crate) fn proves(&self, stored: &PartitionLedger, pools_skip_log: bool) -> (SeqNo, SeqNo) {
-        let durable = stored.durable();
+    pub(crate) fn wal_needs(&self, stored: &PartitionManifestState, pools_skip_log: bool) -> (SeqNo, SeqNo) {
+        let durable = stored.durable_seqno();
         match (self.pool_at_open(), self.engine) {
             (None, _) => (stored.permanent(), durable),
             (Some((applied, highest)), EngineKind::Pmem) if !pools_skip_log => {
                 (applied.max(stored.permanent()), durable.max(highest))
             }
-            (Some((applied, _)), _) if self.is_memory() => (applied.max(stored.permanent()), durable.max(applied)),
+            (Some((applied, _)), _) if self.is_mapped_pool() => (applied.max(stored.permanent()), durable.max(applied)),
             (Some((applied, _)), _) => (applied.max(stored.permanent()), durable),
         }
     }
 
     /// The highest sequence number that a pool may hold that has changes which the log does not have.
-    pub(crate) fn held(&self) -> SeqNo {
-        if self.engine == EngineKind::PmemMemory { self.highest_in_pool() } else { SeqNo::ZERO }
+    pub(crate) fn highest_unlogged_seqno(&self) -> SeqNo {
+        if self.engine == EngineKind::PmemMapped { self.highest_in_pool() } else { SeqNo::ZERO }
     }
 
     /// Takes a record of the log again; what the tables have already is skipped.
@@ -330,29 +339,29 @@ impl PartitionState {
             tree.replay(entry)?;
             return Ok(true);
         }
-        let permanent = lock(&self.stored).as_ref().map_or(SeqNo::ZERO, PartitionLedger::permanent);
+        let permanent = lock(&self.stored_partition).as_ref().map_or(SeqNo::ZERO, PartitionManifestState::permanent);
         let applied = self.pool_at_open().map_or(SeqNo::ZERO, |(applied, _)| applied);
         if entry.seqno <= permanent.max(applied) {
             return Ok(false);
         }
-        Arc::make_mut(&mut *lock(&self.pending)).push(PendingRecord::new(entry));
+        Arc::make_mut(&mut *lock(&self.buffered_records)).push(PendingRecord::new(entry));
         Ok(true)
     }
 }
 
 /// All partitions. Thread safe.
 pub(crate) struct Catalog {
-    parts: TreeParts,
+    resources: TreeResources,
     by_name: RwLock<BTreeMap<Arc<str>, Arc<PartitionState>>>,
 }
 
 impl Catalog {
-    pub(crate) fn new(parts: TreeParts) -> Catalog {
-        Catalog { parts, by_name: RwLock::default() }
+    pub(crate) fn new(parts: TreeResources) -> Catalog {
+        Catalog { resources: parts, by_name: RwLock::default() }
     }
 
-    pub(crate) fn parts(&self) -> &TreeParts {
-        &self.parts
+    pub(crate) fn resources(&self) -> &TreeResources {
+        &self.resources
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<PartitionState>> {
@@ -382,51 +391,55 @@ impl Catalog {
             }
         }
         // Where there is no tree nothing but the catalog knows the files.
-        if let Some(stored) = lock(&state.stored).take() {
-            let graveyard = &self.parts.graveyard;
+        if let Some(stored) = lock(&state.stored_partition).take() {
+            let obsolete_files = &self.resources.obsolete_files;
             let tables = stored.tables.keys().chain(stored.spilled.keys());
-            tables.for_each(|table| graveyard.push(DataKind::Table, *table));
-            stored.blobs.keys().for_each(|file| graveyard.push(DataKind::Blob, *file));
+            tables.for_each(|table| obsolete_files.push(DataFileKind::Table, *table));
+            stored.blob_files.keys().for_each(|file| obsolete_files.push(DataFileKind::Blob, *file));
         }
-        if let Some(pool) = lock(&state.pool).take() {
+        if let Some(pool) = lock(&state.stored_pool).take() {
             pool.remove_files();
         }
-        *lock(&state.pending) = Arc::default();
+        *lock(&state.buffered_records) = Arc::default();
     }
 
     /// Takes in a partition of the manifest; one with a user's comparator stays without its tree until that is given.
-    pub(crate) fn restore(
+    pub(crate) fn restore_partition(
         &self,
-        stored: PartitionLedger,
-        files: &HashMap<(DataKind, FileId), u64>,
+        stored: PartitionManifestState,
+        files: &HashMap<(DataFileKind, FileNumber), u64>,
     ) -> Result<Arc<PartitionState>> {
         let meta = stored.meta.clone();
         let engine = engine_of(&meta)?;
         let options = PartitionCreateOptions::decode(&meta.settings)?;
-        let known = KnownPool { flushed: stored.flushed, file_id: stored.pool_file_id, ..KnownPool::default() };
+        let known = ManifestPoolInfo {
+            flushed_through: stored.flushed_seqno,
+            file_id: stored.pool_file_id,
+            ..ManifestPoolInfo::default()
+        };
         let pool = self.read_pool(&meta, engine, known, &options)?;
         let tables = stored.tables.values().map(|(_, table)| table).chain(stored.spilled.values());
-        check_files(tables, stored.blobs.values(), files, &self.parts.files)?;
+        check_files(tables, stored.blob_files.values(), files, &self.resources.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = new_state(&meta, engine, Some(stored), pool);
         self.insert(&state);
         if bytewise {
-            self.build_tree(&state, KeyOrder::bytewise(), &options, Log::ToCome)?;
+            self.build_tree(&state, KeyOrder::bytewise(), &options, ReplayPhase::Before)?;
         }
         Ok(state)
     }
 
     /// Makes all of a new partition, which nobody knows before it is [inserted](Catalog::insert).
-    pub(crate) fn prepare(
+    pub(crate) fn create_tree(
         &self,
         meta: &PartitionMeta,
         order: KeyOrder,
         options: &PartitionCreateOptions,
     ) -> Result<Arc<PartitionState>> {
         let engine = engine_of(meta)?;
-        let pool = self.read_pool(meta, engine, KnownPool::default(), options)?;
+        let pool = self.read_pool(meta, engine, ManifestPoolInfo::default(), options)?;
         let state = new_state(meta, engine, None, pool);
-        self.build_tree(&state, order, options, Log::Pending)?;
+        self.build_tree(&state, order, options, ReplayPhase::After)?;
         Ok(state)
     }
 
@@ -435,28 +448,28 @@ impl Catalog {
         &self,
         meta: &PartitionMeta,
         engine: EngineKind,
-        known: KnownPool,
+        known: ManifestPoolInfo,
         options: &PartitionCreateOptions,
     ) -> Result<Option<StoredPool>> {
         if engine == EngineKind::Lsm {
             return Ok(None);
         }
-        let known = KnownPool { made_as_memory: engine == EngineKind::PmemMemory, ..known };
-        StoredPool::read(self.pool_home(meta), &known, &options.pmem()).map(Some)
+        let known = ManifestPoolInfo { created_mapped: engine == EngineKind::PmemMapped, ..known };
+        StoredPool::read(self.pool_location(meta), &known, &options.pmem()).map(Some)
     }
 
-    pub(crate) fn pool_home(&self, meta: &PartitionMeta) -> PoolHome {
-        let parts = &self.parts;
-        PoolHome {
+    pub(crate) fn pool_location(&self, meta: &PartitionMeta) -> PoolLocation {
+        let parts = &self.resources;
+        PoolLocation {
             fs: Arc::clone(&parts.fs),
             env: Arc::clone(&parts.env),
             dir: parts.dir.clone(),
             partition: meta.id,
             name: meta.name.clone(),
-            visible: parts.visible.clone(),
-            points: Arc::clone(&parts.points),
+            visible: parts.last_visible.clone(),
+            snapshots: Arc::clone(&parts.snapshots),
             read_only: parts.read_only,
-            log_bytes: parts.log_bytes,
+            wal_bytes: parts.wal_bytes,
         }
     }
 
@@ -494,7 +507,7 @@ impl Catalog {
         options.check_order(&order)?;
         if state.tree.get().is_none() {
             // As the stored options say, which its records in the log were written under; new ones are for new data.
-            self.build_tree(state, order, &state.stored_options()?, Log::Pending)?;
+            self.build_tree(state, order, &state.stored_options()?, ReplayPhase::After)?;
         }
         Ok(())
     }
@@ -502,8 +515,8 @@ impl Catalog {
     /// Puts options in force for new data, without storing them.
     pub(crate) fn set_options(&self, state: &PartitionState, options: &PartitionCreateOptions) -> Result<()> {
         match state.tree()? {
-            Tree::Lsm(tree) => tree.set_options(options.lsm(self.parts.codec)),
-            Tree::Pmem(pool) => pool.set_options(&options.pmem())?,
+            PartitionTree::Lsm(tree) => tree.set_options(options.lsm(self.resources.default_codec)),
+            PartitionTree::Pmem(pool) => pool.set_options(&options.pmem())?,
         }
         Ok(())
     }
@@ -513,23 +526,23 @@ impl Catalog {
         state: &PartitionState,
         order: KeyOrder,
         options: &PartitionCreateOptions,
-        log: Log,
+        log: ReplayPhase,
     ) -> Result<()> {
-        let mut stored = lock(&state.stored);
+        let mut stored = lock(&state.stored_partition);
         if state.tree.get().is_some() {
             return Ok(()); // another caller was faster
         }
-        if let Some(error) = &*lock(&state.broken) {
+        if let Some(error) = &*lock(&state.build_error) {
             return Err(error.clone());
         }
         // Should it fail half way, or panic, nobody gets an empty tree instead.
         let again = format!("partition {:?} could not be opened before: open the database anew", state.name);
-        *lock(&state.broken) = Some(Error::new(ErrorKind::Closed, again));
+        *lock(&state.build_error) = Some(Error::new(ErrorKind::Closed, again));
         // Held until the tree is there: who asks what only the log has must find one or the other.
-        let mut pending = lock(&state.pending);
+        let mut pending = lock(&state.buffered_records);
         let built = self.make_tree(state, stored.take(), &pending, order, options).and_then(|tree| {
             // Before another thread can see the tree.
-            if let Some(pool) = tree.pmem().filter(|_| log == Log::Pending) {
+            if let Some(pool) = tree.pmem().filter(|_| log == ReplayPhase::After) {
                 pool.end_replay()?;
             }
             Ok(tree)
@@ -539,11 +552,11 @@ impl Catalog {
                 let set = state.tree.set(tree);
                 debug_assert!(set.is_ok(), "the lock on `stored` lets one builder in");
                 *pending = Arc::default();
-                *lock(&state.broken) = None;
+                *lock(&state.build_error) = None;
                 Ok(())
             }
             Err(error) => {
-                *lock(&state.broken) = Some(error.clone());
+                *lock(&state.build_error) = Some(error.clone());
                 Err(error)
             }
         }
@@ -552,22 +565,22 @@ impl Catalog {
     fn make_tree(
         &self,
         state: &PartitionState,
-        stored: Option<PartitionLedger>,
+        stored: Option<PartitionManifestState>,
         pending: &[PendingRecord],
         order: KeyOrder,
         options: &PartitionCreateOptions,
-    ) -> Result<Tree> {
+    ) -> Result<PartitionTree> {
         let is_new = stored.is_none();
         let spilled = match &stored {
             Some(stored) if !stored.spilled.is_empty() => {
-                let context = self.parts.context(KeyOrder::bytewise(), state.id, &state.name);
-                spill::read(&context, stored.spilled.values(), stored.flushed)?
+                let context = self.resources.context(KeyOrder::bytewise(), state.id, &state.name);
+                spill::read(&context, stored.spilled.values(), stored.flushed_seqno)?
             }
             _ => Vec::new(),
         };
-        let tree = match (state.engine, lock(&state.pool).take()) {
-            (EngineKind::Lsm, _) => Tree::Lsm(self.build_lsm(state, stored, order, options)?),
-            (_, Some(pool)) => Tree::Pmem(pool.open(order, &options.pmem(), is_new)?),
+        let tree = match (state.engine, lock(&state.stored_pool).take()) {
+            (EngineKind::Lsm, _) => PartitionTree::Lsm(self.build_lsm(state, stored, order, options)?),
+            (_, Some(pool)) => PartitionTree::Pmem(pool.open(order, &options.pmem(), is_new)?),
             (_, None) => return Err(Error::new(ErrorKind::Closed, "the pool was opened before, and failed")),
         };
         let through = tree.flushed_through();
@@ -580,20 +593,22 @@ impl Catalog {
     fn build_lsm(
         &self,
         state: &PartitionState,
-        stored: Option<PartitionLedger>,
+        stored: Option<PartitionManifestState>,
         order: KeyOrder,
         options: &PartitionCreateOptions,
     ) -> Result<Arc<LsmTree>> {
-        let parts = &self.parts;
+        let parts = &self.resources;
         let context = parts.context(order, state.id, &state.name);
         let (tables, blobs, flushed) = match stored {
-            Some(ledger) => {
-                (ledger.tables.into_values().collect(), ledger.blobs.into_values().collect(), ledger.flushed)
-            }
+            Some(manifest_state) => (
+                manifest_state.tables.into_values().collect(),
+                manifest_state.blob_files.into_values().collect(),
+                manifest_state.flushed_seqno,
+            ),
             None => (Vec::new(), Vec::new(), SeqNo::ZERO),
         };
-        let tree = LsmTree::restore(context, options.lsm(parts.codec), tables, blobs, flushed)?;
-        tree.show_early(lock(&state.early).drain(..));
+        let tree = LsmTree::restore(context, options.lsm(parts.default_codec), tables, blobs, flushed)?;
+        tree.add_direct_blob_files(lock(&state.direct_blobs).drain(..));
         Ok(Arc::new(tree))
     }
 }
@@ -601,24 +616,24 @@ impl Catalog {
 fn new_state(
     meta: &PartitionMeta,
     engine: EngineKind,
-    stored: Option<PartitionLedger>,
+    stored: Option<PartitionManifestState>,
     pool: Option<StoredPool>,
 ) -> Arc<PartitionState> {
     Arc::new(PartitionState {
         id: meta.id,
         name: Arc::from(meta.name.as_str()),
-        setbacks: Setbacks::default(),
+        backoffs: TaskBackoffs::default(),
         comparator: meta.comparator.clone(),
         engine,
         tree: OnceLock::new(),
-        life: AtomicU8::new(OPEN),
+        status: AtomicU8::new(OPEN),
         settings: Mutex::new(meta.settings.clone()),
-        pending: Mutex::default(),
-        early: Mutex::default(),
-        stored: Mutex::new(stored),
+        buffered_records: Mutex::default(),
+        direct_blobs: Mutex::default(),
+        stored_partition: Mutex::new(stored),
         pool_file_id: pool.as_ref().and_then(StoredPool::file_id),
-        pool: Mutex::new(pool),
-        broken: Mutex::default(),
+        stored_pool: Mutex::new(pool),
+        build_error: Mutex::default(),
     })
 }
 

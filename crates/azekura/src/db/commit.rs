@@ -9,11 +9,12 @@
 //!    shared among all who wait, and nobody who did not ask waits for one: but who comes behind a batch for a pool that
 //!    survives power loss by itself, because that is synced before it is applied.
 //!
-//! A single change of a pool goes past all this ([`Committer::change`]): its own thread makes it, beside others that do
-//! the same. Numbers are given out and made visible in their order by [`Numbers`]; where the log gets the change, it
-//! gets it in the moment in which the number is taken. Whoever leads has closed the gate of the numbers and waited
-//! until no such change is under way. Those that find it closed wait outside and try again when it is opened, which is
-//! whenever the lead is handed over while somebody waits outside; who tries in vain for too long queues for the lead.
+//! A single change of a pool goes past all this ([`Committer::commit_single`]): its own thread makes it, beside others
+//! that do the same. Numbers are given out and made visible in their order by [`SeqnoAllocator`]; where the log gets
+//! the change, it gets it in the moment in which the number is taken. Whoever leads has closed the gate of the numbers
+//! and waited until no such change is under way. Those that find it closed wait outside and try again when it is
+//! opened, which is whenever the lead is handed over while somebody waits outside; who tries in vain for too long
+//! queues for the lead.
 //!
 //! Thread safety: `leading` is the lock. Whoever set it may append, apply and publish, and must hand over or clear it,
 //! also when something panics.
@@ -26,99 +27,99 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
-use crate::db::state::poison::Poison;
-use crate::db::state::reserve::Reserve;
-use crate::engine::{Engine, Numbers, Room, Visible};
-use crate::pmem::engine::{PmemTree, TakeNumber};
-use crate::wal::payload::{Record, Records, gap};
-use crate::wal::{LogCommit, Wal};
+use crate::db::state::disk_reserve::DiskReserve;
+use crate::db::state::poison::DbPoison;
+use crate::engine::{Engine, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
+use crate::pmem::engine::{AssignSeqnoFn, PmemEngine};
+use crate::wal::batch_codec::{WalRecord, WalRecordIter, seqno_gap_commits};
+use crate::wal::{Wal, WalCommit};
 
 /// A commit that is ready to be written.
 #[derive(Clone, Copy)]
-pub(crate) struct Commit<'a> {
+pub(crate) struct CommitRequest<'a> {
     pub(crate) payload: &'a [u8],
     /// Records in the payload, at least 1.
     pub(crate) count: u32,
     /// Every partition that the payload names.
     pub(crate) partitions: &'a [Arc<PartitionState>],
     /// What pools have set aside for the values they get, in the order of the payload.
-    pub(crate) rooms: &'a [Room],
-    pub(crate) path: Path,
+    pub(crate) reservations: &'a [RecordReservation],
+    pub(crate) path: CommitPath,
 }
 
 /// How a commit becomes durable; single changes of pools are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Path {
+pub(crate) enum CommitPath {
     /// By the log.
     Logged,
     /// By the log, which must be durable before the commit is applied: a pool that is durable by itself may not have
     /// the half of it.
-    Ahead,
+    SyncBeforeApply,
 }
 
 /// What became of a commit, or of the group it was written with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Committed {
+pub(crate) struct CommitOutcome {
     /// The last sequence number.
     pub(crate) last: SeqNo,
     /// Whether a memtable was filled, so that there is work.
     pub(crate) sealed: bool,
 }
 
-impl<'a> Commit<'a> {
+impl<'a> CommitRequest<'a> {
     /// Whether it takes something away, and adds no value.
     pub(crate) fn only_removes(&self) -> bool {
-        Records::new(self.payload).all(|record| record.is_ok_and(|record| record.kind.is_removal()))
+        WalRecordIter::new(self.payload).all(|record| record.is_ok_and(|record| record.kind.is_removal()))
     }
 
     /// Takes its sequence numbers.
-    fn numbered(&self, next: &mut SeqNo) -> LogCommit<'a> {
+    fn wal_commit(&self, next: &mut SeqNo) -> WalCommit<'a> {
         let first = *next;
         *next = first.plus(u64::from(self.count));
-        LogCommit { first, count: self.count, payload: self.payload }
+        WalCommit { first_seqno: first, seqno_count: self.count, payload: self.payload }
     }
 }
 
 /// A queued commit, owned because its thread sleeps.
-struct Waiter {
+struct QueuedCommit {
     payload: Vec<u8>,
     count: u32,
     partitions: Vec<Arc<PartitionState>>,
-    rooms: Vec<Room>,
-    path: Path,
-    state: Mutex<Turn>,
+    reservations: Vec<RecordReservation>,
+    path: CommitPath,
+    state: Mutex<QueuedCommitState>,
     woken: Condvar,
 }
 
-enum Turn {
+enum QueuedCommitState {
     Waiting,
-    Lead,
+    BecomeLeader,
     /// Nobody leads, or did not for a moment: what needs no lead may try again.
-    Again,
-    Done(Result<Committed>),
+    Retry,
+    Done(Result<CommitOutcome>),
 }
 
 #[derive(Default)]
-struct Queue {
-    leading: bool,
+struct CommitQueue {
+    has_leader: bool,
     /// Who gets the lead, one after the other.
-    waiting: VecDeque<Arc<Waiter>>,
+    waiting: VecDeque<Arc<QueuedCommit>>,
     /// Single changes that found the gate closed: they want no lead, and queued for it they would keep the gate closed
     /// for each other for as long as there is always one. One for each thread at most.
-    outside: Vec<Arc<Waiter>>,
+    gate_waiters: Vec<Arc<QueuedCommit>>,
 }
 
 /// How often a single change waits for the gate before it queues for the lead.
-const PATIENCE: usize = 3;
+const GATE_ATTEMPTS: usize = 3;
 
 /// The path of every write. Thread safe.
 pub(crate) struct Committer {
-    queue: Mutex<Queue>,
+    queue: Mutex<CommitQueue>,
     wal: Arc<Wal>,
-    visible: Visible,
-    numbers: Numbers,
-    poison: Arc<Poison>,
-    reserve: Arc<Reserve>,
+    last_visible: LastVisibleSeqno,
+    seqnos: SeqnoAllocator,
+    poison: Arc<DbPoison>,
+    reserve: Arc<DiskReserve>,
     /// Set between two commits, so that none comes after what closing takes for the last.
     closed: AtomicBool,
     /// What was visible when it began to count.
@@ -130,39 +131,57 @@ pub(crate) struct Committer {
 
 impl Committer {
     /// Continues behind what is visible.
-    pub(crate) fn new(wal: Arc<Wal>, visible: Visible, poison: Arc<Poison>, reserve: Arc<Reserve>) -> Committer {
+    pub(crate) fn new(
+        wal: Arc<Wal>,
+        visible: LastVisibleSeqno,
+        poison: Arc<DbPoison>,
+        reserve: Arc<DiskReserve>,
+    ) -> Committer {
         let (commits, records) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (closed, start, numbers) = (AtomicBool::new(false), visible.get(), Numbers::new(visible.clone()));
+        let (closed, start, numbers) = (AtomicBool::new(false), visible.get(), SeqnoAllocator::new(visible.clone()));
         let queue = Mutex::default();
-        Committer { queue, wal, visible, numbers, poison, reserve, closed, start, commits, records }
+        Committer {
+            queue,
+            wal,
+            last_visible: visible,
+            seqnos: numbers,
+            poison,
+            reserve,
+            closed,
+            start,
+            commits,
+            records,
+        }
     }
 
     /// Writes, applies and publishes a commit; says where it stands.
     ///
     /// # Errors
     /// Those of the log; `Poisoned` if the log has the commit but memory may not, which ends all writing.
-    pub(crate) fn commit(&self, commit: Commit<'_>) -> Result<Committed> {
+    pub(crate) fn commit(&self, commit: CommitRequest<'_>) -> Result<CommitOutcome> {
         let mut queue = lock(&self.queue);
-        if !queue.leading {
-            queue.leading = true;
+        if !queue.has_leader {
+            queue.has_leader = true;
             drop(queue);
-            let _lead = Lead::begin(self);
-            return self.write_or_make_space(&[commit]);
+            let _lead = LeaderGuard::begin(self);
+            return self.write_with_reserve(&[commit]);
         }
-        let waiter = Arc::new(Waiter {
+        let waiter = Arc::new(QueuedCommit {
             payload: commit.payload.to_vec(),
             count: commit.count,
             partitions: commit.partitions.to_vec(),
-            rooms: commit.rooms.to_vec(),
+            reservations: commit.reservations.to_vec(),
             path: commit.path,
-            state: Mutex::new(Turn::Waiting),
+            state: Mutex::new(QueuedCommitState::Waiting),
             woken: Condvar::new(),
         });
         queue.waiting.push_back(Arc::clone(&waiter));
         drop(queue);
         match waiter.wait() {
-            Turn::Done(result) => result,
-            Turn::Lead | Turn::Again | Turn::Waiting => self.lead_group(&waiter),
+            QueuedCommitState::Done(result) => result,
+            QueuedCommitState::BecomeLeader | QueuedCommitState::Retry | QueuedCommitState::Waiting => {
+                self.lead_group(&waiter)
+            }
         }
     }
 
@@ -171,50 +190,65 @@ impl Committer {
     ///
     /// # Errors
     /// `OutOfSpace` from the pool or the log, and others of the log: nothing was changed. `Poisoned` if nobody knows.
-    pub(crate) fn change(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
+    pub(crate) fn commit_single(
+        &self,
+        pool: &dyn PmemEngine,
+        record: &WalRecord<'_>,
+        payload: Option<&[u8]>,
+    ) -> Result<SeqNo> {
         loop {
-            let done = self.change_once(pool, record, payload);
+            let done = self.try_commit_single(pool, record, payload);
             let removes = payload.is_some() && record.kind.is_removal();
-            if !(removes && is_full(&done) && self.make_space()) {
+            if !(removes && is_out_of_space(&done) && self.release_disk_space()) {
                 return done;
             }
         }
     }
 
-    fn change_once(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
-        for _ in 0..PATIENCE {
+    fn try_commit_single(
+        &self,
+        pool: &dyn PmemEngine,
+        record: &WalRecord<'_>,
+        payload: Option<&[u8]>,
+    ) -> Result<SeqNo> {
+        for _ in 0..GATE_ATTEMPTS {
             for _ in 0..2 {
-                if let Some(seqno) = self.change_beside(pool, record, payload)? {
+                if let Some(seqno) = self.commit_single_concurrently(pool, record, payload)? {
                     return Ok(seqno);
                 }
-                self.numbers.linger();
+                self.seqnos.spin_until_open();
             }
-            self.wait_outside();
+            self.wait_for_leader();
         }
-        self.alone(|| self.change_leading(pool, record, payload))
+        self.run_exclusively(|| self.commit_single_as_leader(pool, record, payload))
     }
 
     /// Waits until who leads has ended, if anybody does.
-    fn wait_outside(&self) {
+    fn wait_for_leader(&self) {
         let mut queue = lock(&self.queue);
-        if queue.leading {
-            let waiter = Arc::new(Waiter::empty());
-            queue.outside.push(Arc::clone(&waiter));
+        if queue.has_leader {
+            let waiter = Arc::new(QueuedCommit::without_commit());
+            queue.gate_waiters.push(Arc::clone(&waiter));
             drop(queue);
             waiter.wait();
         }
     }
 
     /// The same, unless somebody leads.
-    fn change_beside(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<Option<SeqNo>> {
+    fn commit_single_concurrently(
+        &self,
+        pool: &dyn PmemEngine,
+        record: &WalRecord<'_>,
+        payload: Option<&[u8]>,
+    ) -> Result<Option<SeqNo>> {
         let (mut taken, mut unused) = (None, None);
-        let made = self.make(pool, record, &mut || {
+        let made = self.apply_to_pool(pool, record, &mut || {
             let mut take = || {
-                taken = self.numbers.take();
+                taken = self.seqnos.try_allocate();
                 taken
             };
             let Some(payload) = payload else { return Ok(take()) };
-            let appended = self.wal.append_taking(payload, self.numbers.next(), take);
+            let appended = self.wal.append_with_assigned_seqno(payload, self.seqnos.next(), take);
             if let Err(error) = &appended
                 && error.kind() != ErrorKind::Poisoned
             {
@@ -225,53 +259,63 @@ impl Committer {
         if let Some(unused) = unused {
             // Nobody has it, and the log will say so. Not before the leaf is let go of, because this may wait; and
             // where it never becomes visible it has to be counted.
-            self.numbers.finish(unused);
-            self.numbers.wait(unused);
+            self.seqnos.finish(unused);
+            self.seqnos.wait_until_visible(unused);
         }
         match (made, taken) {
             (Ok(_), None) => Ok(None),
             (Ok(_), Some(seqno)) => {
-                self.numbers.finish(seqno);
-                if self.numbers.wait(seqno) { Ok(taken) } else { self.poison.check().map(|()| None) }
+                self.seqnos.finish(seqno);
+                if self.seqnos.wait_until_visible(seqno) { Ok(taken) } else { self.poison.check().map(|()| None) }
             }
             (Err(error), None) => Err(error),
             (Err(error), Some(seqno)) => {
                 let error = self.poison.set(error);
-                self.numbers.lose(seqno);
+                self.seqnos.fail(seqno);
                 Err(error)
             }
         }
     }
 
     /// The same for who leads.
-    fn change_leading(&self, pool: &dyn PmemTree, record: &Record<'_>, payload: Option<&[u8]>) -> Result<SeqNo> {
-        let seqno = self.next(1)?;
+    fn commit_single_as_leader(
+        &self,
+        pool: &dyn PmemEngine,
+        record: &WalRecord<'_>,
+        payload: Option<&[u8]>,
+    ) -> Result<SeqNo> {
+        let seqno = self.next_seqno(1)?;
         let mut taken = false;
-        let made = self.make(pool, record, &mut || {
+        let made = self.apply_to_pool(pool, record, &mut || {
             if let Some(payload) = payload {
-                self.poison.watch(self.wal.append_taking(payload, seqno, || Some(seqno)))?;
+                self.poison.poison_on_failure(self.wal.append_with_assigned_seqno(payload, seqno, || Some(seqno)))?;
             }
             taken = true;
             Ok(Some(seqno))
         });
         made.map_err(|error| if taken { self.poison.set(error) } else { error })?;
-        self.visible.publish(seqno);
+        self.last_visible.publish(seqno);
         Ok(seqno)
     }
 
-    fn make(&self, pool: &dyn PmemTree, record: &Record<'_>, turn: &mut TakeNumber<'_>) -> Result<bool> {
-        let Record { kind, key, value, .. } = *record;
-        catch_unwind(AssertUnwindSafe(|| pool.change(kind, key, value, turn)))
+    fn apply_to_pool(
+        &self,
+        pool: &dyn PmemEngine,
+        record: &WalRecord<'_>,
+        turn: &mut AssignSeqnoFn<'_>,
+    ) -> Result<bool> {
+        let WalRecord { kind, key, value, .. } = *record;
+        catch_unwind(AssertUnwindSafe(|| pool.write_single(kind, key, value, turn)))
             .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a comparator panicked"))))
     }
 
     /// The next number, for who leads and wants so many.
-    fn next(&self, count: u64) -> Result<SeqNo> {
+    fn next_seqno(&self, count: u64) -> Result<SeqNo> {
         self.poison.check()?;
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Closed, "the database is closed"));
         }
-        let next = self.visible.get().plus(1);
+        let next = self.last_visible.get().plus(1);
         if SeqNo::MAX.0 - next.0 < count {
             return Err(Error::unsupported("the database has used up its sequence numbers"));
         }
@@ -279,29 +323,29 @@ impl Committer {
     }
 
     /// Runs `work` while nobody else commits: what it sees is the state between two commits.
-    pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn run_exclusively<R>(&self, work: impl FnOnce() -> R) -> R {
         let mut queue = lock(&self.queue);
-        if queue.leading {
-            let waiter = Arc::new(Waiter::empty());
+        if queue.has_leader {
+            let waiter = Arc::new(QueuedCommit::without_commit());
             queue.waiting.push_back(Arc::clone(&waiter));
             drop(queue);
             waiter.wait();
         } else {
-            queue.leading = true;
+            queue.has_leader = true;
             drop(queue);
         }
-        let _lead = Lead::begin(self);
+        let _lead = LeaderGuard::begin(self);
         work()
     }
 
     /// Lets no further commit in. What is visible when this returns is the last there is.
     pub(crate) fn close(&self) {
-        self.alone(|| self.closed.store(true, Ordering::Relaxed));
+        self.run_exclusively(|| self.closed.store(true, Ordering::Relaxed));
     }
 
     /// The new leader takes everybody who queued behind it along.
-    fn lead_group(&self, own: &Arc<Waiter>) -> Result<Committed> {
-        let lead = Lead::begin(self);
+    fn lead_group(&self, own: &Arc<QueuedCommit>) -> Result<CommitOutcome> {
+        let lead = LeaderGuard::begin(self);
         let mut group = vec![Arc::clone(own)];
         {
             let mut queue = lock(&self.queue);
@@ -309,52 +353,56 @@ impl Committer {
                 group.extend(queue.waiting.pop_front());
             }
         }
-        let commits: Vec<Commit<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
-        let guarded = |work: &dyn Fn() -> Result<Committed>| {
+        let commits: Vec<CommitRequest<'_>> = group.iter().map(|waiter| waiter.commit()).collect();
+        let guarded = |work: &dyn Fn() -> Result<CommitOutcome>| {
             catch_unwind(AssertUnwindSafe(work))
                 .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))))
         };
-        let result = guarded(&|| self.write_or_make_space(&commits));
+        let result = guarded(&|| self.write_with_reserve(&commits));
         // On a full disk, those that only remove need not fail with the others.
-        let removals: Vec<bool> = commits.iter().map(|commit| is_full(&result) && commit.only_removes()).collect();
+        let removals: Vec<bool> =
+            commits.iter().map(|commit| is_out_of_space(&result) && commit.only_removes()).collect();
         let mut removed = result.clone();
         if removals.contains(&true) && removals.contains(&false) {
             let chosen: Vec<_> =
                 commits.iter().zip(&removals).filter(|(_, chosen)| **chosen).map(|(c, _)| *c).collect();
-            removed = guarded(&|| self.write_or_make_space(&chosen));
+            removed = guarded(&|| self.write_with_reserve(&chosen));
         }
         drop(lead);
         let outcome = |removal: &bool| if *removal { removed.clone() } else { result.clone() };
         for (follower, removal) in group.iter().zip(&removals).skip(1) {
-            follower.finish(Turn::Done(outcome(removal)));
+            follower.finish(QueuedCommitState::Done(outcome(removal)));
         }
         outcome(&removals[0])
     }
 
     /// Writes a group; if the disk is full and all of it only removes, with space from the disk reserve.
-    fn write_or_make_space(&self, commits: &[Commit<'_>]) -> Result<Committed> {
+    fn write_with_reserve(&self, commits: &[CommitRequest<'_>]) -> Result<CommitOutcome> {
         loop {
             let written = self.write(commits);
-            if !(is_full(&written) && commits.iter().all(Commit::only_removes) && self.make_space()) {
+            if !(is_out_of_space(&written)
+                && commits.iter().all(CommitRequest::only_removes)
+                && self.release_disk_space())
+            {
                 return written;
             }
         }
     }
 
     /// Makes some space for a commit that only removes; false if there is none left to give.
-    fn make_space(&self) -> bool {
-        self.wal.drop_spares() || self.reserve.release_for_removes()
+    fn release_disk_space(&self) -> bool {
+        self.wal.remove_spare_files() || self.reserve.release_for_removes()
     }
 
     /// Steps 2 and 3, for the leader. What ends all writing is known to everybody before the lead is handed over.
-    fn write(&self, commits: &[Commit<'_>]) -> Result<Committed> {
-        let first = self.next(commits.iter().map(|commit| u64::from(commit.count)).sum())?;
+    fn write(&self, commits: &[CommitRequest<'_>]) -> Result<CommitOutcome> {
+        let first = self.next_seqno(commits.iter().map(|commit| u64::from(commit.count)).sum())?;
         let mut next = first;
         match commits {
-            [one] if one.path == Path::Logged && self.wal.appended().plus(1) == next => {
-                self.poison.watch(self.wal.append(&[one.numbered(&mut next)]))?;
+            [one] if one.path == CommitPath::Logged && self.wal.appended().plus(1) == next => {
+                self.poison.poison_on_failure(self.wal.append(&[one.wal_commit(&mut next)]))?;
             }
-            many => self.append(many, next)?,
+            many => self.append_to_wal(many, next)?,
         }
         let applied = catch_unwind(AssertUnwindSafe(|| apply_all(commits, first)))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
@@ -364,38 +412,39 @@ impl Committer {
         // Before that is visible: see `counts`.
         self.commits.fetch_add(commits.len() as u64, Ordering::Relaxed);
         self.records.fetch_add(last.0 + 1 - first.0, Ordering::Relaxed);
-        self.visible.publish(last);
+        self.last_visible.publish(last);
         Ok(committed)
     }
 
     /// Appends those of a group that the log is to have, with what it must know of the others.
-    fn append(&self, commits: &[Commit<'_>], mut next: SeqNo) -> Result<()> {
+    fn append_to_wal(&self, commits: &[CommitRequest<'_>], mut next: SeqNo) -> Result<()> {
         let mut frames = Vec::with_capacity(commits.len());
         let mut in_log = self.wal.appended().plus(1);
         for commit in commits {
-            frames.extend(gap(in_log, next));
-            frames.push(commit.numbered(&mut next));
+            frames.extend(seqno_gap_commits(in_log, next));
+            frames.push(commit.wal_commit(&mut next));
             in_log = next;
         }
-        self.poison.watch(self.wal.append(&frames))?;
-        match commits.iter().any(|commit| commit.path == Path::Ahead) {
-            true => self.poison.watch(self.wal.sync(self.wal.appended(), false)),
+        self.poison.poison_on_failure(self.wal.append(&frames))?;
+        match commits.iter().any(|commit| commit.path == CommitPath::SyncBeforeApply) {
+            true => self.poison.poison_on_failure(self.wal.sync(self.wal.appended(), false)),
             false => Ok(()),
         }
     }
 
     /// Brings the log to what is visible, although pools have used the last numbers without it.
-    pub(crate) fn close_gap(&self) -> Result<()> {
-        self.alone(|| {
-            let frames: Vec<_> = gap(self.wal.appended().plus(1), self.visible.get().plus(1)).collect();
-            if frames.is_empty() { Ok(()) } else { self.poison.watch(self.wal.append(&frames)) }
+    pub(crate) fn append_seqno_gap(&self) -> Result<()> {
+        self.run_exclusively(|| {
+            let frames: Vec<_> =
+                seqno_gap_commits(self.wal.appended().plus(1), self.last_visible.get().plus(1)).collect();
+            if frames.is_empty() { Ok(()) } else { self.poison.poison_on_failure(self.wal.append(&frames)) }
         })
     }
 
     /// Commits and records written since the database was opened.
     pub(crate) fn counts(&self) -> (u64, u64) {
         // What is visible and came in no group were single changes.
-        let visible = self.visible.get().0 - self.start.0;
+        let visible = self.last_visible.get().0 - self.start.0;
         let (commits, grouped) = (self.commits.load(Ordering::Relaxed), self.records.load(Ordering::Relaxed));
         let single = visible.saturating_sub(grouped);
         (commits + single, grouped + single)
@@ -403,18 +452,18 @@ impl Committer {
 }
 
 /// Whether it failed because the disk is full, or a pool.
-pub(crate) fn is_full<T>(result: &Result<T>) -> bool {
+pub(crate) fn is_out_of_space<T>(result: &Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::OutOfSpace)
 }
 
 /// Puts the records of all commits into their trees.
-fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
+fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcome> {
     let mut seqno = first;
     let mut sealed = false;
     for commit in commits {
         let mut at = 0;
-        let mut rooms = commit.rooms.iter();
-        for record in Records::new(commit.payload) {
+        let mut reservations = commit.reservations.iter();
+        for record in WalRecordIter::new(commit.payload) {
             let record = record?;
             if commit.partitions[at].id != record.partition {
                 at = commit
@@ -423,30 +472,30 @@ fn apply_all(commits: &[Commit<'_>], first: SeqNo) -> Result<Committed> {
                     .position(|partition| partition.id == record.partition)
                     .ok_or_else(|| Error::invalid("a commit names a partition that it did not bring"))?;
             }
-            let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
+            let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
             if let Some(tree) = commit.partitions[at].tree_if_built() {
-                let room = if tree.takes_room(record.kind) { rooms.next().copied() } else { None };
-                sealed |= tree.apply(entry, room)?;
+                let reservation = if tree.needs_reservation(record.kind) { reservations.next().copied() } else { None };
+                sealed |= tree.apply(entry, reservation)?;
             }
             seqno = seqno.plus(1);
         }
     }
-    Ok(Committed { last: SeqNo(seqno.0 - 1), sealed })
+    Ok(CommitOutcome { last: SeqNo(seqno.0 - 1), sealed })
 }
 
 /// The lead, handed over when dropped, also by a panic.
-struct Lead<'a>(&'a Committer);
+struct LeaderGuard<'a>(&'a Committer);
 
-impl<'a> Lead<'a> {
+impl<'a> LeaderGuard<'a> {
     /// For who has set `leading`, or got the lead from another.
-    fn begin(committer: &'a Committer) -> Lead<'a> {
-        let lead = Lead(committer);
-        committer.numbers.close();
+    fn begin(committer: &'a Committer) -> LeaderGuard<'a> {
+        let lead = LeaderGuard(committer);
+        committer.seqnos.close_gate();
         lead
     }
 }
 
-impl Drop for Lead<'_> {
+impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"));
@@ -454,51 +503,51 @@ impl Drop for Lead<'_> {
         // Otherwise it stays closed: what comes finds out why.
         let may_open = !self.0.closed.load(Ordering::Relaxed) && !self.0.poison.is_set();
         let mut queue = lock(&self.0.queue);
-        let (next, outside) = (queue.waiting.pop_front(), std::mem::take(&mut queue.outside));
+        let (next, outside) = (queue.waiting.pop_front(), std::mem::take(&mut queue.gate_waiters));
         // For a moment at least, if somebody waits for that.
-        self.0.numbers.open(may_open && (next.is_none() || !outside.is_empty()));
-        queue.leading = next.is_some();
+        self.0.seqnos.open_gate(may_open && (next.is_none() || !outside.is_empty()));
+        queue.has_leader = next.is_some();
         drop(queue);
-        outside.iter().for_each(|waiter| waiter.finish(Turn::Again));
+        outside.iter().for_each(|waiter| waiter.finish(QueuedCommitState::Retry));
         if let Some(next) = next {
-            next.finish(Turn::Lead);
+            next.finish(QueuedCommitState::BecomeLeader);
         }
     }
 }
 
-impl Waiter {
+impl QueuedCommit {
     /// One with nothing to commit.
-    fn empty() -> Waiter {
-        Waiter {
+    fn without_commit() -> QueuedCommit {
+        QueuedCommit {
             payload: Vec::new(),
             count: 0,
             partitions: Vec::new(),
-            rooms: Vec::new(),
-            path: Path::Logged,
-            state: Mutex::new(Turn::Waiting),
+            reservations: Vec::new(),
+            path: CommitPath::Logged,
+            state: Mutex::new(QueuedCommitState::Waiting),
             woken: Condvar::new(),
         }
     }
 
-    fn commit(&self) -> Commit<'_> {
-        Commit {
+    fn commit(&self) -> CommitRequest<'_> {
+        CommitRequest {
             payload: &self.payload,
             count: self.count,
             partitions: &self.partitions,
-            rooms: &self.rooms,
+            reservations: &self.reservations,
             path: self.path,
         }
     }
 
-    fn wait(&self) -> Turn {
+    fn wait(&self) -> QueuedCommitState {
         let mut state = lock(&self.state);
-        while matches!(*state, Turn::Waiting) {
+        while matches!(*state, QueuedCommitState::Waiting) {
             state = self.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        std::mem::replace(&mut *state, Turn::Waiting)
+        std::mem::replace(&mut *state, QueuedCommitState::Waiting)
     }
 
-    fn finish(&self, turn: Turn) {
+    fn finish(&self, turn: QueuedCommitState) {
         *lock(&self.state) = turn;
         self.woken.notify_one();
     }

@@ -8,7 +8,7 @@ use crate::base::event::Listener;
 use crate::base::{Error, Result};
 use crate::vfs::disk::DiskFs;
 use crate::vfs::env::SystemEnv;
-use crate::vfs::files::DirectIo;
+use crate::vfs::open_files::DirectIo;
 use crate::vfs::{Env, Fs};
 use crate::wal::RecoveryMode;
 
@@ -32,9 +32,9 @@ pub enum PersistMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedBug {
     /// Tables become permanent although the log behind them is not durable.
-    FlushBeforeLogSync,
+    FlushBeforeWalSync,
     /// The log becomes durable although values that it points to are not.
-    LogSyncBeforeValues,
+    WalSyncBeforeBlobs,
 }
 
 /// The settings of a database, as plain data.
@@ -48,10 +48,10 @@ pub(crate) struct Settings {
     pub(crate) compression: CompressionType,
     pub(crate) max_open_files: usize,
     pub(crate) direct_io: DirectIo,
-    pub(crate) log_segment_size: u64,
-    pub(crate) max_log_size: u64,
+    pub(crate) wal_segment_size: u64,
+    pub(crate) max_wal_size: u64,
     pub(crate) disk_reserve: u64,
-    pub(crate) mapped_log: bool,
+    pub(crate) mapped_wal: bool,
     pub(crate) recovery_mode: RecoveryMode,
     pub(crate) planted_bug: Option<PlantedBug>,
 }
@@ -67,10 +67,10 @@ impl Default for Settings {
             compression: CompressionType::Lz4,
             max_open_files: 512,
             direct_io: DirectIo::default(),
-            log_segment_size: 64 << 20,
-            max_log_size: 512 << 20,
+            wal_segment_size: 64 << 20,
+            max_wal_size: 512 << 20,
             disk_reserve: 128 << 20,
-            mapped_log: true,
+            mapped_wal: true,
             recovery_mode: RecoveryMode::Strict,
             planted_bug: None,
         }
@@ -190,8 +190,8 @@ impl Config {
 
     /// Bytes of one log segment, 64 KiB to 1 GiB. Default 64 MiB.
     #[must_use]
-    pub fn log_segment_size(mut self, bytes: u64) -> Config {
-        self.settings.log_segment_size = bytes;
+    pub fn wal_segment_size(mut self, bytes: u64) -> Config {
+        self.settings.wal_segment_size = bytes;
         self
     }
 
@@ -200,8 +200,8 @@ impl Config {
     /// cut while a checkpoint copies it. Records of a partition whose comparator was not given since the database was
     /// opened are moved to tables, and read back into memory when the comparator is given.
     #[must_use]
-    pub fn max_log_size(mut self, bytes: u64) -> Config {
-        self.settings.max_log_size = bytes;
+    pub fn max_wal_size(mut self, bytes: u64) -> Config {
+        self.settings.max_wal_size = bytes;
         self
     }
 
@@ -230,8 +230,8 @@ impl Config {
     /// are errors of the commit; a small commit costs several times as much processor time. Pools in files that are
     /// memory (tmpfs, DAX) are always mapped, whatever this option says.
     #[must_use]
-    pub fn mapped_log(mut self, yes: bool) -> Config {
-        self.settings.mapped_log = yes;
+    pub fn mapped_wal(mut self, yes: bool) -> Config {
+        self.settings.mapped_wal = yes;
         self
     }
 
@@ -279,11 +279,11 @@ impl Config {
             false => Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}"))),
         };
         range("workers", s.workers as u64, 0, 64)?;
-        range("log_segment_size", s.log_segment_size, 64 << 10, 1 << 30)?;
+        range("log_segment_size", s.wal_segment_size, 64 << 10, 1 << 30)?;
         range("max_open_files", s.max_open_files as u64, 8, 1 << 20)?;
         range("memory_budget", s.memory_budget, 1 << 20, 1 << 50)?;
         range("cache_size", s.cache_size, 0, 1 << 50)?;
-        range("max_log_size", s.max_log_size, s.log_segment_size, 1 << 50)?;
+        range("max_log_size", s.max_wal_size, s.wal_segment_size, 1 << 50)?;
         range("disk_reserve", s.disk_reserve, 0, 1 << 50)?;
         if let Some(ms) = s.sync_interval_ms {
             range("sync_interval", ms, 1, 1 << 40)?;

@@ -4,22 +4,22 @@ use std::path::Path;
 use std::sync::{Arc, MutexGuard};
 
 use crate::base::comparator::Comparator;
-use crate::base::edit::{Edit, EngineKind, PartitionId, PartitionMeta};
 use crate::base::sync::lock;
+use crate::base::version_edit::{EngineKind, PartitionId, PartitionMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, KeyOrder, Result};
 use crate::db::batch::Batch;
 use crate::db::catalog::PartitionState;
 use crate::db::checkpoint;
 use crate::db::config::{Config, PersistMode};
-use crate::db::handle::Handle;
+use crate::db::handle::DbHandle;
 use crate::db::metrics::Metrics;
 use crate::db::options::PartitionCreateOptions;
 use crate::db::partition::Partition;
 use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
-use crate::db::state::reserve::Need;
+use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::worker;
-use crate::pmem::engine::is_memory;
+use crate::pmem::engine::uses_mapped_pools;
 
 /// Partition names are 1..=255 bytes of UTF-8; they never become paths.
 const NAME_LEN_MAX: usize = 255;
@@ -42,7 +42,7 @@ const COMPARATOR_NAME_LEN_MAX: usize = 255;
 /// ```
 #[derive(Clone)]
 pub struct Database {
-    handle: Arc<Handle>,
+    handle: Arc<DbHandle>,
 }
 
 impl Config {
@@ -85,7 +85,7 @@ impl Database {
     /// `Invalid` if there is none of that name, or if its keys are ordered by a comparator that was not given yet.
     pub fn partition(&self, name: &str) -> Result<Partition> {
         let missing = || Error::invalid(format!("partition {name:?} does not exist"));
-        let state = self.handle.shared.partition(name).ok_or_else(missing)?;
+        let state = self.handle.inner.partition(name).ok_or_else(missing)?;
         state.tree()?;
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
@@ -118,29 +118,29 @@ impl Database {
             return Err(Error::invalid(message));
         }
         options.check()?;
-        let shared = &self.handle.shared;
-        let _call = shared.begin_call();
-        shared.check_outside()?;
-        let _one_at_a_time = lock(&shared.naming);
-        if let Some(state) = shared.partition(name) {
-            let shift = shared.begin_work()?;
-            shared.catalog.open(&state, comparator, options)?;
-            drop(shift);
+        let inner = &self.handle.inner;
+        let _call = inner.begin_api_call();
+        inner.check_outside()?;
+        let _one_at_a_time = lock(&inner.partition_ddl_lock);
+        if let Some(state) = inner.partition(name) {
+            let work = inner.begin_work()?;
+            inner.catalog.open(&state, comparator, options)?;
+            drop(work);
             if let Err(error) = self.replace_options(&state, options) {
                 let before = state.stored_options();
-                let _ended = before.and_then(|before| shared.catalog.set_options(&state, &before));
+                let _ended = before.and_then(|before| inner.catalog.set_options(&state, &before));
                 return Err(error);
             }
             return Ok(Partition::new(state, Arc::clone(&self.handle)));
         }
-        let _shift = shared.begin_work()?;
-        let writer = shared.writer().map_err(|error| match error.kind() {
+        let _work = inner.begin_work()?;
+        let writer = inner.writer().map_err(|error| match error.kind() {
             ErrorKind::Invalid => Error::invalid(format!("partition {name:?} does not exist")),
             _ => error,
         })?;
         let order = comparator.map_or_else(KeyOrder::bytewise, KeyOrder::custom);
         options.check_order(&order)?;
-        let engine = options.engine.kind_in(is_memory(&*shared.fs, &shared.dir));
+        let engine = options.engine.kind_in(uses_mapped_pools(&*inner.fs, &inner.dir));
         let meta = PartitionMeta {
             id: PartitionId(0), // until it is created
             engine: engine as u8,
@@ -150,26 +150,26 @@ impl Database {
         };
         // What a pool that is memory gets is durable by itself: there must be no moment at which the manifest has the
         // partition and not its file, or a commit and not the partition.
-        let is_memory = engine == EngineKind::PmemMemory;
+        let is_memory = engine == EngineKind::PmemMapped;
         if is_memory {
-            shared.catalog.pool_home(&meta).make_file(&options.pmem())?;
+            inner.catalog.pool_location(&meta).create_file(&options.pmem())?;
         }
         // All that can fail comes before the edit: a partition that the manifest has, and that cannot be opened, would
         // keep the database from opening.
         let prepare = |meta: &PartitionMeta| {
-            let home = is_memory.then(|| shared.catalog.pool_home(meta));
-            home.as_ref().map_or(Ok(()), |home| home.name_file())?;
-            let state = shared.catalog.prepare(meta, order, options);
-            let state = state.inspect_err(|_| home.iter().for_each(|home| home.remove_named()))?;
+            let home = is_memory.then(|| inner.catalog.pool_location(meta));
+            home.as_ref().map_or(Ok(()), |home| home.publish_file())?;
+            let state = inner.catalog.create_tree(meta, order, options);
+            let state = state.inspect_err(|_| home.iter().for_each(|home| home.remove_published_file()))?;
             let file_id = state.pool_file_id;
             Ok((state, file_id))
         };
-        let state = shared.poison.watch(writer.metadata.create_partition(meta, prepare))?;
-        if shared.settings.durability != PersistMode::Buffer || is_memory {
-            let synced = shared.poison.watch(writer.metadata.sync());
+        let state = inner.poison.poison_on_failure(writer.version_set.create_partition(meta, prepare))?;
+        if inner.settings.durability != PersistMode::Buffer || is_memory {
+            let synced = inner.poison.poison_on_failure(writer.version_set.sync());
             synced.map_err(|error| self.undo_creation(&state, error))?;
         }
-        shared.catalog.insert(&state);
+        inner.catalog.insert(&state);
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
@@ -177,53 +177,53 @@ impl Database {
     /// caller gets. Writing ends if that fails too. The next open removes the files of a pool: as long as its creation
     /// may be durable and its end is not, the database does not open without them.
     fn undo_creation(&self, state: &PartitionState, error: Error) -> Error {
-        let shared = &self.handle.shared;
-        let drop_it = [Edit::PartitionDropped { partition: state.id }];
-        let dropped = shared.writer().and_then(|writer| {
-            let metadata = &writer.metadata;
-            shared.with_reserve(Need::Flush, || metadata.append(&drop_it))
+        let inner = &self.handle.inner;
+        let drop_it = [VersionEdit::PartitionDropped { partition: state.id }];
+        let dropped = inner.writer().and_then(|writer| {
+            let version_set = &writer.version_set;
+            inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&drop_it))
         });
         match dropped {
             Ok(()) => error,
-            Err(second) => shared.poison.set(second),
+            Err(second) => inner.poison.set(second),
         }
     }
 
     /// Puts options of an existing partition in force and stores them. After a failure the old ones are stored, and
     /// the caller puts them in force again.
     fn replace_options(&self, state: &Arc<PartitionState>, options: &PartitionCreateOptions) -> Result<()> {
-        let shared = &self.handle.shared;
+        let inner = &self.handle.inner;
         let settings = options.encode();
         let is_stored = state.has_settings(&settings);
-        let shift = shared.begin_work()?;
-        shared.catalog.set_options(state, options)?;
-        if shared.writer.is_none() || is_stored {
+        let work = inner.begin_work()?;
+        inner.catalog.set_options(state, options)?;
+        if inner.writer.is_none() || is_stored {
             return Ok(());
         }
         // A flush begins work of its own.
-        drop(shift);
+        drop(work);
         if state.lowers_max_size(options)? {
-            worker::flush_and_wait(shared, state)?;
+            worker::flush_and_wait(inner, state)?;
         }
-        let _shift = shared.begin_work()?;
-        let edits = [Edit::PartitionSettings { partition: state.id, settings: settings.clone() }];
-        let metadata = &shared.writer()?.metadata;
-        shared.poison.watch(shared.with_reserve(Need::Flush, || metadata.append(&edits)))?;
+        let _work = inner.begin_work()?;
+        let edits = [VersionEdit::PartitionSettings { partition: state.id, settings: settings.clone() }];
+        let version_set = &inner.writer()?.version_set;
+        inner.poison.poison_on_failure(inner.with_reserve(ReserveUse::Flush, || version_set.log_and_apply(&edits)))?;
         state.note_settings(settings);
         Ok(())
     }
 
-    /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on; iterators that
-    /// are under way go on.
+    /// Deletes a partition and everything in it, durably. Its other handles return `UnblockGuard` from now on;
+    /// iterators that are under way go on.
     ///
     /// # Errors
-    /// `Invalid` for a partition of another database, `Closed` if it was deleted already; errors of writing.
+    /// `Invalid` for a partition of another database, `UnblockGuard` if it was deleted already; errors of writing.
     pub fn delete_partition(&self, partition: Partition) -> Result<()> {
-        partition.check_home(&self.handle)?;
-        let shared = &self.handle.shared;
-        let _call = shared.begin_call();
-        shared.check_outside()?;
-        let one_at_a_time = lock(&shared.naming);
+        partition.check_same_database(&self.handle)?;
+        let inner = &self.handle.inner;
+        let _call = inner.begin_api_call();
+        inner.check_outside()?;
+        let one_at_a_time = lock(&inner.partition_ddl_lock);
         partition.state.tree()?;
         self.delete(&partition.state, one_at_a_time)
     }
@@ -245,53 +245,53 @@ impl Database {
     /// # Ok(()) }
     /// ```
     pub fn delete_partition_by_name(&self, name: &str) -> Result<()> {
-        let shared = &self.handle.shared;
-        let _call = shared.begin_call();
-        shared.check_outside()?;
-        let one_at_a_time = lock(&shared.naming);
+        let inner = &self.handle.inner;
+        let _call = inner.begin_api_call();
+        inner.check_outside()?;
+        let one_at_a_time = lock(&inner.partition_ddl_lock);
         let missing = || Error::invalid(format!("partition {name:?} does not exist"));
-        let state = shared.partition(name).ok_or_else(missing)?;
+        let state = inner.partition(name).ok_or_else(missing)?;
         self.delete(&state, one_at_a_time)
     }
 
     fn delete(&self, state: &PartitionState, one_at_a_time: MutexGuard<'_, ()>) -> Result<()> {
-        let shared = &self.handle.shared;
-        let _shift = shared.begin_work()?;
-        let writer = shared.writer()?;
-        let edits = [Edit::PartitionDropped { partition: state.id }];
+        let inner = &self.handle.inner;
+        let _work = inner.begin_work()?;
+        let writer = inner.writer()?;
+        let edits = [VersionEdit::PartitionDropped { partition: state.id }];
         // Between two commits, so that no commit is half in a partition that is gone; and behind the sync of all
         // commits before, because the edit may survive power loss as soon as it is written. Most of that sync is done
         // first.
-        shared.poison.watch(writer.wal.sync(shared.visible.get(), false))?;
+        inner.poison.poison_on_failure(writer.wal.sync(inner.last_visible.get(), false))?;
         let delete = || {
-            writer.wal.sync(shared.visible.get(), false)?;
-            writer.metadata.append(&edits)?;
+            writer.wal.sync(inner.last_visible.get(), false)?;
+            writer.version_set.log_and_apply(&edits)?;
             state.mark_deleted();
-            shared.catalog.remove(&state.name);
+            inner.catalog.remove(&state.name);
             Ok(())
         };
-        let written = shared.with_reserve(Need::Flush, || writer.committer.alone(delete));
-        shared.poison.watch(written)?;
+        let written = inner.with_reserve(ReserveUse::Flush, || writer.committer.run_exclusively(delete));
+        inner.poison.poison_on_failure(written)?;
         // No writer of another partition waits for its flushes any more, or gets their errors.
-        *lock(&shared.flush_error) = None;
-        shared.done.ring();
-        shared.poison.watch(writer.metadata.sync())?;
-        shared.catalog.discard(state);
-        shared.refresh_pressure();
+        *lock(&inner.flush_error) = None;
+        inner.task_done.notify_all();
+        inner.poison.poison_on_failure(writer.version_set.sync())?;
+        inner.catalog.discard(state);
+        inner.update_write_stalls();
         drop(one_at_a_time); // others may create and delete while files are removed
-        shared.graveyard().remove_all();
-        shared.work.ring();
+        inner.obsolete_files().remove_all();
+        inner.work_available.notify_all();
         Ok(())
     }
 
     /// The names of all partitions, sorted.
     pub fn list_partitions(&self) -> Vec<String> {
-        self.handle.shared.catalog.names()
+        self.handle.inner.catalog.names()
     }
 
     /// Whether there is a partition of that name.
     pub fn partition_exists(&self, name: &str) -> bool {
-        self.handle.shared.partition(name).is_some()
+        self.handle.inner.partition(name).is_some()
     }
 
     /// An empty batch.
@@ -309,18 +309,18 @@ impl Database {
     /// # Errors
     /// `Poisoned` if the sync fails: writing ends, reading goes on; close, look at the device, open again.
     pub fn persist(&self, mode: PersistMode) -> Result<()> {
-        self.handle.shared.persist(mode)
+        self.handle.inner.persist(mode)
     }
 
     /// Figures about the database since it was opened.
     pub fn metrics(&self) -> Metrics {
-        Metrics::of(&self.handle.shared)
+        Metrics::of(&self.handle.inner)
     }
 
     /// Bytes of all files on disk: tables, blob files, log, manifest.
     pub fn disk_space(&self) -> u64 {
-        let shared = &self.handle.shared;
-        shared.fs.read_dir(&shared.dir).map_or(0, |entries| entries.iter().map(|entry| entry.len).sum())
+        let inner = &self.handle.inner;
+        inner.fs.read_dir(&inner.dir).map_or(0, |entries| entries.iter().map(|entry| entry.len).sum())
     }
 
     /// Writes a copy of the database as it is between two commits to the new directory `path`; it can be opened at
@@ -337,11 +337,11 @@ impl Database {
     /// refused to take the name back. Then the whole copy is there. If the system dies after a name could not be made
     /// durable, the whole copy may be there or nothing.
     pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
-        checkpoint::checkpoint(&self.handle.shared, path.as_ref())
+        checkpoint::checkpoint(&self.handle.inner, path.as_ref())
     }
 
-    /// Flushes everything, stops the workers and gives the directory free; other handles return `Closed` from now on.
-    /// While another handle is closing, this returns at once: only the first call says when the directory is free.
+    /// Flushes everything, stops the workers and gives the directory free; other handles return `UnblockGuard` from now
+    /// on. While another handle is closing, this returns at once: only the first call says when the directory is free.
     ///
     /// Files that nobody needs any more are gone then, but for those that an iterator, or a read that is under way in
     /// this process, be it in another database, still holds: the next open removes them.
@@ -359,18 +359,18 @@ impl Database {
     /// # Errors
     /// Those of the work, which stays to be done.
     pub fn step(&self) -> Result<bool> {
-        self.handle.shared.writer()?;
-        worker::step(&self.handle.shared)
+        self.handle.inner.writer()?;
+        worker::step(&self.handle.inner)
     }
 
     /// The directory, as an absolute path: a relative one begins at the working directory at the time of opening.
     pub fn path(&self) -> &Path {
-        &self.handle.shared.dir
+        &self.handle.inner.dir
     }
 }
 
 impl std::fmt::Debug for Database {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Database").field("path", &self.handle.shared.dir).finish_non_exhaustive()
+        f.debug_struct("Database").field("path", &self.handle.inner.dir).finish_non_exhaustive()
     }
 }

@@ -4,27 +4,27 @@ use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use crate::base::blob_ref::BlobRef;
-use crate::base::part::LARGE;
+use crate::base::blob_pointer::BlobPointer;
+use crate::base::shared_bytes::SHARED_LEN_MIN;
 use crate::base::{Error, KeyOrder, RecordKind, Result};
-use crate::cursor::Cursor;
-use crate::cursor::visible::{Ascending, Descending};
-use crate::db::handle::Handle;
-use crate::db::state::tree::Tree;
-use crate::engine::{self, Engine, ReadPin, View};
+use crate::db::handle::DbHandle;
+use crate::db::state::partition_tree::PartitionTree;
+use crate::engine::{self, Engine, EngineView, SnapshotGuard};
+use crate::iter::InternalIter;
+use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter};
 use crate::mem::slice::Slice;
 
 /// The bounds of a walk, owned.
-pub(crate) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+pub(crate) type OwnedBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 /// Copies the bounds of a range of keys.
-pub(crate) fn own_bounds<K: AsRef<[u8]>, R: RangeBounds<K>>(range: &R) -> Bounds {
+pub(crate) fn own_bounds<K: AsRef<[u8]>, R: RangeBounds<K>>(range: &R) -> OwnedBounds {
     let own = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
     (own(range.start_bound()), own(range.end_bound()))
 }
 
 /// The keys that begin with `prefix` lie between it and the next string that does not begin with it.
-pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
+pub(crate) fn prefix_bounds(prefix: &[u8]) -> OwnedBounds {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
         if last < u8::MAX {
@@ -40,27 +40,27 @@ const STEPPED: &str = "the step to this entry said true";
 
 /// One of the two ends of a walk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum End {
+pub(crate) enum IterEnd {
     Front,
     Back,
 }
 
-type Front = Option<Ascending<Box<dyn Cursor>>>;
-type Back = Option<Descending<Box<dyn Cursor>>>;
+type FrontIter = Option<ForwardVisibleIter<Box<dyn InternalIter>>>;
+type BackIter = Option<BackwardVisibleIter<Box<dyn InternalIter>>>;
 
 /// One walk: two cursors that come towards each other, each made when first needed from the moment that the walk holds.
 /// Values that stand elsewhere are read when they are asked for.
-pub(crate) struct Walk {
-    view: Arc<dyn View>,
+pub(crate) struct DbIter {
+    view: Arc<dyn EngineView>,
     /// Made when the first value is read that stands elsewhere.
-    values: Option<Box<dyn engine::Values>>,
+    blob_resolver: Option<Box<dyn engine::BlobResolver>>,
     /// The value that was lent last, if it stood elsewhere.
-    lent: Slice,
+    last_blob_value: Slice,
     order: KeyOrder,
-    bounds: Bounds,
-    pin: ReadPin,
-    front: Front,
-    back: Back,
+    bounds: OwnedBounds,
+    snapshot: SnapshotGuard,
+    front: FrontIter,
+    back: BackIter,
     /// The last key that each end gave, since there are two.
     front_key: Option<Vec<u8>>,
     back_key: Option<Vec<u8>>,
@@ -68,12 +68,12 @@ pub(crate) struct Walk {
     ended: bool,
     /// Keeps the database open, and so its files where they are. The last field: closing removes the files of tables
     /// that only this walk held.
-    handle: Arc<Handle>,
+    handle: Arc<DbHandle>,
 }
 
-impl Walk {
-    pub(crate) fn new(handle: Arc<Handle>, tree: &Tree, bounds: Bounds, pin: ReadPin) -> Walk {
-        let order = tree.order().clone();
+impl DbIter {
+    pub(crate) fn new(handle: Arc<DbHandle>, tree: &PartitionTree, bounds: OwnedBounds, pin: SnapshotGuard) -> DbIter {
+        let order = tree.key_order().clone();
         // An empty or reversed range is empty, not a panic.
         let ended = match (&bounds.0, &bounds.1) {
             (Bound::Included(low), Bound::Included(high)) => order.cmp(low, high).is_gt(),
@@ -82,13 +82,13 @@ impl Walk {
             }
             _ => false,
         };
-        Walk {
+        DbIter {
             view: Arc::from(tree.view()),
-            values: None,
-            lent: Slice::new(),
+            blob_resolver: None,
+            last_blob_value: Slice::new(),
             order,
             bounds,
-            pin,
+            snapshot: pin,
             front: None,
             back: None,
             front_key: None,
@@ -99,15 +99,15 @@ impl Walk {
     }
 
     /// Steps an end; true if it stands on an entry.
-    pub(crate) fn step(&mut self, end: End) -> Result<bool> {
+    pub(crate) fn step(&mut self, end: IterEnd) -> Result<bool> {
         if self.ended {
             return Ok(false);
         }
-        let mut stepped = self.handle.shared.check_open().and_then(|()| match end {
-            End::Front => self.step_front(),
-            End::Back => self.step_back(),
+        let mut stepped = self.handle.inner.check_open().and_then(|()| match end {
+            IterEnd::Front => self.step_front(),
+            IterEnd::Back => self.step_back(),
         });
-        self.handle.shared.check_read(&mut stepped);
+        self.handle.inner.check_read(&mut stepped);
         self.ended = !matches!(stepped, Ok(true));
         stepped
     }
@@ -116,7 +116,7 @@ impl Walk {
         if self.front.is_none() {
             // From now on the back has to say where it stands.
             if let Some(back) = self.back.as_ref().filter(|back| back.valid()) {
-                remember(&mut self.back_key, back.key());
+                copy_key_to(&mut self.back_key, back.key());
             }
         }
         let front = match &mut self.front {
@@ -125,9 +125,9 @@ impl Walk {
                 front
             }
             empty => {
-                let (at, (start, end)) = (self.pin.at(), &self.bounds);
-                let inner = self.view.cursor(at, (start.as_ref(), end.as_ref()))?;
-                let front = empty.insert(Ascending::new(inner, self.order.clone(), at, end.clone()));
+                let (at, (start, end)) = (self.snapshot.seqno(), &self.bounds);
+                let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
+                let front = empty.insert(ForwardVisibleIter::new(inner, self.order.clone(), at, end.clone()));
                 front.seek(self.bounds.0.as_ref().map(Vec::as_slice))?;
                 front
             }
@@ -142,7 +142,7 @@ impl Walk {
         if self.back_key.as_ref().is_some_and(|back| self.order.cmp(key, back).is_ge()) {
             return Ok(false);
         }
-        remember(&mut self.front_key, key);
+        copy_key_to(&mut self.front_key, key);
         Ok(true)
     }
 
@@ -150,7 +150,7 @@ impl Walk {
         if self.back.is_none() {
             // From now on the front has to say where it stands.
             if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
-                remember(&mut self.front_key, front.key());
+                copy_key_to(&mut self.front_key, front.key());
             }
         }
         let back = match &mut self.back {
@@ -159,9 +159,9 @@ impl Walk {
                 back
             }
             empty => {
-                let (at, (start, end)) = (self.pin.at(), &self.bounds);
-                let inner = self.view.cursor(at, (start.as_ref(), end.as_ref()))?;
-                let back = empty.insert(Descending::new(inner, self.order.clone(), at, start.clone()));
+                let (at, (start, end)) = (self.snapshot.seqno(), &self.bounds);
+                let inner = self.view.iter(at, (start.as_ref(), end.as_ref()))?;
+                let back = empty.insert(BackwardVisibleIter::new(inner, self.order.clone(), at, start.clone()));
                 back.seek(self.bounds.1.as_ref().map(Vec::as_slice))?;
                 back
             }
@@ -176,27 +176,27 @@ impl Walk {
         if self.front_key.as_ref().is_some_and(|front| self.order.cmp(key, front).is_le()) {
             return Ok(false);
         }
-        remember(&mut self.back_key, key);
+        copy_key_to(&mut self.back_key, key);
         Ok(true)
     }
 
-    /// The key at an end; this and what follows only after [`step`](Walk::step) said true.
-    fn key(&self, end: End) -> Slice {
+    /// The key at an end; this and what follows only after [`step`](DbIter::step) said true.
+    fn key(&self, end: IterEnd) -> Slice {
         let key = match end {
-            End::Front => self.front.as_ref().map(Ascending::key),
-            End::Back => self.back.as_ref().map(Descending::key),
+            IterEnd::Front => self.front.as_ref().map(ForwardVisibleIter::key),
+            IterEnd::Back => self.back.as_ref().map(BackwardVisibleIter::key),
         };
         Slice::from(key.expect(STEPPED))
     }
 
     /// Key and value at an end, read if it stands elsewhere; after a failure the walk has ended.
-    fn pair(&mut self, end: End) -> Result<(&[u8], Slice)> {
-        let (key, kind, bytes) = stored(&self.front, &self.back, end);
+    fn pair(&mut self, end: IterEnd) -> Result<(&[u8], Slice)> {
+        let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let mut value = match kind {
-            RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes),
-            _ => Ok(keep(&self.front, &self.back, end, bytes)),
+            RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.view, bytes),
+            _ => Ok(to_slice(&self.front, &self.back, end, bytes)),
         };
-        self.handle.shared.check_read(&mut value);
+        self.handle.inner.check_read(&mut value);
         match value {
             Ok(value) => Ok((key, value)),
             Err(error) => {
@@ -209,112 +209,119 @@ impl Walk {
     /// Whether the next pair at the front may be lent in one step: nobody comes towards it, and what is walked over
     /// shows what is visible by itself.
     #[inline]
-    fn is_plain(&self) -> bool {
-        self.back.is_none() && self.front.as_ref().is_some_and(Ascending::lends)
+    fn is_forward_only(&self) -> bool {
+        self.back.is_none() && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
     }
 
-    /// Steps the front and lends what it stands on then; only where [`is_plain`](Walk::is_plain) says so.
-    fn lend_next(&mut self) -> Result<Option<(&[u8], &[u8])>> {
-        let Walk { front: Some(front), ended, handle, .. } = self else { return Ok(None) };
+    /// Steps the front and lends what it stands on then; only where [`is_forward_only`](DbIter::is_forward_only) says
+    /// so.
+    fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
+        let DbIter { front: Some(front), ended, handle, .. } = self else { return Ok(None) };
         let was_ended = std::mem::replace(ended, true);
         if was_ended {
             return Ok(None);
         }
-        handle.shared.check_open()?;
-        let mut lent = front.lend();
-        handle.shared.check_read(&mut lent);
+        handle.inner.check_open()?;
+        let mut lent = front.next_ref();
+        handle.inner.check_read(&mut lent);
         let entry = lent?;
         *ended = entry.is_none();
-        Ok(entry.map(|entry| (entry.user, entry.value)))
+        Ok(entry.map(|entry| (entry.user_key, entry.value)))
     }
 
     /// The same without a copy.
-    fn lend(&mut self, end: End) -> Result<(&[u8], &[u8])> {
-        let (key, kind, bytes) = stored(&self.front, &self.back, end);
+    fn pair_ref(&mut self, end: IterEnd) -> Result<(&[u8], &[u8])> {
+        let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let mut elsewhere = match kind {
-            RecordKind::BlobPointer => read(&mut self.values, &self.view, bytes).map(Some),
+            RecordKind::BlobPointer => read_blob(&mut self.blob_resolver, &self.view, bytes).map(Some),
             _ => Ok(None),
         };
-        self.handle.shared.check_read(&mut elsewhere);
+        self.handle.inner.check_read(&mut elsewhere);
         Ok(match elsewhere.inspect_err(|_| self.ended = true)? {
             Some(value) => {
-                self.lent = value;
-                (key, &self.lent)
+                self.last_blob_value = value;
+                (key, &self.last_blob_value)
             }
             None => (key, bytes),
         })
     }
 
     /// The entry at an end; its value is not read.
-    fn entry(&self, end: End) -> Result<Entry> {
-        let (key, kind, bytes) = stored(&self.front, &self.back, end);
+    fn entry(&self, end: IterEnd) -> Result<Entry> {
+        let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let value = match kind {
-            RecordKind::BlobPointer => EntryValue::Elsewhere(Arc::new(Elsewhere {
-                len: BlobRef::decode(bytes)?.len,
+            RecordKind::BlobPointer => EntryValue::Blob(Arc::new(UnreadBlob {
+                len: BlobPointer::decode(bytes)?.value_len,
                 pointer: bytes.to_vec(),
                 view: Arc::clone(&self.view),
                 handle: Arc::clone(&self.handle),
             })),
-            _ => EntryValue::Here(keep(&self.front, &self.back, end, bytes)),
+            _ => EntryValue::Inline(to_slice(&self.front, &self.back, end, bytes)),
         };
         let mut entry = Ok(Entry { key: Slice::from(key), value });
-        self.handle.shared.check_read(&mut entry);
+        self.handle.inner.check_read(&mut entry);
         entry
     }
 }
 
 /// The value that a pointer of `view` leads to.
-fn read(values: &mut Option<Box<dyn engine::Values>>, view: &Arc<dyn View>, pointer: &[u8]) -> Result<Slice> {
-    values.get_or_insert_with(|| view.values()).read(pointer)
+fn read_blob(
+    values: &mut Option<Box<dyn engine::BlobResolver>>,
+    view: &Arc<dyn EngineView>,
+    pointer: &[u8],
+) -> Result<Slice> {
+    values.get_or_insert_with(|| view.blob_resolver()).resolve(pointer)
 }
 
 /// What an end stands on: key, kind, and the value or the pointer to it.
-fn stored<'a>(front: &'a Front, back: &'a Back, end: End) -> (&'a [u8], RecordKind, &'a [u8]) {
+fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a [u8], RecordKind, &'a [u8]) {
     let (key, (kind, value)) = match end {
-        End::Front => front.as_ref().map(|front| front.entry()).map(|entry| (entry.user, (entry.kind, entry.value))),
-        End::Back => back.as_ref().map(|back| (back.key(), back.value())),
+        IterEnd::Front => {
+            front.as_ref().map(|front| front.entry()).map(|entry| (entry.user_key, (entry.kind, entry.value)))
+        }
+        IterEnd::Back => back.as_ref().map(|back| (back.key(), back.value())),
     }
     .expect(STEPPED);
     (key, kind, value)
 }
 
 /// The value that an end stands on, to keep.
-fn keep(front: &Front, back: &Back, end: End, bytes: &[u8]) -> Slice {
-    let shared = match end {
-        _ if bytes.len() < LARGE => None,
-        End::Front => front.as_ref().and_then(Ascending::share),
-        End::Back => back.as_ref().and_then(Descending::share),
+fn to_slice(front: &FrontIter, back: &BackIter, end: IterEnd, bytes: &[u8]) -> Slice {
+    let inner = match end {
+        _ if bytes.len() < SHARED_LEN_MIN => None,
+        IterEnd::Front => front.as_ref().and_then(ForwardVisibleIter::shared_value),
+        IterEnd::Back => back.as_ref().and_then(BackwardVisibleIter::shared_value),
     };
-    shared.map_or_else(|| Slice::from(bytes), Slice::from)
+    inner.map_or_else(|| Slice::from(bytes), Slice::from)
 }
 
-fn remember(place: &mut Option<Vec<u8>>, key: &[u8]) {
+fn copy_key_to(place: &mut Option<Vec<u8>>, key: &[u8]) {
     let kept = place.get_or_insert_default();
     kept.clear();
     kept.extend_from_slice(key);
 }
 
 /// A walk, or the reason why there is none.
-pub(crate) enum Source {
-    Walk(Box<Walk>),
+pub(crate) enum IterState {
+    Active(Box<DbIter>),
     Failed(Option<Error>),
 }
 
-impl Source {
-    pub(crate) fn new(walk: Result<Walk>) -> Source {
-        match walk {
-            Ok(walk) => Source::Walk(Box::new(walk)),
-            Err(error) => Source::Failed(Some(error)),
+impl IterState {
+    pub(crate) fn new(iter: Result<DbIter>) -> IterState {
+        match iter {
+            Ok(iter) => IterState::Active(Box::new(iter)),
+            Err(error) => IterState::Failed(Some(error)),
         }
     }
 
     /// The walk, one step on at that end; none where it ends.
     #[inline]
-    fn step(&mut self, end: End) -> Option<Result<&mut Walk>> {
+    fn step(&mut self, end: IterEnd) -> Option<Result<&mut DbIter>> {
         match self {
-            Source::Failed(error) => error.take().map(Err),
-            Source::Walk(walk) => match walk.step(end) {
-                Ok(true) => Some(Ok(walk)),
+            IterState::Failed(error) => error.take().map(Err),
+            IterState::Active(iter) => match iter.step(end) {
+                Ok(true) => Some(Ok(iter)),
                 Ok(false) => None,
                 Err(error) => Some(Err(error)),
             },
@@ -322,14 +329,14 @@ impl Source {
     }
 
     /// The next key and value at that end, borrowed until the next step.
-    fn lend(&mut self, end: End) -> Option<Result<(&[u8], &[u8])>> {
-        if let (Source::Walk(walk), End::Front) = (&mut *self, end)
-            && walk.is_plain()
+    fn step_ref(&mut self, end: IterEnd) -> Option<Result<(&[u8], &[u8])>> {
+        if let (IterState::Active(iter), IterEnd::Front) = (&mut *self, end)
+            && iter.is_forward_only()
         {
-            let Source::Walk(walk) = self else { return None };
-            return walk.lend_next().transpose();
+            let IterState::Active(iter) = self else { return None };
+            return iter.next_pair_ref().transpose();
         }
-        self.step(end).map(|walk| walk.and_then(|walk| walk.lend(end)))
+        self.step(end).map(|iter| iter.and_then(|iter| iter.pair_ref(end)))
     }
 }
 
@@ -360,16 +367,16 @@ pub struct Entry {
 
 #[derive(Clone)]
 enum EntryValue {
-    Here(Slice),
-    Elsewhere(Arc<Elsewhere>),
+    Inline(Slice),
+    Blob(Arc<UnreadBlob>),
 }
 
-struct Elsewhere {
+struct UnreadBlob {
     len: u32,
     pointer: Vec<u8>,
-    view: Arc<dyn View>,
-    /// The last field, as in [`Walk`].
-    handle: Arc<Handle>,
+    view: Arc<dyn EngineView>,
+    /// The last field, as in [`DbIter`].
+    handle: Arc<DbHandle>,
 }
 
 impl Entry {
@@ -384,11 +391,11 @@ impl Entry {
     /// Those of reading, where the value does not stand beside the key.
     pub fn value(&self) -> Result<Slice> {
         match &self.value {
-            EntryValue::Here(value) => Ok(value.clone()),
-            EntryValue::Elsewhere(value) => {
-                value.handle.shared.check_open()?;
-                let mut read = value.view.values().read(&value.pointer);
-                value.handle.shared.check_read(&mut read);
+            EntryValue::Inline(value) => Ok(value.clone()),
+            EntryValue::Blob(value) => {
+                value.handle.inner.check_open()?;
+                let mut read = value.view.blob_resolver().resolve(&value.pointer);
+                value.handle.inner.check_read(&mut read);
                 read
             }
         }
@@ -398,8 +405,8 @@ impl Entry {
     pub fn size(&self) -> u32 {
         match &self.value {
             // Values are at most 4 GiB - 1, so the cast loses nothing.
-            EntryValue::Here(value) => value.len() as u32,
-            EntryValue::Elsewhere(value) => value.len,
+            EntryValue::Inline(value) => value.len() as u32,
+            EntryValue::Blob(value) => value.len,
         }
     }
 }
@@ -417,19 +424,19 @@ macro_rules! iterator {
         /// Shows one moment, however long it lives; owns what it needs and keeps the database open; after an error it
         /// ends.
         #[must_use = "iterators do nothing unless consumed"]
-        pub struct $name(pub(crate) Source);
+        pub struct $name(pub(crate) IterState);
 
         impl Iterator for $name {
             type Item = Result<$item>;
 
             fn next(&mut self) -> Option<Result<$item>> {
-                self.0.step(End::Front).map(|walk| walk.and_then(|walk| $shape(walk, End::Front)))
+                self.0.step(IterEnd::Front).map(|iter| iter.and_then(|iter| $shape(iter, IterEnd::Front)))
             }
         }
 
         impl DoubleEndedIterator for $name {
             fn next_back(&mut self) -> Option<Result<$item>> {
-                self.0.step(End::Back).map(|walk| walk.and_then(|walk| $shape(walk, End::Back)))
+                self.0.step(IterEnd::Back).map(|iter| iter.and_then(|iter| $shape(iter, IterEnd::Back)))
             }
         }
 
@@ -439,7 +446,7 @@ macro_rules! iterator {
 
 iterator!(
     /// Pairs of key and value, in the order of the keys.
-    Iter, (Slice, Slice), |walk: &mut Walk, end| walk.pair(end).map(|(key, value)| (Slice::from(key), value)));
+    Iter, (Slice, Slice), |iter: &mut DbIter, end| iter.pair(end).map(|(key, value)| (Slice::from(key), value)));
 impl Iter {
     /// As [`next`](Iterator::next), but key and value are lent until the next step instead of being copied: the
     /// quickest way over many records. What is skipped or given by the one is skipped by the other.
@@ -462,28 +469,29 @@ impl Iter {
     ///
     /// # Errors
     /// Those of reading; behind an error it ends.
-    pub fn lend(&mut self) -> Option<Result<(&[u8], &[u8])>> {
-        self.0.lend(End::Front)
+    pub fn next_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
+        self.0.step_ref(IterEnd::Front)
     }
 
-    /// As [`next_back`](DoubleEndedIterator::next_back), but key and value are lent, as by [`lend`](Iter::lend).
+    /// As [`next_back`](DoubleEndedIterator::next_back), but key and value are lent, as by
+    /// [`next_ref`](Iter::next_ref).
     ///
     /// # Errors
     /// Those of reading; behind an error it ends.
-    pub fn lend_back(&mut self) -> Option<Result<(&[u8], &[u8])>> {
-        self.0.lend(End::Back)
+    pub fn next_back_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
+        self.0.step_ref(IterEnd::Back)
     }
 }
 
 iterator!(
     /// Keys in order; values are not read.
-    Keys, Slice, |walk: &mut Walk, end| Ok(walk.key(end)));
+    Keys, Slice, |iter: &mut DbIter, end| Ok(iter.key(end)));
 iterator!(
     /// Values in the order of their keys.
-    Values, Slice, |walk: &mut Walk, end| walk.pair(end).map(|(_, value)| value));
+    Values, Slice, |iter: &mut DbIter, end| iter.pair(end).map(|(_, value)| value));
 iterator!(
     /// Entries in the order of the keys; values in blob files are read when they are asked for.
-    Entries, Entry, |walk: &mut Walk, end| walk.entry(end));
+    Entries, Entry, |iter: &mut DbIter, end| iter.entry(end));
 
 #[cfg(test)]
 mod tests {
@@ -502,9 +510,9 @@ mod tests {
         let options = PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default()));
         let part = db.open_partition("p", options).unwrap();
         (0..50u8).for_each(|n| part.insert([n], [n; 3000]).unwrap());
-        let reads = |walk: &dyn Fn() -> usize, count: usize| {
+        let reads = |iter: &dyn Fn() -> usize, count: usize| {
             let before = VALUES_READ.get();
-            assert_eq!(walk(), count);
+            assert_eq!(iter(), count);
             VALUES_READ.get() - before
         };
         assert_eq!(reads(&|| part.keys().count(), 50), 0);
@@ -520,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_end_before_the_next_string() {
+    fn prefix_bounds_end_before_next_prefix() {
         assert_eq!(prefix_bounds(b"ab"), (Bound::Included(b"ab".to_vec()), Bound::Excluded(b"ac".to_vec())));
         assert_eq!(prefix_bounds(b"a\xff"), (Bound::Included(b"a\xff".to_vec()), Bound::Excluded(b"b".to_vec())));
         assert_eq!(prefix_bounds(b"\xff\xff"), (Bound::Included(b"\xff\xff".to_vec()), Bound::Unbounded));

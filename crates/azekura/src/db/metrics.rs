@@ -8,16 +8,16 @@ use crate::base::event::DroppedAfterDamage;
 use crate::block::cache::{BlockCache, CacheStats};
 use crate::block::kind::BlockKind;
 use crate::db::catalog::PartitionState;
-use crate::db::shared::Shared;
+use crate::db::inner::DbInner;
 use crate::engine::Engine;
-use crate::pmem::engine::PoolFigures;
+use crate::pmem::engine::PoolStats;
 use crate::vfs::fs::PersistenceLevel;
 
 /// Counters of one kind of block in the cache. Every read that asks for a block counts once, in a counter of its
 /// thread: the sums are exact once the reads are over, and miss at most those that are going on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct KindMetrics {
+pub struct BlockKindMetrics {
     /// Reads that found their block.
     pub hits: u64,
     /// Reads that had to load it.
@@ -39,13 +39,13 @@ pub struct CacheMetrics {
     /// Bytes of blocks that stay until their table goes; part of `used`.
     pub pinned: u64,
     /// Data blocks.
-    pub data: KindMetrics,
+    pub data: BlockKindMetrics,
     /// Pieces and tops of indexes.
-    pub index: KindMetrics,
+    pub index: BlockKindMetrics,
     /// Pieces and tops of filters.
-    pub filter: KindMetrics,
+    pub filter: BlockKindMetrics,
     /// Values of blob files, and pages of their indexes.
-    pub blob: KindMetrics,
+    pub blob: BlockKindMetrics,
 }
 
 impl CacheMetrics {
@@ -54,8 +54,8 @@ impl CacheMetrics {
         let mut metrics = CacheMetrics { capacity, used, pinned, ..CacheMetrics::default() };
         for (kind, stats) in BlockKind::CACHED.iter().zip(&kinds) {
             let sum = match kind {
-                BlockKind::Index | BlockKind::IndexTop => &mut metrics.index,
-                BlockKind::Filter | BlockKind::FilterTop => &mut metrics.filter,
+                BlockKind::IndexPartition | BlockKind::TopLevelIndex => &mut metrics.index,
+                BlockKind::FilterPartition | BlockKind::TopLevelFilter => &mut metrics.filter,
                 BlockKind::Blob | BlockKind::BlobIndex => &mut metrics.blob,
                 _ => &mut metrics.data,
             };
@@ -81,15 +81,15 @@ pub struct Metrics {
     /// Bytes of commits as callers wrote them: keys, values and a few bytes for each record.
     pub user_bytes: u64,
     /// Bytes written to the log.
-    pub log_bytes: u64,
+    pub wal_bytes: u64,
     /// Bytes of large values that were written to blob files ahead of their commits: the log has none of them.
-    pub early_bytes: u64,
+    pub direct_blob_bytes: u64,
     /// Times the log was synced.
-    pub log_syncs: u64,
+    pub wal_syncs: u64,
     /// Bytes of log that are held now.
-    pub log_live_bytes: u64,
+    pub wal_live_bytes: u64,
     /// Segments of log that are held now.
-    pub log_segments: usize,
+    pub wal_segments: usize,
     /// Flushes.
     pub flushes: u64,
     /// Bytes of tables and blob files written by flushes; what stood in a blob file before is not counted again.
@@ -103,11 +103,11 @@ pub struct Metrics {
     /// Bytes of tables written by compactions.
     pub compaction_bytes_written: u64,
     /// Collections of blob files.
-    pub collections: u64,
+    pub blob_gc_runs: u64,
     /// Bytes of values read by collections.
-    pub collection_bytes_read: u64,
+    pub blob_gc_bytes_read: u64,
     /// Bytes of blob files written by collections.
-    pub collection_bytes_written: u64,
+    pub blob_gc_bytes_written: u64,
     /// Bytes of blob files that went, those written again taken off: by collections and, where no table pointed to a
     /// file any more, by compactions; on their own or called for.
     pub blob_bytes_freed: u64,
@@ -141,35 +141,35 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn of(shared: &Shared) -> Metrics {
-        let counters = &shared.counters;
+    pub(crate) fn of(inner: &DbInner) -> Metrics {
+        let counters = &inner.counters;
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let partitions = shared.catalog.all();
+        let partitions = inner.catalog.all();
         let mut metrics = Metrics {
             partitions: partitions.len(),
             user_bytes: counters.user_bytes.sum(),
-            early_bytes: load(&counters.early_bytes),
+            direct_blob_bytes: load(&counters.direct_blob_bytes),
             flushes: load(&counters.flushes),
             flushed_bytes: load(&counters.flushed_bytes),
             compactions: load(&counters.compactions),
             trivial_moves: load(&counters.trivial_moves),
             compaction_bytes_read: load(&counters.compaction_bytes_read),
             compaction_bytes_written: load(&counters.compaction_bytes_written),
-            collections: load(&counters.collections),
-            collection_bytes_read: load(&counters.collection_bytes_read),
-            collection_bytes_written: load(&counters.collection_bytes_written),
+            blob_gc_runs: load(&counters.blob_gc_runs),
+            blob_gc_bytes_read: load(&counters.blob_gc_bytes_read),
+            blob_gc_bytes_written: load(&counters.blob_gc_bytes_written),
             blob_bytes_freed: load(&counters.blob_bytes_freed),
             stall_ns: load(&counters.stall_ns),
-            cache: CacheMetrics::of(&shared.catalog.parts().cache),
-            replayed_records: shared.recovered.records,
-            recovery_ns: shared.recovered.ns,
-            dropped_after_damage: shared.recovered.dropped.clone(),
-            open_snapshots: shared.read_points.count(),
-            oldest_snapshot_age: shared.visible.get().0.saturating_sub(shared.read_points.oldest().0),
-            poisoned: shared.poison.is_set(),
-            log_live_bytes: shared.recovered.log_bytes,
-            log_segments: shared.recovered.log_segments,
-            manifest_bytes: shared.recovered.manifest_bytes,
+            cache: CacheMetrics::of(&inner.catalog.resources().cache),
+            replayed_records: inner.recovery_stats.records,
+            recovery_ns: inner.recovery_stats.elapsed_ns,
+            dropped_after_damage: inner.recovery_stats.dropped_after_damage.clone(),
+            open_snapshots: inner.snapshots.count(),
+            oldest_snapshot_age: inner.last_visible.get().0.saturating_sub(inner.snapshots.oldest().0),
+            poisoned: inner.poison.is_set(),
+            wal_live_bytes: inner.recovery_stats.wal_bytes,
+            wal_segments: inner.recovery_stats.wal_segments,
+            manifest_bytes: inner.recovery_stats.manifest_bytes,
             ..Metrics::default()
         };
         for tree in partitions.iter().filter_map(|partition| partition.lsm_if_built()) {
@@ -179,15 +179,15 @@ impl Metrics {
         }
         // Last: what is sealed or flushed meanwhile is not missed.
         let in_use = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes;
-        metrics.memtable_bytes = shared.memory().total().max(in_use);
+        metrics.memtable_bytes = inner.memtable_memory().total().max(in_use);
         metrics.pinned_memtable_bytes = metrics.memtable_bytes - in_use;
-        if let Some(writer) = &shared.writer {
+        if let Some(writer) = &inner.writer {
             (metrics.commits, metrics.records) = writer.committer.counts();
             let wal = writer.wal.stats();
-            (metrics.log_bytes, metrics.log_syncs) = (wal.bytes, wal.syncs);
-            metrics.log_live_bytes = writer.wal.live_bytes();
-            metrics.log_segments = writer.wal.segments().len();
-            metrics.manifest_bytes = writer.metadata.manifest_bytes();
+            (metrics.wal_bytes, metrics.wal_syncs) = (wal.bytes, wal.syncs);
+            metrics.wal_live_bytes = writer.wal.live_bytes();
+            metrics.wal_segments = writer.wal.segments().len();
+            metrics.manifest_bytes = writer.version_set.manifest_bytes();
         }
         metrics
     }
@@ -195,8 +195,8 @@ impl Metrics {
     /// Bytes written to the device for each byte that callers wrote: log, large values, flushes, compactions and
     /// collections; 0 before the first.
     pub fn write_amplification(&self) -> f64 {
-        let background = self.compaction_bytes_written + self.collection_bytes_written;
-        let written = self.log_bytes + self.early_bytes + self.flushed_bytes + background;
+        let background = self.compaction_bytes_written + self.blob_gc_bytes_written;
+        let written = self.wal_bytes + self.direct_blob_bytes + self.flushed_bytes + background;
         if self.user_bytes == 0 { 0.0 } else { written as f64 / self.user_bytes as f64 }
     }
 }
@@ -208,19 +208,19 @@ impl fmt::Display for Metrics {
         row("commits", self.commits.to_string())?;
         row("records", self.records.to_string())?;
         row("user bytes", self.user_bytes.to_string())?;
-        row("log bytes", self.log_bytes.to_string())?;
-        row("large values' bytes", self.early_bytes.to_string())?;
-        row("log syncs", self.log_syncs.to_string())?;
-        row("log held", format!("{} in {}", self.log_live_bytes, self.log_segments))?;
+        row("log bytes", self.wal_bytes.to_string())?;
+        row("large values' bytes", self.direct_blob_bytes.to_string())?;
+        row("log syncs", self.wal_syncs.to_string())?;
+        row("log held", format!("{} in {}", self.wal_live_bytes, self.wal_segments))?;
         row("flushes", self.flushes.to_string())?;
         row("flushed bytes", self.flushed_bytes.to_string())?;
         row("compactions", self.compactions.to_string())?;
         row("trivial moves", self.trivial_moves.to_string())?;
         row("compaction bytes read", self.compaction_bytes_read.to_string())?;
         row("compaction bytes written", self.compaction_bytes_written.to_string())?;
-        row("collections", self.collections.to_string())?;
-        row("collection bytes read", self.collection_bytes_read.to_string())?;
-        row("collection bytes written", self.collection_bytes_written.to_string())?;
+        row("collections", self.blob_gc_runs.to_string())?;
+        row("collection bytes read", self.blob_gc_bytes_read.to_string())?;
+        row("collection bytes written", self.blob_gc_bytes_written.to_string())?;
         row("blob bytes freed", self.blob_bytes_freed.to_string())?;
         row("write amplification", format!("{:.2}", self.write_amplification()))?;
         row("memtable bytes", self.memtable_bytes.to_string())?;
@@ -284,7 +284,7 @@ pub struct PartitionMetrics {
     /// Bytes that open tables and blob files hold in memory beside the cache.
     pub pinned_bytes: u64,
     /// Whether large values go to blob files, or went when they were flushed.
-    pub separated: bool,
+    pub has_kv_separation: bool,
     /// Its blob files, oldest number first. Of those that large values are being written to, all counts as referenced.
     pub blob_files: Vec<BlobFileMetrics>,
     /// Its pool, if its engine is [`Pmem`](crate::EngineType::Pmem); then there is none of the above but the bytes on
@@ -310,13 +310,13 @@ pub struct PartitionMetrics {
 #[non_exhaustive]
 pub struct PoolMetrics {
     /// What a write has survived when it returns, without the log.
-    pub level: PersistenceLevel,
+    pub persistence: PersistenceLevel,
     /// Records.
     pub records: u64,
     /// Leaves of the tree that are in use.
     pub leaves: u64,
     /// Leaves that are free and kept for the tree.
-    pub leaves_free: u64,
+    pub free_leaves: u64,
     /// Of the pool, free or not.
     pub bytes: u64,
     /// Bytes that are free, without leaves.
@@ -324,7 +324,7 @@ pub struct PoolMetrics {
     /// Bytes of memory that lead to the leaves.
     pub index_bytes: u64,
     /// Bytes of memory that say what was replaced, for snapshots and iterators; what they may read stays in the pool.
-    pub kept_bytes: u64,
+    pub version_bytes: u64,
     /// Checkpoints since it was opened.
     pub checkpoints: u64,
     /// Bytes that they have written.
@@ -332,7 +332,7 @@ pub struct PoolMetrics {
     /// Leaves that were split since it was opened.
     pub splits: u64,
     /// Bytes stored by those splits: slots that moved and what says so, never keys or values.
-    pub split_stored_bytes: u64,
+    pub split_bytes_written: u64,
     /// Lines of 64 bytes that those splits asked to be flushed, where memory has to be and where not.
     pub split_flushed_lines: u64,
     /// Fences that those splits asked for.
@@ -340,22 +340,22 @@ pub struct PoolMetrics {
 }
 
 impl PoolMetrics {
-    fn of(figures: &PoolFigures) -> PoolMetrics {
+    fn of(figures: &PoolStats) -> PoolMetrics {
         PoolMetrics {
-            level: figures.level,
-            records: figures.records,
-            leaves: figures.leaves,
-            leaves_free: figures.leaves_free,
-            bytes: figures.len,
-            free_bytes: figures.free,
-            index_bytes: figures.index,
-            kept_bytes: figures.kept,
-            checkpoints: figures.checkpoints,
-            checkpoint_bytes: figures.written,
-            splits: figures.splits,
-            split_stored_bytes: figures.in_splits.stored_bytes,
-            split_flushed_lines: figures.in_splits.flushed_lines,
-            split_fences: figures.in_splits.fences,
+            persistence: figures.level,
+            records: figures.record_count,
+            leaves: figures.leaf_count,
+            free_leaves: figures.free_leaves,
+            bytes: figures.pool_bytes,
+            free_bytes: figures.free_bytes,
+            index_bytes: figures.index_bytes,
+            version_bytes: figures.retained_version_bytes,
+            checkpoints: figures.checkpoint_count,
+            checkpoint_bytes: figures.checkpoint_written_bytes,
+            splits: figures.split_count,
+            split_bytes_written: figures.split_persist_counts.stored_bytes,
+            split_flushed_lines: figures.split_persist_counts.flushed_lines,
+            split_fences: figures.split_persist_counts.fences,
         }
     }
 }
@@ -412,16 +412,16 @@ impl PartitionMetrics {
     pub(crate) fn of(state: &Arc<PartitionState>) -> PartitionMetrics {
         let mut metrics = PartitionMetrics { name: state.name.to_string(), ..PartitionMetrics::default() };
         if let Some(pool) = state.pool_if_built() {
-            let figures = pool.figures();
+            let figures = pool.pool_stats();
             metrics.pool = Some(PoolMetrics::of(&figures));
-            metrics.disk_bytes = figures.disk;
+            metrics.disk_bytes = figures.disk_bytes;
         }
         let Some(tree) = state.lsm_if_built() else { return metrics };
         let lsm = tree.metrics();
-        metrics.memtable_bytes = lsm.memory_bytes();
-        metrics.sealed_memtables = tree.pressure().sealed;
+        metrics.memtable_bytes = lsm.all_memtable_bytes();
+        metrics.sealed_memtables = tree.pressure().sealed_memtables;
         metrics.pinned_bytes = lsm.pinned_bytes;
-        metrics.separated = tree.is_separated();
+        metrics.has_kv_separation = tree.has_kv_separation();
         let levels = (0u8..).zip(&lsm.levels).map(|(level, l)| LevelMetrics {
             level,
             runs: l.runs as usize,
@@ -435,7 +435,7 @@ impl PartitionMetrics {
         while metrics.levels.last().is_some_and(|level| level.tables == 0) {
             metrics.levels.pop();
         }
-        let files = lsm.blob_files.iter().chain(&lsm.early_files).map(|file| BlobFileMetrics {
+        let files = lsm.blob_files.iter().chain(&lsm.direct_blob_files).map(|file| BlobFileMetrics {
             id: file.id.0,
             bytes: file.size,
             values: file.values,
@@ -469,9 +469,9 @@ impl fmt::Display for PartitionMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "partition {:?}: {} bytes on disk, {} in memory", self.name, self.disk_bytes, self.memtable_bytes)?;
         if let Some(pool) = &self.pool {
-            let PoolMetrics { level, records, bytes, free_bytes, .. } = pool;
+            let PoolMetrics { persistence: level, records, bytes, free_bytes, .. } = pool;
             writeln!(f, "pool: {records} records in {bytes} bytes, {free_bytes} free; by itself it survives {level}")?;
-            let PoolMetrics { leaves, leaves_free, checkpoints, checkpoint_bytes, .. } = pool;
+            let PoolMetrics { leaves, free_leaves: leaves_free, checkpoints, checkpoint_bytes, .. } = pool;
             return writeln!(
                 f,
                 "{leaves} leaves and {leaves_free} free; {checkpoints} checkpoints of {checkpoint_bytes} bytes"

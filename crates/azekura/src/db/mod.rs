@@ -8,23 +8,23 @@
 //! - after a failed sync or a panic the database is poisoned: reads go on, writes fail, nothing is retried.
 //!
 //! Rooms in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group commit),
-//! [`snapshot`], [`iter`], [`shared`], [`catalog`], [`spill`], [`state`] (values), [`recovery`], [`worker`], [`gc`]
+//! [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (values), [`recovery`], [`worker`], [`blob_gc`]
 //! (blob files), [`checkpoint`], [`handle`] (closing), [`metrics`].
 
 pub(crate) mod batch;
+pub(crate) mod blob_gc;
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
 pub(crate) mod commit;
 pub(crate) mod config;
 pub(crate) mod database;
-pub(crate) mod gc;
 pub(crate) mod handle;
+pub(crate) mod inner;
 pub(crate) mod iter;
 pub(crate) mod metrics;
 pub(crate) mod options;
 pub(crate) mod partition;
 pub(crate) mod recovery;
-pub(crate) mod shared;
 pub(crate) mod snapshot;
 pub(crate) mod spill;
 pub(crate) mod state;

@@ -1,13 +1,13 @@
 //! How a partition is created.
 
-use crate::base::coding::{Decoder, put_bytes, put_varint};
+use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
-use crate::base::edit::EngineKind;
+use crate::base::version_edit::EngineKind;
 use crate::base::{Error, KeyOrder, Result};
-use crate::lsm::blobs::options::KvSeparationOptions;
+use crate::lsm::blob::options::KvSeparationOptions;
 use crate::lsm::options::{LeveledOptions, LsmOptions};
-use crate::pmem::options::{PmemOptions, SETTING};
-use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIOS};
+use crate::pmem::options::{PMEM_OPTIONS_FIELD, PmemOptions};
+use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIO_RANGE};
 
 /// How tables are merged in the background.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ impl EngineType {
     pub(crate) fn kind_in(&self, memory: bool) -> EngineKind {
         match self {
             EngineType::Lsm => EngineKind::Lsm,
-            EngineType::Pmem(_) if memory => EngineKind::PmemMemory,
+            EngineType::Pmem(_) if memory => EngineKind::PmemMapped,
             EngineType::Pmem(_) => EngineKind::Pmem,
         }
     }
@@ -254,8 +254,8 @@ impl PartitionCreateOptions {
         range("max_memtable_size", self.max_memtable_size, 4 << 10, 2 << 30)?;
         range("compression_per_level", self.compression_per_level.len() as u64, 0, 64)?;
         let ratio = self.table.data_block_hash_table_util_ratio;
-        if !UTIL_RATIOS.contains(&ratio) {
-            let (low, high) = (UTIL_RATIOS.start(), UTIL_RATIOS.end());
+        if !UTIL_RATIO_RANGE.contains(&ratio) {
+            let (low, high) = (UTIL_RATIO_RANGE.start(), UTIL_RATIO_RANGE.end());
             let what = format!("data_block_hash_table_util_ratio is {ratio}, out of its range {low}..={high}");
             return Err(Error::invalid(what));
         }
@@ -281,7 +281,7 @@ impl PartitionCreateOptions {
     /// Fails if an option is asked for that the order of the keys does not allow.
     pub(crate) fn check_order(&self, order: &KeyOrder) -> Result<()> {
         match self.data_block_index_type {
-            Some(index_type) if index_type.hashes() && !order.hashes_keys() => Err(Error::invalid(format!(
+            Some(index_type) if index_type.needs_key_hash() && !order.can_hash_keys() => Err(Error::invalid(format!(
                 "data_block_index_type {index_type:?} hashes keys, but comparator {:?} may hold keys of different \
                      bytes equal and has no canonical form for them",
                 order.name()
@@ -322,10 +322,10 @@ impl PartitionCreateOptions {
             (4, flags),
             (5, filter),
             (6, self.max_memtable_size),
-            (7, u64::from(leveled.l0_trigger)),
-            (8, leveled.table_size),
-            (9, u64::from(leveled.level_ratio)),
-            (12, leveled.base_size),
+            (7, u64::from(leveled.l0_compaction_trigger)),
+            (8, leveled.target_file_size),
+            (9, u64::from(leveled.level_size_multiplier)),
+            (12, leveled.base_level_size),
             (13, self.data_block_index_type.map_or(0, DataBlockIndexType::to_number)),
             (14, self.table.data_block_hash_table_util_ratio.to_bits()),
         ];
@@ -351,7 +351,7 @@ impl PartitionCreateOptions {
             put_bytes(&mut out, &value);
         }
         if let EngineType::Pmem(pmem) = &self.engine {
-            put_varint(&mut out, SETTING);
+            put_varint(&mut out, PMEM_OPTIONS_FIELD);
             put_bytes(&mut out, &pmem.encode());
         }
         out
@@ -361,11 +361,11 @@ impl PartitionCreateOptions {
     pub(crate) fn decode(bytes: &[u8]) -> Result<PartitionCreateOptions> {
         let mut options = PartitionCreateOptions::default();
         let CompactionStrategy::Leveled(mut leveled) = options.strategy.clone();
-        let mut d = Decoder::new(bytes);
+        let mut d = ByteReader::new(bytes);
         while !d.is_empty() {
             let field = d.varint()?;
             let value = d.bytes()?;
-            let number = || Decoder::new(value).varint();
+            let number = || ByteReader::new(value).varint();
             match field {
                 1 => options.table.block_size = number()? as u32,
                 2 => options.table.restart_interval = number()? as u8,
@@ -384,16 +384,16 @@ impl PartitionCreateOptions {
                     }
                 }
                 6 => options.max_memtable_size = number()?,
-                7 => leveled.l0_trigger = number()? as u32,
-                8 => leveled.table_size = number()?,
-                9 => leveled.level_ratio = number()? as u32,
-                12 => leveled.base_size = number()?,
+                7 => leveled.l0_compaction_trigger = number()? as u32,
+                8 => leveled.target_file_size = number()?,
+                9 => leveled.level_size_multiplier = number()? as u32,
+                12 => leveled.base_level_size = number()?,
                 13 => options.data_block_index_type = DataBlockIndexType::from_number(number()?),
                 14 => options.table.data_block_hash_table_util_ratio = f64::from_bits(number()?),
                 10 => options.compression = codecs(value)?.first().copied(),
                 11 => options.compression_per_level = codecs(value)?,
                 15 => options.kv_separation = Some(separation(value)?),
-                SETTING => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
+                PMEM_OPTIONS_FIELD => options.engine = EngineType::Pmem(PmemOptions::decode(value)?),
                 _ => {}
             }
         }
@@ -403,7 +403,7 @@ impl PartitionCreateOptions {
 }
 
 fn separation(bytes: &[u8]) -> Result<KvSeparationOptions> {
-    let mut d = Decoder::new(bytes);
+    let mut d = ByteReader::new(bytes);
     let (threshold, target_size) = (d.varint_u32()?, d.varint()?);
     let compression = codecs(d.take(2)?)?[0];
     let target = d.varint_u32()?; // 0 is none: space amplification is at least 1
@@ -451,12 +451,12 @@ mod tests {
             .pin_l0_and_l1(true);
         assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
         for gc in [None, Some(2.5)] {
-            let apart = KvSeparationOptions::default()
+            let separation = KvSeparationOptions::default()
                 .separation_threshold(333)
                 .blob_file_target_size(1 << 20)
                 .compression(CompressionType::Miniz(3))
                 .automatic_gc(gc);
-            let options = options.clone().with_kv_separation(apart);
+            let options = options.clone().with_kv_separation(separation);
             assert_eq!(PartitionCreateOptions::decode(&options.encode()).unwrap(), options);
             assert!(options.clone().with_kv_separation(KvSeparationOptions::default()) != options);
         }

@@ -7,17 +7,19 @@ use std::sync::Arc;
 
 use crate::base::{Error, ErrorKind, RecordKind, Result};
 use crate::db::catalog::PartitionState;
-use crate::db::commit::{Commit, Path};
-use crate::db::handle::Handle;
-use crate::db::iter::{Bounds, End, Entries, Iter, Keys, Source, Values, Walk, own_bounds, prefix_bounds};
+use crate::db::commit::{CommitPath, CommitRequest};
+use crate::db::handle::DbHandle;
+use crate::db::iter::{
+    DbIter, Entries, Iter, IterEnd, IterState, Keys, OwnedBounds, Values, own_bounds, prefix_bounds,
+};
 use crate::db::metrics::PartitionMetrics;
-use crate::db::state::claims::Claims;
-use crate::db::state::tree::Tree;
+use crate::db::state::claims::DirectBlobWrites;
+use crate::db::state::partition_tree::PartitionTree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
-use crate::engine::{Engine, ReadPin, ReadPoint};
+use crate::engine::{Engine, ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
 use crate::vfs::fs::PersistenceLevel;
-use crate::wal::payload::{Record, check_limits, put_record};
+use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record};
 
 /// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
 ///
@@ -40,7 +42,7 @@ pub struct Partition {
     /// The name it was opened by.
     pub name: Arc<str>,
     pub(crate) state: Arc<PartitionState>,
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) handle: Arc<DbHandle>,
 }
 
 /// Buffers that grew beyond this are not kept.
@@ -52,7 +54,7 @@ thread_local! {
 }
 
 /// Calls `write` with what the log gets of a single write.
-fn with_payload<R>(record: &Record<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
+fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
     // A comparator may write from within a write: then the buffer is taken and a new one serves. The destructor of
     // another thread-local may write after the buffer of its thread is gone: a new one serves too.
     let mut payload = PAYLOAD.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
@@ -66,7 +68,7 @@ fn with_payload<R>(record: &Record<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
 }
 
 impl Partition {
-    pub(crate) fn new(state: Arc<PartitionState>, handle: Arc<Handle>) -> Partition {
+    pub(crate) fn new(state: Arc<PartitionState>, handle: Arc<DbHandle>) -> Partition {
         Partition { name: Arc::clone(&state.name), state, handle }
     }
 
@@ -74,7 +76,7 @@ impl Partition {
     ///
     /// # Errors
     /// `Invalid` for a key of more than 65,535 bytes, a value of more than 4 GiB − 1, or more than half the memory
-    /// budget unless it goes to a blob file; `OutOfSpace`, `Io`, `Poisoned` from the log or that file; `Closed`.
+    /// budget unless it goes to a blob file; `OutOfSpace`, `Io`, `Poisoned` from the log or that file; `UnblockGuard`.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -101,55 +103,59 @@ impl Partition {
     }
 
     fn write(&self, kind: RecordKind, key: &[u8], value: &[u8]) -> Result<()> {
-        check_limits(key, value)?;
-        let shared = &self.handle.shared;
-        if kind == RecordKind::Put && self.state.takes_early(value.len()) {
-            return self.write_ahead(key, value);
+        check_key_and_value_lengths(key, value)?;
+        let inner = &self.handle.inner;
+        if kind == RecordKind::Put && self.state.uses_direct_write(value.len()) {
+            return self.write_blob(key, value);
         }
-        if value.len() as u64 > shared.settings.memory_budget / 2 {
-            let limit = shared.settings.memory_budget / 2;
+        if value.len() as u64 > inner.settings.memory_budget / 2 {
+            let limit = inner.settings.memory_budget / 2;
             let message = format!("value has {} bytes, more than half the memory budget ({limit})", value.len());
             return Err(Error::invalid(message));
         }
-        let (record, mode) = (Record { kind, partition: self.state.id, key, value }, shared.settings.durability);
+        let (record, mode) = (WalRecord { kind, partition: self.state.id, key, value }, inner.settings.durability);
         let Some(pool) = self.state.pool_if_built() else {
             return with_payload(&record, |payload| {
                 let partitions = std::slice::from_ref(&self.state);
-                shared.commit(Commit { payload, count: 1, partitions, rooms: &[], path: Path::Logged }, mode)
+                inner.commit(
+                    CommitRequest { payload, count: 1, partitions, reservations: &[], path: CommitPath::Logged },
+                    mode,
+                )
             });
         };
-        match pool.level() {
-            PersistenceLevel::Logged => {
-                with_payload(&record, |payload| shared.change(&self.state, &**pool, &record, Some(payload), mode))
+        match pool.persistence_level() {
+            PersistenceLevel::WalOnly => {
+                with_payload(&record, |payload| inner.commit_single(&self.state, &**pool, &record, Some(payload), mode))
             }
-            _ => shared.change(&self.state, &**pool, &record, None, mode),
+            _ => inner.commit_single(&self.state, &**pool, &record, None, mode),
         }
     }
 
     /// Writes a large value to a blob file, and the record with the pointer behind it.
     #[cold]
-    fn write_ahead(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        let shared = &self.handle.shared;
-        let claim = shared.put_early(&self.state, value)?;
-        let (mut pointer, mut payload, mut ahead) = (Vec::new(), Vec::new(), Claims::default());
+    fn write_blob(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let inner = &self.handle.inner;
+        let claim = inner.write_blob_directly(&self.state, value)?;
+        let (mut pointer, mut payload, mut ahead) = (Vec::new(), Vec::new(), DirectBlobWrites::default());
         claim.pointer.encode(&mut pointer);
         ahead.add(&self.state, claim);
-        let record = Record { kind: RecordKind::BlobPointer, partition: self.state.id, key, value: &pointer };
+        let record = WalRecord { kind: RecordKind::BlobPointer, partition: self.state.id, key, value: &pointer };
         put_record(&mut payload, &record);
         let partitions = std::slice::from_ref(&self.state);
-        let commit = Commit { payload: &payload, count: 1, partitions, rooms: &[], path: Path::Logged };
-        shared.commit_ahead(commit, ahead, shared.settings.durability)
+        let commit =
+            CommitRequest { payload: &payload, count: 1, partitions, reservations: &[], path: CommitPath::Logged };
+        inner.commit_with_direct_writes(commit, ahead, inner.settings.durability)
     }
 
     /// The value of a key.
     ///
     /// # Errors
-    /// `Io` or `Corruption` from a table, `Closed` if the partition was deleted.
+    /// `Io` or `Corruption` from a table, `UnblockGuard` if the partition was deleted.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
-        self.get_at(key.as_ref(), ReadPoint::Latest)
+        self.get_at(key.as_ref(), ReadSeqno::Latest)
     }
 
-    pub(crate) fn get_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
+    pub(crate) fn get_at(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
         self.read(|tree| tree.get(key, at))
     }
 
@@ -166,10 +172,10 @@ impl Partition {
     /// # Errors
     /// As [`get`](Partition::get).
     pub fn size_of(&self, key: impl AsRef<[u8]>) -> Result<Option<u32>> {
-        self.size_of_at(key.as_ref(), ReadPoint::Latest)
+        self.size_of_at(key.as_ref(), ReadSeqno::Latest)
     }
 
-    pub(crate) fn size_of_at(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
+    pub(crate) fn size_of_at(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
         self.read(|tree| tree.size_of(key, at))
     }
 
@@ -177,17 +183,17 @@ impl Partition {
     /// and another process may change the files of a closed one. The result is tested before it is moved, once: moving
     /// it costs more than the tests.
     #[inline(always)]
-    fn read<T>(&self, read: impl FnOnce(&Tree) -> Result<Option<T>>) -> Result<Option<T>> {
+    fn read<T>(&self, read: impl FnOnce(&PartitionTree) -> Result<Option<T>>) -> Result<Option<T>> {
         let tree = self.state.tree()?;
         let found = read(tree);
-        let is_open = self.handle.shared.is_open_after_read() && (matches!(found, Ok(Some(_))) || self.state.is_open());
+        let is_open = self.handle.inner.is_open_after_read() && (matches!(found, Ok(Some(_))) || self.state.is_open());
         if is_open { found } else { self.ended(found) }
     }
 
     #[cold]
     fn ended<T>(&self, found: Result<T>) -> Result<T> {
         drop(found);
-        self.handle.shared.check_open()?;
+        self.handle.inner.check_open()?;
         Err(self.state.ended_error())
     }
 
@@ -196,56 +202,56 @@ impl Partition {
     /// # Errors
     /// As [`get`](Partition::get); the first one ends the call.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Slice>>> {
-        let pin = self.pin();
-        keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadPoint::At(pin.at()))).collect()
+        let pin = self.register_snapshot();
+        keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadSeqno::At(pin.seqno()))).collect()
     }
 
     /// All pairs, in the order of the keys.
     pub fn iter(&self) -> Iter {
-        Iter(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Iter(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
     /// The pairs whose keys lie in a range; a reversed range is empty.
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Iter {
-        Iter(Source::new(self.walk(own_bounds(&range), self.pin())))
+        Iter(IterState::new(self.db_iter(own_bounds(&range), self.register_snapshot())))
     }
 
     /// The pairs whose keys begin with `prefix`. With a comparator that does not order by bytes the first item is an
     /// `Invalid` error.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Iter {
-        Iter(Source::new(self.prefix_walk(prefix.as_ref(), self.pin())))
+        Iter(IterState::new(self.prefix_iter(prefix.as_ref(), self.register_snapshot())))
     }
 
     /// All keys in order.
     pub fn keys(&self) -> Keys {
-        Keys(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Keys(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
     /// All values in the order of their keys.
     pub fn values(&self) -> Values {
-        Values(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Values(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
     /// All entries in the order of the keys.
     pub fn entries(&self) -> Entries {
-        Entries(Source::new(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())))
+        Entries(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
-    pub(crate) fn pin(&self) -> ReadPin {
-        self.handle.shared.read_points.register()
+    pub(crate) fn register_snapshot(&self) -> SnapshotGuard {
+        self.handle.inner.snapshots.register()
     }
 
-    pub(crate) fn walk(&self, bounds: Bounds, pin: ReadPin) -> Result<Walk> {
-        let walk = Walk::new(Arc::clone(&self.handle), self.state.tree()?, bounds, pin);
+    pub(crate) fn db_iter(&self, bounds: OwnedBounds, pin: SnapshotGuard) -> Result<DbIter> {
+        let iter = DbIter::new(Arc::clone(&self.handle), self.state.tree()?, bounds, pin);
         self.state.tree()?; // else it may walk what deleting has left
-        Ok(walk)
+        Ok(iter)
     }
 
-    pub(crate) fn prefix_walk(&self, prefix: &[u8], pin: ReadPin) -> Result<Walk> {
-        if !self.state.tree()?.order().is_bytewise() {
+    pub(crate) fn prefix_iter(&self, prefix: &[u8], pin: SnapshotGuard) -> Result<DbIter> {
+        if !self.state.tree()?.key_order().is_bytewise() {
             return Err(Error::invalid("prefix() needs the order of the bytes; use range() with this comparator"));
         }
-        self.walk(prefix_bounds(prefix), pin)
+        self.db_iter(prefix_bounds(prefix), pin)
     }
 
     /// The first pair.
@@ -277,7 +283,7 @@ impl Partition {
     /// # Errors
     /// As [`get`](Partition::get).
     pub fn len(&self) -> Result<u64> {
-        count(self.walk((Bound::Unbounded, Bound::Unbounded), self.pin())?)
+        count_entries(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())?)
     }
 
     /// About how many keys there are, from counters: overwritten and removed ones count until compaction meets them.
@@ -288,12 +294,12 @@ impl Partition {
     /// Writes what is in memory to tables, and waits for it.
     ///
     /// # Errors
-    /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`; what is in memory stays there and in the log.
+    /// `Io`, `OutOfSpace`, `Poisoned`, `UnblockGuard`; what is in memory stays there and in the log.
     pub fn flush(&self) -> Result<()> {
-        let _call = self.handle.shared.begin_call();
-        self.handle.shared.writer()?;
-        self.handle.shared.check_outside()?;
-        flush_and_wait(&self.handle.shared, &self.state)
+        let _call = self.handle.inner.begin_api_call();
+        self.handle.inner.writer()?;
+        self.handle.inner.check_outside()?;
+        flush_and_wait(&self.handle.inner, &self.state)
     }
 
     /// Merges everything that is there now into one sorted run at the bottom, and waits for it. Versions that only
@@ -302,8 +308,8 @@ impl Partition {
     /// # Errors
     /// As [`flush`](Partition::flush).
     pub fn major_compact(&self) -> Result<()> {
-        self.handle.shared.writer()?;
-        compact_and_wait(&self.handle.shared, &self.state)
+        self.handle.inner.writer()?;
+        compact_and_wait(&self.handle.inner, &self.state)
     }
 
     /// Figures about this partition.
@@ -317,7 +323,7 @@ impl Partition {
     }
 
     /// Fails unless the partition belongs to the database of `handle`.
-    pub(crate) fn check_home(&self, handle: &Arc<Handle>) -> Result<()> {
+    pub(crate) fn check_same_database(&self, handle: &Arc<DbHandle>) -> Result<()> {
         if Arc::ptr_eq(&self.handle, handle) {
             return Ok(());
         }
@@ -327,9 +333,9 @@ impl Partition {
 }
 
 /// Counts what a walk shows.
-pub(crate) fn count(mut walk: Walk) -> Result<u64> {
+pub(crate) fn count_entries(mut iter: DbIter) -> Result<u64> {
     let mut n = 0;
-    while walk.step(End::Front)? {
+    while iter.step(IterEnd::Front)? {
         n += 1;
     }
     Ok(n)

@@ -17,87 +17,87 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::base::edit::{Edit, EngineKind, Epoch, FileId, PartitionId};
 use crate::base::event::Event;
-use crate::base::ledger::{Ledger, PartitionLedger};
-use crate::base::sync::Bell;
+use crate::base::manifest_state::{ManifestState, PartitionManifestState};
+use crate::base::sync::WakeSignal;
+use crate::base::version_edit::{EngineKind, FileNumber, PartitionId, VersionEdit, WalEpoch};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::block::cache::BlockCache;
-use crate::db::catalog::{Catalog, PartitionState, TreeParts};
+use crate::db::catalog::{Catalog, PartitionState, TreeResources};
 use crate::db::commit::Committer;
 use crate::db::config::{Config, PlantedBug};
-use crate::db::handle::Handle;
-use crate::db::shared::{Parts, Recovered, Shared, Writer};
+use crate::db::handle::DbHandle;
+use crate::db::inner::{DbInner, DbInnerArgs, DbWriter, RecoveryStats};
 use crate::db::spill;
-use crate::db::state::metadata::Metadata;
-use crate::db::state::poison::Poison;
-use crate::db::state::reserve::Reserve;
+use crate::db::state::disk_reserve::DiskReserve;
+use crate::db::state::poison::DbPoison;
+use crate::db::state::version_set::VersionSet;
 use crate::db::worker;
-use crate::engine::{ReadPoints, Visible};
-use crate::lsm::blobs::left::LeftEarly;
-use crate::manifest::{Manifest, NAME, TEMPORARY};
+use crate::engine::{LastVisibleSeqno, SnapshotList};
+use crate::lsm::blob::left::RecoveredDirectBlobs;
+use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
 use crate::pmem::store;
-use crate::table::graveyard::Graveyard;
-use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
-use crate::vfs::fs::{LOCK, RESERVE, create_dirs, sync_names_above};
-use crate::vfs::limited::{LimitedFs, max_cached};
+use crate::table::obsolete_files::ObsoleteFiles;
+use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_parent_dirs};
+use crate::vfs::handle_limit::{HandleLimitFs, max_cached_handles};
+use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
-use crate::wal::format::{HEADER_LEN, parse_name as parse_segment_name, segment_path};
-use crate::wal::log::EPOCHS_SKIPPED_MAX;
-use crate::wal::payload::{GAP, Records, check_payload, pointers};
-use crate::wal::segment::PAGE;
-use crate::wal::{self, LogCommit, Mark, RecoveryMode, ReplayOptions, ReplayReport, Wal, WalOptions};
+use crate::wal::batch_codec::{SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload};
+use crate::wal::format::{SEGMENT_HEADER_LEN, parse_segment_name, segment_path};
+use crate::wal::segment::WAL_PAGE_SIZE;
+use crate::wal::writer::SKIPPED_EPOCHS_MAX;
+use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 
 /// What a look at the directory shows.
 #[derive(Default)]
-struct Listing {
+struct DirectoryListing {
     has_manifest: bool,
     /// Tables and blob files by kind and number, log segments by number, with their lengths.
-    data: HashMap<(DataKind, FileId), u64>,
-    segments: HashMap<FileId, u64>,
+    data: HashMap<(DataFileKind, FileNumber), u64>,
+    segments: HashMap<FileNumber, u64>,
     pools: Vec<(PartitionId, PathBuf)>,
     /// A name that no database has.
     foreign: Option<String>,
 }
 
-fn list(fs: &dyn Fs, dir: &Path) -> Result<Listing> {
-    let mut listing = Listing::default();
+fn list_directory(fs: &dyn Fs, dir: &Path) -> Result<DirectoryListing> {
+    let mut listing = DirectoryListing::default();
     if !fs.exists(dir)? {
         return Ok(listing);
     }
     for entry in fs.read_dir(dir)? {
-        if let Some((kind, id)) = parse_name(&entry.name) {
+        if let Some((kind, id)) = parse_data_file_name(&entry.name) {
             listing.data.insert((kind, id), entry.len);
         } else if let Some(id) = parse_segment_name(&entry.name) {
             listing.segments.insert(id, entry.len);
-        } else if let Some((partition, _)) = store::parse_name(&entry.name) {
+        } else if let Some((partition, _)) = store::parse_pool_file_name(&entry.name) {
             listing.pools.push((partition, dir.join(&entry.name)));
-        } else if entry.name == NAME {
+        } else if entry.name == MANIFEST_NAME {
             listing.has_manifest = true;
-        } else if ![LOCK, RESERVE, TEMPORARY].contains(&entry.name.as_str()) {
+        } else if ![LOCK_FILE_NAME, DISK_RESERVE_FILE_NAME, MANIFEST_TEMP_NAME].contains(&entry.name.as_str()) {
             listing.foreign.get_or_insert(entry.name);
         }
     }
     Ok(listing)
 }
 
-impl Listing {
+impl DirectoryListing {
     /// Forgets files whose numbers the database cannot have given.
-    fn leave_alone(&mut self, ledger: &Ledger) {
-        self.data.retain(|(_, id), _| id.0 < ledger.files_end());
-        self.segments.retain(|id, _| id.0 < ledger.files_end());
-        self.pools.retain(|(id, _)| id.0 < ledger.partitions_end());
+    fn forget_unowned_files(&mut self, manifest_state: &ManifestState) {
+        self.data.retain(|(_, id), _| id.0 < manifest_state.file_number_limit());
+        self.segments.retain(|id, _| id.0 < manifest_state.file_number_limit());
+        self.pools.retain(|(id, _)| id.0 < manifest_state.partition_id_limit());
     }
 }
 
 /// Fails for a directory that holds something else, or a database without its manifest.
-fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
+fn check_listing(dir: &Path, listing: &DirectoryListing) -> Result<()> {
     if listing.has_manifest {
         return Ok(());
     }
     if !listing.data.is_empty() || !listing.segments.is_empty() || !listing.pools.is_empty() {
         let message = "the manifest is missing, but data files or log segments are here: restore it from a copy";
-        return Err(Error::corruption(message).in_file(dir.join(NAME)));
+        return Err(Error::corruption(message).in_file(dir.join(MANIFEST_NAME)));
     }
     match &listing.foreign {
         Some(name) => {
@@ -109,132 +109,149 @@ fn check_listing(dir: &Path, listing: &Listing) -> Result<()> {
 }
 
 /// Bytes of log that spilled tables stand for.
-fn spilled_bytes(ledger: &Ledger) -> u64 {
-    let tables = ledger.partitions.values().flat_map(|partition| partition.spilled.values());
+fn spilled_bytes(manifest_state: &ManifestState) -> u64 {
+    let tables = manifest_state.partitions.values().flat_map(|partition| partition.spilled.values());
     tables.map(spill::log_bytes).fold(0, u64::saturating_add)
 }
 
 /// Opens for reading and writing.
-pub(crate) fn open(mut config: Config) -> Result<Arc<Handle>> {
+pub(crate) fn open(mut config: Config) -> Result<Arc<DbHandle>> {
     config.check()?;
     config.path = config.fs.absolute(&config.path)?;
-    let limited = LimitedFs::wrap(&mut config.fs);
+    let limited = HandleLimitFs::wrap(&mut config.fs);
     let start = config.env.monotonic_ns();
     let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
-    check_listing(&dir, &list(&*fs, &dir)?)?;
+    check_listing(&dir, &list_directory(&*fs, &dir)?)?;
     let created = create_dirs(&*fs, &dir)?;
     let lock = fs.lock_dir(&dir, LockMode::Exclusive)?;
-    let listing = list(&*fs, &dir)?;
+    let listing = list_directory(&*fs, &dir)?;
     check_listing(&dir, &listing)?;
     if !listing.has_manifest {
         // Before the manifest: a directory without one is created anew, one that vanished with it is a loss.
-        sync_names_above(&*fs, &dir, created)?;
-        create(&*config.env, &fs, &dir)?;
+        sync_parent_dirs(&*fs, &dir, created)?;
+        create_database(&*config.env, &fs, &dir)?;
     }
-    let mut state = Loaded::read(&config, listing, &limited, false)?;
+    let mut state = RecoveryState::read(&config, listing, &limited, false)?;
     state.sync_for_pools(&config)?;
     let report = state.replay(&config)?;
     state.finish(config, report, lock, start)
 }
 
 /// Opens for reading only, beside other readers: replays into memory and writes nothing.
-pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<Handle>> {
+pub(crate) fn open_read_only(mut config: Config) -> Result<Arc<DbHandle>> {
     config.check()?;
     config.path = config.fs.absolute(&config.path)?;
-    let limited = LimitedFs::wrap(&mut config.fs);
+    let limited = HandleLimitFs::wrap(&mut config.fs);
     let start = config.env.monotonic_ns();
     let (fs, dir) = (Arc::clone(&config.fs), config.path.clone());
-    let listing = list(&*fs, &dir)?;
+    let listing = list_directory(&*fs, &dir)?;
     if !listing.has_manifest {
         check_listing(&dir, &listing)?;
         return Err(Error::invalid("there is no database here").in_file(dir));
     }
     let lock = fs.lock_dir(&dir, LockMode::Shared)?;
-    let mut state = Loaded::read(&config, list(&*fs, &dir)?, &limited, true)?;
+    let mut state = RecoveryState::read(&config, list_directory(&*fs, &dir)?, &limited, true)?;
     let report = state.replay(&config)?;
     state.finish_read_only(config, &report, lock, start)
 }
 
 /// Writes the first manifest; until it has its name there is no database.
-fn create(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
+fn create_database(env: &dyn Env, fs: &Arc<dyn Fs>, dir: &Path) -> Result<()> {
     let (mut id, mut instance, mut file_id, mut seed) = ([0; 16], [0; 16], [0; 16], [0; 8]);
     for bytes in [&mut id, &mut instance, &mut file_id] {
         env.random(bytes);
     }
     env.random(&mut seed);
     let edits = [
-        Edit::Database { id, instance, hash_seed: u64::from_le_bytes(seed), created_ms: env.now_ms() },
-        Edit::NextIds { file: FileId(1), partition: PartitionId(1), epoch: Epoch(1) },
+        VersionEdit::Database { id, instance, hash_seed: u64::from_le_bytes(seed), created_ms: env.now_ms() },
+        VersionEdit::NextNumbers { file: FileNumber(1), partition: PartitionId(1), epoch: WalEpoch(1) },
     ];
     Manifest::create(Arc::clone(fs), dir, file_id, &edits).map(drop)
 }
 
 /// A database whose bytes were read, and nothing written yet.
-struct Loaded {
-    ledger: Ledger,
-    listing: Listing,
+struct RecoveryState {
+    manifest_state: ManifestState,
+    listing: DirectoryListing,
     catalog: Catalog,
-    parts: TreeParts,
+    resources: TreeResources,
     by_id: HashMap<PartitionId, Arc<PartitionState>>,
     /// Blob files without an owner that the log points into.
-    left: LeftEarly,
+    direct_blobs: RecoveredDirectBlobs,
     /// Whether damage is skipped.
-    salvages: bool,
+    is_salvage: bool,
     /// The first numbers of commits that were skipped because they point to values that are lost, or name partitions
     /// that are not known.
-    skipped: HashSet<SeqNo>,
+    skipped_commits: HashSet<SeqNo>,
     records: u64,
     /// Of the manifest as it was read.
     manifest_bytes: u64,
 }
 
-impl Loaded {
-    fn read(config: &Config, listing: Listing, limited: &LimitedFs, read_only: bool) -> Result<Loaded> {
+impl RecoveryState {
+    fn read(
+        config: &Config,
+        listing: DirectoryListing,
+        limited: &HandleLimitFs,
+        read_only: bool,
+    ) -> Result<RecoveryState> {
         let (fs, dir) = (&config.fs, &config.path);
         let loaded = Manifest::load(Arc::clone(fs), dir)?;
-        let mut ledger = Ledger::replay(&loaded.edits).map_err(|e| e.in_file(dir.join(NAME)))?;
+        let mut manifest_state =
+            ManifestState::replay(&loaded.edits).map_err(|e| e.in_file(dir.join(MANIFEST_NAME)))?;
         let mut listing = listing;
-        listing.leave_alone(&ledger);
-        let mut next_file = ledger.next_file;
+        listing.forget_unowned_files(&manifest_state);
+        let mut next_file = manifest_state.next_file_number;
         for id in listing.data.keys().map(|(_, id)| id).chain(listing.segments.keys()) {
             next_file = next_file.max(id.0 + 1); // a file may be here that no edit names yet
         }
-        let direct = DirectPolicy::new(config.settings.direct_io, || config.env.memory());
-        let max_open = max_cached(config.settings.max_open_files, config.env.files_left());
+        let direct = DirectIoPolicy::new(config.settings.direct_io, || config.env.memory_limit());
+        let max_open = max_cached_handles(config.settings.max_open_files, config.env.available_file_handles());
         let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, max_open, direct));
         limited.close_when_exhausted(&files);
         let cache = Arc::new(BlockCache::new(config.settings.cache_size));
-        let work = Arc::new(Bell::default());
-        let visible = Visible::default();
-        let parts = TreeParts {
-            points: ReadPoints::new(visible.clone()),
-            visible,
+        let work = Arc::new(WakeSignal::default());
+        let visible = LastVisibleSeqno::default();
+        let parts = TreeResources {
+            snapshots: SnapshotList::new(visible.clone()),
+            last_visible: visible,
             read_only,
             fs: Arc::clone(fs),
             env: Arc::clone(&config.env),
             dir: dir.clone(),
-            graveyard: Arc::new(Graveyard::new(Arc::clone(&files), Arc::clone(&cache), Arc::clone(&work))),
+            obsolete_files: Arc::new(ObsoleteFiles::new(Arc::clone(&files), Arc::clone(&cache), Arc::clone(&work))),
             files,
             cache,
-            work,
-            hash_seed: ledger.hash_seed,
-            next_file: Arc::new(AtomicU64::new(next_file)),
-            codec: config.settings.compression,
-            unsynced: Arc::default(),
-            log_bytes: listing.segments.values().sum::<u64>().saturating_add(spilled_bytes(&ledger)),
-            memory: Arc::default(),
+            work_available: work,
+            hash_seed: manifest_state.hash_seed,
+            next_file_id: Arc::new(AtomicU64::new(next_file)),
+            default_codec: config.settings.compression,
+            unsynced_blobs: Arc::default(),
+            wal_bytes: listing.segments.values().sum::<u64>().saturating_add(spilled_bytes(&manifest_state)),
+            memtable_memory: Arc::default(),
         };
         let catalog = Catalog::new(parts.clone());
         let mut by_id = HashMap::new();
-        for (id, stored) in &mut ledger.partitions {
-            let partition = catalog.restore(stored.clone(), &listing.data)?;
+        for (id, stored) in &mut manifest_state.partitions {
+            let partition = catalog.restore_partition(stored.clone(), &listing.data)?;
             partition.forget_applied(stored);
             by_id.insert(*id, partition);
         }
         let salvages = config.settings.recovery_mode == RecoveryMode::Salvage;
-        let left = LeftEarly::new(&ledger, &parts.files, &parts.cache);
+        let left = RecoveredDirectBlobs::new(&manifest_state, &parts.files, &parts.cache);
         let (skipped, manifest_bytes) = (HashSet::new(), loaded.bytes);
-        Ok(Loaded { ledger, listing, catalog, parts, by_id, left, salvages, skipped, manifest_bytes, records: 0 })
+        Ok(RecoveryState {
+            manifest_state,
+            listing,
+            catalog,
+            resources: parts,
+            by_id,
+            direct_blobs: left,
+            is_salvage: salvages,
+            skipped_commits: skipped,
+            manifest_bytes,
+            records: 0,
+        })
     }
 
     /// Makes durable what is about to be replayed, where some of it is durable as soon as it is: a pool may not have
@@ -245,48 +262,48 @@ impl Loaded {
         }
         let (fs, dir) = (&config.fs, &config.path);
         let segments = self.listing.segments.keys().map(|id| segment_path(dir, *id));
-        std::iter::once(dir.join(NAME))
+        std::iter::once(dir.join(MANIFEST_NAME))
             .chain(segments)
             .try_for_each(|path| fs.open(&path, OpenMode::Write)?.sync_data())
     }
 
     /// Reads the log into the trees. Writes nothing to disk, but to pools that are memory.
-    fn replay(&mut self, config: &Config) -> Result<ReplayReport> {
+    fn replay(&mut self, config: &Config) -> Result<WalReplayReport> {
         let options = self.replay_options(config);
-        let manifest = config.path.join(NAME);
-        let (fs, id) = (Arc::clone(&config.fs), self.ledger.id);
+        let manifest = config.path.join(MANIFEST_NAME);
+        let (fs, id) = (Arc::clone(&config.fs), self.manifest_state.id);
         let mut report =
             wal::replay(fs, &config.path, id, options, &mut |commit| self.replay_commit(&commit, &manifest))?;
-        report.has_holes |= !self.skipped.is_empty();
+        report.has_gaps |= !self.skipped_commits.is_empty();
         self.by_id.values().try_for_each(|partition| partition.end_replay())?;
-        self.parts.next_file.fetch_max(self.left.next_file(), Ordering::Relaxed);
+        self.resources.next_file_id.fetch_max(self.direct_blobs.next_file(), Ordering::Relaxed);
         Ok(report)
     }
 
     /// What the manifest and the files of the partitions say of the log.
-    fn replay_options(&self, config: &Config) -> ReplayOptions {
-        let memory = |p: &PartitionLedger| p.meta.engine == EngineKind::PmemMemory as u8;
-        let pools_skip_log = self.ledger.partitions.values().any(memory);
-        let (mut held, mut from) = (Mark::default(), SeqNo::MAX);
-        let mut durable = Mark { seqno: self.ledger.all_flushed, partition: String::new() };
-        for (id, stored) in &self.ledger.partitions {
+    fn replay_options(&self, config: &Config) -> WalReplayOptions {
+        let memory = |p: &PartitionManifestState| p.meta.engine == EngineKind::PmemMapped as u8;
+        let pools_skip_log = self.manifest_state.partitions.values().any(memory);
+        let (mut held, mut from) = (PartitionSeqno::default(), SeqNo::MAX);
+        let mut durable = PartitionSeqno { seqno: self.manifest_state.all_flushed, partition: String::new() };
+        for (id, stored) in &self.manifest_state.partitions {
             let Some(partition) = self.by_id.get(id) else { continue };
-            let (needs_nothing, proven) = partition.proves(stored, pools_skip_log);
+            let (needs_nothing, proven) = partition.wal_needs(stored, pools_skip_log);
             from = from.min(needs_nothing);
-            for (mark, seqno) in [(&mut durable, proven), (&mut held, partition.held())] {
+            for (mark, seqno) in [(&mut durable, proven), (&mut held, partition.highest_unlogged_seqno())] {
                 if seqno > mark.seqno {
-                    *mark = Mark { seqno, partition: format!("partition {:?}", stored.meta.name) };
+                    *mark = PartitionSeqno { seqno, partition: format!("partition {:?}", stored.meta.name) };
                 }
             }
         }
-        ReplayOptions {
+        WalReplayOptions {
             mode: config.settings.recovery_mode,
-            live: self.ledger.segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
-            log_end: self.ledger.log_end,
-            from: from.max(self.ledger.all_flushed).min(durable.seqno),
-            durable,
-            held,
-            files_end: self.ledger.files_end(),
+            listed_segments: self.manifest_state.wal_segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
+            wal_end: self.manifest_state.wal_end,
+            flushed_through: from.max(self.manifest_state.all_flushed).min(durable.seqno),
+            durable_through: durable,
+            held_in_pools: held,
+            file_number_limit: self.manifest_state.file_number_limit(),
         }
     }
 
@@ -294,16 +311,16 @@ impl Loaded {
     ///
     /// Gives a reason where the log must end: a commit names a partition whose creation did not survive, or points to a
     /// value that did not, so neither was ever synced. Salvage leaves out such a commit and goes on behind it.
-    fn replay_commit(&mut self, commit: &LogCommit<'_>, manifest: &Path) -> Result<Option<Error>> {
-        check_payload(commit.payload, commit.count)?;
-        if commit.payload == GAP {
+    fn replay_commit(&mut self, commit: &WalCommit<'_>, manifest: &Path) -> Result<Option<Error>> {
+        check_payload(commit.payload, commit.seqno_count)?;
+        if commit.payload == SEQNO_GAP_PAYLOAD {
             return Ok(None);
         }
-        for record in Records::new(commit.payload) {
-            if record?.partition.0 >= self.ledger.next_partition {
-                if self.salvages {
+        for record in WalRecordIter::new(commit.payload) {
+            if record?.partition.0 >= self.manifest_state.next_partition_id {
+                if self.is_salvage {
                     // Its partition's number will be given again: the log is written anew without it.
-                    self.skipped.insert(commit.first);
+                    self.skipped_commits.insert(commit.first_seqno);
                     return Ok(None);
                 }
                 let message =
@@ -311,89 +328,96 @@ impl Loaded {
                 return Ok(Some(Error::corruption(message).in_file(manifest)));
             }
         }
-        if let Some(reason) = self.left.check(&pointers(commit)?)? {
-            if !self.salvages {
+        if let Some(reason) = self.direct_blobs.check(&blob_pointers(commit)?)? {
+            if !self.is_salvage {
                 return Ok(Some(reason));
             }
-            self.skipped.insert(commit.first);
+            self.skipped_commits.insert(commit.first_seqno);
             return Ok(None);
         }
-        let mut seqno = commit.first;
-        for record in Records::new(commit.payload) {
+        let mut seqno = commit.first_seqno;
+        for record in WalRecordIter::new(commit.payload) {
             let record = record?;
             if let Some(partition) = self.by_id.get(&record.partition) {
-                let entry = EntryRef { user: record.key, seqno, kind: record.kind, value: record.value };
+                let entry = EntryRef { user_key: record.key, seqno, kind: record.kind, value: record.value };
                 self.records += u64::from(partition.replay(entry)?);
             }
             seqno = seqno.plus(1);
         }
         // Nobody reads yet; what this replaces need not be kept for readers from before it.
-        self.parts.visible.publish(SeqNo(seqno.0 - 1));
+        self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
     }
 
     /// The last sequence number that was used: pools use some that the log does not get.
-    fn last_seqno(&self, report: &ReplayReport) -> SeqNo {
+    fn last_seqno(&self, report: &WalReplayReport) -> SeqNo {
         let pools = self.by_id.values().map(|partition| partition.highest_in_pool()).max().unwrap_or_default();
-        report.last.max(pools)
+        report.last_seqno.max(pools)
     }
 
     /// Makes durable what was replayed, in a log that every later replay can read to its end.
-    fn settle_log(&self, config: &Config, report: ReplayReport, next_epoch: &Arc<AtomicU32>) -> Result<ReplayReport> {
+    fn make_wal_durable(
+        &self,
+        config: &Config,
+        report: WalReplayReport,
+        next_epoch: &Arc<AtomicU32>,
+    ) -> Result<WalReplayReport> {
         let (fs, dir) = (&config.fs, &config.path);
         // First: the new manifest says that all of the log is durable.
         for segment in &report.segments {
             fs.open(&segment_path(dir, segment.file), OpenMode::Write)?.sync_data()?;
         }
-        if report.has_holes {
-            let rewrite = wal::Rewrite {
+        if report.has_gaps {
+            let rewrite = wal::WalRewriteOptions {
                 options: self.replay_options(config),
                 wal: wal_options(config),
                 next_epoch: Arc::clone(next_epoch),
-                next_file: Arc::clone(&self.parts.next_file),
+                next_file: Arc::clone(&self.resources.next_file_id),
             };
-            let was_applied = |first: SeqNo| !self.skipped.contains(&first);
-            return wal::rewrite(fs, dir, &config.env, self.ledger.id, rewrite, report, &was_applied);
+            let was_applied = |first: SeqNo| !self.skipped_commits.contains(&first);
+            return wal::rewrite_wal(fs, dir, &config.env, self.manifest_state.id, rewrite, report, &was_applied);
         }
         Ok(report)
     }
 
-    /// As [`settle_log`](Self::settle_log), on a full disk with space that files have that are not needed.
-    fn settle_log_when_full(
+    /// As [`make_wal_durable`](Self::make_wal_durable), on a full disk with space that files have that are not needed.
+    fn make_wal_durable_when_full(
         &self,
         config: &Config,
-        mut report: ReplayReport,
-        reserve: &Reserve,
-    ) -> Result<ReplayReport> {
-        let next_epoch = Arc::new(AtomicU32::new(self.ledger.next_epoch));
-        match self.settle_log(config, report.clone(), &next_epoch) {
+        mut report: WalReplayReport,
+        reserve: &DiskReserve,
+    ) -> Result<WalReplayReport> {
+        let next_epoch = Arc::new(AtomicU32::new(self.manifest_state.next_wal_epoch));
+        match self.make_wal_durable(config, report.clone(), &next_epoch) {
             Err(error) if error.kind() == ErrorKind::OutOfSpace => {
                 match self.remove_unneeded_segments(config, &mut report) | reserve.release_all() {
-                    true => self.settle_log(config, report, &next_epoch),
+                    true => self.make_wal_durable(config, report, &next_epoch),
                     false => Err(error),
                 }
             }
-            settled => settled,
+            durable => durable,
         }
     }
 
     /// Removes segments that no recovery needs; false if there were none. The other spare files stay until the new
     /// manifest is there: with a damaged manifest they may be part of the log.
-    fn remove_unneeded_segments(&self, config: &Config, report: &mut ReplayReport) -> bool {
-        let files = std::mem::take(&mut report.removable);
-        let is_removed = |file: &FileId| config.fs.remove_file(&segment_path(&config.path, *file)).is_ok();
-        let removed: Vec<FileId> = files.into_iter().filter(is_removed).collect();
-        report.spares.retain(|file| !removed.contains(file));
+    fn remove_unneeded_segments(&self, config: &Config, report: &mut WalReplayReport) -> bool {
+        let files = std::mem::take(&mut report.removable_files);
+        let is_removed = |file: &FileNumber| config.fs.remove_file(&segment_path(&config.path, *file)).is_ok();
+        let removed: Vec<FileNumber> = files.into_iter().filter(is_removed).collect();
+        report.spare_files.retain(|file| !removed.contains(file));
         !removed.is_empty()
     }
 
     /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
-    fn take_over_blobs(&mut self, now_ms: u64) -> Result<()> {
-        let context = Arc::new(self.parts.context(KeyOrder::bytewise(), PartitionId(0), ""));
-        for (id, file) in self.left.take_over(&context, now_ms)? {
-            if let (Some(ledger), Some(partition)) = (self.ledger.partitions.get_mut(&id), self.by_id.get(&id)) {
-                ledger.blobs.insert(file.id, file.clone());
-                partition.take_blob_file(file);
+    fn adopt_direct_blobs(&mut self, now_ms: u64) -> Result<()> {
+        let context = Arc::new(self.resources.context(KeyOrder::bytewise(), PartitionId(0), ""));
+        for (id, file) in self.direct_blobs.adopt(&context, now_ms)? {
+            if let (Some(manifest_state), Some(partition)) =
+                (self.manifest_state.partitions.get_mut(&id), self.by_id.get(&id))
+            {
+                manifest_state.blob_files.insert(file.number, file.clone());
+                partition.add_blob_file(file);
             }
         }
         Ok(())
@@ -402,90 +426,95 @@ impl Loaded {
     fn finish_read_only(
         self,
         config: Config,
-        report: &ReplayReport,
+        report: &WalReplayReport,
         lock: Box<dyn FileLock>,
         start: u64,
-    ) -> Result<Arc<Handle>> {
-        self.parts.visible.publish(self.last_seqno(report));
-        let context = self.parts.context(KeyOrder::bytewise(), PartitionId(0), "");
-        for (id, file) in self.left.show(&context) {
+    ) -> Result<Arc<DbHandle>> {
+        self.resources.last_visible.publish(self.last_seqno(report));
+        let context = self.resources.context(KeyOrder::bytewise(), PartitionId(0), "");
+        for (id, file) in self.direct_blobs.open_read_only(&context) {
             if let Some(partition) = self.by_id.get(&id) {
-                partition.show_early(file);
+                partition.add_direct_blob_file(file);
             }
         }
-        let shared = self.into_shared(config, None, report, lock, start, None);
-        shared.poison.heard(shared.poison.events().begin());
-        Ok(Handle::new(Arc::new(shared), worker::Threads::default()))
+        let inner = self.into_inner(config, None, report, lock, start, None);
+        inner.poison.record_delivery(inner.poison.events().start_delivery());
+        Ok(DbHandle::new(Arc::new(inner), worker::BackgroundThreads::default()))
     }
 
     fn finish(
         mut self,
         config: Config,
-        report: ReplayReport,
+        report: WalReplayReport,
         lock: Box<dyn FileLock>,
         start: u64,
-    ) -> Result<Arc<Handle>> {
+    ) -> Result<Arc<DbHandle>> {
         let (fs, dir) = (&config.fs, &config.path);
         let last = self.last_seqno(&report);
-        self.check_numbers(last, &report).map_err(|error| error.in_file(dir))?;
-        let log_bytes = report.segments.iter().map(|segment| segment.end).sum();
-        let reserve = Reserve::find(Arc::clone(fs), dir, config.settings.disk_reserve, log_bytes, self.manifest_bytes)?;
-        let reserve = Arc::new(reserve);
-        let damaged = report.has_holes || report.dropped_after_damage.is_some();
-        let report = self.settle_log_when_full(&config, report, &reserve)?;
-        let mut space = MakesSpace { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
-        while let Err(error) = self.take_over_blobs(config.env.now_ms()) {
-            space.make(&self, error)?;
+        self.check_id_limits(last, &report).map_err(|error| error.in_file(dir))?;
+        let log_bytes = report.segments.iter().map(|segment| segment.end_offset).sum();
+        let (max, manifest_bytes) = (config.settings.disk_reserve, self.manifest_bytes);
+        let reserve = Arc::new(DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, manifest_bytes)?);
+        let damaged = report.has_gaps || report.dropped_after_damage.is_some();
+        let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
+        let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };
+        while let Err(error) = self.adopt_direct_blobs(config.env.now_ms()) {
+            space.reclaim(&self, error)?;
         }
-        self.ledger.next_file = self.parts.next_file.load(Ordering::Relaxed);
-        let (ended, end) = report.log_end();
-        self.ledger.next_epoch = self.ledger.next_epoch.max(ended.0.saturating_add(1));
-        self.ledger.segments = report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
-        self.ledger.log_end = Some((ended, end));
-        self.note_pool_files();
+        self.manifest_state.next_file_number = self.resources.next_file_id.load(Ordering::Relaxed);
+        let (ended, end) = report.wal_end();
+        self.manifest_state.next_wal_epoch = self.manifest_state.next_wal_epoch.max(ended.0.saturating_add(1));
+        self.manifest_state.wal_segments =
+            report.segments.iter().map(|segment| (segment.epoch, segment.file)).collect();
+        self.manifest_state.wal_end = Some((ended, end));
+        self.record_pool_file_ids();
         let mut file_id = [0; 16];
         config.env.random(&mut file_id);
-        let edits = self.ledger.edits();
-        let manifest = space.retry(&self, || Manifest::create(Arc::clone(fs), dir, file_id, &edits))?;
-        let metadata = self.metadata(&config, manifest);
+        let edits = self.manifest_state.edits();
+        let manifest = space.retry_when_full(&self, || Manifest::create(Arc::clone(fs), dir, file_id, &edits))?;
+        let version_set = self.version_set(&config, manifest);
         let orphans = self.remove_orphans(&config, &report);
         let wal = Wal::start(
             Arc::clone(fs),
             dir,
             Arc::clone(&config.env),
-            self.ledger.id,
+            self.manifest_state.id,
             wal_options(&config),
-            metadata.clone(),
+            version_set.clone(),
             &report,
             end.plus(1),
         )?;
-        space.retry(&self, || wal.begin_first())?;
-        self.parts.visible.publish(last);
-        let poison = Arc::new(Poison::new(config.listener.clone()));
+        space.retry_when_full(&self, || wal.start_first_segment())?;
+        self.resources.last_visible.publish(last);
+        let poison = Arc::new(DbPoison::new(config.listener.clone()));
         let wal = Arc::new(wal);
-        let committer =
-            Committer::new(Arc::clone(&wal), self.parts.visible.clone(), Arc::clone(&poison), Arc::clone(&reserve));
-        let writer = Writer { metadata, wal, committer, reserve };
-        let shared = Arc::new(self.into_shared(config, Some(writer), &report, lock, start, Some(poison)));
-        shared.fill_reserve();
-        shared.tell(&Event::Opened {
-            replayed_records: shared.recovered.records,
-            dropped_after_damage: shared.recovered.dropped.clone(),
+        let committer = Committer::new(
+            Arc::clone(&wal),
+            self.resources.last_visible.clone(),
+            Arc::clone(&poison),
+            Arc::clone(&reserve),
+        );
+        let writer = DbWriter { version_set, wal, committer, reserve };
+        let inner = Arc::new(self.into_inner(config, Some(writer), &report, lock, start, Some(poison)));
+        inner.fill_reserve();
+        inner.emit(&Event::Opened {
+            replayed_records: inner.recovery_stats.records,
+            dropped_after_damage: inner.recovery_stats.dropped_after_damage.clone(),
             orphans_removed: orphans,
         });
-        let threads = worker::start(&shared)?;
-        shared.poison.heard(shared.poison.events().begin());
-        shared.refresh_pressure();
-        Ok(Handle::new(shared, threads))
+        let threads = worker::start(&inner)?;
+        inner.poison.record_delivery(inner.poison.events().start_delivery());
+        inner.update_write_stalls();
+        Ok(DbHandle::new(inner, threads))
     }
 
     /// Fails where numbers are used up, or are not those of this database.
-    fn check_numbers(&self, last: SeqNo, report: &ReplayReport) -> Result<()> {
+    fn check_id_limits(&self, last: SeqNo, report: &WalReplayReport) -> Result<()> {
         if last >= SeqNo::MAX {
             return Err(Error::unsupported("the database has used up its sequence numbers: open it for reading only"));
         }
-        let highest = report.log_end().0;
-        if highest.0 > self.ledger.next_epoch.saturating_add(EPOCHS_SKIPPED_MAX) {
+        let highest = report.wal_end().0;
+        if highest.0 > self.manifest_state.next_wal_epoch.saturating_add(SKIPPED_EPOCHS_MAX) {
             let message = format!("a log segment has epoch {}, far beyond what the manifest knows", highest.0);
             return Err(Error::corruption(message));
         }
@@ -493,40 +522,40 @@ impl Loaded {
     }
 
     /// Notes the file ids of pools, which older versions did not write to the manifest.
-    fn note_pool_files(&mut self) {
+    fn record_pool_file_ids(&mut self) {
         for (id, state) in &self.by_id {
-            if let (Some(stored), Some(file_id)) = (self.ledger.partitions.get_mut(id), state.pool_file_id) {
+            if let (Some(stored), Some(file_id)) = (self.manifest_state.partitions.get_mut(id), state.pool_file_id) {
                 stored.pool_file_id = Some(file_id);
             }
         }
     }
 
-    fn metadata(&self, config: &Config, manifest: Manifest) -> Arc<Metadata> {
+    fn version_set(&self, config: &Config, manifest: Manifest) -> Arc<VersionSet> {
         let unsynced = match config.settings.planted_bug {
-            Some(PlantedBug::LogSyncBeforeValues) => Arc::default(),
-            _ => Arc::clone(&self.parts.unsynced),
+            Some(PlantedBug::WalSyncBeforeBlobs) => Arc::default(),
+            _ => Arc::clone(&self.resources.unsynced_blobs),
         };
-        let (ledger, next_file) = (self.ledger.clone(), Arc::clone(&self.parts.next_file));
-        Arc::new(Metadata::new(
+        let (manifest_state, next_file) = (self.manifest_state.clone(), Arc::clone(&self.resources.next_file_id));
+        Arc::new(VersionSet::new(
             manifest,
-            ledger,
+            manifest_state,
             next_file,
             Arc::clone(&config.env),
             unsynced,
-            Arc::clone(&self.parts.work),
+            Arc::clone(&self.resources.work_available),
         ))
     }
 
     /// Removes tables, blob files and segments that neither the ledger nor the log's pool names, and the pools of
     /// partitions that are not there. A failure is not
     /// fatal: they are found again by the next open.
-    fn remove_orphans(&self, config: &Config, report: &ReplayReport) -> u64 {
-        let kept: HashSet<FileId> =
-            report.segments.iter().map(|s| s.file).chain(report.spares.iter().copied()).collect();
-        let pools = self.listing.pools.iter().filter(|(id, _)| !self.ledger.partitions.contains_key(id));
+    fn remove_orphans(&self, config: &Config, report: &WalReplayReport) -> u64 {
+        let kept: HashSet<FileNumber> =
+            report.segments.iter().map(|s| s.file).chain(report.spare_files.iter().copied()).collect();
+        let pools = self.listing.pools.iter().filter(|(id, _)| !self.manifest_state.partitions.contains_key(id));
         let segments = self.listing.segments.keys().filter(|id| !kept.contains(id));
         let paths = self
-            .unnamed_data()
+            .unreferenced_data_files()
             .map(|(kind, id)| self.data_path(kind, id))
             .chain(segments.map(|id| segment_path(&config.path, *id)))
             .chain(pools.map(|(_, path)| path.clone()));
@@ -534,71 +563,71 @@ impl Loaded {
     }
 
     /// Tables and blob files that were there and the ledger does not name.
-    fn unnamed_data(&self) -> impl Iterator<Item = (DataKind, FileId)> {
-        let partitions = || self.ledger.partitions.values();
+    fn unreferenced_data_files(&self) -> impl Iterator<Item = (DataFileKind, FileNumber)> {
+        let partitions = || self.manifest_state.partitions.values();
         let tables =
-            partitions().flat_map(|p| p.tables.keys().chain(p.spilled.keys()).map(|id| (DataKind::Table, *id)));
-        let blobs = partitions().flat_map(|p| p.blobs.keys().map(|id| (DataKind::Blob, *id)));
-        let named: HashSet<(DataKind, FileId)> = tables.chain(blobs).collect();
+            partitions().flat_map(|p| p.tables.keys().chain(p.spilled.keys()).map(|id| (DataFileKind::Table, *id)));
+        let blobs = partitions().flat_map(|p| p.blob_files.keys().map(|id| (DataFileKind::Blob, *id)));
+        let named: HashSet<(DataFileKind, FileNumber)> = tables.chain(blobs).collect();
         self.listing.data.keys().copied().filter(move |file| !named.contains(file))
     }
 
-    fn data_path(&self, kind: DataKind, id: FileId) -> PathBuf {
+    fn data_path(&self, kind: DataFileKind, id: FileNumber) -> PathBuf {
         match kind {
-            DataKind::Table => self.parts.files.path(id),
-            DataKind::Blob => self.parts.files.blobs().path(id),
+            DataFileKind::Table => self.resources.files.path(id),
+            DataFileKind::Blob => self.resources.files.blob_files().path(id),
         }
     }
 
-    fn into_shared(
+    fn into_inner(
         self,
         config: Config,
-        writer: Option<Writer>,
-        report: &ReplayReport,
+        writer: Option<DbWriter>,
+        report: &WalReplayReport,
         lock: Box<dyn FileLock>,
         start: u64,
-        poison: Option<Arc<Poison>>,
-    ) -> Shared {
+        poison: Option<Arc<DbPoison>>,
+    ) -> DbInner {
         let ns = config.env.monotonic_ns() - start;
-        Shared::new(Parts {
+        DbInner::new(DbInnerArgs {
             fs: config.fs,
             env: config.env,
             dir: config.path,
             settings: config.settings,
-            visible: self.parts.visible.clone(),
+            last_visible: self.resources.last_visible.clone(),
             catalog: self.catalog,
             writer,
-            poison: poison.unwrap_or_else(|| Arc::new(Poison::new(config.listener))),
-            recovered: Recovered {
+            poison: poison.unwrap_or_else(|| Arc::new(DbPoison::new(config.listener))),
+            recovery_stats: RecoveryStats {
                 records: self.records,
-                ns,
-                dropped: report.dropped_after_damage.clone(),
-                log_bytes: report.segments.iter().map(|segment| segment.end).sum(),
-                log_segments: report.segments.len(),
+                elapsed_ns: ns,
+                dropped_after_damage: report.dropped_after_damage.clone(),
+                wal_bytes: report.segments.iter().map(|segment| segment.end_offset).sum(),
+                wal_segments: report.segments.len(),
                 manifest_bytes: self.manifest_bytes,
             },
-            lock: Some(lock),
+            dir_lock: Some(lock),
         })
     }
 }
 
 /// Finds space for a database that is opened on a full disk.
-struct MakesSpace<'a> {
+struct SpaceReclaimer<'a> {
     config: &'a Config,
-    report: &'a ReplayReport,
-    reserve: &'a Reserve,
+    report: &'a WalReplayReport,
+    reserve: &'a DiskReserve,
     /// Damage was passed over: until the new manifest has its name, the old log is all that another open can use.
     damaged: bool,
     stage: u32,
 }
 
-impl MakesSpace<'_> {
+impl SpaceReclaimer<'_> {
     /// Runs what needs space, again and again while some can be made.
-    fn retry<T>(&mut self, state: &Loaded, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    fn retry_when_full<T>(&mut self, state: &RecoveryState, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match work() {
                 Ok(done) => return Ok(done),
-                Err(error) => self.make(state, error)?,
+                Err(error) => self.reclaim(state, error)?,
             }
         }
     }
@@ -607,12 +636,12 @@ impl MakesSpace<'_> {
     ///
     /// # Errors
     /// The same error where it says something else, or nothing is left to give.
-    fn make(&mut self, state: &Loaded, error: Error) -> Result<()> {
+    fn reclaim(&mut self, state: &RecoveryState, error: Error) -> Result<()> {
         while error.kind() == ErrorKind::OutOfSpace && self.stage < 2 {
             self.stage += 1;
             let made = match self.stage {
                 1 => {
-                    state.parts.graveyard.remove_all(); // what the attempt has left
+                    state.resources.obsolete_files.remove_all(); // what the attempt has left
                     self.remove_unfinished(state)? | self.trim_segments()
                 }
                 _ => self.reserve.release_all(),
@@ -626,11 +655,13 @@ impl MakesSpace<'_> {
 
     /// Removes tables and blob files that flushes, compactions and blob GC have not finished; false if there were none.
     /// The new manifest is not there yet: the old one must be durable, and what the log points into stays.
-    fn remove_unfinished(&self, state: &Loaded) -> Result<bool> {
+    fn remove_unfinished(&self, state: &RecoveryState) -> Result<bool> {
         let (fs, dir) = (&self.config.fs, &self.config.path);
-        fs.open(&dir.join(NAME), OpenMode::Write)?.sync_data()?;
+        fs.open(&dir.join(MANIFEST_NAME), OpenMode::Write)?.sync_data()?;
         fs.sync_dir(dir)?;
-        let unfinished = state.unnamed_data().filter(|(kind, id)| *kind == DataKind::Table || !state.left.has(*id));
+        let unfinished = state
+            .unreferenced_data_files()
+            .filter(|(kind, id)| *kind == DataFileKind::Table || !state.direct_blobs.contains(*id));
         Ok(unfinished.filter(|(kind, id)| fs.remove_file(&state.data_path(*kind, *id)).is_ok()).count() > 0)
     }
 
@@ -640,11 +671,11 @@ impl MakesSpace<'_> {
         if self.damaged {
             return false;
         }
-        let ends = self.report.segments.iter().map(|segment| (segment.file, segment.end));
-        let spares = self.report.spares.iter().map(|file| (*file, HEADER_LEN as u64));
-        let trim = |(file, end): (FileId, u64)| {
+        let ends = self.report.segments.iter().map(|segment| (segment.file, segment.end_offset));
+        let spares = self.report.spare_files.iter().map(|file| (*file, SEGMENT_HEADER_LEN as u64));
+        let trim = |(file, end): (FileNumber, u64)| {
             let file = self.config.fs.open(&segment_path(&self.config.path, file), OpenMode::Write)?;
-            let (len, end) = (file.length()?, end.next_multiple_of(PAGE));
+            let (len, end) = (file.length()?, end.next_multiple_of(WAL_PAGE_SIZE));
             if len > end { file.set_length(end).map(|()| true) } else { Ok(false) }
         };
         let trimmed: Vec<bool> = ends.chain(spares).map(|one| trim(one).unwrap_or(false)).collect();
@@ -653,7 +684,7 @@ impl MakesSpace<'_> {
 }
 
 fn wal_options(config: &Config) -> WalOptions {
-    WalOptions { segment_size: config.settings.log_segment_size, mapped: config.settings.mapped_log, marks: true }
+    WalOptions { segment_size: config.settings.wal_segment_size, mapped: config.settings.mapped_wal, marks: true }
 }
 
 /// Whether an error says that a file is not there.

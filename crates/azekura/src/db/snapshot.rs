@@ -4,10 +4,10 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use crate::base::Result;
-use crate::db::handle::Handle;
-use crate::db::iter::{Bounds, Entries, Iter, Keys, Source, Values, Walk, own_bounds};
-use crate::db::partition::{Partition, count};
-use crate::engine::{ReadPin, ReadPoint};
+use crate::db::handle::DbHandle;
+use crate::db::iter::{DbIter, Entries, Iter, IterState, Keys, OwnedBounds, Values, own_bounds};
+use crate::db::partition::{Partition, count_entries};
+use crate::engine::{ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
 
 /// All partitions as they were at one instant, between two commits.
@@ -27,27 +27,27 @@ use crate::mem::slice::Slice;
 /// ```
 #[derive(Clone)]
 pub struct Snapshot {
-    pin: ReadPin,
-    handle: Arc<Handle>,
+    guard: SnapshotGuard,
+    handle: Arc<DbHandle>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(handle: Arc<Handle>) -> Snapshot {
-        Snapshot { pin: handle.shared.read_points.register(), handle }
+    pub(crate) fn new(handle: Arc<DbHandle>) -> Snapshot {
+        Snapshot { guard: handle.inner.snapshots.register(), handle }
     }
 
-    fn at(&self, partition: &Partition) -> Result<ReadPoint> {
-        partition.check_home(&self.handle)?;
-        Ok(ReadPoint::At(self.pin.at()))
+    fn read_seqno(&self, partition: &Partition) -> Result<ReadSeqno> {
+        partition.check_same_database(&self.handle)?;
+        Ok(ReadSeqno::At(self.guard.seqno()))
     }
 
-    fn walk(&self, partition: &Partition, bounds: Bounds) -> Result<Walk> {
-        partition.check_home(&self.handle)?;
-        partition.walk(bounds, self.pin.clone())
+    fn db_iter(&self, partition: &Partition, bounds: OwnedBounds) -> Result<DbIter> {
+        partition.check_same_database(&self.handle)?;
+        partition.db_iter(bounds, self.guard.clone())
     }
 
-    fn walk_all(&self, partition: &Partition) -> Result<Walk> {
-        self.walk(partition, (Bound::Unbounded, Bound::Unbounded))
+    fn db_iter_all(&self, partition: &Partition) -> Result<DbIter> {
+        self.db_iter(partition, (Bound::Unbounded, Bound::Unbounded))
     }
 
     /// The value that a key had.
@@ -55,7 +55,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Partition::get`]; `Invalid` for a partition of another database.
     pub fn get(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
-        partition.get_at(key.as_ref(), self.at(partition)?)
+        partition.get_at(key.as_ref(), self.read_seqno(partition)?)
     }
 
     /// Whether a key had a value.
@@ -71,7 +71,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn size_of(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<u32>> {
-        partition.size_of_at(key.as_ref(), self.at(partition)?)
+        partition.size_of_at(key.as_ref(), self.read_seqno(partition)?)
     }
 
     /// The values that many keys had, in the order of the keys given.
@@ -88,34 +88,35 @@ impl Snapshot {
 
     /// All pairs there were.
     pub fn iter(&self, partition: &Partition) -> Iter {
-        Iter(Source::new(self.walk_all(partition)))
+        Iter(IterState::new(self.db_iter_all(partition)))
     }
 
     /// The pairs there were in a range of keys.
     pub fn range<K: AsRef<[u8]>>(&self, partition: &Partition, range: impl RangeBounds<K>) -> Iter {
-        Iter(Source::new(self.walk(partition, own_bounds(&range))))
+        Iter(IterState::new(self.db_iter(partition, own_bounds(&range))))
     }
 
     /// The pairs there were whose keys begin with `prefix`; see [`Partition::prefix`].
     pub fn prefix(&self, partition: &Partition, prefix: impl AsRef<[u8]>) -> Iter {
-        let walk =
-            partition.check_home(&self.handle).and_then(|()| partition.prefix_walk(prefix.as_ref(), self.pin.clone()));
-        Iter(Source::new(walk))
+        let iter = partition
+            .check_same_database(&self.handle)
+            .and_then(|()| partition.prefix_iter(prefix.as_ref(), self.guard.clone()));
+        Iter(IterState::new(iter))
     }
 
     /// All keys there were.
     pub fn keys(&self, partition: &Partition) -> Keys {
-        Keys(Source::new(self.walk_all(partition)))
+        Keys(IterState::new(self.db_iter_all(partition)))
     }
 
     /// All values there were.
     pub fn values(&self, partition: &Partition) -> Values {
-        Values(Source::new(self.walk_all(partition)))
+        Values(IterState::new(self.db_iter_all(partition)))
     }
 
     /// All entries there were.
     pub fn entries(&self, partition: &Partition) -> Entries {
-        Entries(Source::new(self.walk_all(partition)))
+        Entries(IterState::new(self.db_iter_all(partition)))
     }
 
     /// The first pair there was.
@@ -147,12 +148,12 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn len(&self, partition: &Partition) -> Result<u64> {
-        count(self.walk_all(partition)?)
+        count_entries(self.db_iter_all(partition)?)
     }
 }
 
 impl std::fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Snapshot(at {})", self.pin.at())
+        write!(f, "Snapshot(at {})", self.guard.seqno())
     }
 }

@@ -11,14 +11,14 @@
 use std::sync::Arc;
 
 use crate::base::compression::CompressionType;
-use crate::base::edit::TableMeta;
+use crate::base::version_edit::TableMeta;
 use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
-use crate::cursor::Cursor;
-use crate::lsm::handle::TreeContext;
-use crate::lsm::output::{Finished, Output, OutputPlan};
-use crate::lsm::written::Unnamed;
-use crate::table::options::{FilterPolicy, ReadOptions, TableOptions};
-use crate::table::reader::Table;
+use crate::iter::InternalIter;
+use crate::lsm::pending_outputs::PendingOutputs;
+use crate::lsm::table_handle::TreeContext;
+use crate::lsm::table_output::{FinishedOutputs, OutputOptions, TableOutputWriter};
+use crate::table::options::{FilterPolicy, TableOptions, TableReadOptions};
+use crate::table::reader::TableReader;
 
 /// A spilled table is cut at the first new key behind this many bytes.
 const TABLE_SIZE: u64 = 64 << 20;
@@ -34,12 +34,12 @@ pub(crate) struct PendingRecord {
 
 impl PendingRecord {
     pub(crate) fn new(entry: EntryRef<'_>) -> PendingRecord {
-        let EntryRef { user, seqno, kind, value } = entry;
+        let EntryRef { user_key: user, seqno, kind, value } = entry;
         PendingRecord { seqno, kind, key: user.to_vec(), value: value.to_vec() }
     }
 
     pub(crate) fn entry(&self) -> EntryRef<'_> {
-        EntryRef { user: &self.key, seqno: self.seqno, kind: self.kind, value: &self.value }
+        EntryRef { user_key: &self.key, seqno: self.seqno, kind: self.kind, value: &self.value }
     }
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn log_bytes(table: &TableMeta) -> u64 {
     table.raw_bytes.saturating_add(table.entries.saturating_mul(32))
 }
 
-/// Writes the records to tables, durable under their names. The tables are removed when the returned [`Unnamed`] is
-/// dropped.
+/// Writes the records to tables, durable under their names. The tables are removed when the returned [`PendingOutputs`]
+/// is dropped.
 ///
 /// # Errors
 /// `Io` and `OutOfSpace`.
@@ -58,19 +58,25 @@ pub(crate) fn write(
     compression: CompressionType,
     records: &[PendingRecord],
     created_ms: u64,
-) -> Result<(Vec<TableMeta>, Unnamed)> {
+) -> Result<(Vec<TableMeta>, PendingOutputs)> {
     let options = TableOptions { compression, filter: FilterPolicy::None, ..TableOptions::default() };
     let (neighbours, separation) = (Vec::new(), None);
-    let plan = OutputPlan { options, table_size: TABLE_SIZE, created_ms, neighbours, separation };
+    let plan = OutputOptions {
+        table: options,
+        target_file_size: TABLE_SIZE,
+        created_ms,
+        output_level_boundaries: neighbours,
+        separation,
+    };
     let mut sorted: Vec<&PendingRecord> = records.iter().collect();
     sorted.sort_unstable_by(|a, b| a.key.cmp(&b.key).then(b.seqno.cmp(&a.seqno)));
-    let mut output = Output::new(Arc::new(context), plan);
+    let mut output = TableOutputWriter::new(Arc::new(context), plan);
     let mut last = None;
     for record in sorted {
         output.add(record.entry(), last != Some(&record.key))?;
         last = Some(&record.key);
     }
-    let Finished { tables, unnamed, .. } = output.finish()?;
+    let FinishedOutputs { tables, pending: unnamed, .. } = output.finish()?;
     Ok((tables, unnamed))
 }
 
@@ -86,19 +92,20 @@ pub(crate) fn read<'a>(
 ) -> Result<Vec<PendingRecord>> {
     let mut records = Vec::new();
     for meta in tables {
-        read_table(context, meta, after, &mut records).map_err(|error| error.in_file(context.files.path(meta.id)))?;
+        read_table(context, meta, after, &mut records)
+            .map_err(|error| error.in_file(context.files.path(meta.number)))?;
     }
     records.sort_unstable_by_key(|record| record.seqno);
     Ok(records)
 }
 
 fn read_table(context: &TreeContext, meta: &TableMeta, after: SeqNo, out: &mut Vec<PendingRecord>) -> Result<()> {
-    let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
+    let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
     let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
-    let table = Arc::new(Table::open(files, cache, meta, KeyOrder::bytewise(), context.hash_seed, options)?);
-    let mut cursor = table.cursor(false);
+    let table = Arc::new(TableReader::open(files, cache, meta, KeyOrder::bytewise(), context.hash_seed, options)?);
+    let mut cursor = table.iter(false);
     cursor.seek_to_first()?;
-    while let Some(entry) = cursor.peek() {
+    while let Some(entry) = cursor.current() {
         if entry.seqno > after {
             out.push(PendingRecord::new(entry));
         }

@@ -8,7 +8,7 @@
 //! The sync interval has a thread of its own, because a piece of work may take minutes. So has the listener, because it
 //! may wait for workers.
 //!
-//! Work that fails waits for itself (`setbacks`): until it is tried again, all other work is done as if there was none
+//! Work that fails waits for itself (`backoffs`): until it is tried again, all other work is done as if there was none
 //! of it.
 
 use std::collections::HashMap;
@@ -16,45 +16,45 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::base::edit::{Edit, PartitionId, TableMeta};
 use crate::base::event::Event;
 use crate::base::sync::lock;
+use crate::base::version_edit::{PartitionId, TableMeta, VersionEdit};
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
 use crate::db::catalog::PartitionState;
-use crate::db::shared::Shared;
+use crate::db::inner::DbInner;
 use crate::db::spill;
-use crate::db::state::reserve::Need;
-use crate::db::state::setbacks::Setback;
-use crate::engine::{Engine, Host, Pressure, Task, TaskReport};
+use crate::db::state::backoff::Backoff;
+use crate::db::state::disk_reserve::ReserveUse;
+use crate::engine::{Engine, EngineHost, Pressure, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::vfs::env::Thread;
 
 /// A memtable that has stood unchanged for so long is at rest.
-const RESTING_NS: u64 = 1_000_000_000;
+const IDLE_MEMTABLE_NS: u64 = 1_000_000_000;
 
 /// A task that a tree wants done, with what decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Wish {
+struct TaskCandidate {
     task: Task,
     /// Its records hold the oldest segment of a log that is too large.
-    holds_log: bool,
+    holds_oldest_wal: bool,
     pressure: Pressure,
 }
 
 /// Which wish comes first: pure.
-fn most_urgent(wishes: &[Wish]) -> Option<usize> {
-    let rank = |wish: &Wish| match wish.task {
-        Task::Flush if wish.holds_log => (3, wish.pressure.sealed_bytes, 0),
-        Task::Flush => (2, wish.pressure.sealed_bytes, 0),
-        Task::Compact => (1, wish.pressure.young_runs as u64, wish.pressure.compaction_debt),
-        Task::Collect => (0, 0, 0),
+fn most_urgent(candidates: &[TaskCandidate]) -> Option<usize> {
+    let rank = |candidate: &TaskCandidate| match candidate.task {
+        Task::Flush if candidate.holds_oldest_wal => (3, candidate.pressure.sealed_bytes, 0),
+        Task::Flush => (2, candidate.pressure.sealed_bytes, 0),
+        Task::Compact => (1, candidate.pressure.l0_runs as u64, candidate.pressure.compaction_debt),
+        Task::BlobGc => (0, 0, 0),
     };
-    (0..wishes.len()).max_by_key(|&i| rank(&wishes[i]))
+    (0..candidates.len()).max_by_key(|&i| rank(&candidates[i]))
 }
 
 /// What a caller of [`step`] is willing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Duty {
+pub(crate) enum WorkerRole {
     All,
     /// Leaves compactions and the removal of files to others, so that a flush never waits behind them.
     FlushesOnly,
@@ -62,39 +62,39 @@ pub(crate) enum Duty {
 
 /// What to do with work that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
+enum RetryPolicy {
     /// It is left alone until its pause is over.
-    Waits,
+    AfterBackoff,
     /// It is tried again.
-    Ended,
+    Now,
 }
 
 /// A kind of work that fails by itself.
-enum Work {
+enum WorkKind {
     Task(Arc<PartitionState>, Task),
     /// Log and manifest.
-    Log,
+    WalAndManifest,
     /// Choosing what to do.
-    Choice,
+    Scheduling,
 }
 
 /// Work that failed, and how.
-struct Failed {
-    work: Work,
+struct FailedWork {
+    work: WorkKind,
     error: Error,
 }
 
-impl Failed {
-    fn choosing(error: Error) -> Failed {
-        Failed { work: Work::Choice, error }
+impl FailedWork {
+    fn scheduling(error: Error) -> FailedWork {
+        FailedWork { work: WorkKind::Scheduling, error }
     }
 
     /// Where it is noted.
-    fn setback<'a>(&'a self, shared: &'a Shared) -> Option<&'a Setback> {
+    fn backoff<'a>(&'a self, inner: &'a DbInner) -> Option<&'a Backoff> {
         match &self.work {
-            Work::Task(partition, task) => Some(partition.setbacks.of(*task)),
-            Work::Log => Some(&shared.log_setback),
-            Work::Choice => None,
+            WorkKind::Task(partition, task) => Some(partition.backoffs.for_task(*task)),
+            WorkKind::WalAndManifest => Some(&inner.wal_backoff),
+            WorkKind::Scheduling => None,
         }
     }
 }
@@ -103,103 +103,103 @@ impl Failed {
 ///
 /// # Errors
 /// Those of the work; it stays to be done.
-pub(crate) fn step(shared: &Shared) -> Result<bool> {
-    let _call = shared.begin_call();
-    shared.check_outside()?;
-    if shared.settings.workers == 0 && sync_if_due(shared)? {
+pub(crate) fn step(inner: &DbInner) -> Result<bool> {
+    let _call = inner.begin_api_call();
+    inner.check_outside()?;
+    if inner.settings.workers == 0 && sync_if_due(inner)? {
         return Ok(true);
     }
-    let first = attempt(shared, Duty::All, Patience::Waits);
-    let done = first.and_then(|done| Ok(done || attempt(shared, Duty::All, Patience::Ended)?));
+    let first = run_next_task(inner, WorkerRole::All, RetryPolicy::AfterBackoff);
+    let done = first.and_then(|done| Ok(done || run_next_task(inner, WorkerRole::All, RetryPolicy::Now)?));
     done.map_err(|failed| failed.error)
 }
 
 /// Does one piece of background work; false if there was none that may be done now.
-fn attempt(shared: &Shared, duty: Duty, patience: Patience) -> Result<bool, Failed> {
-    shared.poison.check().map_err(Failed::choosing)?;
-    shared.seal_largest(); // after recovery, too
-    let oldest = seal_holders(shared);
-    let now = shared.env.monotonic_ns();
-    let mut wishes = Vec::new();
+fn run_next_task(inner: &DbInner, role: WorkerRole, retry: RetryPolicy) -> Result<bool, FailedWork> {
+    inner.poison.check().map_err(FailedWork::scheduling)?;
+    inner.seal_largest(); // after recovery, too
+    let oldest = seal_oldest_wal_holders(inner);
+    let now = inner.env.monotonic_ns();
+    let mut candidates = Vec::new();
     let mut partitions = Vec::new();
-    for partition in shared.catalog.all() {
+    for partition in inner.catalog.all() {
         let Some(tree) = partition.tree_if_built() else { continue };
-        let waiting = partition.setbacks.waiting(now).filter(|_| patience == Patience::Waits);
+        let waiting = partition.backoffs.delayed_tasks(now).filter(|_| retry == RetryPolicy::AfterBackoff);
         let held: Vec<Task> = waiting.map(|(task, _)| task).collect();
-        let task = guarded(shared, || Ok(tree.next_task(false, &held))).map_err(Failed::choosing)?;
+        let task = catch_panics(inner, || Ok(tree.next_task(false, &held))).map_err(FailedWork::scheduling)?;
         let Some(task) = task else { continue };
-        if task != Task::Flush && duty == Duty::FlushesOnly {
+        if task != Task::Flush && role == WorkerRole::FlushesOnly {
             continue;
         }
         let holds_log = oldest.is_some_and(|oldest| partition.first_unflushed().is_some_and(|first| first <= oldest));
-        wishes.push(Wish { task, holds_log, pressure: tree.pressure() });
+        candidates.push(TaskCandidate { task, holds_oldest_wal: holds_log, pressure: tree.pressure() });
         partitions.push(Arc::clone(&partition));
     }
-    let flushes = wishes.iter().any(|wish| wish.task == Task::Flush);
-    let may_tend = patience == Patience::Ended || shared.log_setback.wait_ns(now).is_none();
+    let flushes = candidates.iter().any(|candidate| candidate.task == Task::Flush);
+    let may_tend = retry == RetryPolicy::Now || inner.wal_backoff.remaining_ns(now).is_none();
     // Before compactions: there may always be one.
-    if !flushes && may_tend && shared.log_is_too_large() && tend_log_noting(shared)? {
+    if !flushes && may_tend && inner.wal_is_too_large() && maintain_wal_with_backoff(inner)? {
         return Ok(true);
     }
-    if !flushes && duty == Duty::All && remove_tables(shared).map_err(Failed::choosing)? {
+    if !flushes && role == WorkerRole::All && remove_some_obsolete_files(inner).map_err(FailedWork::scheduling)? {
         return Ok(true);
     }
-    if let Some(first) = most_urgent(&wishes) {
-        let task = wishes[first].task;
-        run_one(shared, &partitions[first], task, false)?;
+    if let Some(first) = most_urgent(&candidates) {
+        let task = candidates[first].task;
+        run_task_kind(inner, &partitions[first], task, false)?;
         return Ok(true);
     }
-    if may_tend { tend_log_noting(shared) } else { Ok(false) }
+    if may_tend { maintain_wal_with_backoff(inner) } else { Ok(false) }
 }
 
-fn tend_log_noting(shared: &Shared) -> Result<bool, Failed> {
-    let tended = tend_log(shared);
-    note(shared, &shared.log_setback, tended.as_ref().map(|_| true));
-    tended.map_err(|error| Failed { work: Work::Log, error })
+fn maintain_wal_with_backoff(inner: &DbInner) -> Result<bool, FailedWork> {
+    let tended = maintain_wal(inner);
+    update_backoff(inner, &inner.wal_backoff, tended.as_ref().map(|_| true));
+    tended.map_err(|error| FailedWork { work: WorkKind::WalAndManifest, error })
 }
 
 /// Notes whether work has failed, was done, or neither.
-fn note(shared: &Shared, setback: &Setback, done: Result<bool, &Error>) {
+fn update_backoff(inner: &DbInner, backoff: &Backoff, done: Result<bool, &Error>) {
     match done {
-        Ok(true) => setback.mended(),
+        Ok(true) => backoff.reset(),
         Ok(false) => {}
-        Err(error) => setback.failed(error, shared.env.monotonic_ns()),
+        Err(error) => backoff.record_failure(error, inner.env.monotonic_ns()),
     }
 }
 
 /// Runs one task of a tree and accounts for it.
-pub(crate) fn run_task(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
-    run_one(shared, partition, task, forced).map_err(|failed| failed.error)
+pub(crate) fn run_task(inner: &DbInner, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<()> {
+    run_task_kind(inner, partition, task, forced).map_err(|failed| failed.error)
 }
 
-fn run_one(shared: &Shared, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<(), Failed> {
+fn run_task_kind(inner: &DbInner, partition: &Arc<PartitionState>, task: Task, forced: bool) -> Result<(), FailedWork> {
     let Some(tree) = partition.tree_if_built() else { return Ok(()) };
-    carry_out(shared, partition, task, || tree.run(task, forced, shared)).map(drop)
+    run_accounted(inner, partition, task, || tree.run(task, forced, inner)).map(drop)
 }
 
 /// Does `work` on a tree of tables, which is a task of that kind, accounts for it, and notes whether it failed.
-pub(crate) fn conduct(
-    shared: &Shared,
+pub(crate) fn run_lsm_task(
+    inner: &DbInner,
     partition: &Arc<PartitionState>,
     task: Task,
     mut work: impl FnMut(&LsmTree) -> Result<TaskReport>,
 ) -> Result<TaskReport> {
     let Some(tree) = partition.lsm_if_built() else { return Ok(TaskReport::default()) };
-    carry_out(shared, partition, task, || work(tree)).map_err(|failed| failed.error)
+    run_accounted(inner, partition, task, || work(tree)).map_err(|failed| failed.error)
 }
 
-fn carry_out(
-    shared: &Shared,
+fn run_accounted(
+    inner: &DbInner,
     partition: &Arc<PartitionState>,
     task: Task,
     mut work: impl FnMut() -> Result<TaskReport>,
-) -> Result<TaskReport, Failed> {
-    let need = if task == Task::Flush { Need::Flush } else { Need::Merge };
-    let result = shared.begin_work().and_then(|_shift| {
-        let result = shared.with_reserve(need, || shared.poison.watch(guarded(shared, &mut work)));
+) -> Result<TaskReport, FailedWork> {
+    let need = if task == Task::Flush { ReserveUse::Flush } else { ReserveUse::Compaction };
+    let result = inner.begin_work().and_then(|_work| {
+        let result = inner.with_reserve(need, || inner.poison.poison_on_failure(catch_panics(inner, &mut work)));
         // What it put an end to. After a failure too: perhaps it was space that was missing.
         if task != Task::Flush || result.is_err() {
-            shared.graveyard().remove_some();
+            inner.obsolete_files().remove_batch();
         }
         result
     });
@@ -210,37 +210,38 @@ fn carry_out(
     let deleted = result.is_err() && !poisoned && partition.is_deleted();
     let ended = deleted || is_closed;
     if task == Task::Flush && !ended {
-        *lock(&shared.flush_error) = result.as_ref().err().cloned();
+        *lock(&inner.flush_error) = result.as_ref().err().cloned();
     }
-    shared.refresh_pressure();
+    inner.update_write_stalls();
     if !ended {
         // One that yields may fail yet, for the same reason as the last time.
         let done = result.as_ref().map(|report| task == Task::Flush || !report.is_idle());
-        note(shared, partition.setbacks.of(task), done);
+        update_backoff(inner, partition.backoffs.for_task(task), done);
     }
-    shared.done.ring();
+    inner.task_done.notify_all();
     let report = match result {
         Err(_) if deleted => return Ok(TaskReport::default()),
-        other => other.map_err(|error| Failed { work: Work::Task(Arc::clone(partition), task), error })?,
+        other => other.map_err(|error| FailedWork { work: WorkKind::Task(Arc::clone(partition), task), error })?,
     };
-    account(shared, partition, task, report);
+    record_task(inner, partition, task, report);
     if task == Task::Flush {
-        let retired = shared.begin_work().and_then(|_shift| shared.with_reserve(Need::Flush, || give_back_log(shared)));
-        note(shared, &shared.log_setback, retired.as_ref().map(|_| false));
-        retired.map_err(|error| Failed { work: Work::Log, error })?;
+        let retired =
+            inner.begin_work().and_then(|_work| inner.with_reserve(ReserveUse::Flush, || give_back_log(inner)));
+        update_backoff(inner, &inner.wal_backoff, retired.as_ref().map(|_| false));
+        retired.map_err(|error| FailedWork { work: WorkKind::WalAndManifest, error })?;
     }
     Ok(report)
 }
 
-fn account(shared: &Shared, partition: &PartitionState, task: Task, report: TaskReport) {
-    let (name, counters) = (partition.name.to_string(), &shared.counters);
+fn record_task(inner: &DbInner, partition: &PartitionState, task: Task, report: TaskReport) {
+    let (name, counters) = (partition.name.to_string(), &inner.counters);
     match task {
         Task::Flush => {
             counters.flushes.fetch_add(1, Ordering::Relaxed);
             counters.flushed_bytes.fetch_add(report.bytes_written, Ordering::Relaxed);
-            shared.tell(&Event::Flushed { partition: name, tables: report.tables, bytes: report.bytes_written });
+            inner.emit(&Event::Flushed { partition: name, tables: report.tables, bytes: report.bytes_written });
         }
-        Task::Compact | Task::Collect if report.is_idle() => {}
+        Task::Compact | Task::BlobGc if report.is_idle() => {}
         Task::Compact => {
             let moved = report.bytes_read == 0 && report.bytes_written == 0;
             let counter = if moved { &counters.trivial_moves } else { &counters.compactions };
@@ -248,19 +249,19 @@ fn account(shared: &Shared, partition: &PartitionState, task: Task, report: Task
             counters.compaction_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
             counters.compaction_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
             counters.blob_bytes_freed.fetch_add(report.bytes_freed, Ordering::Relaxed);
-            shared.tell(&Event::Compacted {
+            inner.emit(&Event::Compacted {
                 partition: name,
                 level: report.level,
                 bytes_read: report.bytes_read,
                 bytes_written: report.bytes_written,
             });
         }
-        Task::Collect => {
-            counters.collections.fetch_add(1, Ordering::Relaxed);
-            counters.collection_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
-            counters.collection_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
+        Task::BlobGc => {
+            counters.blob_gc_runs.fetch_add(1, Ordering::Relaxed);
+            counters.blob_gc_bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
+            counters.blob_gc_bytes_written.fetch_add(report.bytes_written, Ordering::Relaxed);
             counters.blob_bytes_freed.fetch_add(report.bytes_freed, Ordering::Relaxed);
-            shared.tell(&Event::Collected {
+            inner.emit(&Event::BlobGcCompleted {
                 partition: name,
                 files: report.tables,
                 bytes_written: report.bytes_written,
@@ -271,91 +272,91 @@ fn account(shared: &Shared, partition: &PartitionState, task: Task, report: Task
 }
 
 /// Runs what may call a comparator; a panic in it ends all writing.
-pub(crate) fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _inside = shared.enter();
+pub(crate) fn catch_panics<T>(inner: &DbInner, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _inside = inner.enter();
     catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(shared.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
+        .unwrap_or_else(|_| Err(inner.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
 }
 
 /// Removes the files of some tables that nobody needs any more; false if there were none.
-fn remove_tables(shared: &Shared) -> Result<bool> {
-    if shared.graveyard().is_empty() {
+fn remove_some_obsolete_files(inner: &DbInner) -> Result<bool> {
+    if inner.obsolete_files().is_empty() {
         return Ok(false);
     }
-    let _shift = shared.begin_work()?;
-    Ok(shared.graveyard().remove_some())
+    let _work = inner.begin_work()?;
+    Ok(inner.obsolete_files().remove_batch())
 }
 
 /// Removes the files of all tables that nobody needs any more; a database that closes does it itself.
-pub(crate) fn remove_all_tables(shared: &Shared) {
-    if !shared.graveyard().is_empty()
-        && let Ok(_shift) = shared.begin_work()
+pub(crate) fn remove_obsolete_files(inner: &DbInner) {
+    if !inner.obsolete_files().is_empty()
+        && let Ok(_work) = inner.begin_work()
     {
-        shared.graveyard().remove_all();
+        inner.obsolete_files().remove_all();
     }
 }
 
 /// Gives back log segments that no tree needs any more; false if there were none.
-pub(crate) fn retire_log(shared: &Shared) -> Result<bool> {
-    let Some(writer) = &shared.writer else { return Ok(false) };
-    let checkpoints = lock(&shared.checkpoints);
+pub(crate) fn retire_wal_segments(inner: &DbInner) -> Result<bool> {
+    let Some(writer) = &inner.writer else { return Ok(false) };
+    let checkpoints = lock(&inner.running_checkpoints);
     if *checkpoints > 0 {
         return Ok(false);
     }
     // Records above this may be between the log and their memtable: take it before asking the trees.
-    let visible = shared.visible.get();
+    let visible = inner.last_visible.get();
     let mut through = visible;
-    for partition in shared.catalog.all() {
+    for partition in inner.catalog.all() {
         if let Some(first) = partition.first_unflushed() {
             through = through.min(SeqNo(first.0.saturating_sub(1)));
         }
     }
     let epochs = writer.wal.retire(through)?;
     // A partition that has nothing to flush writes no edit itself, and would make the log needed for ever.
-    let flushed = writer.metadata.all_flushed(through.min(writer.wal.durable()));
+    let flushed = writer.version_set.all_flushed(through.min(writer.wal.durable()));
     if epochs.is_empty() {
-        return match shared.poison.watch(writer.metadata.append(flushed.as_slice())) {
+        return match inner.poison.poison_on_failure(writer.version_set.log_and_apply(flushed.as_slice())) {
             // The next flush says it.
             Err(error) if error.kind() != ErrorKind::OutOfSpace => Err(error),
             _ => Ok(false),
         };
     }
-    let retired = epochs.iter().map(|epoch| Edit::SegmentRetired { epoch: *epoch });
-    let edits: Vec<Edit> = retired.chain(flushed).collect();
-    shared.poison.watch(writer.metadata.commit(&edits))?;
+    let retired = epochs.iter().map(|epoch| VersionEdit::WalSegmentRemoved { epoch: *epoch });
+    let edits: Vec<VersionEdit> = retired.chain(flushed).collect();
+    inner.poison.poison_on_failure(writer.version_set.log_and_apply_durably(&edits))?;
     writer.wal.recycle(&epochs).map(|()| true)
 }
 
 /// Gives back log segments; where records of partitions without their comparator hold a log that is too large, spills
-/// them first. False if nothing was given back. Runs inside of [`Shared::with_reserve`].
-fn give_back_log(shared: &Shared) -> Result<bool> {
-    Ok(retire_log(shared)? || spill_holders(shared)? && retire_log(shared)?)
+/// them first. False if nothing was given back. Runs inside of [`DbInner::with_reserve`].
+fn give_back_log(inner: &DbInner) -> Result<bool> {
+    Ok(retire_wal_segments(inner)? || spill_holders(inner)? && retire_wal_segments(inner)?)
 }
 
 /// If the log is too large, spills the records that hold its oldest segment and wait for a comparator; false if there
 /// were none.
-fn spill_holders(shared: &Shared) -> Result<bool> {
-    let (Some(oldest), Some(writer)) = (oldest_held(shared), &shared.writer) else { return Ok(false) };
+fn spill_holders(inner: &DbInner) -> Result<bool> {
+    let (Some(oldest), Some(writer)) = (oldest_held(inner), &inner.writer) else { return Ok(false) };
     // No comparator is given and no partition deleted meanwhile. Tried again soon if that is going on now.
-    let Ok(_names) = shared.naming.try_lock() else { return Ok(false) };
+    let Ok(_names) = inner.partition_ddl_lock.try_lock() else { return Ok(false) };
     let mut spilled = false;
-    for partition in shared.catalog.all() {
+    for partition in inner.catalog.all() {
         let pending = partition.pending();
         let (Some(first), Some(last)) = (pending.first(), pending.last()) else { continue };
         if first.seqno > oldest {
             continue;
         }
-        let (last, parts) = (last.seqno, shared.catalog.parts());
+        let (last, parts) = (last.seqno, inner.catalog.resources());
         let context = parts.context(KeyOrder::bytewise(), partition.id, &partition.name);
-        let (tables, unnamed) = spill::write(context, parts.codec, &pending, shared.env.now_ms())?;
-        shared.make_log_durable(last)?;
-        let edit = |table: &TableMeta| Edit::TableSpilled { partition: partition.id, table: table.clone() };
-        let written = writer.metadata.append(&tables.iter().map(edit).collect::<Vec<Edit>>());
+        let (tables, unnamed) = spill::write(context, parts.default_codec, &pending, inner.env.now_ms())?;
+        inner.sync_wal_through(last)?;
+        let edit = |table: &TableMeta| VersionEdit::TableSpilled { partition: partition.id, table: table.clone() };
+        let written = writer.version_set.log_and_apply(&tables.iter().map(edit).collect::<Vec<VersionEdit>>());
         // After any other failure the manifest may name them.
         if !written.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfSpace) {
-            unnamed.keep();
+            unnamed.release();
         }
-        shared.poison.watch(written)?;
+        inner.poison.poison_on_failure(written)?;
         partition.note_spilled(tables);
         spilled = true;
     }
@@ -363,51 +364,51 @@ fn spill_holders(shared: &Shared) -> Result<bool> {
 }
 
 /// The last sequence number in the oldest segment of a log that is too large, if that segment could be retired.
-fn oldest_held(shared: &Shared) -> Option<SeqNo> {
-    let writer = shared.writer.as_ref().filter(|_| shared.log_is_too_large())?;
+fn oldest_held(inner: &DbInner) -> Option<SeqNo> {
+    let writer = inner.writer.as_ref().filter(|_| inner.wal_is_too_large())?;
     let segments = writer.wal.segments();
     // On a full disk the only segment goes too, as soon as it is flushed. None goes while a checkpoint copies the log.
     let full = writer.reserve.is_short();
-    if segments.len() < 2 && !full || *lock(&shared.checkpoints) > 0 {
+    if segments.len() < 2 && !full || *lock(&inner.running_checkpoints) > 0 {
         return None;
     }
-    segments.first().map(|segment| segment.last)
+    segments.first().map(|segment| segment.last_seqno)
 }
 
 /// Work on the log and the manifest that nothing else triggers. What cannot fail comes before what can.
-fn tend_log(shared: &Shared) -> Result<bool> {
-    let Some(writer) = &shared.writer else { return Ok(false) };
-    let _shift = shared.begin_work()?;
-    let full = writer.reserve.is_short() && !shared.fill_reserve();
-    if shared.poison.watch(writer.wal.sync_sealed(!full))? {
+fn maintain_wal(inner: &DbInner) -> Result<bool> {
+    let Some(writer) = &inner.writer else { return Ok(false) };
+    let _work = inner.begin_work()?;
+    let full = writer.reserve.is_short() && !inner.fill_reserve();
+    if inner.poison.poison_on_failure(writer.wal.sync_sealed(!full))? {
         return Ok(true);
     }
-    if shared.log_is_too_large() {
-        if shared.with_reserve(Need::Flush, || give_back_log(shared))? {
+    if inner.wal_is_too_large() {
+        if inner.with_reserve(ReserveUse::Flush, || give_back_log(inner))? {
             return Ok(true);
         }
-        let flushed = || shared.catalog.all().iter().all(|partition| partition.first_unflushed().is_none());
-        if full && *lock(&shared.checkpoints) == 0 && flushed() {
+        let flushed = || inner.catalog.all().iter().all(|partition| partition.first_unflushed().is_none());
+        if full && *lock(&inner.running_checkpoints) == 0 && flushed() {
             // All of the log is in tables: another segment gives this one free.
-            shared.with_reserve(Need::Flush, || shared.poison.watch(writer.wal.seal()))?;
-            shared.with_reserve(Need::Flush, || retire_log(shared))?;
-            return Ok(shared.fill_reserve());
+            inner.with_reserve(ReserveUse::Flush, || inner.poison.poison_on_failure(writer.wal.seal()))?;
+            inner.with_reserve(ReserveUse::Flush, || retire_wal_segments(inner))?;
+            return Ok(inner.fill_reserve());
         }
     }
-    if shared.log_setback.is_failing() {
-        retire_log(shared)?;
+    if inner.wal_backoff.is_failing() {
+        retire_wal_segments(inner)?;
     }
-    shared.poison.watch(writer.metadata.rewrite_if_grown())
+    inner.poison.poison_on_failure(writer.version_set.rewrite_if_grown())
 }
 
 /// If the log is too large, seals the memtables that hold its oldest segment, and gives the last sequence number in
 /// there: flushes of records up to it come first.
-fn seal_holders(shared: &Shared) -> Option<SeqNo> {
-    let oldest = oldest_held(shared)?;
-    for partition in shared.catalog.all() {
+fn seal_oldest_wal_holders(inner: &DbInner) -> Option<SeqNo> {
+    let oldest = oldest_held(inner)?;
+    for partition in inner.catalog.all() {
         if let Some(tree) = partition.tree_if_built()
             && tree.first_unflushed().is_some_and(|first| first <= oldest)
-            && tree.pressure().sealed == 0
+            && tree.pressure().sealed_memtables == 0
         {
             tree.seal();
         }
@@ -417,7 +418,7 @@ fn seal_holders(shared: &Shared) -> Option<SeqNo> {
 
 /// The threads of a database.
 #[derive(Default)]
-pub(crate) struct Threads {
+pub(crate) struct BackgroundThreads {
     /// Those that work, and the one that keeps the sync interval.
     pub(crate) workers: Vec<Box<dyn Thread>>,
     /// The one that calls the listener.
@@ -425,130 +426,131 @@ pub(crate) struct Threads {
 }
 
 /// Starts the background threads: none where there are no workers.
-pub(crate) fn start(shared: &Arc<Shared>) -> Result<Threads> {
-    let mut threads = Threads::default();
-    let Err(error) = start_all(shared, &mut threads) else { return Ok(threads) };
-    shared.begin_closing();
+pub(crate) fn start(inner: &Arc<DbInner>) -> Result<BackgroundThreads> {
+    let mut threads = BackgroundThreads::default();
+    let Err(error) = spawn_threads(inner, &mut threads) else { return Ok(threads) };
+    inner.begin_closing();
     threads.workers.into_iter().for_each(|thread| _ = thread.join());
     Err(error)
 }
 
-fn start_all(shared: &Arc<Shared>, threads: &mut Threads) -> Result<()> {
-    let workers = shared.settings.workers;
-    let spawn = |name: &str, body: Box<dyn FnOnce(&Shared) + Send>| {
-        let shared = Arc::clone(shared);
-        shared.env.clone().spawn(name, Box::new(move || body(&shared)))
+fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Result<()> {
+    let workers = inner.settings.workers;
+    let spawn = |name: &str, body: Box<dyn FnOnce(&DbInner) + Send>| {
+        let inner = Arc::clone(inner);
+        inner.env.clone().spawn(name, Box::new(move || body(&inner)))
     };
     for i in 0..workers {
-        let duty = if i > 0 && i + 1 == workers { Duty::FlushesOnly } else { Duty::All };
-        threads.workers.push(spawn(&format!("azekura-{i}"), Box::new(move |shared| run(shared, duty, i == 0)))?);
+        let role = if i > 0 && i + 1 == workers { WorkerRole::FlushesOnly } else { WorkerRole::All };
+        threads.workers.push(spawn(&format!("azekura-{i}"), Box::new(move |inner| worker_loop(inner, role, i == 0)))?);
     }
-    if let (Some(ms), 1..) = (shared.settings.sync_interval_ms, workers) {
-        threads.workers.push(spawn("azekura-sync", Box::new(move |shared| keep_interval(shared, ms)))?);
+    if let (Some(ms), 1..) = (inner.settings.sync_interval_ms, workers) {
+        threads.workers.push(spawn("azekura-sync", Box::new(move |inner| sync_periodically(inner, ms)))?);
     }
     // The last one: nothing that fails to start comes behind it.
-    if workers > 0 && shared.poison.events().are_heard() {
-        let deliver = |shared: &Shared| shared.poison.events().run(|| shared.poison.heard(false));
+    if workers > 0 && inner.poison.events().has_listener() {
+        let deliver = |inner: &DbInner| inner.poison.events().run(|| inner.poison.record_delivery(false));
         threads.listener = Some(spawn("azekura-events", Box::new(deliver))?);
-        shared.poison.events().expect_thread();
+        inner.poison.events().use_delivery_thread();
     }
     Ok(())
 }
 
 /// Syncs the log every so many milliseconds until the database closes or is poisoned. Nothing but a sync is done here,
 /// so that no other work delays it.
-fn keep_interval(shared: &Shared, ms: u64) {
+fn sync_periodically(inner: &DbInner, ms: u64) {
     let mut pause = ms;
-    while !shared.poison.is_set() {
-        let seen = shared.ending.count();
-        if shared.closing.load(Ordering::Acquire) {
+    while !inner.poison.is_set() {
+        let seen = inner.close_requested.generation();
+        if inner.closing.load(Ordering::Acquire) {
             return;
         }
-        shared.ending.wait(seen, pause);
-        if shared.closing.load(Ordering::Acquire) {
+        inner.close_requested.wait_past(seen, pause);
+        if inner.closing.load(Ordering::Acquire) {
             return;
         }
-        let start = shared.env.monotonic_ns();
-        if let Err(error) = guarded(shared, || sync_all_visible(shared))
+        let start = inner.env.monotonic_ns();
+        if let Err(error) = catch_panics(inner, || sync_all_visible(inner))
             && error.kind() != ErrorKind::Poisoned
         {
-            shared.tell(&Event::BackgroundError { error });
+            inner.emit(&Event::BackgroundError { error });
         }
-        let took = shared.env.monotonic_ns().saturating_sub(start) / 1_000_000;
+        let took = inner.env.monotonic_ns().saturating_sub(start) / 1_000_000;
         pause = ms.saturating_sub(took).max(1);
     }
 }
 
 /// The same by hand: syncs the log if the interval is over and there is something to sync.
-fn sync_if_due(shared: &Shared) -> Result<bool> {
-    let (Some(ms), Some(writer)) = (shared.settings.sync_interval_ms, &shared.writer) else { return Ok(false) };
-    let now = shared.env.monotonic_ns();
-    let is_over = now.saturating_sub(shared.synced_ns.load(Ordering::Relaxed)) >= ms.saturating_mul(1_000_000);
-    if !is_over || writer.wal.durable() >= shared.visible.get().min(writer.wal.appended()) {
+fn sync_if_due(inner: &DbInner) -> Result<bool> {
+    let (Some(ms), Some(writer)) = (inner.settings.sync_interval_ms, &inner.writer) else { return Ok(false) };
+    let now = inner.env.monotonic_ns();
+    let is_over =
+        now.saturating_sub(inner.last_interval_sync_ns.load(Ordering::Relaxed)) >= ms.saturating_mul(1_000_000);
+    if !is_over || writer.wal.durable() >= inner.last_visible.get().min(writer.wal.appended()) {
         return Ok(false);
     }
-    shared.synced_ns.store(now, Ordering::Relaxed);
-    sync_all_visible(shared).map(|()| true)
+    inner.last_interval_sync_ns.store(now, Ordering::Relaxed);
+    sync_all_visible(inner).map(|()| true)
 }
 
 /// The life of a worker. The first one also looks for memtables at rest.
-fn run(shared: &Shared, duty: Duty, is_first: bool) {
+fn worker_loop(inner: &DbInner, role: WorkerRole, is_first: bool) {
     let mut resting = HashMap::new();
-    while !shared.closing.load(Ordering::Acquire) {
-        let seen = shared.work.count();
-        let close = lock(&shared.left_to_close).take();
+    while !inner.closing.load(Ordering::Acquire) {
+        let seen = inner.work_available.generation();
+        let close = lock(&inner.left_to_close).take();
         if let Some(close) = close {
             return close();
         }
-        match catch_unwind(AssertUnwindSafe(|| attempt(shared, duty, Patience::Waits))) {
+        match catch_unwind(AssertUnwindSafe(|| run_next_task(inner, role, RetryPolicy::AfterBackoff))) {
             Ok(Ok(true)) => {}
-            Ok(Ok(false)) if is_first && seal_resting(shared, &mut resting) => {}
+            Ok(Ok(false)) if is_first && seal_idle_memtables(inner, &mut resting) => {}
             Ok(Ok(false)) => {
-                let pause = shortest_wait(shared).map(|ns| ns.div_ceil(1_000_000).clamp(1, 1_000));
-                shared.work.wait(seen, pause.unwrap_or(1_000));
+                let pause = next_retry_ns(inner).map(|ns| ns.div_ceil(1_000_000).clamp(1, 1_000));
+                inner.work_available.wait_past(seen, pause.unwrap_or(1_000));
             }
-            Ok(Err(failed)) => take_note(shared, &failed, seen),
-            Err(_) => drop(shared.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"))),
+            Ok(Err(failed)) => report_failure(inner, &failed, seen),
+            Err(_) => drop(inner.poison.set(Error::new(ErrorKind::Poisoned, "a worker panicked"))),
         }
     }
 }
 
 /// Tells of work that has failed, unless that is known, and lets others go on; if nothing can be done, it waits for a
 /// ring after `seen`.
-fn take_note(shared: &Shared, failed: &Failed, seen: u64) {
-    shared.done.ring();
-    let setback = failed.setback(shared);
+fn report_failure(inner: &DbInner, failed: &FailedWork, seen: u64) {
+    inner.task_done.notify_all();
+    let backoff = failed.backoff(inner);
     let known = matches!(failed.error.kind(), ErrorKind::Poisoned | ErrorKind::Closed);
-    if !known && setback.is_none_or(|setback| setback.is_news(&failed.error)) {
-        shared.tell(&Event::BackgroundError { error: failed.error.clone() });
+    if !known && backoff.is_none_or(|backoff| backoff.should_report(&failed.error)) {
+        inner.emit(&Event::BackgroundError { error: failed.error.clone() });
     }
-    if setback.is_none() || shared.poison.is_set() {
-        shared.work.wait(seen, 1_000);
+    if backoff.is_none() || inner.poison.is_set() {
+        inner.work_available.wait_past(seen, 1_000);
     }
 }
 
 /// How long the first piece of work that failed still has to wait.
-fn shortest_wait(shared: &Shared) -> Option<u64> {
-    let now = shared.env.monotonic_ns();
-    let partitions = shared.catalog.all();
-    let tasks = partitions.iter().flat_map(|partition| partition.setbacks.waiting(now)).map(|(_, ns)| ns);
-    tasks.chain(shared.log_setback.wait_ns(now)).min()
+fn next_retry_ns(inner: &DbInner) -> Option<u64> {
+    let now = inner.env.monotonic_ns();
+    let partitions = inner.catalog.all();
+    let tasks = partitions.iter().flat_map(|partition| partition.backoffs.delayed_tasks(now)).map(|(_, ns)| ns);
+    tasks.chain(inner.wal_backoff.remaining_ns(now)).min()
 }
 
 /// Seals memtables that may hide much of what blob files hold and have stood unchanged for a while: without that,
 /// nobody would find out for as long as nobody writes. `resting` has what was seen last, and when that was new.
-fn seal_resting(shared: &Shared, resting: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
-    if shared.writer.is_none() {
+fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
+    if inner.writer.is_none() {
         return false;
     }
-    let now = shared.env.monotonic_ns();
+    let now = inner.env.monotonic_ns();
     let mut sealed = false;
     let mut seen = HashMap::new();
-    for partition in shared.catalog.all() {
+    for partition in inner.catalog.all() {
         let Some(tree) = partition.lsm_if_built() else { continue };
-        let Some(last) = tree.hiding_in_memory() else { continue };
+        let Some(last) = tree.memtable_hiding_seqno() else { continue };
         match resting.get(&partition.id) {
-            Some(&(before, since)) if before == last && now.saturating_sub(since) >= RESTING_NS => {
+            Some(&(before, since)) if before == last && now.saturating_sub(since) >= IDLE_MEMTABLE_NS => {
                 tree.seal();
                 sealed = true;
             }
@@ -560,34 +562,34 @@ fn seal_resting(shared: &Shared, resting: &mut HashMap<PartitionId, (SeqNo, u64)
     sealed
 }
 
-fn sync_all_visible(shared: &Shared) -> Result<()> {
-    let Some(writer) = &shared.writer else { return Ok(()) };
-    shared.poison.check()?;
-    shared.poison.watch(writer.wal.sync(shared.visible.get(), false))
+fn sync_all_visible(inner: &DbInner) -> Result<()> {
+    let Some(writer) = &inner.writer else { return Ok(()) };
+    inner.poison.check()?;
+    inner.poison.poison_on_failure(writer.wal.sync(inner.last_visible.get(), false))
 }
 
 /// Flushes everything that `partition` holds in memory now, and waits for it. Delivers no events, because a caller may
 /// hold locks.
 ///
 /// # Errors
-/// `Closed` if the partition is deleted meanwhile.
-pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
-    let target = shared.visible.get();
+/// `UnblockGuard` if the partition is deleted meanwhile.
+pub(crate) fn flush_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<()> {
+    let target = inner.last_visible.get();
     let tree = partition.tree()?;
     tree.seal();
     loop {
-        let seen = shared.done.count();
+        let seen = inner.task_done.generation();
         partition.tree()?;
         if tree.first_unflushed().is_none_or(|first| first > target) {
             break;
         }
-        shared.poison.check()?;
-        match guarded(shared, || Ok(tree.next_task(false, &[])))? {
-            Some(Task::Flush) => run_task(shared, partition, Task::Flush, false)?,
-            _ => shared.done.wait(seen, 20), // a worker is at it
+        inner.poison.check()?;
+        match catch_panics(inner, || Ok(tree.next_task(false, &[])))? {
+            Some(Task::Flush) => run_task(inner, partition, Task::Flush, false)?,
+            _ => inner.task_done.wait_past(seen, 20), // a worker is at it
         }
     }
-    remove_all_tables(shared);
+    remove_obsolete_files(inner);
     Ok(())
 }
 
@@ -595,45 +597,45 @@ pub(crate) fn flush_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -
 /// along and does not keep it from ending.
 ///
 /// # Errors
-/// `Closed` if the partition is deleted meanwhile.
-pub(crate) fn compact_and_wait(shared: &Shared, partition: &Arc<PartitionState>) -> Result<()> {
-    let _call = shared.begin_call();
-    shared.check_outside()?;
-    let through = shared.visible.get();
-    flush_and_wait(shared, partition)?;
+/// `UnblockGuard` if the partition is deleted meanwhile.
+pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<()> {
+    let _call = inner.begin_api_call();
+    inner.check_outside()?;
+    let through = inner.last_visible.get();
+    flush_and_wait(inner, partition)?;
     let tree = partition.tree()?;
     if let Some(tree) = partition.lsm_if_built() {
-        merge_while(shared, partition, |tree| tree.push_to_bottom(through, shared))?;
+        compact_until_done(inner, partition, |tree| tree.compact_to_bottom(through, inner))?;
         // Each of them once: what is written instead of it is as clean as it can be.
-        let unclean = guarded(shared, || tree.unclean_at_bottom(&shared.read_points.list()))?;
-        merge_while(shared, partition, |tree| tree.rewrite_at_bottom(&unclean, shared))?;
-        remove_all_tables(shared);
+        let unclean = catch_panics(inner, || tree.bottom_tables_to_clean(&inner.snapshots.seqnos()))?;
+        compact_until_done(inner, partition, |tree| tree.rewrite_bottom_tables(&unclean, inner))?;
+        remove_obsolete_files(inner);
         return Ok(());
     }
     loop {
-        shared.writer()?;
+        inner.writer()?;
         // Forced, it also says what others are doing, and running that waits for them: `None` is the end.
-        match guarded(shared, || Ok(tree.next_task(true, &[])))? {
-            Some(task) => run_task(shared, partition, task, true)?,
+        match catch_panics(inner, || Ok(tree.next_task(true, &[])))? {
+            Some(task) => run_task(inner, partition, task, true)?,
             None => break,
         }
     }
     partition.tree()?;
-    remove_all_tables(shared);
+    remove_obsolete_files(inner);
     Ok(())
 }
 
 /// Has a tree of tables merge until `merge` finds nothing more to do.
-fn merge_while(
-    shared: &Shared,
+fn compact_until_done(
+    inner: &DbInner,
     partition: &Arc<PartitionState>,
     merge: impl Fn(&LsmTree) -> Result<Option<TaskReport>>,
 ) -> Result<()> {
     let mut more = true;
     while more {
-        shared.writer()?;
+        inner.writer()?;
         more = false;
-        conduct(shared, partition, Task::Compact, |tree| {
+        run_lsm_task(inner, partition, Task::Compact, |tree| {
             let report = merge(tree)?;
             more = report.is_some();
             Ok(report.unwrap_or_default())
@@ -647,17 +649,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flushes_come_first_and_the_worst_tree_of_each_kind() {
-        let wish = |task, sealed_bytes, young_runs, compaction_debt| Wish {
+    fn flush_first_then_most_urgent_of_each_task() {
+        let candidate = |task, sealed_bytes, young_runs, compaction_debt| TaskCandidate {
             task,
-            holds_log: false,
-            pressure: Pressure { sealed_bytes, sealed: 1, compaction_debt, young_runs },
+            holds_oldest_wal: false,
+            pressure: Pressure { sealed_bytes, sealed_memtables: 1, compaction_debt, l0_runs: young_runs },
         };
-        let compact = wish(Task::Compact, 0, 9, 1);
+        let compact = candidate(Task::Compact, 0, 9, 1);
         assert_eq!(most_urgent(&[]), None);
-        assert_eq!(most_urgent(&[compact, wish(Task::Flush, 1, 0, 0), wish(Task::Flush, 5, 0, 0)]), Some(2));
-        let holder = Wish { holds_log: true, ..wish(Task::Flush, 1, 0, 0) };
-        assert_eq!(most_urgent(&[wish(Task::Flush, 5, 0, 0), holder, compact]), Some(1));
-        assert_eq!(most_urgent(&[wish(Task::Compact, 0, 9, 0), compact, wish(Task::Compact, 0, 3, 99)]), Some(1));
+        assert_eq!(most_urgent(&[compact, candidate(Task::Flush, 1, 0, 0), candidate(Task::Flush, 5, 0, 0)]), Some(2));
+        let holder = TaskCandidate { holds_oldest_wal: true, ..candidate(Task::Flush, 1, 0, 0) };
+        assert_eq!(most_urgent(&[candidate(Task::Flush, 5, 0, 0), holder, compact]), Some(1));
+        assert_eq!(
+            most_urgent(&[candidate(Task::Compact, 0, 9, 0), compact, candidate(Task::Compact, 0, 3, 99)]),
+            Some(1)
+        );
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! For tools and tests: nothing is written, no lock is taken, and damage is a report and not a failure.
 //!
-//! Rooms in reading order: `report`, `decode` (for fuzzing), `blocks` (for measuring).
+//! Modules in reading order: `report`, `fuzz_decoders`, `data_blocks` (for measuring).
 
-pub(crate) mod blocks;
-pub(crate) mod decode;
+pub(crate) mod data_blocks;
+pub(crate) mod fuzz_decoders;
 pub(crate) mod report;
 
 #[doc(hidden)]
-pub use blocks::{DataBlocks, Place};
+pub use data_blocks::{DataBlockPosition, DataBlocks};
 #[doc(hidden)]
-pub use decode::{Decoder, decode};
-pub use report::{BlobReport, FileReport, TableReport, VerifyReport, blobs, file, tables, verify};
+pub use fuzz_decoders::{FuzzDecoder, decode};
+pub use report::{BlobReport, FileReport, TableReport, VerifyReport, blobs, tables, verify, verify_file};

@@ -4,30 +4,30 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::blob_ref::References;
+use crate::base::blob_pointer::BlobReferences;
 use crate::base::comparator::{BYTEWISE_NAME, Comparator};
-use crate::base::edit::{BlobMeta, BlobUse, EngineKind, FileId, TableMeta};
 use crate::base::event::DroppedAfterDamage;
-use crate::base::ledger::{Ledger, PartitionLedger};
+use crate::base::manifest_state::{ManifestState, PartitionManifestState};
+use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, TableBlobUsage, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
-use crate::blob::liveness::Liveness;
+use crate::blob::live_blobs::LiveBlobs;
 use crate::blob::reader::BlobFile;
-use crate::blob::unsealed::Unsealed;
+use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
-use crate::engine::{ReadPoints, Visible};
-use crate::manifest::{self, Manifest, NAME, TEMPORARY};
-use crate::pmem::engine::{KnownPool, PoolHome, StoredPool};
+use crate::engine::{LastVisibleSeqno, SnapshotList};
+use crate::manifest::{self, MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
+use crate::pmem::engine::{ManifestPoolInfo, PoolLocation, StoredPool};
 use crate::pmem::options::PmemOptions;
-use crate::pmem::store::{self, PoolFile};
-use crate::table::options::{DataBlockIndexType, ReadOptions};
-use crate::table::reader::Table;
+use crate::pmem::store::{self, PoolFileKind};
+use crate::table::options::{DataBlockIndexType, TableReadOptions};
+use crate::table::reader::TableReader;
 use crate::vfs::env::TestEnv;
-use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
-use crate::vfs::fs::{LOCK, RESERVE};
+use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME};
+use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{File, Fs, OpenMode};
-use crate::wal::format::{parse_name as parse_segment_name, segment_path};
-use crate::wal::payload::{check_payload, pointers};
-use crate::wal::{self, Mark, RecoveryMode, ReplayOptions};
+use crate::wal::batch_codec::{blob_pointers, check_payload};
+use crate::wal::format::{parse_segment_name, segment_path};
+use crate::wal::{self, PartitionSeqno, RecoveryMode, WalReplayOptions};
 
 /// What was found out about one file.
 #[derive(Clone, Debug)]
@@ -99,19 +99,19 @@ pub struct TableReport {
 /// # Errors
 /// `Io` or `Corruption` from the manifest.
 pub fn tables(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TableReport>> {
-    let ledger = read_ledger(fs, dir)?.0;
+    let manifest_state = read_manifest_state(fs, dir)?.0;
     let mut reports = Vec::new();
-    for partition in ledger.partitions.values() {
+    for partition in manifest_state.partitions.values() {
         for (level, table) in partition.tables.values() {
             reports.push(TableReport {
                 partition: partition.meta.name.clone(),
                 level: *level,
-                id: table.id.0,
+                id: table.number.0,
                 bytes: table.size,
                 entries: table.entries,
                 tombstones: table.tombstones,
-                smallest: table.smallest.0.clone(),
-                largest: table.largest.0.clone(),
+                smallest: table.smallest_key.0.clone(),
+                largest: table.largest_key.0.clone(),
             });
         }
     }
@@ -164,22 +164,23 @@ pub struct BlobReport {
 /// # Ok(()) }
 /// ```
 pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
-    let ledger = read_ledger(fs, dir)?.0;
+    let manifest_state = read_manifest_state(fs, dir)?.0;
     let mut reports = Vec::new();
-    for partition in ledger.partitions.values() {
-        let uses: Vec<BlobUse> = partition.tables.values().flat_map(|(_, table)| table.blobs.clone()).collect();
-        for file in partition.blobs.values() {
-            let here = |logical| file.sections.iter().any(|section| section.logical == logical);
-            let referenced: Vec<&BlobUse> = uses.iter().filter(|uses| here(uses.logical)).collect();
+    for partition in manifest_state.partitions.values() {
+        let uses: Vec<TableBlobUsage> =
+            partition.tables.values().flat_map(|(_, table)| table.blob_usage.clone()).collect();
+        for file in partition.blob_files.values() {
+            let here = |logical| file.sections.iter().any(|section| section.logical_file == logical);
+            let referenced: Vec<&TableBlobUsage> = uses.iter().filter(|uses| here(uses.logical_file)).collect();
             reports.push(BlobReport {
                 partition: partition.meta.name.clone(),
-                id: file.id.0,
+                id: file.number.0,
                 bytes: file.size,
                 values: file.sections.iter().map(|section| section.values).sum(),
                 value_bytes: file.sections.iter().map(|section| section.bytes).sum(),
                 referenced_values: referenced.iter().map(|uses| uses.count).sum(),
                 referenced_bytes: referenced.iter().map(|uses| uses.bytes).sum(),
-                logical_files: file.sections.iter().map(|section| section.logical.0).collect(),
+                logical_files: file.sections.iter().map(|section| section.logical_file.0).collect(),
             });
         }
     }
@@ -187,10 +188,10 @@ pub fn blobs(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<BlobReport>> {
     Ok(reports)
 }
 
-pub(crate) fn read_ledger(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Ledger, usize)> {
+pub(crate) fn read_manifest_state(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(ManifestState, usize)> {
     let edits = Manifest::load(Arc::clone(fs), dir)?.edits;
-    let ledger = Ledger::replay(&edits).map_err(|error| error.in_file(dir.join(NAME)))?;
-    Ok((ledger, edits.len()))
+    let manifest_state = ManifestState::replay(&edits).map_err(|error| error.in_file(dir.join(MANIFEST_NAME)))?;
+    Ok((manifest_state, edits.len()))
 }
 
 /// Reads and checks every byte of every file; `progress` hears the bytes done and the bytes in all.
@@ -205,28 +206,28 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
     let mut report = VerifyReport::default();
     for entry in entries {
         let kind = match entry.name.as_str() {
-            NAME => "manifest",
-            LOCK => "lock",
-            RESERVE => "reserve",
-            TEMPORARY => "left over",
-            name if parse_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
-            name if store::parse_name(name).is_some() => "pool",
+            MANIFEST_NAME => "manifest",
+            LOCK_FILE_NAME => "lock",
+            DISK_RESERVE_FILE_NAME => "reserve",
+            MANIFEST_TEMP_NAME => "left over",
+            name if parse_data_file_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
+            name if store::parse_pool_file_name(name).is_some() => "pool",
             _ => "unknown",
         };
         report.files.push(FileReport::new(dir.join(&entry.name), kind, entry.len));
     }
     let mut done = report.files.iter().filter(|file| file.kind != "left over").map(|file| file.bytes).sum();
     progress(done, total);
-    match read_ledger(fs, dir) {
-        Err(error) => drop(report.note(&dir.join(NAME), "manifest", 0, Err(error))),
-        Ok((ledger, edits)) => {
-            report.note(&dir.join(NAME), "manifest", edits as u64, Ok(()));
-            verify_tables(fs, dir, &ledger, &mut report, &mut |bytes| {
+    match read_manifest_state(fs, dir) {
+        Err(error) => drop(report.set_file_result(&dir.join(MANIFEST_NAME), "manifest", 0, Err(error))),
+        Ok((manifest_state, edits)) => {
+            report.set_file_result(&dir.join(MANIFEST_NAME), "manifest", edits as u64, Ok(()));
+            verify_tables(fs, dir, &manifest_state, &mut report, &mut |bytes| {
                 done += bytes;
                 progress(done, total);
             });
-            verify_pools(fs, dir, &ledger, &mut report);
-            verify_log(fs, dir, &ledger, &mut report);
+            verify_pools(fs, dir, &manifest_state, &mut report);
+            verify_wal(fs, dir, &manifest_state, &mut report);
         }
     }
     progress(total, total);
@@ -236,7 +237,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
 
 impl VerifyReport {
     /// Sets what is known of a file; one that is missing gets a report too.
-    fn note(&mut self, path: &Path, kind: &str, entries: u64, outcome: Result<()>) -> &mut FileReport {
+    fn set_file_result(&mut self, path: &Path, kind: &str, entries: u64, outcome: Result<()>) -> &mut FileReport {
         let at = self.files.iter().position(|file| file.path == path).unwrap_or_else(|| {
             self.files.push(FileReport::new(path.to_path_buf(), kind, 0));
             self.files.len() - 1
@@ -252,9 +253,9 @@ impl VerifyReport {
 }
 
 /// Stands in for a comparator that only its owner has: every order of keys is accepted.
-struct AnyOrder(String);
+struct UnknownComparator(String);
 
-impl Comparator for AnyOrder {
+impl Comparator for UnknownComparator {
     fn name(&self) -> &str {
         &self.0
     }
@@ -267,17 +268,17 @@ impl Comparator for AnyOrder {
 fn verify_tables(
     fs: &Arc<dyn Fs>,
     dir: &Path,
-    ledger: &Ledger,
+    manifest_state: &ManifestState,
     report: &mut VerifyReport,
     progress: &mut dyn FnMut(u64),
 ) {
-    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
-    for partition in ledger.partitions.values() {
-        let order = order_named(&partition.meta.comparator);
-        let mut live = Liveness::default();
+    for partition in manifest_state.partitions.values() {
+        let order = key_order_for_name(&partition.meta.comparator);
+        let mut live = LiveBlobs::default();
         for (_, meta) in partition.tables.values() {
-            let outcome = verify_table(&files, &cache, meta, &order, ledger.hash_seed);
+            let outcome = verify_table(&files, &cache, meta, &order, manifest_state.hash_seed);
             let (index_type, outcome) = match outcome {
                 Ok((index_type, references)) => {
                     live.add(&references);
@@ -285,76 +286,77 @@ fn verify_tables(
                 }
                 Err(error) => (None, Err(error)),
             };
-            report.note(&files.path(meta.id), "table", meta.entries, outcome).data_block_index_type = index_type;
+            report.set_file_result(&files.path(meta.number), "table", meta.entries, outcome).data_block_index_type =
+                index_type;
             progress(meta.size);
         }
         for meta in partition.spilled.values() {
-            let outcome = verify_table(&files, &cache, meta, &KeyOrder::bytewise(), ledger.hash_seed);
-            report.note(&files.path(meta.id), "table", meta.entries, outcome.map(drop));
+            let outcome = verify_table(&files, &cache, meta, &KeyOrder::bytewise(), manifest_state.hash_seed);
+            report.set_file_result(&files.path(meta.number), "table", meta.entries, outcome.map(drop));
             progress(meta.size);
         }
-        for (logical, _) in live.files().filter(|(logical, _)| !has_logical(partition, *logical)) {
+        for (logical, _) in live.files().filter(|(logical, _)| !has_logical_file(partition, *logical)) {
             let error = Error::corruption("tables point to this blob file, which the manifest does not know");
-            report.note(&files.blobs().path(logical), "blob", 0, Err(error));
+            report.set_file_result(&files.blob_files().path(logical), "blob", 0, Err(error));
         }
-        for meta in partition.blobs.values() {
-            let outcome = verify_blobs(&files.blobs(), &cache, meta, &live);
+        for meta in partition.blob_files.values() {
+            let outcome = verify_blob_file(&files.blob_files(), &cache, meta, &live);
             let values = outcome.as_ref().map_or(0, |values| *values);
-            report.note(&files.blobs().path(meta.id), "blob", values, outcome.map(drop));
+            report.set_file_result(&files.blob_files().path(meta.number), "blob", values, outcome.map(drop));
             progress(meta.size);
         }
     }
 }
 
 /// Checks every page and every record of the pools, and where that is known, the order of their keys.
-fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut VerifyReport) {
-    let memory = EngineKind::PmemMemory as u8;
-    let is_there = |p: &&PartitionLedger| {
-        p.meta.engine == memory || p.meta.engine == EngineKind::Pmem as u8 && p.flushed > SeqNo::ZERO
+fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, report: &mut VerifyReport) {
+    let memory = EngineKind::PmemMapped as u8;
+    let is_there = |p: &&PartitionManifestState| {
+        p.meta.engine == memory || p.meta.engine == EngineKind::Pmem as u8 && p.flushed_seqno > SeqNo::ZERO
     };
-    for partition in ledger.partitions.values().filter(is_there) {
-        let path = dir.join(PoolFile::Pool.name(partition.meta.id));
+    for partition in manifest_state.partitions.values().filter(is_there) {
+        let path = dir.join(PoolFileKind::Pool.name(partition.meta.id));
         let records = verify_pool(fs, dir, partition);
         let count = records.as_ref().map_or(0, |records| *records);
-        report.note(&path, "pool", count, records.map(drop).map_err(|error| error.in_file(&path)));
+        report.set_file_result(&path, "pool", count, records.map(drop).map_err(|error| error.in_file(&path)));
     }
 }
 
-fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionLedger) -> Result<u64> {
-    let options = PmemOptions::of_settings(&partition.meta.settings)?;
-    let visible = Visible::default();
-    let home = PoolHome {
+fn verify_pool(fs: &Arc<dyn Fs>, dir: &Path, partition: &PartitionManifestState) -> Result<u64> {
+    let options = PmemOptions::from_settings(&partition.meta.settings)?;
+    let visible = LastVisibleSeqno::default();
+    let home = PoolLocation {
         fs: Arc::clone(fs),
         env: Arc::new(TestEnv::new(0)),
         dir: dir.to_path_buf(),
         partition: partition.meta.id,
         name: partition.meta.name.clone(),
-        points: ReadPoints::new(visible.clone()),
+        snapshots: SnapshotList::new(visible.clone()),
         visible,
         read_only: true,
-        log_bytes: 0,
+        wal_bytes: 0,
     };
-    let known = KnownPool {
-        made_as_memory: partition.meta.engine == EngineKind::PmemMemory as u8,
-        flushed: partition.flushed,
+    let known = ManifestPoolInfo {
+        created_mapped: partition.meta.engine == EngineKind::PmemMapped as u8,
+        flushed_through: partition.flushed_seqno,
         file_id: partition.pool_file_id,
     };
     let stored = StoredPool::read(home, &known, &options)?;
     stored.verify(partition.meta.comparator == BYTEWISE_NAME, &options)
 }
 
-fn has_logical(partition: &PartitionLedger, logical: FileId) -> bool {
-    partition.blobs.values().flat_map(|file| &file.sections).any(|section| section.logical == logical)
+fn has_logical_file(partition: &PartitionManifestState, logical: FileNumber) -> bool {
+    partition.blob_files.values().flat_map(|file| &file.sections).any(|section| section.logical_file == logical)
 }
 
 /// Checks a blob file, and that it has every value of `live`; returns how many values it has.
-fn verify_blobs(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobMeta, live: &Liveness) -> Result<u64> {
-    let file = BlobFile::new(files.clone(), Arc::clone(cache), meta.id, meta.size);
+fn verify_blob_file(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobFileMeta, live: &LiveBlobs) -> Result<u64> {
+    let file = BlobFile::new(files.clone(), Arc::clone(cache), meta.number, meta.size);
     let values = file.verify(meta)?;
     for section in &meta.sections {
-        let Some(ordinals) = live.of(section.logical) else { continue };
-        let (mut walk, mut held) = (file.walk(section.logical)?, 0);
-        while let Some((ordinal, _)) = walk.next()? {
+        let Some(ordinals) = live.ordinals_of(section.logical_file) else { continue };
+        let (mut iter, mut held) = (file.section_iter(section.logical_file)?, 0);
+        while let Some((ordinal, _)) = iter.next()? {
             held += u64::from(ordinals.contains(ordinal));
         }
         if held != ordinals.count() {
@@ -373,11 +375,11 @@ pub(crate) fn verify_table(
     meta: &TableMeta,
     order: &KeyOrder,
     hash_seed: u64,
-) -> Result<(Option<DataBlockIndexType>, References)> {
-    let options = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: false };
+) -> Result<(Option<DataBlockIndexType>, BlobReferences)> {
+    let options = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
     let (files, cache) = (Arc::clone(files), Arc::clone(cache));
-    let path = files.path(meta.id);
-    let table = Table::open(files, cache, meta, order.clone(), hash_seed, options);
+    let path = files.path(meta.number);
+    let table = TableReader::open(files, cache, meta, order.clone(), hash_seed, options);
     let verified = table.and_then(|table| {
         table.verify()?;
         Ok((table.properties().data_block_index_type, table.blob_references()?))
@@ -385,42 +387,42 @@ pub(crate) fn verify_table(
     verified.map_err(|error| error.in_file(path))
 }
 
-fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut VerifyReport) {
-    let options = ReplayOptions {
+fn verify_wal(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, report: &mut VerifyReport) {
+    let options = WalReplayOptions {
         mode: RecoveryMode::Strict,
-        live: ledger.segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
-        log_end: ledger.log_end,
+        listed_segments: manifest_state.wal_segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
+        wal_end: manifest_state.wal_end,
         // All of it is read, also what no partition needs.
-        durable: Mark { seqno: ledger.durable(), partition: String::new() },
-        files_end: ledger.files_end(),
-        ..ReplayOptions::default()
+        durable_through: PartitionSeqno { seqno: manifest_state.durable_seqno(), partition: String::new() },
+        file_number_limit: manifest_state.file_number_limit(),
+        ..WalReplayOptions::default()
     };
-    for file in ledger.segments.values() {
-        report.note(&segment_path(dir, *file), "log", 0, Ok(()));
+    for file in manifest_state.wal_segments.values() {
+        report.set_file_result(&segment_path(dir, *file), "log", 0, Ok(()));
     }
-    let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectPolicy::never()).blobs();
-    let mut unsealed = Unsealed::new(ledger, files.clone(), Arc::new(BlockCache::new(0)));
-    let mut check = |commit: wal::LogCommit<'_>| {
-        check_payload(commit.payload, commit.count)?;
-        unsealed.check(&pointers(&commit)?)
+    let files = DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never()).blob_files();
+    let mut unsealed = UnfinishedBlobFiles::new(manifest_state, files.clone(), Arc::new(BlockCache::new(0)));
+    let mut check = |commit: wal::WalCommit<'_>| {
+        check_payload(commit.payload, commit.seqno_count)?;
+        unsealed.check_commit(&blob_pointers(&commit)?)
     };
-    let replayed = wal::replay(Arc::clone(fs), dir, ledger.id, options, &mut check);
-    for (id, found) in unsealed.found() {
-        report.note(&files.path(id), "blob", found.frames.len() as u64, Ok(()));
+    let replayed = wal::replay(Arc::clone(fs), dir, manifest_state.id, options, &mut check);
+    for (id, found) in unsealed.unfinished_files() {
+        report.set_file_result(&files.path(id), "blob", found.frames.len() as u64, Ok(()));
     }
     match replayed {
         Ok(replayed) => {
             for segment in &replayed.segments {
-                report.note(&segment_path(dir, segment.file), "log", 0, Ok(()));
+                report.set_file_result(&segment_path(dir, segment.file), "log", 0, Ok(()));
             }
             if let Some(first) = replayed.segments.first() {
-                report.note(&segment_path(dir, first.file), "log", replayed.commits, Ok(()));
+                report.set_file_result(&segment_path(dir, first.file), "log", replayed.commits, Ok(()));
             }
             report.dropped_after_damage = replayed.dropped_after_damage;
         }
         Err(error) => {
             let path = error.file().map_or_else(|| dir.to_path_buf(), Path::to_path_buf);
-            report.note(&path, "log", 0, Err(error));
+            report.set_file_result(&path, "log", 0, Err(error));
         }
     }
 }
@@ -429,7 +431,7 @@ fn verify_log(fs: &Arc<dyn Fs>, dir: &Path, ledger: &Ledger, report: &mut Verify
 ///
 /// # Errors
 /// `Io` where it cannot be read; damage stands in the report.
-pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
+pub fn verify_file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let path = &*fs.absolute(path)?;
     let open = fs.open(path, OpenMode::Read)?;
     let bytes = open.length()?;
@@ -437,12 +439,16 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let n = open.read_at(&mut magic, 0)?;
     let dir = path.parent().unwrap_or(Path::new("."));
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let (kind, outcome) = match (&magic[..n], parse_name(name)) {
-        (b"AZEKTBL\n", Some((DataKind::Table, id))) => ("table", file_of_table(fs, dir, id)),
-        (b"AZEKBLB\n", Some((DataKind::Blob, id))) => ("blob", file_of_blobs(fs, dir, id).map(|values| (values, None))),
-        (b"AZEKWAL\n", _) => ("log", read_whole(&*open, bytes).and_then(|b| Ok((wal::scan_bytes(&b)?.commits, None)))),
+    let (kind, outcome) = match (&magic[..n], parse_data_file_name(name)) {
+        (b"AZEKTBL\n", Some((DataFileKind::Table, id))) => ("table", verify_lone_table(fs, dir, id)),
+        (b"AZEKBLB\n", Some((DataFileKind::Blob, id))) => {
+            ("blob", verify_lone_blob_file(fs, dir, id).map(|values| (values, None)))
+        }
+        (b"AZEKWAL\n", _) => {
+            ("log", read_whole(&*open, bytes).and_then(|b| Ok((wal::scan_segment_bytes(&b)?.commits, None))))
+        }
         (b"AZEKMAN\n", _) => {
-            let edits = |b: Vec<u8>| Ok((manifest::decode(&b)?.edits.len() as u64, None));
+            let edits = |b: Vec<u8>| Ok((manifest::decode_manifest(&b)?.edits.len() as u64, None));
             ("manifest", read_whole(&*open, bytes).and_then(edits))
         }
         _ => ("unknown", Ok((0, None))),
@@ -455,19 +461,19 @@ pub fn file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     Ok(report)
 }
 
-fn file_of_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<(u64, Option<DataBlockIndexType>)> {
-    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectPolicy::never()));
+fn verify_lone_table(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result<(u64, Option<DataBlockIndexType>)> {
+    let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()));
     let cache = Arc::new(BlockCache::new(0));
-    let meta = Table::describe(&files, &cache, id)?;
-    let comparator = Table::comparator(&files, &cache, id)?;
-    let (index_type, _) = verify_table(&files, &cache, &meta, &order_named(&comparator), 0)?;
+    let meta = TableReader::read_meta(&files, &cache, id)?;
+    let comparator = TableReader::read_comparator_name(&files, &cache, id)?;
+    let (index_type, _) = verify_table(&files, &cache, &meta, &key_order_for_name(&comparator), 0)?;
     Ok((meta.entries, index_type))
 }
 
-fn file_of_blobs(fs: &Arc<dyn Fs>, dir: &Path, id: FileId) -> Result<u64> {
-    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectPolicy::never()).blobs();
+fn verify_lone_blob_file(fs: &Arc<dyn Fs>, dir: &Path, id: FileNumber) -> Result<u64> {
+    let files = DataFiles::tables(Arc::clone(fs), dir, 1, DirectIoPolicy::never()).blob_files();
     let cache = Arc::new(BlockCache::new(0));
-    let meta = BlobFile::describe(&files, &cache, id)?;
+    let meta = BlobFile::read_meta(&files, &cache, id)?;
     BlobFile::new(files, cache, id, meta.size).verify(&meta)
 }
 
@@ -480,9 +486,9 @@ fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
 }
 
 /// The order of that name, as far as it is known here.
-fn order_named(comparator: &str) -> KeyOrder {
+fn key_order_for_name(comparator: &str) -> KeyOrder {
     match comparator {
         BYTEWISE_NAME => KeyOrder::bytewise(),
-        name => KeyOrder::custom(Arc::new(AnyOrder(name.to_owned()))),
+        name => KeyOrder::custom(Arc::new(UnknownComparator(name.to_owned()))),
     }
 }

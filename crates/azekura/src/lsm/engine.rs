@@ -2,102 +2,104 @@
 
 use std::sync::Arc;
 
-use crate::base::blob_ref::BlobRef;
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::{EntryRef, RecordKind, Result, SeqNo};
-use crate::cursor::Cursor;
-use crate::engine::{Engine, Host, KeyBounds, Pressure, ReadPoint, Room, Task, TaskReport, Values, View};
-use crate::lsm::blobs::early::EarlyMap;
-use crate::lsm::blobs::handle::BlobHandle;
-use crate::lsm::blobs::resolve::{BlobValues, no_such_file};
+use crate::engine::{
+    BlobResolver, Engine, EngineHost, EngineView, KeyBounds, Pressure, ReadSeqno, RecordReservation, Task, TaskReport,
+};
+use crate::iter::InternalIter;
+use crate::lsm::blob::direct_file::DirectBlobFiles;
+use crate::lsm::blob::handle::BlobHandle;
+use crate::lsm::blob::resolver::{ReadAheadBlobResolver, missing_blob_file_error};
 use crate::lsm::compaction::leveled;
-use crate::lsm::handle::TreeContext;
 use crate::lsm::super_version::SuperVersion;
+use crate::lsm::table_handle::TreeContext;
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
-use crate::table::source::Value;
+use crate::table::block_fetcher::BlockValue;
 
 /// The tree at one moment: it keeps the memtables and the tables that were there.
-struct TreeView {
-    now: SuperVersion,
+struct LsmView {
+    super_version: SuperVersion,
     context: Arc<TreeContext>,
 }
 
-impl View for TreeView {
-    fn cursor(&self, _at: SeqNo, _bounds: KeyBounds<'_>) -> Result<Box<dyn Cursor>> {
-        Ok(self.now.cursor(&self.context))
+impl EngineView for LsmView {
+    fn iter(&self, _at: SeqNo, _bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>> {
+        Ok(self.super_version.iter(&self.context))
     }
 
-    fn values(&self) -> Box<dyn Values> {
-        Box::new(BlobValues::new(&self.now))
+    fn blob_resolver(&self) -> Box<dyn BlobResolver> {
+        Box::new(ReadAheadBlobResolver::new(&self.super_version))
     }
 }
 
 /// What a lookup found.
-enum Found {
-    Here(Slice),
+enum LookupValue {
+    Inline(Slice),
     /// In that file, which is held.
-    Elsewhere(BlobRef, Arc<BlobHandle>),
+    InBlobFile(BlobPointer, Arc<BlobHandle>),
     /// In a file that was not there yet when the super version was taken.
-    Nowhere(BlobRef, Arc<EarlyMap>),
+    UnknownBlobFile(BlobPointer, Arc<DirectBlobFiles>),
 }
 
 impl Engine for LsmTree {
-    fn apply(&self, entry: EntryRef<'_>, _room: Option<Room>) -> Result<bool> {
+    fn apply(&self, entry: EntryRef<'_>, _room: Option<RecordReservation>) -> Result<bool> {
         self.insert(entry)
     }
 
-    fn get(&self, key: &[u8], at: ReadPoint) -> Result<Option<Slice>> {
+    fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>> {
         loop {
             let found = self.current.with_pin(|now, pin| {
-                let read = |kind: RecordKind, value: Value<'_>| match kind {
+                let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
                     RecordKind::BlobPointer => {
-                        let pointer = BlobRef::decode(&value)?;
-                        Ok(match now.blob_file(pointer.logical) {
-                            Some(handle) => Found::Elsewhere(pointer, Arc::clone(handle)),
-                            None => Found::Nowhere(pointer, Arc::clone(&now.early)),
+                        let pointer = BlobPointer::decode(&value)?;
+                        Ok(match now.blob_file(pointer.logical_file) {
+                            Some(handle) => LookupValue::InBlobFile(pointer, Arc::clone(handle)),
+                            None => LookupValue::UnknownBlobFile(pointer, Arc::clone(&now.direct_blobs)),
                         })
                     }
-                    _ => Ok(Found::Here(value.to_slice())),
+                    _ => Ok(LookupValue::Inline(value.to_slice())),
                 };
                 now.find(&self.context, key, at, pin, read)
             })?;
             match found.transpose()? {
                 None => return Ok(None),
-                Some(Found::Here(value)) => return Ok(Some(value)),
+                Some(LookupValue::Inline(value)) => return Ok(Some(value)),
                 // Without the pin: reading a file would hold up all that waits to be freed.
-                Some(Found::Elsewhere(pointer, handle)) => return handle.file().read(&pointer, true).map(Some),
+                Some(LookupValue::InBlobFile(pointer, handle)) => return handle.file().read(&pointer, true).map(Some),
                 // A file was begun, and the record published, after the super version was taken and before the moment
                 // was: the next one has it.
-                Some(Found::Nowhere(pointer, early)) => {
-                    if self.current.with(|now| Arc::ptr_eq(&now.early, &early)) {
-                        return Err(no_such_file(&pointer));
+                Some(LookupValue::UnknownBlobFile(pointer, direct_blobs)) => {
+                    if self.current.with(|now| Arc::ptr_eq(&now.direct_blobs, &direct_blobs)) {
+                        return Err(missing_blob_file_error(&pointer));
                     }
                 }
             }
         }
     }
 
-    fn size_of(&self, key: &[u8], at: ReadPoint) -> Result<Option<u32>> {
-        let read = |kind: RecordKind, value: Value<'_>| match kind {
-            RecordKind::BlobPointer => BlobRef::decode(&value).map(|pointer| pointer.len),
+    fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>> {
+        let read = |kind: RecordKind, value: BlockValue<'_>| match kind {
+            RecordKind::BlobPointer => BlobPointer::decode(&value).map(|pointer| pointer.value_len),
             // Values are at most 4 GiB - 1, so the cast loses nothing.
             _ => Ok(value.len() as u32),
         };
         self.current.with_pin(|now, pin| now.find(&self.context, key, at, pin, read))?.transpose()
     }
 
-    fn view(&self) -> Box<dyn View> {
-        Box::new(TreeView { now: self.current.get(), context: Arc::clone(&self.context) })
+    fn view(&self) -> Box<dyn EngineView> {
+        Box::new(LsmView { super_version: self.current.get(), context: Arc::clone(&self.context) })
     }
 
     fn flushed_through(&self) -> SeqNo {
-        self.current.with(|now| now.flushed)
+        self.current.with(|now| now.flushed_through)
     }
 
     fn first_unflushed(&self) -> Option<SeqNo> {
         self.current.with(|now| {
             let oldest = now.sealed.last().unwrap_or(&now.active);
-            (!oldest.is_empty()).then(|| oldest.lowest_seqno())
+            (!oldest.is_empty()).then(|| oldest.smallest_seqno())
         })
     }
 
@@ -113,23 +115,24 @@ impl Engine for LsmTree {
             return None;
         }
         let may = |task| !held.contains(&task);
-        if may(Task::Flush) && self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flushing.is_busy()) {
+        if may(Task::Flush) && self.current.with(|now| !now.sealed.is_empty()) && (forced || !self.flush_lock.is_held())
+        {
             return Some(Task::Flush);
         }
-        if self.compacting.is_busy() {
+        if self.compaction_lock.is_held() {
             return (forced && may(Task::Compact)).then_some(Task::Compact);
         }
-        if may(Task::Compact) && self.wants_compaction(forced) {
+        if may(Task::Compact) && self.needs_compaction(forced) {
             return Some(Task::Compact);
         }
-        (!forced && may(Task::Collect) && self.wants_collection()).then_some(Task::Collect)
+        (!forced && may(Task::BlobGc) && self.needs_blob_gc()).then_some(Task::BlobGc)
     }
 
-    fn run(&self, task: Task, forced: bool, host: &dyn Host) -> Result<TaskReport> {
+    fn run(&self, task: Task, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
         match task {
             Task::Flush => self.flush(forced, host),
             Task::Compact => self.compact(forced, host),
-            Task::Collect => self.collect_by_itself(forced, host),
+            Task::BlobGc => self.run_automatic_blob_gc(forced, host),
         }
     }
 
@@ -137,9 +140,9 @@ impl Engine for LsmTree {
         let options = self.options();
         self.current.with(|now| Pressure {
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
-            sealed: now.sealed.len(),
-            compaction_debt: leveled::debt(&now.version, &options.compaction),
-            young_runs: now.version.level(0).runs.len(),
+            sealed_memtables: now.sealed.len(),
+            compaction_debt: leveled::compaction_debt(&now.version, &options.compaction),
+            l0_runs: now.version.level(0).runs.len(),
         })
     }
 }

@@ -7,40 +7,41 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::base::edit::{Edit, FileId};
+use crate::base::version_edit::{FileNumber, VersionEdit};
 use crate::base::{Result, SeqNo};
-use crate::cursor::Cursor;
-use crate::cursor::merge::MergeCursor;
-use crate::engine::{Host, TaskReport};
-use crate::lsm::blobs::early::EarlyFile;
-use crate::lsm::blobs::handle::BlobHandle;
-use crate::lsm::handle::TableHandle;
-use crate::lsm::metrics::Counters;
-use crate::lsm::older::Older;
+use crate::engine::{EngineHost, TaskReport};
+use crate::iter::InternalIter;
+use crate::iter::merge::MergingIter;
+use crate::lsm::blob::direct_file::DirectBlobFile;
+use crate::lsm::blob::handle::BlobHandle;
+use crate::lsm::compaction_iter::CompactionIter;
+use crate::lsm::metrics::LsmCounters;
+use crate::lsm::older::OlderRuns;
 use crate::lsm::options::LsmOptions;
-use crate::lsm::output::{Finished, Output, OutputPlan};
-use crate::lsm::retain::Retain;
-use crate::lsm::rewrite::Rewrite;
-use crate::lsm::slot::lock;
+use crate::lsm::pending_outputs::UncommittedFlush;
+use crate::lsm::retain::VersionDropRules;
 use crate::lsm::super_version::SuperVersion;
+use crate::lsm::table_handle::TableHandle;
+use crate::lsm::table_output::{FinishedOutputs, OutputOptions, TableOutputWriter};
+use crate::lsm::task_lock::lock;
 use crate::lsm::tree::LsmTree;
-use crate::lsm::version::Change;
-use crate::lsm::written::Written;
+use crate::lsm::version::VersionChange;
 use crate::memtable::Memtable;
 
 impl LsmTree {
     /// Writes all memtables that are sealed now as one run. `wait` says what to do while another flush runs.
-    pub(crate) fn flush(&self, wait: bool, host: &dyn Host) -> Result<TaskReport> {
-        let Some(_occupied) = self.flushing.occupy(wait) else { return Ok(TaskReport::default()) };
+    pub(crate) fn flush(&self, wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
+        let Some(_occupied) = self.flush_lock.acquire(wait) else { return Ok(TaskReport::default()) };
         self.check_open()?;
         let uncommitted = lock(&self.uncommitted_flush).take();
-        let Some(mut written) = uncommitted.map_or_else(|| self.write_sealed(host), |written| Ok(Some(written)))?
+        let Some(mut written) =
+            uncommitted.map_or_else(|| self.write_sealed_memtables(host), |written| Ok(Some(written)))?
         else {
             return Ok(TaskReport::default());
         };
         if let Err(error) = self.commit_flush(&mut written, host) {
             // Files that an edit may name stay, and so does the edit.
-            if written.unnamed.is_none() {
+            if written.pending.is_none() {
                 *lock(&self.uncommitted_flush) = Some(written);
             }
             return Err(error);
@@ -48,105 +49,118 @@ impl LsmTree {
         let bytes_written = written.blob_bytes + written.tables.iter().map(|table| table.size).sum::<u64>();
         let report =
             TaskReport { level: 0, tables: written.tables.len() as u64, bytes_written, ..TaskReport::default() };
-        self.publish_flush(written);
-        Counters::add(&self.counters.flushes, 1);
-        Counters::add(&self.counters.flushed_bytes, bytes_written);
+        self.install_flush(written);
+        LsmCounters::add(&self.counters.flushes, 1);
+        LsmCounters::add(&self.counters.flushed_bytes, bytes_written);
         Ok(report)
     }
 
-    fn commit_flush(&self, written: &mut Written, host: &dyn Host) -> Result<()> {
+    fn commit_flush(&self, written: &mut UncommittedFlush, host: &dyn EngineHost) -> Result<()> {
         // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent
         // too.
-        host.make_log_durable(written.through)?;
+        host.sync_wal_through(written.through)?;
         let partition = self.context.partition;
         let tables = written.tables.iter();
-        let added = tables.map(|table| Edit::TableAdded { partition, level: 0, table: table.clone() });
-        let blobs = written.blobs.iter().map(|file| Edit::BlobFileAdded { partition, file: file.clone() });
-        let edits: Vec<Edit> = blobs
+        let added = tables.map(|table| VersionEdit::TableAdded { partition, level: 0, table: table.clone() });
+        let blobs = written.blobs.iter().map(|file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
+        let edits: Vec<VersionEdit> = blobs
             .chain(added)
-            .chain([Edit::Flushed { partition, through: self.complete_through(written, host) }])
+            .chain([VersionEdit::Flushed { partition, through: self.max_flushed_seqno(written, host) }])
             .collect();
         self.check_open()?;
-        if let Some(unnamed) = written.unnamed.take() {
-            unnamed.keep();
+        if let Some(pending) = written.pending.take() {
+            pending.release();
         }
         host.commit_edits(&edits)
     }
 
     /// Every record of the partition up to here is in tables once `written` is, and the log is durable up to here: this
     /// may be beyond the last record of the partition. The further it is, the less of a damaged log is needed.
-    fn complete_through(&self, written: &Written, host: &dyn Host) -> SeqNo {
+    fn max_flushed_seqno(&self, written: &UncommittedFlush, host: &dyn EngineHost) -> SeqNo {
         // Before the memtables: what is visible is in one.
-        let visible = host.read_points().last().copied().unwrap_or_default();
+        let visible = host.snapshot_seqnos().last().copied().unwrap_or_default();
         let first = self.current.with(|now| {
             let is_written = |memtable: &Arc<Memtable>| written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
             let others = now.sealed.iter().filter(|memtable| !is_written(memtable)).chain([&now.active]);
-            others.filter(|memtable| !memtable.is_empty()).map(|memtable| memtable.lowest_seqno()).min()
+            others.filter(|memtable| !memtable.is_empty()).map(|memtable| memtable.smallest_seqno()).min()
         });
         let complete = first.map_or(visible, |first| visible.min(SeqNo(first.0.saturating_sub(1))));
-        written.through.max(complete.min(host.log_durable()))
+        written.through.max(complete.min(host.wal_synced_through()))
     }
 
-    fn write_sealed(&self, host: &dyn Host) -> Result<Option<Written>> {
+    fn write_sealed_memtables(&self, host: &dyn EngineHost) -> Result<Option<UncommittedFlush>> {
         let before = self.current.get();
-        let Some(through) = before.sealed.iter().map(|memtable| memtable.highest_seqno()).max() else {
+        let Some(through) = before.sealed.iter().map(|memtable| memtable.largest_seqno()).max() else {
             return Ok(None);
         };
-        let mut rewrite = self.rewrite_of(&before, &self.options(), host);
+        let mut rewrite = self.flush_iter(&before, &self.options(), host);
         while !rewrite.step(u64::MAX)? {}
-        let Finished { tables, mut blobs, mut unnamed } = rewrite.finish()?;
+        let FinishedOutputs { tables, mut blobs, mut pending } = rewrite.finish()?;
         let blob_bytes = blobs.iter().map(|file| file.size).sum();
         // Early files that only memory points into, or nothing any more, are left as they are. The others end: what of
         // them is acknowledged is made durable with the log first, where a failure says so to everybody.
-        let uses: BTreeSet<FileId> = tables.iter().flat_map(|table| &table.blobs).map(|uses| uses.logical).collect();
-        let ended = self.current.with(|now| now.early.among(&uses));
+        let uses: BTreeSet<FileNumber> =
+            tables.iter().flat_map(|table| &table.blob_usage).map(|uses| uses.logical_file).collect();
+        let ended = self.current.with(|now| now.direct_blobs.select(&uses));
         if !ended.is_empty() {
-            host.make_log_durable(through)?;
+            host.sync_wal_through(through)?;
             for file in &ended {
-                blobs.push(self.end_early(file, &mut unnamed, host.now_ms())?);
+                blobs.push(self.finish_direct_blob_file(file, &mut pending, host.now_ms())?);
             }
         }
-        let (sealed, unnamed) = (before.sealed, Some(unnamed));
-        Ok(Some(Written { sealed, through, tables, blobs, blob_bytes, ended, unnamed }))
+        let (sealed, pending) = (before.sealed, Some(pending));
+        Ok(Some(UncommittedFlush { sealed, through, tables, blobs, blob_bytes, finished_direct_blobs: ended, pending }))
     }
 
-    fn rewrite_of(&self, before: &SuperVersion, options: &LsmOptions, host: &dyn Host) -> Rewrite {
+    fn flush_iter(&self, before: &SuperVersion, options: &LsmOptions, host: &dyn EngineHost) -> CompactionIter {
         let context = &self.context;
-        let children = before.sealed.iter().map(|memtable| Box::new(memtable.cursor()) as Box<dyn Cursor>).collect();
-        let cursor = MergeCursor::new(context.order.clone(), children);
-        let retain = Retain::new(host.read_points());
-        let older = Older::new(context.order.clone(), before.version.runs().map(Arc::clone).collect());
-        let plan = OutputPlan {
-            options: options.table_at(0),
-            table_size: options.compaction.table_size,
+        let children =
+            before.sealed.iter().map(|memtable| Box::new(memtable.iter()) as Box<dyn InternalIter>).collect();
+        let cursor = MergingIter::new(context.order.clone(), children);
+        let retain = VersionDropRules::new(host.snapshot_seqnos());
+        let older = OlderRuns::new(context.order.clone(), before.version.runs().map(Arc::clone).collect());
+        let plan = OutputOptions {
+            table: options.table_options(0),
+            target_file_size: options.compaction.target_file_size,
             created_ms: host.now_ms(),
-            neighbours: Vec::new(),
+            output_level_boundaries: Vec::new(),
             separation: options.kv_separation.clone(),
         };
-        Rewrite::new(cursor, context.order.clone(), retain, older, false, Output::new(Arc::clone(context), plan))
+        CompactionIter::new(
+            cursor,
+            context.order.clone(),
+            retain,
+            older,
+            false,
+            TableOutputWriter::new(Arc::clone(context), plan),
+        )
     }
 
-    fn publish_flush(&self, written: Written) {
+    fn install_flush(&self, written: UncommittedFlush) {
         let read = self.options().read_options(0);
         let handle = |meta| TableHandle::new(meta, None, Arc::clone(&self.context), read);
         let flushed = written.tables.into_iter().map(handle).collect();
         let added: Vec<Arc<BlobHandle>> =
             written.blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
         // One whose values were carried over to another file is of no use any more.
-        let is_named = |early: &EarlyFile| added.iter().any(|file| file.meta().id == early.id);
-        written.ended.iter().filter(|early| !is_named(early)).for_each(|early| early.doom());
+        let is_named = |direct_blobs: &DirectBlobFile| added.iter().any(|file| file.meta().number == direct_blobs.id);
+        written
+            .finished_direct_blobs
+            .iter()
+            .filter(|direct_blobs| !is_named(direct_blobs))
+            .for_each(|direct_blobs| direct_blobs.mark_obsolete());
         self.current.replace(|now| {
-            let change = Change { flushed, blobs_added: added, ..Change::default() };
+            let change = VersionChange { flushed, blobs_added: added, ..VersionChange::default() };
             let stays = |memtable: &&Arc<Memtable>| !written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
             SuperVersion {
                 active: Arc::clone(&now.active),
                 sealed: now.sealed.iter().filter(stays).map(Arc::clone).collect(),
-                version: Arc::new(now.version.with(change, &self.context.order)),
-                early: now.early.without(&written.ended),
-                flushed: now.flushed.max(written.through),
+                version: Arc::new(now.version.with_changes(change, &self.context.order)),
+                direct_blobs: now.direct_blobs.with_removed(&written.finished_direct_blobs),
+                flushed_through: now.flushed_through.max(written.through),
             }
         });
         // Only now: who finds a file not counted finds its references in the version.
-        self.flushed_pointers(&written.sealed);
+        self.release_flushed_pointers(&written.sealed);
     }
 }

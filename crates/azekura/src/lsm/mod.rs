@@ -11,27 +11,27 @@
 //!   the graveyard only when neither does any more; nothing else removes files;
 //! - a task that fails leaves the tree as it was, and can be tried again.
 //!
-//! Rooms in reading order: [`tree`], [`options`], [`super_version`], [`version`], [`handle`], [`blobs`] (key-value
-//! separation), [`read`], [`retain`], [`older`], [`written`], [`output`], [`rewrite`], [`flush`], [`compaction`],
-//! [`collect`] (blob files), [`engine`], [`metrics`], [`slot`].
+//! Rooms in reading order: [`tree`], [`options`], [`super_version`], [`version`], [`table_handle`], [`blob`] (key-value
+//! separation), [`read`], [`retain`], [`older`], [`pending_outputs`], [`table_output`], [`compaction_iter`], [`flush`],
+//! [`compaction`], [`blob_gc`] (blob files), [`engine`], [`metrics`], [`task_lock`].
 
-pub(crate) mod blobs;
-pub(crate) mod collect;
+pub(crate) mod blob;
+pub(crate) mod blob_gc;
 pub(crate) mod compaction;
+pub(crate) mod compaction_iter;
 pub(crate) mod engine;
 pub(crate) mod flush;
-pub(crate) mod handle;
 pub(crate) mod metrics;
 pub(crate) mod older;
 pub(crate) mod options;
-pub(crate) mod output;
+pub(crate) mod pending_outputs;
 pub(crate) mod read;
 pub(crate) mod retain;
-pub(crate) mod rewrite;
-pub(crate) mod slot;
 pub(crate) mod super_version;
+pub(crate) mod table_handle;
+pub(crate) mod table_output;
+pub(crate) mod task_lock;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
 pub(crate) mod version;
-pub(crate) mod written;

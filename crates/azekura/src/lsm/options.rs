@@ -2,8 +2,8 @@
 
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
-use crate::lsm::blobs::options::KvSeparationOptions;
-use crate::table::options::{ReadOptions, TableOptions};
+use crate::lsm::blob::options::KvSeparationOptions;
+use crate::table::options::{TableOptions, TableReadOptions};
 
 /// The settings of one LSM tree; a change applies to what is written from then on, and to how tables are held that were
 /// not used yet.
@@ -39,35 +39,35 @@ impl LsmOptions {
     }
 
     /// The table options for `level`.
-    pub(crate) fn table_at(&self, level: u8) -> TableOptions {
+    pub(crate) fn table_options(&self, level: u8) -> TableOptions {
         TableOptions { compression: self.compression_at(level), ..self.table.clone() }
     }
 
     /// Values of so many bytes are written to a blob file ahead of their commit.
-    pub(crate) fn early_from(&self) -> u64 {
-        let apart = self.kv_separation.as_ref();
-        apart.map_or(u64::MAX, |apart| u64::from(apart.threshold.max(apart.early_from)))
+    pub(crate) fn direct_write_threshold(&self) -> u64 {
+        let separation = self.kv_separation.as_ref();
+        separation.map_or(u64::MAX, |separation| u64::from(separation.threshold.max(separation.direct_write_threshold)))
     }
 
     /// How tables are opened that are on `level` then.
-    pub(crate) fn read_options(&self, level: u8) -> ReadOptions {
-        ReadOptions::at(&self.table, level)
+    pub(crate) fn read_options(&self, level: u8) -> TableReadOptions {
+        TableReadOptions::for_level(&self.table, level)
     }
 }
 
 /// The settings of leveled compaction: level 0 takes flushes as they come, every deeper level is one sorted run, and
-/// each is allowed `level_ratio` times as many bytes as the one above.
+/// each is allowed `level_size_multiplier` times as many bytes as the one above.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeveledOptions {
     /// Level 0 is merged down when it has this many runs, 1..=1,000. Default 4.
-    pub l0_trigger: u32,
+    pub l0_compaction_trigger: u32,
     /// Tables are cut at this many bytes, at the next user key; 4 KiB to 16 GiB. Default 64 MiB.
-    pub table_size: u64,
+    pub target_file_size: u64,
     /// How many times larger each level may be than the one above, 2..=100. Default 10.
-    pub level_ratio: u32,
+    pub level_size_multiplier: u32,
     /// The level that level 0 is merged into may hold this many bytes; until there are more, it is the bottom; 4 KiB to
     /// 1 TiB. Default 256 MiB.
-    pub base_size: u64,
+    pub base_level_size: u64,
 }
 
 impl LeveledOptions {
@@ -75,10 +75,10 @@ impl LeveledOptions {
     /// `Invalid` for options out of their range.
     pub(crate) fn check(&self) -> Result<()> {
         let ranges = [
-            ("l0_trigger", u64::from(self.l0_trigger), 1..=1_000),
-            ("table_size", self.table_size, 4 << 10..=16 << 30),
-            ("level_ratio", u64::from(self.level_ratio), 2..=100),
-            ("base_size", self.base_size, 4 << 10..=1 << 40),
+            ("l0_trigger", u64::from(self.l0_compaction_trigger), 1..=1_000),
+            ("table_size", self.target_file_size, 4 << 10..=16 << 30),
+            ("level_ratio", u64::from(self.level_size_multiplier), 2..=100),
+            ("base_size", self.base_level_size, 4 << 10..=1 << 40),
         ];
         for (name, value, range) in ranges {
             if !range.contains(&value) {
@@ -92,7 +92,12 @@ impl LeveledOptions {
 
 impl Default for LeveledOptions {
     fn default() -> LeveledOptions {
-        LeveledOptions { l0_trigger: 4, table_size: 64 << 20, level_ratio: 10, base_size: 256 << 20 }
+        LeveledOptions {
+            l0_compaction_trigger: 4,
+            target_file_size: 64 << 20,
+            level_size_multiplier: 10,
+            base_level_size: 256 << 20,
+        }
     }
 }
 
@@ -101,12 +106,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_given_level_stands_for_deeper_ones() {
+    fn last_given_codec_serves_deeper_levels() {
         let mut options = LsmOptions::default();
         assert_eq!(options.compression_at(3), options.table.compression);
         options.compression_per_level = vec![CompressionType::None, CompressionType::Miniz(3)];
         assert_eq!(options.compression_at(0), CompressionType::None);
         assert_eq!(options.compression_at(6), CompressionType::Miniz(3));
-        assert_eq!(options.table_at(6).compression, CompressionType::Miniz(3));
+        assert_eq!(options.table_options(6).compression, CompressionType::Miniz(3));
     }
 }

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::base::part::Part;
-use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
-use crate::cursor::Cursor;
-use crate::cursor::merge::MergeCursor;
-use crate::engine::ReadPoint;
-use crate::lsm::handle::{TableHandle, TreeContext};
+use crate::base::shared_bytes::SharedBytes;
+use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::engine::ReadSeqno;
+use crate::iter::InternalIter;
+use crate::iter::merge::MergingIter;
 use crate::lsm::super_version::SuperVersion;
-use crate::lsm::version::{Described, Run, Version};
+use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::version::{HasTableMeta, SortedRun, Version};
 use crate::mem::epoch::Pin;
-use crate::table::cursor::TableCursor;
-use crate::table::reader::Lookup;
-use crate::table::source::Value;
+use crate::table::block_fetcher::BlockValue;
+use crate::table::iter::TableIter;
+use crate::table::reader::PointLookup;
 
 impl SuperVersion {
     /// Shows `read` the value of `key` as of `at`, or the pointer to it, where it lies. Memtables are asked first, from
@@ -24,18 +24,18 @@ impl SuperVersion {
         &self,
         context: &TreeContext,
         key: &[u8],
-        at: ReadPoint,
+        at: ReadSeqno,
         pin: &Pin,
-        read: impl FnOnce(RecordKind, Value<'_>) -> R,
+        read: impl FnOnce(RecordKind, BlockValue<'_>) -> R,
     ) -> Result<Option<R>> {
         let at = match at {
-            ReadPoint::Latest => context.visible.get(),
-            ReadPoint::At(seqno) => seqno,
+            ReadSeqno::Latest => context.last_visible.get(),
+            ReadSeqno::At(seqno) => seqno,
         };
-        let lookup = Lookup::new(key, at, &context.order, context.hash_seed);
+        let lookup = PointLookup::new(key, at, &context.order, context.hash_seed);
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
             if let Some(entry) = memtable.get(key, lookup.hash, at) {
-                return Ok(entry.kind.is_value().then(|| read(entry.kind, Value::loose(entry.value))));
+                return Ok(entry.kind.is_value().then(|| read(entry.kind, BlockValue::unpinned(entry.value))));
             }
         }
         find_in_tables(&self.version, &context.order, &lookup, pin, read)
@@ -43,19 +43,19 @@ impl SuperVersion {
 
     /// A cursor over everything that is there now; it keeps the tables it walks. What a memtable gets later, no moment
     /// that was chosen before can show.
-    pub(crate) fn cursor(&self, context: &TreeContext) -> Box<dyn Cursor> {
-        let mut children: Vec<Box<dyn Cursor>> = Vec::new();
+    pub(crate) fn iter(&self, context: &TreeContext) -> Box<dyn InternalIter> {
+        let mut children: Vec<Box<dyn InternalIter>> = Vec::new();
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
             if !memtable.is_empty() {
-                children.push(Box::new(memtable.cursor()));
+                children.push(Box::new(memtable.iter()));
             }
         }
         for run in self.version.runs() {
-            children.push(Box::new(RunCursor::new(Arc::clone(run), context, true)));
+            children.push(Box::new(RunIter::new(Arc::clone(run), context, true)));
         }
         match children.len() {
             1 => children.remove(0),
-            _ => Box::new(MergeCursor::new(context.order.clone(), children)),
+            _ => Box::new(MergingIter::new(context.order.clone(), children)),
         }
     }
 }
@@ -63,17 +63,17 @@ impl SuperVersion {
 fn find_in_tables<R>(
     version: &Version<TableHandle>,
     order: &KeyOrder,
-    lookup: &Lookup<'_>,
+    lookup: &PointLookup<'_>,
     pin: &Pin,
-    read: impl FnOnce(RecordKind, Value<'_>) -> R,
+    read: impl FnOnce(RecordKind, BlockValue<'_>) -> R,
 ) -> Result<Option<R>> {
     let mut read = Some(read); // it is used once, in whichever table has the key
     for run in version.runs() {
         let Some(table) = run.find(lookup.key, order) else { continue };
-        if table.meta().lowest > lookup.at {
+        if table.meta().smallest_seqno > lookup.snapshot_seqno {
             continue;
         }
-        let found = table.table()?.find(lookup, pin, |_, kind, value| {
+        let found = table.table()?.get_with(lookup, pin, |_, kind, value| {
             let read = read.take().filter(|_| kind.is_value());
             read.map(|read| read(kind, value))
         })?;
@@ -85,38 +85,38 @@ fn find_in_tables<R>(
 }
 
 /// Walks the tables of a run one after another, opening each when it is reached; keeps the run, and so the files.
-pub(crate) struct RunCursor {
+pub(crate) struct RunIter {
     // Before `run`: the open table goes before the handles that remove files.
-    inner: Option<TableCursor>,
-    at: usize,
-    run: Arc<Run<TableHandle>>,
+    table_iter: Option<TableIter>,
+    table_index: usize,
+    run: Arc<SortedRun<TableHandle>>,
     order: KeyOrder,
     fill_cache: bool,
 }
 
-impl RunCursor {
-    pub(crate) fn new(run: Arc<Run<TableHandle>>, context: &TreeContext, fill_cache: bool) -> RunCursor {
-        RunCursor { inner: None, at: 0, run, order: context.order.clone(), fill_cache }
+impl RunIter {
+    pub(crate) fn new(run: Arc<SortedRun<TableHandle>>, context: &TreeContext, fill_cache: bool) -> RunIter {
+        RunIter { table_iter: None, table_index: 0, run, order: context.order.clone(), fill_cache }
     }
 
     /// Opens the table at `at`, unless it is open; none if there is no such table.
-    fn open(&mut self, at: usize) -> Result<Option<&mut TableCursor>> {
+    fn open(&mut self, at: usize) -> Result<Option<&mut TableIter>> {
         let Some(handle) = self.run.tables().get(at) else {
-            self.inner = None;
+            self.table_iter = None;
             return Ok(None);
         };
-        if self.inner.is_none() || self.at != at {
-            self.inner = None;
-            self.inner = Some(handle.table()?.cursor(self.fill_cache));
-            self.at = at;
+        if self.table_iter.is_none() || self.table_index != at {
+            self.table_iter = None;
+            self.table_iter = Some(handle.table()?.iter(self.fill_cache));
+            self.table_index = at;
         }
-        Ok(self.inner.as_mut())
+        Ok(self.table_iter.as_mut())
     }
 
     /// From the end of a table to the start of the next that has something.
     fn settle_forward(&mut self) -> Result<()> {
-        while self.inner.as_ref().is_some_and(|inner| !inner.valid()) {
-            if let Some(inner) = self.open(self.at + 1)? {
+        while self.table_iter.as_ref().is_some_and(|inner| !inner.valid()) {
+            if let Some(inner) = self.open(self.table_index + 1)? {
                 inner.seek_to_first()?;
             }
         }
@@ -124,9 +124,9 @@ impl RunCursor {
     }
 
     fn settle_backward(&mut self) -> Result<()> {
-        while self.inner.as_ref().is_some_and(|inner| !inner.valid()) {
-            match self.at.checked_sub(1) {
-                None => self.inner = None,
+        while self.table_iter.as_ref().is_some_and(|inner| !inner.valid()) {
+            match self.table_index.checked_sub(1) {
+                None => self.table_iter = None,
                 Some(before) => {
                     if let Some(inner) = self.open(before)? {
                         inner.seek_to_last()?;
@@ -138,18 +138,18 @@ impl RunCursor {
     }
 
     /// Does a step that must leave the cursor not valid if it fails.
-    fn guarded(&mut self, step: impl FnOnce(&mut RunCursor) -> Result<()>) -> Result<()> {
-        step(self).inspect_err(|_| self.inner = None)
+    fn invalidate_on_error(&mut self, step: impl FnOnce(&mut RunIter) -> Result<()>) -> Result<()> {
+        step(self).inspect_err(|_| self.table_iter = None)
     }
 }
 
-fn bound<'a>((user, seqno): &'a (Vec<u8>, SeqNo)) -> KeyRef<'a> {
-    KeyRef::new(user, *seqno)
+fn internal_key<'a>((user, seqno): &'a (Vec<u8>, SeqNo)) -> InternalKey<'a> {
+    InternalKey::new(user, *seqno)
 }
 
-impl Cursor for RunCursor {
+impl InternalIter for RunIter {
     fn seek_to_first(&mut self) -> Result<()> {
-        self.guarded(|this| {
+        self.invalidate_on_error(|this| {
             if let Some(inner) = this.open(0)? {
                 inner.seek_to_first()?;
             }
@@ -158,7 +158,7 @@ impl Cursor for RunCursor {
     }
 
     fn seek_to_last(&mut self) -> Result<()> {
-        self.guarded(|this| {
+        self.invalidate_on_error(|this| {
             if let Some(inner) = this.open(this.run.tables().len().wrapping_sub(1))? {
                 inner.seek_to_last()?;
             }
@@ -166,9 +166,10 @@ impl Cursor for RunCursor {
         })
     }
 
-    fn seek(&mut self, target: KeyRef<'_>) -> Result<()> {
-        self.guarded(|this| {
-            let ends_before = |t: &Arc<TableHandle>| bound(&t.meta().largest).cmp(&target, &this.order).is_lt();
+    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.invalidate_on_error(|this| {
+            let ends_before =
+                |t: &Arc<TableHandle>| internal_key(&t.meta().largest_key).cmp(&target, &this.order).is_lt();
             let at = this.run.tables().partition_point(ends_before);
             if let Some(inner) = this.open(at)? {
                 inner.seek(target)?;
@@ -177,9 +178,10 @@ impl Cursor for RunCursor {
         })
     }
 
-    fn seek_before(&mut self, target: KeyRef<'_>) -> Result<()> {
-        self.guarded(|this| {
-            let begins_before = |t: &Arc<TableHandle>| bound(&t.meta().smallest).cmp(&target, &this.order).is_lt();
+    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.invalidate_on_error(|this| {
+            let begins_before =
+                |t: &Arc<TableHandle>| internal_key(&t.meta().smallest_key).cmp(&target, &this.order).is_lt();
             let behind = this.run.tables().partition_point(begins_before);
             if let Some(inner) = this.open(behind.wrapping_sub(1))? {
                 inner.seek_before(target)?;
@@ -190,21 +192,21 @@ impl Cursor for RunCursor {
 
     #[inline]
     fn next(&mut self) -> Result<()> {
-        let Some(inner) = &mut self.inner else { return Ok(()) };
+        let Some(inner) = &mut self.table_iter else { return Ok(()) };
         match inner.next() {
             Ok(()) if inner.valid() => Ok(()),
-            moved => self.guarded(|this| moved.and_then(|()| this.settle_forward())),
+            moved => self.invalidate_on_error(|this| moved.and_then(|()| this.settle_forward())),
         }
     }
 
-    fn forward(&mut self) -> Result<Option<(KeyRef<'_>, RecordKind)>> {
+    fn next_key(&mut self) -> Result<Option<(InternalKey<'_>, RecordKind)>> {
         self.next()?;
-        Ok(self.inner.as_ref().and_then(TableCursor::head))
+        Ok(self.table_iter.as_ref().and_then(TableIter::key_and_kind))
     }
 
     fn prev(&mut self) -> Result<()> {
-        self.guarded(|this| {
-            if let Some(inner) = &mut this.inner {
+        self.invalidate_on_error(|this| {
+            if let Some(inner) = &mut this.table_iter {
                 inner.prev()?;
             }
             this.settle_backward()
@@ -212,18 +214,18 @@ impl Cursor for RunCursor {
     }
 
     fn valid(&self) -> bool {
-        self.inner.as_ref().is_some_and(|inner| inner.valid())
+        self.table_iter.as_ref().is_some_and(|inner| inner.valid())
     }
 
     fn entry(&self) -> EntryRef<'_> {
-        self.inner.as_ref().expect("only a valid cursor is asked for its entry").entry()
+        self.table_iter.as_ref().expect("only a valid cursor is asked for its entry").entry()
     }
 
-    fn peek(&self) -> Option<EntryRef<'_>> {
-        self.inner.as_ref().and_then(TableCursor::peek)
+    fn current(&self) -> Option<EntryRef<'_>> {
+        self.table_iter.as_ref().and_then(TableIter::current)
     }
 
-    fn share(&self) -> Option<Part> {
-        self.inner.as_ref().and_then(TableCursor::share)
+    fn shared_value(&self) -> Option<SharedBytes> {
+        self.table_iter.as_ref().and_then(TableIter::shared_value)
     }
 }

@@ -18,105 +18,105 @@ use crate::base::{RecordKind, SeqNo};
 
 /// What becomes of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum DropDecision {
     /// Nobody can see it.
     Drop,
-    /// A tombstone that may go or stay: [`Retain::release`] and [`Retain::end_key`] tell.
-    Hold,
-    /// It stays, and so do the tombstones held back: write [`Retain::release`] first.
+    /// A tombstone that may go or stay: [`VersionDropRules::take_deferred`] and [`VersionDropRules::finish_key`] tell.
+    Defer,
+    /// It stays, and so do the tombstones held back: write [`VersionDropRules::take_deferred`] first.
     Keep,
 }
 
 /// A version that stands above the next one, kept or held.
 #[derive(Clone, Copy, Debug)]
-struct Cover {
-    stratum: usize,
+struct NewerVersion {
+    stripe: usize,
     kind: RecordKind,
 }
 
 /// A tombstone held back.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct DeferredTombstone {
     seqno: SeqNo,
     kind: RecordKind,
-    stratum: usize,
+    stripe: usize,
     /// What covered it: it covers again if this one goes.
-    above: Option<Cover>,
+    newer: Option<NewerVersion>,
 }
 
 /// The state while the versions of one key pass by, newest first.
 #[derive(Debug)]
-pub(crate) struct Retain {
-    points: Vec<SeqNo>,
-    cover: Option<Cover>,
-    held: Vec<Held>,
+pub(crate) struct VersionDropRules {
+    snapshots: Vec<SeqNo>,
+    newer: Option<NewerVersion>,
+    deferred: Vec<DeferredTombstone>,
 }
 
-impl Retain {
+impl VersionDropRules {
     /// `points` ascending; without any, everything may still be seen.
-    pub(crate) fn new(points: Vec<SeqNo>) -> Retain {
-        debug_assert!(points.is_sorted(), "read points come in ascending order");
-        Retain { points, cover: None, held: Vec::new() }
+    pub(crate) fn new(snapshots: Vec<SeqNo>) -> VersionDropRules {
+        debug_assert!(snapshots.is_sorted(), "read points come in ascending order");
+        VersionDropRules { snapshots, newer: None, deferred: Vec::new() }
     }
 
     /// The oldest read point; 0 if nothing is known.
-    pub(crate) fn oldest_point(&self) -> SeqNo {
-        self.points.first().copied().unwrap_or(SeqNo::ZERO)
+    pub(crate) fn oldest_snapshot(&self) -> SeqNo {
+        self.snapshots.first().copied().unwrap_or(SeqNo::ZERO)
     }
 
     /// Decides about the next older version of the current key.
-    pub(crate) fn next(&mut self, seqno: SeqNo, kind: RecordKind) -> Fate {
-        let stratum = self.points.partition_point(|&point| point < seqno);
-        let closed = stratum < self.points.len();
-        if closed && self.meets_single_delete(stratum) {
-            let single = self.held.pop().expect("it was just seen");
-            self.cover = single.above;
+    pub(crate) fn decide(&mut self, seqno: SeqNo, kind: RecordKind) -> DropDecision {
+        let stratum = self.snapshots.partition_point(|&point| point < seqno);
+        let closed = stratum < self.snapshots.len();
+        if closed && self.is_below_single_delete(stratum) {
+            let single = self.deferred.pop().expect("it was just seen");
+            self.newer = single.newer;
             if kind.is_value() {
-                return Fate::Drop;
+                return DropDecision::Drop;
             }
         }
-        if let Some(cover) = self.cover
+        if let Some(cover) = self.newer
             && closed
-            && cover.stratum == stratum
+            && cover.stripe == stratum
             && !(kind.is_tombstone() && cover.kind.is_value())
         {
-            return Fate::Drop;
+            return DropDecision::Drop;
         }
-        let above = self.cover.replace(Cover { stratum, kind });
+        let above = self.newer.replace(NewerVersion { stripe: stratum, kind });
         if kind.is_value() {
-            return Fate::Keep;
+            return DropDecision::Keep;
         }
-        self.held.push(Held { seqno, kind, stratum, above });
-        Fate::Hold
+        self.deferred.push(DeferredTombstone { seqno, kind, stripe: stratum, newer: above });
+        DropDecision::Defer
     }
 
     /// Whether the version right above the next one is a `SingleDelete` of this stratum.
-    fn meets_single_delete(&self, stratum: usize) -> bool {
-        let last_is_cover = self.cover.is_some_and(|cover| cover.kind == RecordKind::SingleDelete);
-        last_is_cover && self.held.last().is_some_and(|held| held.stratum == stratum)
+    fn is_below_single_delete(&self, stratum: usize) -> bool {
+        let last_is_cover = self.newer.is_some_and(|cover| cover.kind == RecordKind::SingleDelete);
+        last_is_cover && self.deferred.last().is_some_and(|held| held.stripe == stratum)
     }
 
     /// The tombstones held back, newest first; they stay.
-    pub(crate) fn release(&mut self) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
-        self.held.drain(..).map(|held| (held.seqno, held.kind))
+    pub(crate) fn take_deferred(&mut self) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
+        self.deferred.drain(..).map(|held| (held.seqno, held.kind))
     }
 
-    /// Ends the key: gives the tombstones that stay, newest first. `nothing_older` says that no table outside of the
-    /// merge can hold an older version of it.
-    pub(crate) fn end_key(&mut self, nothing_older: bool) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
-        self.cover = None;
+    /// Ends the key: gives the tombstones that stay, newest first. `is_base_level_for_key` says that no table outside
+    /// of the merge can hold an older version of it.
+    pub(crate) fn finish_key(&mut self, nothing_older: bool) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
+        self.newer = None;
         if nothing_older {
-            self.held.clear();
+            self.deferred.clear();
         }
-        self.release()
+        self.take_deferred()
     }
 
     /// The sequence number to store a kept version under: 0 where nobody needs to tell it from older ones.
     ///
     /// Only a `Put` at or below the oldest read point may lose its number, and only if nothing older exists: then it is
     /// the last version of its key.
-    pub(crate) fn settled(&self, seqno: SeqNo, kind: RecordKind, nothing_older: bool) -> SeqNo {
-        let seen_by_all = self.points.first().is_some_and(|&oldest| seqno <= oldest);
+    pub(crate) fn output_seqno(&self, seqno: SeqNo, kind: RecordKind, nothing_older: bool) -> SeqNo {
+        let seen_by_all = self.snapshots.first().is_some_and(|&oldest| seqno <= oldest);
         if nothing_older && seen_by_all && kind.is_value() { SeqNo::ZERO } else { seqno }
     }
 }
@@ -126,185 +126,197 @@ mod tests {
     use super::*;
     use RecordKind::{BlobPointer as B, Delete as D, Put as P, SingleDelete as S};
 
-    type Versions = Vec<(u64, RecordKind)>;
+    type KeyVersions = Vec<(u64, RecordKind)>;
 
-    fn survivors(points: &[u64], versions: &[(u64, RecordKind)], nothing_older: bool) -> Versions {
-        let mut retain = Retain::new(points.iter().map(|&p| SeqNo(p)).collect());
+    fn survivors(snapshots: &[u64], versions: &[(u64, RecordKind)], nothing_older: bool) -> KeyVersions {
+        let mut retain = VersionDropRules::new(snapshots.iter().map(|&p| SeqNo(p)).collect());
         let mut out = Vec::new();
         for &(seqno, kind) in versions {
-            if retain.next(SeqNo(seqno), kind) == Fate::Keep {
-                out.extend(retain.release().map(|(s, k)| (s.0, k)));
+            if retain.decide(SeqNo(seqno), kind) == DropDecision::Keep {
+                out.extend(retain.take_deferred().map(|(s, k)| (s.0, k)));
                 out.push((seqno, kind));
             }
         }
-        out.extend(retain.end_key(nothing_older).map(|(s, k)| (s.0, k)));
+        out.extend(retain.finish_key(nothing_older).map(|(s, k)| (s.0, k)));
         out
     }
 
-    struct Case {
+    struct DropRulesCase {
         name: &'static str,
-        points: &'static [u64],
+        snapshots: &'static [u64],
         versions: &'static [(u64, RecordKind)],
         bottom: &'static [(u64, RecordKind)],
         above: &'static [(u64, RecordKind)],
     }
 
-    const CASES: &[Case] = &[
-        Case {
+    const CASES: &[DropRulesCase] = &[
+        DropRulesCase {
             name: "one reader sees the newest",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(7, P), (5, P), (3, P)],
             bottom: &[(7, P)],
             above: &[(7, P)],
         },
-        Case {
+        DropRulesCase {
             name: "each point keeps its own",
-            points: &[4, 6, 9],
+            snapshots: &[4, 6, 9],
             versions: &[(8, P), (7, P), (5, P), (3, P), (2, P)],
             bottom: &[(8, P), (5, P), (3, P)],
             above: &[(8, P), (5, P), (3, P)],
         },
-        Case {
+        DropRulesCase {
             name: "above the last point all stay",
-            points: &[4],
+            snapshots: &[4],
             versions: &[(8, P), (7, D), (5, P), (4, P), (3, P)],
             bottom: &[(8, P), (7, D), (5, P), (4, P)],
             above: &[(8, P), (7, D), (5, P), (4, P)],
         },
-        Case {
+        DropRulesCase {
             name: "without points all stay",
-            points: &[],
+            snapshots: &[],
             versions: &[(8, P), (7, P)],
             bottom: &[(8, P), (7, P)],
             above: &[(8, P), (7, P)],
         },
-        Case {
+        DropRulesCase {
             name: "a tombstone goes only at the bottom",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(7, D), (5, P)],
             bottom: &[],
             above: &[(7, D)],
         },
-        Case {
+        DropRulesCase {
             name: "a tombstone over a kept version stays",
-            points: &[6, 9],
+            snapshots: &[6, 9],
             versions: &[(7, D), (5, P)],
             bottom: &[(7, D), (5, P)],
             above: &[(7, D), (5, P)],
         },
-        Case {
+        DropRulesCase {
             name: "a tombstone under a kept version goes at the bottom",
-            points: &[6, 9],
+            snapshots: &[6, 9],
             versions: &[(7, P), (5, D), (3, P)],
             bottom: &[(7, P)],
             above: &[(7, P), (5, D)],
         },
-        Case {
+        DropRulesCase {
             name: "an unseen tombstone over nothing goes at the bottom",
-            points: &[2],
+            snapshots: &[2],
             versions: &[(7, D)],
             bottom: &[],
             above: &[(7, D)],
         },
-        Case { name: "a pair goes", points: &[9], versions: &[(7, S), (5, P)], bottom: &[], above: &[] },
-        Case {
+        DropRulesCase { name: "a pair goes", snapshots: &[9], versions: &[(7, S), (5, P)], bottom: &[], above: &[] },
+        DropRulesCase {
             name: "a pair that a point separates stays",
-            points: &[6, 9],
+            snapshots: &[6, 9],
             versions: &[(7, S), (5, P)],
             bottom: &[(7, S), (5, P)],
             above: &[(7, S), (5, P)],
         },
-        Case {
+        DropRulesCase {
             name: "a pair above the last point stays",
-            points: &[3],
+            snapshots: &[3],
             versions: &[(7, S), (5, P)],
             bottom: &[(7, S), (5, P)],
             above: &[(7, S), (5, P)],
         },
-        Case {
+        DropRulesCase {
             name: "a lone single delete waits for its put",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(7, S)],
             bottom: &[],
             above: &[(7, S)],
         },
-        Case {
+        DropRulesCase {
             name: "pairs in a row go",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(8, S), (7, P), (6, S), (5, P)],
             bottom: &[],
             above: &[],
         },
-        Case {
+        DropRulesCase {
             name: "a hidden single delete stays for the put below",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(8, P), (6, S)],
             bottom: &[(8, P)],
             above: &[(8, P), (6, S)],
         },
-        Case {
+        DropRulesCase {
             name: "a hidden single delete takes its put along",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(8, P), (6, S), (5, P)],
             bottom: &[(8, P)],
             above: &[(8, P)],
         },
-        Case {
+        DropRulesCase {
             name: "behind a pair an older single delete hides again",
-            points: &[4, 9],
+            snapshots: &[4, 9],
             versions: &[(8, S), (7, P), (6, S), (3, P)],
             bottom: &[(6, S), (3, P)],
             above: &[(6, S), (3, P)],
         },
-        Case {
+        DropRulesCase {
             name: "a single delete over a delete is not needed",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(8, S), (7, D)],
             bottom: &[],
             above: &[(7, D)],
         },
-        Case {
+        DropRulesCase {
             name: "a delete over a single delete hides enough",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(8, D), (7, S), (5, P)],
             bottom: &[],
             above: &[(8, D)],
         },
-        Case {
+        DropRulesCase {
             name: "a pointer hides a value and a value a pointer",
-            points: &[6, 9],
+            snapshots: &[6, 9],
             versions: &[(8, B), (7, P), (5, P), (4, B)],
             bottom: &[(8, B), (5, P)],
             above: &[(8, B), (5, P)],
         },
-        Case { name: "a pair with a pointer goes", points: &[9], versions: &[(7, S), (5, B)], bottom: &[], above: &[] },
-        Case {
+        DropRulesCase {
+            name: "a pair with a pointer goes",
+            snapshots: &[9],
+            versions: &[(7, S), (5, B)],
+            bottom: &[],
+            above: &[],
+        },
+        DropRulesCase {
             name: "a tombstone under a pointer stays while something older may be there",
-            points: &[9],
+            snapshots: &[9],
             versions: &[(7, B), (5, D), (3, B)],
             bottom: &[(7, B)],
             above: &[(7, B), (5, D)],
         },
-        Case { name: "a settled put has number 0", points: &[9], versions: &[(5, S), (0, P)], bottom: &[], above: &[] },
+        DropRulesCase {
+            name: "a settled put has number 0",
+            snapshots: &[9],
+            versions: &[(5, S), (0, P)],
+            bottom: &[],
+            above: &[],
+        },
     ];
 
     #[test]
-    fn cases() {
+    fn drop_rules_match_cases() {
         for case in CASES {
-            assert_eq!(survivors(case.points, case.versions, true), case.bottom, "{} (bottom)", case.name);
-            assert_eq!(survivors(case.points, case.versions, false), case.above, "{} (above)", case.name);
+            assert_eq!(survivors(case.snapshots, case.versions, true), case.bottom, "{} (bottom)", case.name);
+            assert_eq!(survivors(case.snapshots, case.versions, false), case.above, "{} (above)", case.name);
         }
     }
 
     #[test]
-    fn only_the_last_put_of_a_key_is_settled() {
-        let retain = Retain::new(vec![SeqNo(5), SeqNo(9)]);
-        assert_eq!(retain.settled(SeqNo(5), P, true), SeqNo(0));
-        assert_eq!(retain.settled(SeqNo(5), B, true), SeqNo(0));
-        assert_eq!(retain.settled(SeqNo(5), P, false), SeqNo(5));
-        assert_eq!(retain.settled(SeqNo(6), P, true), SeqNo(6));
-        assert_eq!(retain.settled(SeqNo(5), D, true), SeqNo(5));
-        assert_eq!(Retain::new(Vec::new()).settled(SeqNo(1), P, true), SeqNo(1));
+    fn only_last_put_of_a_key_gets_seqno_0() {
+        let retain = VersionDropRules::new(vec![SeqNo(5), SeqNo(9)]);
+        assert_eq!(retain.output_seqno(SeqNo(5), P, true), SeqNo(0));
+        assert_eq!(retain.output_seqno(SeqNo(5), B, true), SeqNo(0));
+        assert_eq!(retain.output_seqno(SeqNo(5), P, false), SeqNo(5));
+        assert_eq!(retain.output_seqno(SeqNo(6), P, true), SeqNo(6));
+        assert_eq!(retain.output_seqno(SeqNo(5), D, true), SeqNo(5));
+        assert_eq!(VersionDropRules::new(Vec::new()).output_seqno(SeqNo(1), P, true), SeqNo(1));
     }
 
     fn shown(versions: &[(u64, RecordKind)], at: u64) -> Option<u64> {
@@ -322,8 +334,8 @@ mod tests {
     /// The history of one key as a program writes it that keeps the rule of `SingleDelete` and otherwise does what it
     /// likes: newest first, with even numbers. A `SingleDelete` comes only after exactly one `Put` since the last
     /// tombstone of either kind; what is removed by `Delete` may have been put any number of times, or never.
-    fn lawful(rng: &mut u64, len: u64) -> Versions {
-        let mut history = Versions::new();
+    fn valid_history(rng: &mut u64, len: u64) -> KeyVersions {
+        let mut history = KeyVersions::new();
         let mut puts = 0;
         for n in 1..=len {
             let kind = match random(rng, 8) {
@@ -339,26 +351,26 @@ mod tests {
     }
 
     /// The versions of one key on their way down, in runs, newest first.
-    struct Falling {
-        history: Versions,
-        runs: Vec<Versions>,
+    struct CompactionModel {
+        history: KeyVersions,
+        runs: Vec<KeyVersions>,
         /// The number that the `Put` had which has number 0 now.
-        settled: u64,
-        points: Vec<u64>,
+        zeroed_seqno: u64,
+        snapshots: Vec<u64>,
     }
 
-    impl Falling {
+    impl CompactionModel {
         /// Merges some neighbouring runs, as compaction does; whether there was more than one left.
         fn merge(&mut self, rng: &mut u64) -> bool {
             let from = random(rng, self.runs.len() as u64) as usize;
             let to = (from + 1 + random(rng, 3) as usize).min(self.runs.len());
             let bottom = to == self.runs.len();
-            let mut out = survivors(&self.points, &self.runs[from..to].concat(), bottom);
-            let retain = Retain::new(self.points.iter().map(|&p| SeqNo(p)).collect());
+            let mut out = survivors(&self.snapshots, &self.runs[from..to].concat(), bottom);
+            let retain = VersionDropRules::new(self.snapshots.iter().map(|&p| SeqNo(p)).collect());
             for (seqno, kind) in &mut out {
-                let given = retain.settled(SeqNo(*seqno), *kind, bottom).0;
+                let given = retain.output_seqno(SeqNo(*seqno), *kind, bottom).0;
                 if given != *seqno {
-                    self.settled = std::mem::replace(seqno, given);
+                    self.zeroed_seqno = std::mem::replace(seqno, given);
                 }
             }
             let whole = self.runs.len() == 1;
@@ -367,19 +379,19 @@ mod tests {
         }
 
         /// Readers go, commits come, and some of those who look at the newest moment stay there.
-        fn pass_time(&mut self, rng: &mut u64) {
-            let newest = *self.points.last().expect("there is always a newest moment");
+        fn advance(&mut self, rng: &mut u64) {
+            let newest = *self.snapshots.last().expect("there is always a newest moment");
             let end = self.history[0].0 + 1;
             match random(rng, 6) {
-                0 | 1 if self.points.len() > 1 => {
-                    let gone = random(rng, self.points.len() as u64 - 1) as usize;
-                    self.points.remove(gone);
+                0 | 1 if self.snapshots.len() > 1 => {
+                    let gone = random(rng, self.snapshots.len() as u64 - 1) as usize;
+                    self.snapshots.remove(gone);
                 }
                 2 if newest < end => {
                     if random(rng, 2) == 0 {
-                        self.points.pop();
+                        self.snapshots.pop();
                     }
-                    self.points.push(newest + 1 + random(rng, end - newest));
+                    self.snapshots.push(newest + 1 + random(rng, end - newest));
                 }
                 _ => {}
             }
@@ -387,33 +399,33 @@ mod tests {
 
         fn check(&self) {
             let left = self.runs.concat();
-            let newest = *self.points.last().expect("there is always a newest moment");
-            for at in self.points.iter().copied().chain(newest..=self.history[0].0 + 1) {
-                let seen = shown(&left, at).map(|seqno| if seqno == 0 { self.settled } else { seqno });
-                let (points, history) = (&self.points, &self.history);
-                assert_eq!(seen, shown(history, at), "at {at} of {points:?}: {history:?} became {left:?}");
+            let newest = *self.snapshots.last().expect("there is always a newest moment");
+            for at in self.snapshots.iter().copied().chain(newest..=self.history[0].0 + 1) {
+                let seen = shown(&left, at).map(|seqno| if seqno == 0 { self.zeroed_seqno } else { seqno });
+                let (snapshots, history) = (&self.snapshots, &self.history);
+                assert_eq!(seen, shown(history, at), "at {at} of {snapshots:?}: {history:?} became {left:?}");
             }
         }
     }
 
     /// Cut into runs that are merged in any order, while readers come and go: what every reader sees never changes.
     #[test]
-    fn merges_in_any_order_change_nothing_that_can_be_seen() {
+    fn merges_in_any_order_keep_visible_values() {
         let mut rng = 0x9e37_79b9_7f4a_7c15u64;
         let (mut singles, mut settled) = (0, 0);
         for _ in 0..if cfg!(miri) { 200 } else { 30_000 } {
             let len = 1 + random(&mut rng, 12);
-            let history = lawful(&mut rng, len);
+            let history = valid_history(&mut rng, len);
             let visible = random(&mut rng, 2 * len + 2);
-            let mut points: Vec<u64> = (0..random(&mut rng, 4)).map(|_| random(&mut rng, visible + 1)).collect();
-            points.push(visible);
-            points.sort_unstable();
+            let mut snapshots: Vec<u64> = (0..random(&mut rng, 4)).map(|_| random(&mut rng, visible + 1)).collect();
+            snapshots.push(visible);
+            snapshots.sort_unstable();
             let runs = history.iter().map(|&version| vec![version]).collect();
-            let mut falling = Falling { history, runs, settled: 0, points };
+            let mut falling = CompactionModel { history, runs, zeroed_seqno: 0, snapshots };
             falling.check();
             while falling.merge(&mut rng) {
                 falling.check();
-                falling.pass_time(&mut rng);
+                falling.advance(&mut rng);
             }
             falling.check();
             let kinds: Vec<RecordKind> = falling.history.iter().map(|&(_, kind)| kind).collect();
@@ -422,7 +434,7 @@ mod tests {
                     && kinds.contains(&D)
                     && kinds.windows(2).any(|w| w[0].is_value() && w[1].is_value()),
             );
-            settled += usize::from(falling.settled > 0);
+            settled += usize::from(falling.zeroed_seqno > 0);
         }
         assert!(cfg!(miri) || (singles > 3_000 && settled > 3_000), "{singles} were mixed, {settled} settled");
     }

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use crate::base::SeqNo;
-use crate::base::edit::FileId;
-use crate::lsm::blobs::early::EarlyMap;
-use crate::lsm::blobs::handle::BlobHandle;
-use crate::lsm::handle::TableHandle;
-use crate::lsm::slot::lock;
+use crate::base::version_edit::FileNumber;
+use crate::lsm::blob::direct_file::DirectBlobFiles;
+use crate::lsm::blob::handle::BlobHandle;
+use crate::lsm::table_handle::TableHandle;
+use crate::lsm::task_lock::lock;
 use crate::lsm::version::Version;
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::Memtable;
@@ -21,27 +21,27 @@ pub(crate) struct SuperVersion {
     pub(crate) sealed: Arc<[Arc<Memtable>]>,
     pub(crate) version: Arc<Version<TableHandle>>,
     /// Blob files that memtables may point into and `version` does not have.
-    pub(crate) early: Arc<EarlyMap>,
+    pub(crate) direct_blobs: Arc<DirectBlobFiles>,
     /// Every record up to here is in the tables of `version`.
-    pub(crate) flushed: SeqNo,
+    pub(crate) flushed_through: SeqNo,
 }
 
 impl SuperVersion {
     /// The blob file that has the values of a logical file.
-    pub(crate) fn blob_file(&self, logical: FileId) -> Option<&Arc<BlobHandle>> {
-        self.version.blobs().file(logical).or_else(|| self.early.file(logical))
+    pub(crate) fn blob_file(&self, logical: FileNumber) -> Option<&Arc<BlobHandle>> {
+        self.version.blobs().handle(logical).or_else(|| self.direct_blobs.handle(logical))
     }
 }
 
 /// The super version that readers take. Thread safe: readers never wait, those who replace it take turns.
-pub(crate) struct Current {
+pub(crate) struct SuperVersionCell {
     cell: EpochCell<SuperVersion>,
-    replacing: Mutex<()>,
+    replace_lock: Mutex<()>,
 }
 
-impl Current {
-    pub(crate) fn new(first: SuperVersion) -> Current {
-        Current { cell: EpochCell::new(Arc::new(first)), replacing: Mutex::new(()) }
+impl SuperVersionCell {
+    pub(crate) fn new(first: SuperVersion) -> SuperVersionCell {
+        SuperVersionCell { cell: EpochCell::new(Arc::new(first)), replace_lock: Mutex::new(()) }
     }
 
     /// Reads it in place; what must outlive the call is cloned.
@@ -63,7 +63,7 @@ impl Current {
 
     /// Puts `next(current)` in its place. `next` must be quick: it runs under the lock that sealing a memtable takes.
     pub(crate) fn replace(&self, next: impl FnOnce(&SuperVersion) -> SuperVersion) {
-        let _turn = lock(&self.replacing);
+        let _turn = lock(&self.replace_lock);
         let next = self.with(next);
         self.cell.store(Arc::new(next));
     }

@@ -4,26 +4,26 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::blob_ref::BlobRef;
-use crate::base::edit::{BlobMeta, FileId, TableMeta};
+use crate::base::blob_pointer::BlobPointer;
+use crate::base::version_edit::{BlobFileMeta, FileNumber, TableMeta};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::lsm::blobs::early::Early;
-use crate::lsm::collect::job::Collection;
-use crate::lsm::collect::scan;
-use crate::lsm::compaction::job::Job;
-use crate::lsm::compaction::remembered::Remembered;
-use crate::lsm::handle::{TableHandle, TreeContext};
-use crate::lsm::metrics::{Counters, LevelMetrics, LsmMetrics};
+use crate::lsm::blob::direct_file::DirectBlobTracker;
+use crate::lsm::blob_gc::job::BlobGcJob;
+use crate::lsm::blob_gc::scan;
+use crate::lsm::compaction::job::CompactionJob;
+use crate::lsm::compaction::remembered::CompactionState;
+use crate::lsm::metrics::{LsmCounters, LsmLevelMetrics, LsmMetrics};
 use crate::lsm::options::LsmOptions;
-use crate::lsm::slot::{Slot, lock};
-use crate::lsm::super_version::{Current, SuperVersion};
-use crate::lsm::version::{Change, Described, Version};
-use crate::lsm::written::Written;
+use crate::lsm::pending_outputs::UncommittedFlush;
+use crate::lsm::super_version::{SuperVersion, SuperVersionCell};
+use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::task_lock::{TaskLock, lock};
+use crate::lsm::version::{HasTableMeta, Version, VersionChange};
 use crate::memtable::Memtable;
-use crate::vfs::files::{DataFiles, DataKind};
+use crate::vfs::open_files::{DataFileKind, DataFiles};
 
 /// After every so many entries a memtable is asked whether it hides too much.
-const HIDING_ENTRIES: u64 = 256;
+const HIDDEN_CHECK_INTERVAL: u64 = 256;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
 ///
@@ -34,16 +34,16 @@ pub(crate) struct LsmTree {
     options: Mutex<Arc<LsmOptions>>,
     max_memtable_size: AtomicU64,
     /// The memtable of `current`. Whoever inserts or seals holds the lock, so that nothing is put into a sealed one.
-    writing: Mutex<Arc<Memtable>>,
-    pub(crate) current: Current,
-    pub(crate) flushing: Slot,
-    pub(crate) compacting: Slot,
-    pub(crate) remembered: Mutex<Remembered>,
+    active_memtable: Mutex<Arc<Memtable>>,
+    pub(crate) current: SuperVersionCell,
+    pub(crate) flush_lock: TaskLock,
+    pub(crate) compaction_lock: TaskLock,
+    pub(crate) compaction_state: Mutex<CompactionState>,
     /// A flush that has written its tables and could not commit them.
-    pub(crate) uncommitted_flush: Mutex<Option<Written>>,
-    pub(crate) early: Early,
-    pub(crate) counters: Counters,
-    pub(crate) scanned: Mutex<Option<scan::Remembered>>,
+    pub(crate) uncommitted_flush: Mutex<Option<UncommittedFlush>>,
+    pub(crate) direct_blobs: DirectBlobTracker,
+    pub(crate) counters: LsmCounters,
+    pub(crate) cached_scan: Mutex<Option<scan::CachedBlobScan>>,
     discarded: AtomicBool,
 }
 
@@ -53,15 +53,15 @@ pub(crate) struct LsmTree {
 /// `Corruption` naming a file that is missing or has another length.
 pub(crate) fn check_files<'a>(
     tables: impl Iterator<Item = &'a TableMeta>,
-    blobs: impl Iterator<Item = &'a BlobMeta>,
-    listing: &HashMap<(DataKind, FileId), u64>,
+    blobs: impl Iterator<Item = &'a BlobFileMeta>,
+    listing: &HashMap<(DataFileKind, FileNumber), u64>,
     files: &DataFiles,
 ) -> Result<()> {
-    let tables = tables.map(|meta| (DataKind::Table, meta.id, meta.size));
-    for (kind, id, wanted) in tables.chain(blobs.map(|meta| (DataKind::Blob, meta.id, meta.size))) {
+    let tables = tables.map(|meta| (DataFileKind::Table, meta.number, meta.size));
+    for (kind, id, wanted) in tables.chain(blobs.map(|meta| (DataFileKind::Blob, meta.number, meta.size))) {
         let (name, path) = match kind {
-            DataKind::Table => ("table", files.path(id)),
-            DataKind::Blob => ("blob file", files.blobs().path(id)),
+            DataFileKind::Table => ("table", files.path(id)),
+            DataFileKind::Blob => ("blob file", files.blob_files().path(id)),
         };
         let problem = match listing.get(&(kind, id)) {
             Some(&size) if size == wanted => continue,
@@ -84,7 +84,7 @@ impl LsmTree {
         context: TreeContext,
         options: LsmOptions,
         tables: Vec<(u8, TableMeta)>,
-        blobs: Vec<BlobMeta>,
+        blobs: Vec<BlobFileMeta>,
         flushed: SeqNo,
     ) -> Result<LsmTree> {
         let context = Arc::new(context);
@@ -96,16 +96,22 @@ impl LsmTree {
         let (sealed, version) = (Arc::default(), Arc::new(version));
         Ok(LsmTree {
             max_memtable_size: AtomicU64::new(options.max_memtable_size),
-            early: Early::new(options.early_from()),
+            direct_blobs: DirectBlobTracker::new(options.direct_write_threshold()),
             options: Mutex::new(Arc::new(options)),
-            writing: Mutex::new(Arc::clone(&active)),
-            current: Current::new(SuperVersion { active, sealed, version, early: Arc::default(), flushed }),
-            flushing: Slot::default(),
-            compacting: Slot::default(),
-            remembered: Mutex::default(),
+            active_memtable: Mutex::new(Arc::clone(&active)),
+            current: SuperVersionCell::new(SuperVersion {
+                active,
+                sealed,
+                version,
+                direct_blobs: Arc::default(),
+                flushed_through: flushed,
+            }),
+            flush_lock: TaskLock::default(),
+            compaction_lock: TaskLock::default(),
+            compaction_state: Mutex::default(),
             uncommitted_flush: Mutex::default(),
-            counters: Counters::default(),
-            scanned: Mutex::default(),
+            counters: LsmCounters::default(),
+            cached_scan: Mutex::default(),
             discarded: AtomicBool::new(false),
             context,
         })
@@ -119,13 +125,13 @@ impl LsmTree {
     /// is under way may add tables that are held as before.
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
-        self.early.set_from(options.early_from());
+        self.direct_blobs.set_threshold(options.direct_write_threshold());
         let options = Arc::new(options);
         *lock(&self.options) = Arc::clone(&options);
         self.version().tables().for_each(|(level, table)| table.set_options(options.read_options(level)));
     }
 
-    pub(crate) fn order(&self) -> &KeyOrder {
+    pub(crate) fn key_order(&self) -> &KeyOrder {
         &self.context.order
     }
 
@@ -143,39 +149,39 @@ impl LsmTree {
     }
 
     /// Lets go of what yielded and will not go on, when the database has closed and no task runs any more.
-    pub(crate) fn give_up_paused(&self) {
+    pub(crate) fn abandon_paused(&self) {
         let paused = self.take_paused();
         drop(paused); // without the lock
     }
 
-    fn take_paused(&self) -> (Option<Job>, Option<Collection>) {
-        let mut remembered = lock(&self.remembered);
-        (remembered.paused.take(), remembered.collecting.take())
+    fn take_paused(&self) -> (Option<CompactionJob>, Option<BlobGcJob>) {
+        let mut remembered = lock(&self.compaction_state);
+        (remembered.paused_compaction.take(), remembered.paused_blob_gc.take())
     }
 
     /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and
-    /// gives its files to the graveyard as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    /// gives its files to the graveyard as soon as no reader needs them. Tasks fail with `UnblockGuard` from then on.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
-        let _flushing = self.flushing.occupy(true);
-        let _compacting = self.compacting.occupy(true);
+        let _flushing = self.flush_lock.acquire(true);
+        let _compacting = self.compaction_lock.acquire(true);
         let (paused, collecting) = self.take_paused();
-        collecting.into_iter().for_each(Collection::give_up);
-        let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.name_output().to_vec());
-        let graveyard = &self.context.graveyard;
+        collecting.into_iter().for_each(BlobGcJob::abandon);
+        let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.take_outputs().to_vec());
+        let obsolete_files = &self.context.obsolete_files;
         if let Some(written) = lock(&self.uncommitted_flush).take() {
             unwanted.extend(written.tables);
-            written.blobs.iter().for_each(|file| graveyard.push(DataKind::Blob, file.id));
+            written.blobs.iter().for_each(|file| obsolete_files.push(DataFileKind::Blob, file.number));
         }
-        unwanted.iter().for_each(|table| graveyard.push(DataKind::Table, table.id));
+        unwanted.iter().for_each(|table| obsolete_files.push(DataFileKind::Table, table.number));
         let version = self.version();
-        version.tables().for_each(|(_, table)| table.doom());
-        version.blobs().handles().for_each(|file| file.doom());
-        self.give_up_early();
-        *lock(&self.scanned) = None;
+        version.tables().for_each(|(_, table)| table.mark_obsolete());
+        version.blobs().handles().for_each(|file| file.mark_obsolete());
+        self.abandon_direct_blob_files();
+        *lock(&self.cached_scan) = None;
         // Its memory is given back too, but for what iterators hold. A reader that finds nothing asks whether the
         // partition was deleted.
-        let mut active = lock(&self.writing);
+        let mut active = lock(&self.active_memtable);
         let empty = self.context.new_memtable();
         std::mem::replace(&mut *active, Arc::clone(&empty)).seal();
         self.current.replace(|now| SuperVersion {
@@ -196,7 +202,7 @@ impl LsmTree {
     }
 
     /// # Errors
-    /// `Closed` after [`discard`](LsmTree::discard).
+    /// `UnblockGuard` after [`discard`](LsmTree::discard).
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.is_discarded() {
             true => Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", self.context.name))),
@@ -206,7 +212,7 @@ impl LsmTree {
 
     pub(crate) fn metrics(&self) -> LsmMetrics {
         let now = self.current.get();
-        let levels = now.version.levels().map(|(_, level)| LevelMetrics {
+        let levels = now.version.levels().map(|(_, level)| LsmLevelMetrics {
             runs: level.runs.len() as u64,
             raw_bytes: level.iter().map(|table| table.meta().raw_bytes).sum(),
             tables: level.tables,
@@ -220,14 +226,14 @@ impl LsmTree {
             memtable_bytes: now.active.bytes(),
             memtable_entries: now.active.len(),
             sealed_bytes: now.sealed.iter().map(|memtable| memtable.bytes()).sum(),
-            sealed: now.sealed.len() as u64,
+            sealed_memtables: now.sealed.len() as u64,
             pinned_bytes: tables_bytes
-                + now.version.blobs().handles().map(|file| file.file().held_bytes()).sum::<u64>(),
-            blob_files: now.version.blobs().uses(),
-            early_files: now.early.files().map(|file| file.uses()).collect(),
+                + now.version.blobs().handles().map(|file| file.file().memory_bytes()).sum::<u64>(),
+            blob_files: now.version.blobs().stats(),
+            direct_blob_files: now.direct_blobs.files().map(|file| file.stats()).collect(),
             ..LsmMetrics::default()
         };
-        self.counters.fill(&mut metrics);
+        self.counters.copy_to(&mut metrics);
         metrics
     }
 
@@ -237,17 +243,17 @@ impl LsmTree {
     /// As [`insert`](LsmTree::insert).
     pub(crate) fn replay(&self, entry: EntryRef<'_>) -> Result<()> {
         if entry.kind == RecordKind::BlobPointer {
-            self.early.count(BlobRef::decode(entry.value)?.logical);
+            self.direct_blobs.add_pointer(BlobPointer::decode(entry.value)?.logical_file);
         }
         self.insert(entry).map(drop)
     }
 
     /// Takes in blob files that the manifest names now, and that only memory points into.
-    pub(crate) fn take_blobs(&self, files: Vec<BlobMeta>) {
+    pub(crate) fn add_blob_files(&self, files: Vec<BlobFileMeta>) {
         let blobs_added: Vec<_> = files.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
         self.current.replace(|now| {
-            let change = Change { blobs_added: blobs_added.clone(), ..Change::default() };
-            SuperVersion { version: Arc::new(now.version.with(change, &self.context.order)), ..now.clone() }
+            let change = VersionChange { blobs_added: blobs_added.clone(), ..VersionChange::default() };
+            SuperVersion { version: Arc::new(now.version.with_changes(change, &self.context.order)), ..now.clone() }
         });
     }
 
@@ -257,7 +263,7 @@ impl LsmTree {
     /// As [`Memtable::insert`].
     #[inline]
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<bool> {
-        let mut active = lock(&self.writing);
+        let mut active = lock(&self.active_memtable);
         let mut sealed = false;
         if let Err(error) = active.insert(entry) {
             // Perhaps it is full, and an empty one has room.
@@ -270,9 +276,11 @@ impl LsmTree {
         }
         // What it points to in blob files counts too: else one key, written over and over with large values, would fill
         // the disk behind a tiny memtable.
-        let bytes = active.bytes().saturating_add(active.pointed_bytes());
-        let asked = active.len().is_multiple_of(HIDING_ENTRIES);
-        if bytes >= self.max_memtable_size.load(Ordering::Relaxed) || (asked && self.hides_too_much(active.len())) {
+        let bytes = active.bytes().saturating_add(active.referenced_blob_bytes());
+        let asked = active.len().is_multiple_of(HIDDEN_CHECK_INTERVAL);
+        if bytes >= self.max_memtable_size.load(Ordering::Relaxed)
+            || (asked && self.memtable_hides_too_much(active.len()))
+        {
             self.seal_active(&mut active);
             sealed = true;
         }
@@ -281,7 +289,7 @@ impl LsmTree {
 
     /// Seals the active memtable unless it is empty.
     pub(crate) fn seal_memtable(&self) {
-        self.seal_active(&mut lock(&self.writing));
+        self.seal_active(&mut lock(&self.active_memtable));
     }
 
     /// Puts an empty memtable in the place of the active one, unless that is empty. The caller holds `writing`.

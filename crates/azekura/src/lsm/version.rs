@@ -4,47 +4,47 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::edit::{FileId, TableMeta};
+use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
-use crate::lsm::blobs::handle::BlobHandle;
-use crate::lsm::blobs::map::BlobMap;
+use crate::lsm::blob::handle::BlobHandle;
+use crate::lsm::blob::map::BlobMap;
 
 /// Levels of a tree; the last is the bottom.
-pub(crate) const LEVELS: usize = 7;
+pub(crate) const NUM_LEVELS: usize = 7;
 /// The deepest level.
-pub(crate) const BOTTOM: u8 = LEVELS as u8 - 1;
+pub(crate) const BOTTOM_LEVEL: u8 = NUM_LEVELS as u8 - 1;
 
 /// Versions in a table that stand behind newer ones of their keys.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Superseded {
-    pub(crate) versions: u64,
+pub(crate) struct SupersededVersions {
+    pub(crate) count: u64,
     /// The lowest sequence number of a version that stands before one of them; 0 if there is none.
-    pub(crate) from: SeqNo,
+    pub(crate) lowest_newer_seqno: SeqNo,
 }
 
-impl Superseded {
+impl SupersededVersions {
     /// Whether a merge at the bottom that knows no read point before `oldest` drops one of them for sure.
-    pub(crate) fn can_go(&self, oldest: SeqNo) -> bool {
-        self.versions > 0 && self.from <= oldest
+    pub(crate) fn can_drop(&self, oldest: SeqNo) -> bool {
+        self.count > 0 && self.lowest_newer_seqno <= oldest
     }
 }
 
 /// Something that stands for a table.
-pub(crate) trait Described {
+pub(crate) trait HasTableMeta {
     fn meta(&self) -> &TableMeta;
 
     /// What it holds of versions behind newer ones, as far as is known.
-    fn superseded(&self) -> Superseded {
-        Superseded::default()
+    fn superseded(&self) -> SupersededVersions {
+        SupersededVersions::default()
     }
 
     /// The oldest read point when a merge wrote this table, if one did: what tombstones it kept could not go then.
-    fn settled_at(&self) -> Option<SeqNo> {
+    fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {
         None
     }
 }
 
-impl Described for TableMeta {
+impl HasTableMeta for TableMeta {
     fn meta(&self) -> &TableMeta {
         self
     }
@@ -52,28 +52,28 @@ impl Described for TableMeta {
 
 /// Tables in key order whose ranges do not meet: no user key is in two of them.
 #[derive(Debug)]
-pub(crate) struct Run<T> {
+pub(crate) struct SortedRun<T> {
     tables: Vec<Arc<T>>,
     /// Under the bytewise order: the first eight bytes of each table's largest key, so that a search touches one array.
-    fences: Vec<u64>,
+    largest_key_prefixes: Vec<u64>,
 }
 
 /// The first eight bytes as a number that orders as they do; missing bytes are 0.
-fn fence(key: &[u8]) -> u64 {
+fn key_prefix_u64(key: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let len = key.len().min(8);
     bytes[..len].copy_from_slice(&key[..len]);
     u64::from_be_bytes(bytes)
 }
 
-impl<T: Described> Run<T> {
+impl<T: HasTableMeta> SortedRun<T> {
     /// `tables` in key order.
-    pub(crate) fn new(tables: Vec<Arc<T>>, order: &KeyOrder) -> Run<T> {
+    pub(crate) fn new(tables: Vec<Arc<T>>, order: &KeyOrder) -> SortedRun<T> {
         let fences = match order.is_bytewise() {
-            true => tables.iter().map(|table| fence(&table.meta().largest.0)).collect(),
+            true => tables.iter().map(|table| key_prefix_u64(&table.meta().largest_key.0)).collect(),
             false => Vec::new(),
         };
-        Run { tables, fences }
+        SortedRun { tables, largest_key_prefixes: fences }
     }
 
     pub(crate) fn tables(&self) -> &[Arc<T>] {
@@ -83,24 +83,24 @@ impl<T: Described> Run<T> {
     /// The index of the first table that does not end before `key`.
     fn lower_bound(&self, key: &[u8], order: &KeyOrder) -> usize {
         let (mut from, mut to) = (0, self.tables.len());
-        if !self.fences.is_empty() {
-            let wanted = fence(key);
-            from = self.fences.partition_point(|&fence| fence < wanted);
-            to = from + self.fences[from..].partition_point(|&fence| fence == wanted);
+        if !self.largest_key_prefixes.is_empty() {
+            let wanted = key_prefix_u64(key);
+            from = self.largest_key_prefixes.partition_point(|&fence| fence < wanted);
+            to = from + self.largest_key_prefixes[from..].partition_point(|&fence| fence == wanted);
         }
-        from + self.tables[from..to].partition_point(|table| order.cmp(&table.meta().largest.0, key).is_lt())
+        from + self.tables[from..to].partition_point(|table| order.cmp(&table.meta().largest_key.0, key).is_lt())
     }
 
     /// The one table that may hold `key`.
     pub(crate) fn find(&self, key: &[u8], order: &KeyOrder) -> Option<&Arc<T>> {
         let table = self.tables.get(self.lower_bound(key, order))?;
-        order.cmp(&table.meta().smallest.0, key).is_le().then_some(table)
+        order.cmp(&table.meta().smallest_key.0, key).is_le().then_some(table)
     }
 
     /// The tables whose ranges meet `smallest..=largest`.
     pub(crate) fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
         let from = self.lower_bound(smallest, order);
-        let len = self.tables[from..].partition_point(|table| order.cmp(&table.meta().smallest.0, largest).is_le());
+        let len = self.tables[from..].partition_point(|table| order.cmp(&table.meta().smallest_key.0, largest).is_le());
         from..from + len
     }
 }
@@ -109,25 +109,25 @@ impl<T: Described> Run<T> {
 #[derive(Debug)]
 pub(crate) struct Level<T> {
     /// Newest first. Below level 0 at most one.
-    pub(crate) runs: Vec<Arc<Run<T>>>,
+    pub(crate) runs: Vec<Arc<SortedRun<T>>>,
     pub(crate) tables: u64,
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
     pub(crate) tombstones: u64,
     /// Bytes of blob files that its tables point to.
-    pub(crate) pointed: u64,
+    pub(crate) blob_bytes: u64,
 }
 
-impl<T: Described> Level<T> {
-    fn new(runs: Vec<Arc<Run<T>>>) -> Level<T> {
-        let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0, pointed: 0 };
+impl<T: HasTableMeta> Level<T> {
+    fn new(runs: Vec<Arc<SortedRun<T>>>) -> Level<T> {
+        let mut level = Level { runs, tables: 0, bytes: 0, entries: 0, tombstones: 0, blob_bytes: 0 };
         for table in level.runs.iter().flat_map(|run| run.tables()) {
             let meta = table.meta();
             level.tables += 1;
             level.bytes += meta.size;
             level.entries += meta.entries;
             level.tombstones += meta.tombstones;
-            level.pointed += meta.pointed_bytes();
+            level.blob_bytes += meta.referenced_blob_bytes();
         }
         level
     }
@@ -151,20 +151,20 @@ pub(crate) struct Version<T> {
 
 /// From one version to the next.
 #[derive(Debug)]
-pub(crate) struct Change<T> {
-    pub(crate) removed: HashSet<FileId>,
+pub(crate) struct VersionChange<T> {
+    pub(crate) removed: HashSet<FileNumber>,
     /// Becomes the newest run of level 0.
     pub(crate) flushed: Vec<Arc<T>>,
     /// Go to levels 1 and deeper.
     pub(crate) added: Vec<(u8, Arc<T>)>,
     /// Blob files that come, and those that go.
     pub(crate) blobs_added: Vec<Arc<BlobHandle>>,
-    pub(crate) blobs_removed: Vec<FileId>,
+    pub(crate) blobs_removed: Vec<FileNumber>,
 }
 
-impl<T> Default for Change<T> {
-    fn default() -> Change<T> {
-        Change {
+impl<T> Default for VersionChange<T> {
+    fn default() -> VersionChange<T> {
+        VersionChange {
             removed: HashSet::new(),
             flushed: Vec::new(),
             added: Vec::new(),
@@ -174,9 +174,9 @@ impl<T> Default for Change<T> {
     }
 }
 
-impl<T: Described> Version<T> {
+impl<T: HasTableMeta> Version<T> {
     pub(crate) fn empty() -> Version<T> {
-        Version { levels: (0..LEVELS).map(|_| Level::new(Vec::new())).collect(), blobs: Arc::default() }
+        Version { levels: (0..NUM_LEVELS).map(|_| Level::new(Vec::new())).collect(), blobs: Arc::default() }
     }
 
     /// Builds the version that a manifest lists.
@@ -187,39 +187,39 @@ impl<T: Described> Version<T> {
     /// # Errors
     /// `Corruption` for a level that does not exist, a table named twice, or tables that meet where they must not.
     pub(crate) fn restore(tables: Vec<(u8, Arc<T>)>, order: &KeyOrder) -> Result<Version<T>> {
-        let mut levels: Vec<Vec<Arc<T>>> = (0..LEVELS).map(|_| Vec::new()).collect();
+        let mut levels: Vec<Vec<Arc<T>>> = (0..NUM_LEVELS).map(|_| Vec::new()).collect();
         let mut seen = HashSet::new();
         for (level, table) in tables {
             let meta = table.meta();
-            if !seen.insert(meta.id) {
-                return Err(Error::corruption(format!("manifest names table {} twice", meta.id.0)));
+            if !seen.insert(meta.number) {
+                return Err(Error::corruption(format!("manifest names table {} twice", meta.number.0)));
             }
-            if order.cmp(&meta.smallest.0, &meta.largest.0).is_gt() {
-                return Err(Error::corruption(format!("table {} ends before it begins", meta.id.0)));
+            if order.cmp(&meta.smallest_key.0, &meta.largest_key.0).is_gt() {
+                return Err(Error::corruption(format!("table {} ends before it begins", meta.number.0)));
             }
             let Some(list) = levels.get_mut(usize::from(level)) else {
                 return Err(Error::corruption(format!(
                     "table {} is on level {level}, which does not exist",
-                    meta.id.0
+                    meta.number.0
                 )));
             };
             list.push(table);
         }
-        let mut young = std::mem::take(&mut levels[0]);
-        young.sort_by_key(|table| std::cmp::Reverse((table.meta().highest, table.meta().id)));
+        let mut l0 = std::mem::take(&mut levels[0]);
+        l0.sort_by_key(|table| std::cmp::Reverse((table.meta().largest_seqno, table.meta().number)));
         let mut groups: Vec<Vec<Arc<T>>> = Vec::new();
-        for table in young {
+        for table in l0 {
             match groups.last_mut() {
                 Some(group) if group.iter().all(|other| disjoint(&**other, &*table, order)) => group.push(table),
                 _ => groups.push(vec![table]),
             }
         }
-        let youngest = Level::new(groups.into_iter().map(|g| run_of(g, order)).collect());
+        let youngest = Level::new(groups.into_iter().map(|g| sorted_run(g, order)).collect());
         let mut version = Version { levels: vec![youngest], blobs: Arc::default() };
         for (level, tables) in levels.into_iter().enumerate().skip(1) {
-            let run = run_of(tables, order);
+            let run = sorted_run(tables, order);
             if let Some(pair) = run.tables().windows(2).find(|pair| !disjoint(&*pair[0], &*pair[1], order)) {
-                let (a, b) = (pair[0].meta().id.0, pair[1].meta().id.0);
+                let (a, b) = (pair[0].meta().number.0, pair[1].meta().number.0);
                 return Err(Error::corruption(format!("tables {a} and {b} of level {level} overlap")));
             }
             version.levels.push(Level::new(if run.tables().is_empty() { Vec::new() } else { vec![run] }));
@@ -232,7 +232,7 @@ impl<T: Described> Version<T> {
     /// # Errors
     /// `Corruption` if they are not those that the tables point to.
     pub(crate) fn restore_blobs(self, handles: Vec<Arc<BlobHandle>>) -> Result<Version<T>> {
-        let blobs = BlobMap::restore(handles, self.tables().flat_map(|(_, table)| &table.meta().blobs))?;
+        let blobs = BlobMap::restore(handles, self.tables().flat_map(|(_, table)| &table.meta().blob_usage))?;
         Ok(Version { blobs: Arc::new(blobs), ..self })
     }
 
@@ -241,7 +241,7 @@ impl<T: Described> Version<T> {
     }
 
     /// What so many entries refer to in blob files, on average.
-    pub(crate) fn referenced_by(&self, entries: u64) -> u64 {
+    pub(crate) fn estimated_blob_bytes(&self, entries: u64) -> u64 {
         let values: u64 = self.levels.iter().map(|level| level.entries.saturating_sub(level.tombstones)).sum();
         let bytes = u128::from(self.blobs.totals().referenced) * u128::from(entries) / u128::from(values.max(1));
         u64::try_from(bytes).unwrap_or(u64::MAX)
@@ -249,19 +249,19 @@ impl<T: Described> Version<T> {
 
     /// The most that entries may hide in blob files: each pointer one to about as much, and each tombstone what an
     /// entry has on average.
-    pub(crate) fn hides(&self, pointed: u64, tombstones: u64) -> u64 {
-        pointed.saturating_add(self.referenced_by(tombstones))
+    pub(crate) fn max_hidden_bytes(&self, pointed: u64, tombstones: u64) -> u64 {
+        pointed.saturating_add(self.estimated_blob_bytes(tombstones))
     }
 
     /// The most that each level may hide of what it and deeper ones point to in blob files. A level below level 0 hides
     /// nothing of its own.
-    pub(crate) fn may_hide(&self) -> [u64; LEVELS] {
-        let mut hides = [0; LEVELS];
+    pub(crate) fn max_hidden_bytes_per_level(&self) -> [u64; NUM_LEVELS] {
+        let mut hides = [0; NUM_LEVELS];
         let mut below = 0u64;
         for (at, level) in self.levels.iter().enumerate().rev() {
-            let reach = below + if at == 0 { level.pointed } else { 0 };
-            hides[at] = self.hides(level.pointed, level.tombstones).min(reach);
-            below += level.pointed;
+            let reach = below + if at == 0 { level.blob_bytes } else { 0 };
+            hides[at] = self.max_hidden_bytes(level.blob_bytes, level.tombstones).min(reach);
+            below += level.blob_bytes;
         }
         hides
     }
@@ -271,21 +271,21 @@ impl<T: Described> Version<T> {
     }
 
     pub(crate) fn levels(&self) -> impl DoubleEndedIterator<Item = (u8, &Level<T>)> {
-        (0..=BOTTOM).zip(&self.levels)
+        (0..=BOTTOM_LEVEL).zip(&self.levels)
     }
 
     /// The one run of a level below 0, if it has tables.
-    pub(crate) fn run(&self, level: u8) -> Option<&Arc<Run<T>>> {
+    pub(crate) fn run(&self, level: u8) -> Option<&Arc<SortedRun<T>>> {
         self.level(level).runs.first()
     }
 
     /// Every run, newest first.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<Run<T>>> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<SortedRun<T>>> {
         self.levels.iter().flat_map(|level| &level.runs)
     }
 
     /// The runs of the levels deeper than `level`.
-    pub(crate) fn runs_below(&self, level: u8) -> Vec<Arc<Run<T>>> {
+    pub(crate) fn runs_below(&self, level: u8) -> Vec<Arc<SortedRun<T>>> {
         self.levels.iter().skip(usize::from(level) + 1).flat_map(|level| &level.runs).map(Arc::clone).collect()
     }
 
@@ -295,32 +295,33 @@ impl<T: Described> Version<T> {
     }
 
     /// The version after `change`; untouched runs are shared.
-    pub(crate) fn with(&self, change: Change<T>, order: &KeyOrder) -> Version<T> {
+    pub(crate) fn with_changes(&self, change: VersionChange<T>, order: &KeyOrder) -> Version<T> {
         let blobs = self.blobs_with(&change);
-        let mut levels: Vec<Vec<Arc<Run<T>>>> = Vec::with_capacity(LEVELS);
+        let mut levels: Vec<Vec<Arc<SortedRun<T>>>> = Vec::with_capacity(NUM_LEVELS);
         for (number, level) in self.levels() {
             let added: Vec<&Arc<T>> = change.added.iter().filter(|(to, _)| *to == number).map(|(_, t)| t).collect();
             assert!(number > 0 || added.is_empty(), "level 0 grows by flushes only");
-            let mut runs: Vec<Arc<Run<T>>> = Vec::new();
+            let mut runs: Vec<Arc<SortedRun<T>>> = Vec::new();
             for run in &level.runs {
-                let touched = !added.is_empty() || run.tables().iter().any(|t| change.removed.contains(&t.meta().id));
+                let touched =
+                    !added.is_empty() || run.tables().iter().any(|t| change.removed.contains(&t.meta().number));
                 if !touched {
                     runs.push(Arc::clone(run));
                     continue;
                 }
-                let stay = run.tables().iter().filter(|table| !change.removed.contains(&table.meta().id));
+                let stay = run.tables().iter().filter(|table| !change.removed.contains(&table.meta().number));
                 let tables: Vec<Arc<T>> = stay.chain(added.iter().copied()).map(Arc::clone).collect();
                 if !tables.is_empty() {
-                    runs.push(run_of(tables, order));
+                    runs.push(sorted_run(tables, order));
                 }
             }
             if level.runs.is_empty() && !added.is_empty() {
-                runs.push(run_of(added.into_iter().map(Arc::clone).collect(), order));
+                runs.push(sorted_run(added.into_iter().map(Arc::clone).collect(), order));
             }
             levels.push(runs);
         }
         if !change.flushed.is_empty() {
-            levels[0].insert(0, run_of(change.flushed, order));
+            levels[0].insert(0, sorted_run(change.flushed, order));
         }
         let levels: Vec<Level<T>> = levels.into_iter().map(Level::new).collect();
         debug_assert!(
@@ -332,29 +333,29 @@ impl<T: Described> Version<T> {
         Version { levels, blobs }
     }
 
-    fn blobs_with(&self, change: &Change<T>) -> Arc<BlobMap> {
+    fn blobs_with(&self, change: &VersionChange<T>) -> Arc<BlobMap> {
         let removed =
-            || self.tables().map(|(_, table)| table).filter(|table| change.removed.contains(&table.meta().id));
+            || self.tables().map(|(_, table)| table).filter(|table| change.removed.contains(&table.meta().number));
         let added = || change.flushed.iter().chain(change.added.iter().map(|(_, table)| table));
         let untouched = change.blobs_added.is_empty() && change.blobs_removed.is_empty();
-        if untouched && added().chain(removed()).all(|table| table.meta().blobs.is_empty()) {
+        if untouched && added().chain(removed()).all(|table| table.meta().blob_usage.is_empty()) {
             return Arc::clone(&self.blobs);
         }
-        let gained = added().flat_map(|table| &table.meta().blobs);
-        let lost = removed().flat_map(|table| &table.meta().blobs);
-        Arc::new(self.blobs.with(&change.blobs_added, &change.blobs_removed, gained, lost))
+        let gained = added().flat_map(|table| &table.meta().blob_usage);
+        let lost = removed().flat_map(|table| &table.meta().blob_usage);
+        Arc::new(self.blobs.with_changes(&change.blobs_added, &change.blobs_removed, gained, lost))
     }
 }
 
 /// Whether no key can be in both tables.
-pub(crate) fn disjoint(a: &impl Described, b: &impl Described, order: &KeyOrder) -> bool {
+pub(crate) fn disjoint(a: &impl HasTableMeta, b: &impl HasTableMeta, order: &KeyOrder) -> bool {
     let (a, b) = (a.meta(), b.meta());
-    order.cmp(&a.largest.0, &b.smallest.0).is_lt() || order.cmp(&b.largest.0, &a.smallest.0).is_lt()
+    order.cmp(&a.largest_key.0, &b.smallest_key.0).is_lt() || order.cmp(&b.largest_key.0, &a.smallest_key.0).is_lt()
 }
 
-fn run_of<T: Described>(mut tables: Vec<Arc<T>>, order: &KeyOrder) -> Arc<Run<T>> {
-    tables.sort_by(|a, b| order.cmp(&a.meta().smallest.0, &b.meta().smallest.0));
-    Arc::new(Run::new(tables, order))
+fn sorted_run<T: HasTableMeta>(mut tables: Vec<Arc<T>>, order: &KeyOrder) -> Arc<SortedRun<T>> {
+    tables.sort_by(|a, b| order.cmp(&a.meta().smallest_key.0, &b.meta().smallest_key.0));
+    Arc::new(SortedRun::new(tables, order))
 }
 
 #[cfg(test)]
@@ -368,39 +369,39 @@ pub(crate) mod tests {
 
     pub(crate) fn table_at(id: u64, smallest: &str, largest: &str, seqnos: (u64, u64)) -> Arc<TableMeta> {
         Arc::new(TableMeta {
-            id: FileId(id),
+            number: FileNumber(id),
             size: 100,
             entries: 10,
             tombstones: 0,
-            lowest: SeqNo(seqnos.0),
-            highest: SeqNo(seqnos.1),
+            smallest_seqno: SeqNo(seqnos.0),
+            largest_seqno: SeqNo(seqnos.1),
             created_ms: 0,
             raw_bytes: 100,
-            smallest: (smallest.into(), SeqNo(seqnos.1)),
-            largest: (largest.into(), SeqNo(seqnos.0)),
-            blobs: Vec::new(),
+            smallest_key: (smallest.into(), SeqNo(seqnos.1)),
+            largest_key: (largest.into(), SeqNo(seqnos.0)),
+            blob_usage: Vec::new(),
         })
     }
 
-    pub(crate) fn run(tables: Vec<Arc<TableMeta>>) -> Arc<Run<TableMeta>> {
-        run_of(tables, &KeyOrder::bytewise())
+    pub(crate) fn run(tables: Vec<Arc<TableMeta>>) -> Arc<SortedRun<TableMeta>> {
+        sorted_run(tables, &KeyOrder::bytewise())
     }
 
     fn ids(version: &Version<TableMeta>, level: u8) -> Vec<Vec<u64>> {
         let runs = version.level(level).runs.iter();
-        runs.map(|run| run.tables().iter().map(|table| table.id.0).collect()).collect()
+        runs.map(|run| run.tables().iter().map(|table| table.number.0).collect()).collect()
     }
 
     #[test]
-    fn finds_the_one_table_also_behind_equal_fences() {
+    fn finds_table_when_key_prefixes_are_equal() {
         let tables = vec![
             table(1, "a", "c"),
             table(2, "longprefix-a", "longprefix-c"),
             table(3, "longprefix-e", "longprefix-g"),
         ];
-        for order in [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(Plain))] {
-            let run = Run::new(tables.clone(), &order);
-            let find = |key: &str| run.find(key.as_bytes(), &order).map(|table| table.id.0);
+        for order in [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(UndeclaredBytewise))] {
+            let run = SortedRun::new(tables.clone(), &order);
+            let find = |key: &str| run.find(key.as_bytes(), &order).map(|table| table.number.0);
             let keys = [
                 "",
                 "a",
@@ -426,8 +427,8 @@ pub(crate) mod tests {
     }
 
     /// The order of the bytes, without saying so.
-    struct Plain;
-    impl crate::base::comparator::Comparator for Plain {
+    struct UndeclaredBytewise;
+    impl crate::base::comparator::Comparator for UndeclaredBytewise {
         fn name(&self) -> &str {
             "plain"
         }
@@ -437,7 +438,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn restores_the_order_of_young_runs_from_sequence_numbers() {
+    fn restores_l0_run_order_from_seqnos() {
         let order = KeyOrder::bytewise();
         let tables = vec![
             (0, table_at(7, "a", "k", (10, 18))),
@@ -454,7 +455,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn refuses_what_no_tree_can_be() {
+    fn refuses_impossible_table_sets() {
         let order = KeyOrder::bytewise();
         for bad in [
             vec![(7, table(1, "a", "b"))],
@@ -470,24 +471,36 @@ pub(crate) mod tests {
     #[test]
     fn changes_touch_only_what_they_name() {
         let order = KeyOrder::bytewise();
-        let version = Version::empty().with(Change { flushed: vec![table(1, "a", "f")], ..Change::default() }, &order);
-        let version =
-            version.with(Change { flushed: vec![table(3, "p", "z"), table(2, "a", "k")], ..Change::default() }, &order);
+        let version = Version::empty()
+            .with_changes(VersionChange { flushed: vec![table(1, "a", "f")], ..VersionChange::default() }, &order);
+        let version = version.with_changes(
+            VersionChange { flushed: vec![table(3, "p", "z"), table(2, "a", "k")], ..VersionChange::default() },
+            &order,
+        );
         assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]]);
-        let removed = HashSet::from([FileId(1), FileId(2)]);
+        let removed = HashSet::from([FileNumber(1), FileNumber(2)]);
         let added = vec![(6, table(5, "g", "k")), (6, table(4, "a", "f"))];
-        let after = version.with(Change { removed, added, ..Change::default() }, &order);
+        let after = version.with_changes(VersionChange { removed, added, ..VersionChange::default() }, &order);
         assert_eq!(ids(&after, 0), [vec![3]]);
         assert_eq!(ids(&after, 6), [vec![4, 5]]);
         assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]], "the old one is as it was");
-        let moved = after.with(
-            Change { removed: HashSet::from([FileId(3)]), added: vec![(6, table(3, "p", "z"))], ..Change::default() },
+        let moved = after.with_changes(
+            VersionChange {
+                removed: HashSet::from([FileNumber(3)]),
+                added: vec![(6, table(3, "p", "z"))],
+                ..VersionChange::default()
+            },
             &order,
         );
         assert_eq!(ids(&moved, 6), [vec![4, 5, 3]]);
         assert!(moved.level(0).is_empty() && moved.level(0).runs.is_empty());
-        let gone = moved
-            .with(Change { removed: HashSet::from([FileId(3), FileId(4), FileId(5)]), ..Change::default() }, &order);
+        let gone = moved.with_changes(
+            VersionChange {
+                removed: HashSet::from([FileNumber(3), FileNumber(4), FileNumber(5)]),
+                ..VersionChange::default()
+            },
+            &order,
+        );
         assert_eq!(gone.tables().count(), 0);
         assert_eq!(gone.runs().count(), 0);
     }

@@ -6,7 +6,7 @@ use std::mem::needs_drop;
 use std::ptr::{NonNull, null_mut};
 
 use crate::mem::atomic::{AtomicPtr, AtomicU32, Mutex, Ordering, PoisonError};
-use crate::mem::pages::Pages;
+use crate::mem::pages::PageAllocation;
 
 /// Segment `n` holds `2^n` items, so item `i` stands in segment `log2(i + 1)`.
 const SEGMENTS: usize = 31;
@@ -18,7 +18,7 @@ pub(crate) struct AppendVec<T> {
     segments: [AtomicPtr<T>; SEGMENTS],
     /// Items below this index are written and never written again (but for what they change inside themselves).
     len: AtomicU32,
-    push: Mutex<()>,
+    push_lock: Mutex<()>,
     owned: PhantomData<T>,
 }
 
@@ -33,7 +33,7 @@ impl<T> AppendVec<T> {
         AppendVec {
             segments: [const { AtomicPtr::new(null_mut()) }; SEGMENTS],
             len: AtomicU32::new(0),
-            push: Mutex::new(()),
+            push_lock: Mutex::new(()),
             owned: PhantomData,
         }
     }
@@ -63,12 +63,12 @@ impl<T> AppendVec<T> {
     /// Appends `value` and returns its index; `None` (and `value` is dropped) if there is no memory or 2^31 − 1 items
     /// are in.
     pub(crate) fn push(&self, value: T) -> Option<u32> {
-        let _pushing = self.push.lock().unwrap_or_else(PoisonError::into_inner);
+        let _pushing = self.push_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.len.load(Ordering::Relaxed);
         let (segment, at) = place(index);
         let slot = self.segments.get(segment)?;
         if slot.load(Ordering::Relaxed).is_null() {
-            let pages = Pages::new(segment_bytes::<T>(segment)?)?;
+            let pages = PageAllocation::new(segment_bytes::<T>(segment)?)?;
             slot.store(pages.into_raw().as_ptr().cast(), Ordering::Relaxed);
         }
         // SAFETY: the segment has room for `2^segment` items, aligned for T, and `at` is less; the lock makes us the
@@ -90,7 +90,7 @@ impl<T> Drop for AppendVec<T> {
         for (n, segment) in self.segments.iter_mut().enumerate() {
             if let (Some(start), Some(bytes)) = (NonNull::new(*segment.get_mut()), segment_bytes::<T>(n)) {
                 // SAFETY: `push` gave the segment up with this length, and it is taken back once.
-                drop(unsafe { Pages::from_raw(start.cast(), bytes) });
+                drop(unsafe { PageAllocation::from_raw(start.cast(), bytes) });
             }
         }
     }
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_stay_where_they_are_and_are_dropped_once() {
+    fn items_do_not_move_and_are_dropped_once() {
         let item = Arc::new(());
         let vec = AppendVec::new();
         assert!(vec.get(0).is_none());
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_see_whole_items_while_it_grows() {
+    fn readers_see_whole_items_during_push() {
         let count = if cfg!(miri) { 200 } else { 20_000 };
         let vec = AppendVec::new();
         std::thread::scope(|s| {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::base::{Error, ErrorKind, Result};
 use crate::mem::append_vec::AppendVec;
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Ordering};
-use crate::mem::pages::{HUGE_PAGE, Pages};
+use crate::mem::pages::{HUGE_PAGE, PageAllocation};
 use crate::mem::prefetch::prefetch;
 
 /// The first chunk; each next one is twice as large until [`HUGE_PAGE`].
@@ -60,23 +60,24 @@ impl ArenaRef {
 
 /// The readers' side of an arena. One [`ArenaWriter`] appends; any number of threads read beside it and never wait.
 pub(crate) struct Arena {
-    chunks: AppendVec<Chunk>,
+    chunks: AppendVec<ArenaChunk>,
     bytes: AtomicU64,
 }
 
 /// On a cache line of its own, so that appending to the last chunk does not disturb readers of the others.
 #[repr(align(64))]
-struct Chunk {
+struct ArenaChunk {
     /// Bytes below this are written and never change; the gap at the start of chunk 0 is not reachable by a reference.
     published: AtomicUsize,
-    pages: Pages,
+    pages: PageAllocation,
 }
 
 impl Arena {
     /// An empty arena, which owns no chunk, and the one that may append to it.
     pub(crate) fn new() -> (Arc<Arena>, ArenaWriter) {
         let arena = Arc::new(Arena { chunks: AppendVec::new(), bytes: AtomicU64::new(0) });
-        let writer = ArenaWriter { arena: Arc::clone(&arena), chunk: 0, used: 0, room: 0, next_chunk: FIRST_CHUNK };
+        let writer =
+            ArenaWriter { arena: Arc::clone(&arena), chunk: 0, used: 0, chunk_capacity: 0, next_chunk: FIRST_CHUNK };
         (arena, writer)
     }
 
@@ -113,7 +114,7 @@ pub(crate) struct ArenaWriter {
     /// The chunk that is being filled, its bytes in use and its length; `room` is 0 before the first.
     chunk: u32,
     used: usize,
-    room: usize,
+    chunk_capacity: usize,
     next_chunk: usize,
 }
 
@@ -130,8 +131,8 @@ impl ArenaWriter {
             let (chunk, start, _) = self.add_chunk(0, padded)?;
             return Ok(self.write(chunk, start, padded, parts));
         }
-        if padded > self.room - self.used {
-            (self.chunk, self.used, self.room) = self.add_chunk(self.next_chunk, padded)?;
+        if padded > self.chunk_capacity - self.used {
+            (self.chunk, self.used, self.chunk_capacity) = self.add_chunk(self.next_chunk, padded)?;
             self.next_chunk = (self.next_chunk * 2).min(HUGE_PAGE);
         }
         let at = self.write(self.chunk, self.used, padded, parts);
@@ -149,8 +150,8 @@ impl ArenaWriter {
         let gap = if number == 0 { ALIGN } else { 0 };
         let whole = usual.max(need + gap);
         let no_memory = || Error::new(ErrorKind::OutOfSpace, format!("no memory for {whole} bytes"));
-        let pages = Pages::new(whole).ok_or_else(no_memory)?;
-        self.arena.chunks.push(Chunk { published: AtomicUsize::new(0), pages }).ok_or_else(no_memory)?;
+        let pages = PageAllocation::new(whole).ok_or_else(no_memory)?;
+        self.arena.chunks.push(ArenaChunk { published: AtomicUsize::new(0), pages }).ok_or_else(no_memory)?;
         self.arena.bytes.fetch_add(whole as u64, Ordering::Relaxed);
         Ok((number, gap, whole))
     }
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_chunk_is_small_and_a_large_first_record_fits() {
+    fn large_first_record_fits_in_small_first_chunk() {
         let (arena, mut writer) = Arena::new();
         writer.append(&[b"a"]).unwrap();
         assert_eq!(arena.bytes(), FIRST_CHUNK as u64);

@@ -53,4 +53,4 @@ pub(crate) use chosen::*;
 
 /// Whether schedules are explored, be it by Miri: then what fills up is small and patience is short, so that a scenario
 /// of a few records comes to what is rare.
-pub(crate) const EXPLORED: bool = cfg!(any(azekura_explore, miri));
+pub(crate) const SCHEDULE_EXPLORATION: bool = cfg!(any(azekura_explore, miri));

@@ -16,22 +16,22 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use crate::mem::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, TryLockError,
-    process_wide, spin_loop, thread_local,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, SCHEDULE_EXPLORATION,
+    TryLockError, process_wide, spin_loop, thread_local,
 };
 
 /// What a slot holds while its thread is not pinned; no epoch gets here.
 const IDLE: u64 = u64::MAX;
 
 /// How often `store` looks again whether the readers have left, before it leaves the freeing to them.
-const PATIENCE: usize = if EXPLORED { 2 } else { 64 };
+const COLLECT_ATTEMPTS_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
 process_wide! {
     static EPOCH: AtomicU64 = AtomicU64::new(0);
 
     /// The list of all slots there ever were. Slots are never freed, only claimed again, so it is as long as the most
     /// threads that were ever pinned at once.
-    static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
+    static SLOTS: AtomicPtr<EpochSlot> = AtomicPtr::new(null_mut());
 
     /// What was replaced and not freed yet, with the epoch it was replaced at: in the order of epochs, so that who
     /// frees looks at what can go and at one more.
@@ -39,19 +39,19 @@ process_wide! {
 
     /// The first epoch that does not keep the front of [`GARBAGE`], 0 if that is empty, so that unpinning needs no lock
     /// to see that there is nothing to free. Written under the lock.
-    static FREE_FROM: AtomicU64 = AtomicU64::new(0);
+    static OLDEST_GARBAGE_END: AtomicU64 = AtomicU64::new(0);
 
     /// A thread wants to free something. The holder of the lock looks again after it has released it.
-    static WANTED: AtomicBool = AtomicBool::new(false);
+    static COLLECT_REQUESTED: AtomicBool = AtomicBool::new(false);
 }
 
 /// Number of unpins of a thread after which it frees what it can although it has kept nothing. An unpin may see the
 /// state of a moment ago, so the rule alone could leave a value until the next one is replaced.
-const UNPINS_PER_LOOK: usize = if EXPLORED { 2 } else { 64 };
+const UNPINS_PER_COLLECT: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
 /// One thread's place; two cache lines, because processors fetch lines in pairs.
 #[repr(align(128))]
-struct Slot {
+struct EpochSlot {
     /// The epoch of the outermost pin, or [`IDLE`]. Written by the owner, read by those who free.
     epoch: AtomicU64,
     /// How many pins are nested. Only the owner touches it.
@@ -59,33 +59,33 @@ struct Slot {
     /// Unpins while there was something to free. Only the owner touches it.
     unpins: AtomicUsize,
     /// Whether the slot goes back with its last pin, because its thread's handle is gone. Only the owner touches it.
-    orphan: AtomicBool,
-    claimed: AtomicBool,
+    release_on_unpin: AtomicBool,
+    in_use: AtomicBool,
     /// Set before the slot is in the list, never changed after.
-    next: *const Slot,
+    next: *const EpochSlot,
     /// How many slots come after it in the list: its own number for good.
     number: usize,
 }
 
 // SAFETY: everything but `next` and `number` is atomic, and these are not changed once the slot is shared.
-unsafe impl Sync for Slot {}
+unsafe impl Sync for EpochSlot {}
 
-impl Slot {
+impl EpochSlot {
     /// A slot that nobody else uses: a free one, or a new one at the head of the list.
     #[cold]
-    fn claim() -> &'static Slot {
+    fn acquire() -> &'static EpochSlot {
         for slot in slots() {
-            let free = !slot.claimed.load(Ordering::Relaxed);
-            if free && slot.claimed.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let free = !slot.in_use.load(Ordering::Relaxed);
+            if free && slot.in_use.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return slot;
             }
         }
-        let slot = Box::leak(Box::new(Slot {
+        let slot = Box::leak(Box::new(EpochSlot {
             epoch: AtomicU64::new(IDLE),
             depth: AtomicUsize::new(0),
             unpins: AtomicUsize::new(0),
-            orphan: AtomicBool::new(false),
-            claimed: AtomicBool::new(true),
+            release_on_unpin: AtomicBool::new(false),
+            in_use: AtomicBool::new(true),
             next: SLOTS.load(Ordering::SeqCst),
             number: 0,
         }));
@@ -99,23 +99,23 @@ impl Slot {
         }
     }
 
-    /// Counts an unpin. True for every [`UNPINS_PER_LOOK`]th.
-    fn is_turn(&self) -> bool {
+    /// Counts an unpin. True for every [`UNPINS_PER_COLLECT`]th.
+    fn should_collect(&self) -> bool {
         let unpins = self.unpins.load(Ordering::Relaxed).wrapping_add(1);
         self.unpins.store(unpins, Ordering::Relaxed);
-        unpins.is_multiple_of(UNPINS_PER_LOOK)
+        unpins.is_multiple_of(UNPINS_PER_COLLECT)
     }
 
     /// Gives the slot to the next thread that needs one.
     fn release(&self) {
-        self.orphan.store(false, Ordering::Relaxed);
-        self.claimed.store(false, Ordering::Release);
+        self.release_on_unpin.store(false, Ordering::Relaxed);
+        self.in_use.store(false, Ordering::Release);
     }
 }
 
 /// All slots, claimed or not.
-fn slots() -> impl Iterator<Item = &'static Slot> {
-    let mut next: *const Slot = SLOTS.load(Ordering::SeqCst);
+fn slots() -> impl Iterator<Item = &'static EpochSlot> {
+    let mut next: *const EpochSlot = SLOTS.load(Ordering::SeqCst);
     std::iter::from_fn(move || {
         // SAFETY: list members are leaked, and were complete before they were published with SeqCst.
         let slot = unsafe { next.as_ref() }?;
@@ -125,26 +125,27 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
 }
 
 /// A thread's hold on its slot.
-struct Handle(&'static Slot);
+struct EpochSlotHandle(&'static EpochSlot);
 
-impl Drop for Handle {
+impl Drop for EpochSlotHandle {
     fn drop(&mut self) {
         if self.0.depth.load(Ordering::Relaxed) == 0 {
             self.0.release();
         } else {
-            self.0.orphan.store(true, Ordering::Relaxed); // a guard outlives the handle; it gives the slot back
+            // A guard outlives the handle; it gives the slot back.
+            self.0.release_on_unpin.store(true, Ordering::Relaxed);
         }
     }
 }
 
 thread_local! {
-    static HANDLE: Handle = Handle(Slot::claim());
+    static HANDLE: EpochSlotHandle = EpochSlotHandle(EpochSlot::acquire());
 }
 
 /// While it lives, nothing that the thread can reach through an [`EpochCell`] or a link is freed. Stays on its thread;
 /// pins of one thread may nest, and only the outermost costs something.
 pub(crate) struct Pin {
-    slot: &'static Slot,
+    slot: &'static EpochSlot,
     on_this_thread: PhantomData<*const ()>,
 }
 
@@ -154,8 +155,8 @@ impl Pin {
     pub(crate) fn new() -> Pin {
         // While a thread ends its handle may be gone already: then the pin has a slot of its own.
         let slot = HANDLE.try_with(|handle| handle.0).unwrap_or_else(|_| {
-            let slot = Slot::claim();
-            slot.orphan.store(true, Ordering::Relaxed);
+            let slot = EpochSlot::acquire();
+            slot.release_on_unpin.store(true, Ordering::Relaxed);
             slot
         });
         let depth = slot.depth.load(Ordering::Relaxed);
@@ -171,7 +172,7 @@ impl Pin {
 
     /// A small number that no other thread has while this one is pinned; whoever had it before has happened before.
     #[inline]
-    pub(crate) fn number(&self) -> usize {
+    pub(crate) fn slot_index(&self) -> usize {
         self.slot.number
     }
 }
@@ -184,11 +185,11 @@ impl Drop for Pin {
         if depth == 0 {
             let pinned_at = self.slot.epoch.load(Ordering::Relaxed);
             self.slot.epoch.store(IDLE, Ordering::Release);
-            let free_from = FREE_FROM.load(Ordering::Relaxed);
-            if free_from != 0 && (pinned_at < free_from || self.slot.is_turn()) {
+            let free_from = OLDEST_GARBAGE_END.load(Ordering::Relaxed);
+            if free_from != 0 && (pinned_at < free_from || self.slot.should_collect()) {
                 collect();
             }
-            if self.slot.orphan.load(Ordering::Relaxed) {
+            if self.slot.release_on_unpin.load(Ordering::Relaxed) {
                 self.slot.release();
             }
         }
@@ -198,17 +199,17 @@ impl Drop for Pin {
 /// Frees what no pinned thread can still see, or leaves it to the thread that does so now. True if nothing is left.
 #[cold]
 fn collect() -> bool {
-    WANTED.store(true, Ordering::SeqCst);
-    while WANTED.load(Ordering::SeqCst) {
+    COLLECT_REQUESTED.store(true, Ordering::SeqCst);
+    while COLLECT_REQUESTED.load(Ordering::SeqCst) {
         let garbage = match GARBAGE.try_lock() {
             Ok(garbage) => garbage,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        WANTED.store(false, Ordering::SeqCst);
+        COLLECT_REQUESTED.store(false, Ordering::SeqCst);
         drop(take_free(garbage)); // without the lock: dropping a value may replace or free others
     }
-    FREE_FROM.load(Ordering::Relaxed) == 0
+    OLDEST_GARBAGE_END.load(Ordering::Relaxed) == 0
 }
 
 /// Takes out what no pinned thread can still see.
@@ -224,7 +225,7 @@ fn take_free(mut garbage: MutexGuard<'_, VecDeque<(u64, Box<dyn Send>)>>) -> Vec
         }
         free.extend(garbage.drain(..count));
         // And look again: a reader that kept the new front may have left before it could know.
-        FREE_FROM.store(garbage.front().map_or(0, |(replaced_at, _)| replaced_at + 1), Ordering::SeqCst);
+        OLDEST_GARBAGE_END.store(garbage.front().map_or(0, |(replaced_at, _)| replaced_at + 1), Ordering::SeqCst);
     }
 }
 
@@ -236,12 +237,12 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
         let now = EPOCH.fetch_add(1, Ordering::SeqCst);
         garbage.push_back((now, value));
         if garbage.len() == 1 {
-            FREE_FROM.store(now + 1, Ordering::SeqCst);
+            OLDEST_GARBAGE_END.store(now + 1, Ordering::SeqCst);
         }
     }
     // Pins last microseconds, and freeing is no work for readers. But who is pinned itself cannot wait for itself.
     let pinned = HANDLE.try_with(|handle| handle.0.depth.load(Ordering::Relaxed) > 0).unwrap_or(true);
-    for _ in 0..if pinned { 1 } else { PATIENCE } {
+    for _ in 0..if pinned { 1 } else { COLLECT_ATTEMPTS_MAX } {
         if collect() {
             break;
         }
@@ -251,23 +252,23 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
 
 /// A moment that readers may have to leave behind, for those who reuse memory themselves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment(u64);
+pub(crate) struct RetireEpoch(u64);
 
-impl Moment {
+impl RetireEpoch {
     /// Now: what cannot be come by any more may still be read by threads that were pinned before.
-    pub(crate) fn now() -> Moment {
+    pub(crate) fn advance() -> RetireEpoch {
         // Pins of a later epoch began after it could not be come by.
-        Moment(EPOCH.fetch_add(1, Ordering::SeqCst))
+        RetireEpoch(EPOCH.fetch_add(1, Ordering::SeqCst))
     }
 
     /// Whether no thread that was pinned before is pinned any more. False for ever to who is pinned himself.
-    pub(crate) fn passed(self) -> bool {
+    pub(crate) fn all_unpinned(self) -> bool {
         // SeqCst: see `collect`.
         slots().all(|slot| slot.epoch.load(Ordering::SeqCst) > self.0)
     }
 
     /// Whether no other thread that was pinned before is pinned any more.
-    pub(crate) fn passed_by_others(self) -> bool {
+    pub(crate) fn others_unpinned(self) -> bool {
         let own = HANDLE.try_with(|handle| handle.0.number).ok();
         slots().all(|slot| Some(slot.number) == own || slot.epoch.load(Ordering::SeqCst) > self.0)
     }
@@ -288,21 +289,21 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
     /// The value of now. The guard keeps it, and everything else that is replaced meanwhile in any cell, from being
     /// freed: hold it inside one call only, and clone what must live longer.
     #[inline]
-    pub(crate) fn load(&self) -> Guard<'_, T> {
+    pub(crate) fn load(&self) -> EpochGuard<'_, T> {
         let pin = Pin::new();
-        Guard { value: self.value.load(Ordering::SeqCst).cast_const(), pin, cell: PhantomData }
+        EpochGuard { value: self.value.load(Ordering::SeqCst).cast_const(), pin, cell: PhantomData }
     }
 
     /// The value of now, for who is pinned anyway.
     #[inline]
-    pub(crate) fn read<'p>(&'p self, _pinned: &'p Pin) -> &'p T {
-        // SAFETY: as in `Guard::deref`: the pointer is the cell's after the pin was set, and the pin lives for 'p; the
-        // cell itself is borrowed for 'p, so it is not dropped with the count that it owns.
+    pub(crate) fn load_pinned<'p>(&'p self, _pinned: &'p Pin) -> &'p T {
+        // SAFETY: as in `EpochGuard::deref`: the pointer is the cell's after the pin was set, and the pin lives for 'p;
+        // the cell itself is borrowed for 'p, so it is not dropped with the count that it owns.
         unsafe { &*self.value.load(Ordering::SeqCst) }
     }
 
     /// The value of now, to keep.
-    pub(crate) fn share(&self) -> Arc<T> {
+    pub(crate) fn load_arc(&self) -> Arc<T> {
         let _pin = Pin::new();
         let value = self.value.load(Ordering::SeqCst).cast_const();
         // SAFETY: from `Arc::into_raw`, and while this thread is pinned the count that the cell owns, or owned when it
@@ -329,14 +330,14 @@ impl<T: Send + Sync + 'static> Drop for EpochCell<T> {
 }
 
 /// A pinned reference to the value of an [`EpochCell`].
-pub(crate) struct Guard<'a, T> {
+pub(crate) struct EpochGuard<'a, T> {
     /// No `&T`: that would have to stay good until a function that takes the guard returns, though it drops the guard.
     value: *const T,
     pin: Pin,
     cell: PhantomData<&'a T>,
 }
 
-impl<T> Guard<'_, T> {
+impl<T> EpochGuard<'_, T> {
     /// The pin, for what is reached from the value by links.
     #[inline]
     pub(crate) fn pin(&self) -> &Pin {
@@ -344,7 +345,7 @@ impl<T> Guard<'_, T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for EpochGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -383,7 +384,7 @@ pub(crate) mod tests {
     }
 
     /// Other tests of this process may hold a pin at any moment; they let go soon.
-    pub(crate) fn eventually(mut what: impl FnMut() -> bool) {
+    pub(crate) fn wait_until(mut what: impl FnMut() -> bool) {
         for _ in 0..1_000_000 {
             drop(Pin::new()); // frees what can be freed
             if what() {
@@ -395,7 +396,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_held_guard_keeps_its_value_and_nothing_is_left_after_it() {
+    fn guard_keeps_its_value_until_dropped() {
         let count = Arc::new(AtomicUsize::new(0));
         let alive = || count.load(Ordering::SeqCst);
         let cell = EpochCell::new(Tracked::new(0, &count));
@@ -412,16 +413,16 @@ pub(crate) mod tests {
             cell.store(Tracked::new(11, &count));
             assert!(nested.alive.load(Ordering::SeqCst), "the inner guard still pins");
         }
-        eventually(|| alive() == 1);
+        wait_until(|| alive() == 1);
         cell.store(Tracked::new(12, &count));
-        eventually(|| alive() == 1);
+        wait_until(|| alive() == 1);
         drop(cell);
-        eventually(|| alive() == 0);
+        wait_until(|| alive() == 0);
     }
 
     /// While a reader waited for a device with its pin held, every unpin of every thread took one lock.
     #[test]
-    fn unpins_wait_for_no_lock_while_a_reader_sleeps() {
+    fn unpin_takes_no_lock_while_reader_is_pinned() {
         let cell = EpochCell::new(Arc::new(1));
         let asleep = cell.load();
         cell.store(Arc::new(2));
@@ -438,22 +439,22 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_moment_passes_when_those_who_were_pinned_have_left() {
+    fn retire_epoch_ends_when_threads_have_unpinned() {
         let cell = EpochCell::new(Arc::new(5));
         let pin = Pin::new();
-        let before = Moment::now();
-        let read: &i32 = cell.read(&pin);
+        let before = RetireEpoch::advance();
+        let read: &i32 = cell.load_pinned(&pin);
         cell.store(Arc::new(6));
-        assert_eq!((*read, *cell.read(&pin)), (5, 6));
-        assert!(!before.passed() && !before.passed());
+        assert_eq!((*read, *cell.load_pinned(&pin)), (5, 6));
+        assert!(!before.all_unpinned() && !before.all_unpinned());
         drop(pin);
-        eventually(|| before.passed());
-        let after = Moment::now();
-        eventually(|| after.passed());
+        wait_until(|| before.all_unpinned());
+        let after = RetireEpoch::advance();
+        wait_until(|| after.all_unpinned());
     }
 
     #[test]
-    fn values_are_whole_while_they_are_replaced() {
+    fn readers_see_whole_values_during_store() {
         let count = Arc::new(AtomicUsize::new(0));
         let cell = EpochCell::new(Tracked::new(0, &count));
         let (rounds, last) = if cfg!(miri) { (2, 30) } else { (8, 3_000) };
@@ -482,11 +483,11 @@ pub(crate) mod tests {
                 }
             });
         }
-        eventually(|| count.load(Ordering::SeqCst) == 1);
+        wait_until(|| count.load(Ordering::SeqCst) == 1);
     }
 
     #[test]
-    fn many_threads_at_once_each_have_a_slot() {
+    fn concurrent_threads_have_distinct_slots() {
         let threads = if cfg!(miri) { 8 } else { 100 };
         let count = Arc::new(AtomicUsize::new(0));
         let cell = EpochCell::new(Tracked::new(0, &count));
@@ -505,7 +506,7 @@ pub(crate) mod tests {
             assert_eq!(count.load(Ordering::SeqCst), 2);
             barrier.wait();
         });
-        eventually(|| count.load(Ordering::SeqCst) == 1);
+        wait_until(|| count.load(Ordering::SeqCst) == 1);
     }
 
     #[test]

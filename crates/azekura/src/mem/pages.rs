@@ -10,42 +10,42 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// Pieces of exactly [`HUGE_PAGE`] bytes that are kept for the next taker instead of going back to the system: the
 /// first touch of fresh memory costs more than everything that an insert does with it.
-const SPARES_MAX: usize = 16;
+const FREE_LIST_MAX: usize = 16;
 
 /// The alignment of pieces that are smaller than a huge page: a cache line.
 const SMALL_ALIGN: usize = 64;
 
-static SPARES: Mutex<Vec<Pages>> = Mutex::new(Vec::new());
+static FREE_LIST: Mutex<Vec<PageAllocation>> = Mutex::new(Vec::new());
 
 /// One piece of memory, owned; its bytes may be anything, so users write before they read.
 ///
 /// Pieces of at least [`HUGE_PAGE`] bytes are aligned to it, come from the system directly and are advised to be huge;
 /// what is never touched costs address space only. Smaller ones come from the allocator.
-pub(in crate::mem) struct Pages {
+pub(in crate::mem) struct PageAllocation {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: plain memory with one owner; who may read or write which part is the owner's business.
-unsafe impl Send for Pages {}
-// SAFETY: a shared `Pages` only tells its address and length.
-unsafe impl Sync for Pages {}
+unsafe impl Send for PageAllocation {}
+// SAFETY: a shared `PageAllocation` only tells its address and length.
+unsafe impl Sync for PageAllocation {}
 
-impl Pages {
+impl PageAllocation {
     /// `len` bytes, more than 0, aligned to at least 64; `None` if there is no memory.
-    pub(in crate::mem) fn new(len: usize) -> Option<Pages> {
+    pub(in crate::mem) fn new(len: usize) -> Option<PageAllocation> {
         assert!(len > 0, "a piece of memory has at least one byte");
         if len < HUGE_PAGE {
             let layout = Layout::from_size_align(len, SMALL_ALIGN).ok()?;
             // SAFETY: the size is not zero.
-            return NonNull::new(unsafe { alloc(layout) }).map(|start| Pages { start, len });
+            return NonNull::new(unsafe { alloc(layout) }).map(|start| PageAllocation { start, len });
         }
         if len == HUGE_PAGE
-            && let Some(spare) = SPARES.lock().unwrap_or_else(PoisonError::into_inner).pop()
+            && let Some(spare) = FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner).pop()
         {
             return Some(spare);
         }
-        system::map(len).map(|start| Pages { start, len })
+        system::map(len).map(|start| PageAllocation { start, len })
     }
 
     pub(in crate::mem) fn start(&self) -> NonNull<u8> {
@@ -56,17 +56,17 @@ impl Pages {
         self.len
     }
 
-    /// Gives the ownership up; [`Pages::from_raw`] takes it back.
+    /// Gives the ownership up; [`PageAllocation::from_raw`] takes it back.
     pub(in crate::mem) fn into_raw(self) -> NonNull<u8> {
         std::mem::ManuallyDrop::new(self).start
     }
 
-    /// Takes back what [`Pages::into_raw`] gave up.
+    /// Takes back what [`PageAllocation::into_raw`] gave up.
     ///
     /// # Safety
     /// `start` comes from `into_raw` of a piece of `len` bytes, and this is the only time it is taken back.
-    pub(in crate::mem) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Pages {
-        Pages { start, len }
+    pub(in crate::mem) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> PageAllocation {
+        PageAllocation { start, len }
     }
 
     fn free(&self) {
@@ -82,12 +82,12 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for PageAllocation {
     fn drop(&mut self) {
         if self.len == HUGE_PAGE {
-            let mut spares = SPARES.lock().unwrap_or_else(PoisonError::into_inner);
-            if spares.len() < SPARES_MAX {
-                return spares.push(Pages { start: self.start, len: self.len });
+            let mut spares = FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner);
+            if spares.len() < FREE_LIST_MAX {
+                return spares.push(PageAllocation { start: self.start, len: self.len });
             }
         }
         self.free();
@@ -96,8 +96,8 @@ impl Drop for Pages {
 
 /// Gives the memory that is kept for reuse (at most 32 MiB) back to the system.
 #[cfg(test)]
-pub(crate) fn release_spares() {
-    let spares = std::mem::take(&mut *SPARES.lock().unwrap_or_else(PoisonError::into_inner));
+pub(crate) fn release_free_list() {
+    let spares = std::mem::take(&mut *FREE_LIST.lock().unwrap_or_else(PoisonError::into_inner));
     for spare in spares {
         spare.free();
         std::mem::forget(spare); // dropping it would put it back
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn every_size_is_aligned_and_writable_to_its_end() {
         for len in [1, 63, 64, 4096, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE - 5] {
-            let pages = Pages::new(len).unwrap();
+            let pages = PageAllocation::new(len).unwrap();
             let align = if len < HUGE_PAGE { SMALL_ALIGN } else { HUGE_PAGE };
             assert_eq!(pages.start().as_ptr() as usize % align, 0);
             // SAFETY: both bytes lie within the piece, and nobody else knows of it.
@@ -193,13 +193,13 @@ mod tests {
                 assert_eq!(pages.start().add(len - 1).read(), 9);
             }
         }
-        release_spares();
+        release_free_list();
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it stops where the memory ends")]
     fn impossible_sizes_are_refused() {
-        assert!(Pages::new(usize::MAX - 4096).is_none());
-        assert!(Pages::new(isize::MAX as usize - HUGE_PAGE).is_none());
+        assert!(PageAllocation::new(usize::MAX - 4096).is_none());
+        assert!(PageAllocation::new(isize::MAX as usize - HUGE_PAGE).is_none());
     }
 }

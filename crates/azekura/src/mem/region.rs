@@ -16,17 +16,17 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::sync::Words;
+use crate::base::sync::MappedMemory;
 use crate::base::{Error, ErrorKind, Result};
+use crate::mem::address_reservation::AddressReservation;
 use crate::mem::persist;
 use crate::mem::prefetch::prefetch_line;
-use crate::mem::reserve::Reserve;
 use crate::mem::slice::Slice;
 
-pub(crate) use crate::mem::reserve::PAGE;
+pub(crate) use crate::mem::address_reservation::PAGE;
 
 /// Values up to this length are copied by way of the stack: a [`Slice`] holds them itself.
-const SHORT: usize = 32;
+const STACK_COPY_LEN_MAX: usize = 32;
 
 /// A row of words. Thread safe; growing is the business of one thread at a time.
 pub(crate) struct Region {
@@ -34,12 +34,12 @@ pub(crate) struct Region {
     /// In bytes, a multiple of [`PAGE`]; only ever grows.
     len: AtomicU64,
     reserved: u64,
-    memory: Memory,
+    memory: RegionMemory,
 }
 
-enum Memory {
-    Private(Reserve),
-    Shared(Box<dyn Words>),
+enum RegionMemory {
+    Private(AddressReservation),
+    Shared(Box<dyn MappedMemory>),
 }
 
 // SAFETY: the words are atomics, in memory that belongs to the region or is held by it; both kinds of memory are thread
@@ -56,24 +56,24 @@ impl Region {
     pub(crate) fn private(reserved: u64) -> Result<Region> {
         let rounded = reserved.max(1).checked_next_multiple_of(PAGE);
         let bytes = rounded.and_then(|bytes| usize::try_from(bytes).ok());
-        let reserve = bytes.and_then(Reserve::new).ok_or_else(|| no_room(reserved))?;
+        let reserve = bytes.and_then(AddressReservation::new).ok_or_else(|| out_of_memory(reserved))?;
         let start = reserve.start().cast();
         let reserved = reserve.len() as u64;
-        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: Memory::Private(reserve) })
+        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: RegionMemory::Private(reserve) })
     }
 
     /// The words of `words`; it holds none until it is grown, which is the caller's word that the file is as long.
     ///
     /// # Errors
     /// `Invalid` if they do not begin with a cache line.
-    pub(crate) fn shared(words: Box<dyn Words>) -> Result<Region> {
-        let all = words.words();
+    pub(crate) fn shared(words: Box<dyn MappedMemory>) -> Result<Region> {
+        let all = words.atomic_words();
         let start = NonNull::from(all).cast::<AtomicU64>();
         if start.addr().get() % persist::LINE != 0 {
             return Err(Error::invalid("mapped memory begins in the middle of a cache line"));
         }
         let reserved = size_of_val(all) as u64 / PAGE * PAGE;
-        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: Memory::Shared(words) })
+        Ok(Region { start, len: AtomicU64::new(0), reserved, memory: RegionMemory::Shared(words) })
     }
 
     /// In bytes.
@@ -90,8 +90,8 @@ impl Region {
     /// Whether what was flushed survives power loss.
     pub(crate) fn survives_power_loss(&self) -> bool {
         match &self.memory {
-            Memory::Private(_) => false,
-            Memory::Shared(words) => words.survives_power_loss() && persist::can_flush(),
+            RegionMemory::Private(_) => false,
+            RegionMemory::Shared(words) => words.survives_power_loss() && persist::can_flush(),
         }
     }
 
@@ -103,14 +103,14 @@ impl Region {
         assert!(len.is_multiple_of(PAGE), "a region has whole pages");
         let old = self.len();
         if len > self.reserved {
-            return Err(no_room(len));
+            return Err(out_of_memory(len));
         }
         if len <= old {
             return Ok(());
         }
-        if let Memory::Private(reserve) = &self.memory {
+        if let RegionMemory::Private(reserve) = &self.memory {
             // Both are at most `reserved`, which is a usize.
-            reserve.open(old as usize, len as usize).ok_or_else(|| no_room(len))?;
+            reserve.commit(old as usize, len as usize).ok_or_else(|| out_of_memory(len))?;
         }
         self.len.store(len, Ordering::Release);
         Ok(())
@@ -142,24 +142,24 @@ impl Region {
     #[inline]
     pub(crate) fn load(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
-        turn();
+        yield_point();
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::Acquire))
     }
 
-    /// As [`load`](Region::load), in one order with all [`publish`](Region::publish) and all pins: either the one who
-    /// publishes sees this thread pinned, or this sees what is published.
+    /// As [`load`](Region::load), in one order with all [`publish`](Region::store_seqcst) and all pins: either the one
+    /// who publishes sees this thread pinned, or this sees what is published.
     #[inline]
-    pub(crate) fn look(&self, at: u64) -> u64 {
+    pub(crate) fn load_seqcst(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));
-        turn();
+        yield_point();
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::SeqCst))
     }
 
     /// The words from `at` on, a multiple of 8, each as by [`load`](Region::load).
     #[inline]
-    pub(crate) fn load_all<const N: usize>(&self, at: u64) -> [u64; N] {
+    pub(crate) fn load_array<const N: usize>(&self, at: u64) -> [u64; N] {
         debug_assert!(at.is_multiple_of(8));
-        turn();
+        yield_point();
         let words: &[AtomicU64; N] = self.words()[(at / 8) as usize..].first_chunk().expect("it is in the region");
         std::array::from_fn(|n| u64::from_le(words[n].load(Ordering::Acquire)))
     }
@@ -168,7 +168,7 @@ impl Region {
     #[inline]
     pub(crate) fn exchange(&self, at: u64, old: u64, new: u64) -> bool {
         debug_assert!(at.is_multiple_of(8));
-        turn();
+        yield_point();
         let word = &self.words()[(at / 8) as usize];
         word.compare_exchange(old.to_le(), new.to_le(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -177,15 +177,15 @@ impl Region {
     #[inline]
     pub(crate) fn store(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
-        turn();
+        yield_point();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::Release);
     }
 
     /// As [`store`](Region::store), for a word after which something old cannot be come by any more.
     #[inline]
-    pub(crate) fn publish(&self, at: u64, word: u64) {
+    pub(crate) fn store_seqcst(&self, at: u64, word: u64) {
         debug_assert!(at.is_multiple_of(8));
-        turn();
+        yield_point();
         self.words()[(at / 8) as usize].store(word.to_le(), Ordering::SeqCst);
     }
 
@@ -194,7 +194,7 @@ impl Region {
     #[inline]
     pub(crate) fn write(&self, at: u64, parts: &[&[u8]], mut wrote: impl FnMut(u64, u64)) {
         debug_assert!(at.is_multiple_of(8));
-        turn();
+        yield_point();
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let span = self.span(at, len as u64);
         let (mut next, mut filled, mut pending) = (0, 0, 0u64);
@@ -227,7 +227,7 @@ impl Region {
     /// As [`write`](Region::write), of whole words.
     pub(crate) fn write_words(&self, at: u64, bytes: &[u8]) {
         debug_assert!(at.is_multiple_of(8) && bytes.len().is_multiple_of(8));
-        turn();
+        yield_point();
         let span = &self.words()[(at / 8) as usize..][..bytes.len() / 8];
         for (to, from) in span.iter().zip(bytes.as_chunks().0) {
             // Words are little-endian in memory, too.
@@ -242,39 +242,39 @@ impl Region {
         self.copy(at, unsafe { &mut *(ptr::from_mut(out) as *mut [MaybeUninit<u8>]) });
     }
 
-    /// As [`read`](Region::read), of whole words from a multiple of 8 on.
+    /// As [`load`](Region::load), of whole words from a multiple of 8 on.
     #[inline]
     pub(crate) fn read_words(&self, at: u64, out: &mut [u8]) {
         debug_assert!(at.is_multiple_of(8) && out.len().is_multiple_of(8));
-        turn();
+        yield_point();
         let span = &self.words()[(at / 8) as usize..][..out.len() / 8];
         // SAFETY: `out` has eight bytes for each word of the span.
         unsafe { copy_words(span, out.as_mut_ptr().cast()) };
     }
 
-    /// As [`read`](Region::read); all of `out` is written.
+    /// As [`load`](Region::load); all of `out` is written.
     #[inline]
     fn copy(&self, at: u64, out: &mut [MaybeUninit<u8>]) {
-        turn();
+        yield_point();
         let (span, bits) = (self.span(at, out.len() as u64), at % 8 * 8);
         let (whole, rest) = (out.len() / 8, out.len() % 8);
         let to = out.as_mut_ptr().cast::<[u8; 8]>();
         if bits == 0 {
             for (n, from) in span[..whole].iter().enumerate() {
                 // SAFETY: `out` has `whole` times eight bytes.
-                unsafe { to.add(n).write(word_of(from).to_le_bytes()) };
+                unsafe { to.add(n).write(load_relaxed(from).to_le_bytes()) };
             }
         } else if let Some((first, behind)) = span.split_first() {
-            let mut low = word_of(first);
+            let mut low = load_relaxed(first);
             for (n, from) in behind[..whole].iter().enumerate() {
-                let high = word_of(from);
+                let high = load_relaxed(from);
                 // SAFETY: as above.
                 unsafe { to.add(n).write((low >> bits | high << (64 - bits)).to_le_bytes()) };
                 low = high;
             }
         }
         if rest > 0 {
-            let last = shifted(span, whole, bits).to_le_bytes();
+            let last = unaligned_word(span, whole, bits).to_le_bytes();
             out[8 * whole..].iter_mut().zip(last).for_each(|(byte, last)| *byte = MaybeUninit::new(last));
         }
     }
@@ -282,55 +282,55 @@ impl Region {
     /// The bytes from `at` on as a string of their own.
     #[inline]
     pub(crate) fn slice(&self, at: u64, len: usize) -> Slice {
-        if len <= SHORT {
-            let mut bytes = [0; SHORT];
+        if len <= STACK_COPY_LEN_MAX {
+            let mut bytes = [0; STACK_COPY_LEN_MAX];
             self.read(at, &mut bytes[..len]);
             return Slice::from(&bytes[..len]);
         }
         // Whole words, which need no shifting; a few bytes more than are asked for.
-        turn();
+        yield_point();
         let (span, skip) = (self.span(at, len as u64), (at % 8) as usize);
         let mut bytes = Arc::<[u8]>::new_uninit_slice(8 * span.len());
         let to = Arc::get_mut(&mut bytes).expect("nobody else has it yet");
         // SAFETY: there are eight bytes for each word of the span.
         unsafe { copy_words(span, to.as_mut_ptr().cast()) };
         // SAFETY: all of it was written.
-        Slice::part(unsafe { bytes.assume_init() }, skip, len)
+        Slice::from_arc_range(unsafe { bytes.assume_init() }, skip, len)
     }
 
     /// Whether the bytes from `at` on are `other`.
     #[inline]
-    pub(crate) fn holds(&self, at: u64, other: &[u8]) -> bool {
-        turn();
+    pub(crate) fn equals(&self, at: u64, other: &[u8]) -> bool {
+        yield_point();
         let (span, bits) = (self.span(at, other.len() as u64), at % 8 * 8);
         let (chunks, rest) = other.as_chunks::<8>();
-        if chunks.iter().enumerate().any(|(n, chunk)| shifted(span, n, bits) != u64::from_le_bytes(*chunk)) {
+        if chunks.iter().enumerate().any(|(n, chunk)| unaligned_word(span, n, bits) != u64::from_le_bytes(*chunk)) {
             return false;
         }
         if rest.is_empty() {
             return true;
         }
-        let last = shifted(span, chunks.len(), bits).to_le_bytes();
+        let last = unaligned_word(span, chunks.len(), bits).to_le_bytes();
         last[..rest.len()] == *rest
     }
 
     /// Up to eight of the `len` bytes from `at` on as a big-endian number, as if zeros followed them. Of two strings
     /// the numbers are never in the opposite order.
     #[inline]
-    pub(crate) fn head(&self, at: u64, len: usize) -> u64 {
-        turn();
+    pub(crate) fn prefix_u64(&self, at: u64, len: usize) -> u64 {
+        yield_point();
         let len = len.min(8);
         if len == 0 {
             return 0;
         }
-        let word = shifted(self.span(at, len as u64), 0, at % 8 * 8).swap_bytes();
+        let word = unaligned_word(self.span(at, len as u64), 0, at % 8 * 8).swap_bytes();
         word & (u64::MAX << (64 - 8 * len))
     }
 
     /// Compares the `len` bytes from `at` on with `other`.
     #[inline]
     pub(crate) fn cmp(&self, at: u64, len: usize, other: &[u8]) -> Order {
-        turn();
+        yield_point();
         let common = len.min(other.len());
         let span = self.span(at, common as u64);
         let bits = at % 8 * 8;
@@ -338,7 +338,7 @@ impl Region {
         let mut n = 0;
         for chunk in &mut chunks {
             let theirs = u64::from_be_bytes(chunk.try_into().expect("eight bytes"));
-            let order = shifted(span, n, bits).swap_bytes().cmp(&theirs);
+            let order = unaligned_word(span, n, bits).swap_bytes().cmp(&theirs);
             if order.is_ne() {
                 return order;
             }
@@ -348,7 +348,7 @@ impl Region {
         if !rest.is_empty() {
             let mut theirs = [0; 8];
             theirs[..rest.len()].copy_from_slice(rest);
-            let mine = shifted(span, n, bits).swap_bytes() & (u64::MAX << (64 - 8 * rest.len()));
+            let mine = unaligned_word(span, n, bits).swap_bytes() & (u64::MAX << (64 - 8 * rest.len()));
             let order = mine.cmp(&u64::from_be_bytes(theirs));
             if order.is_ne() {
                 return order;
@@ -362,7 +362,7 @@ impl Region {
         let common = a_len.min(b_len);
         for done in (0..common).step_by(8) {
             let len = (common - done).min(8);
-            let order = self.head(a + done as u64, len).cmp(&self.head(b + done as u64, len));
+            let order = self.prefix_u64(a + done as u64, len).cmp(&self.prefix_u64(b + done as u64, len));
             if order.is_ne() {
                 return order;
             }
@@ -389,7 +389,7 @@ impl Region {
 /// Where schedules are explored others may go on here. The words are the standard library's atomics all the same: the
 /// explorer knows one order of memory only, and a region of its atomics would be too large to make anew each time.
 #[inline]
-fn turn() {
+fn yield_point() {
     #[cfg(azekura_explore)]
     crate::mem::atomic::spin_loop();
 }
@@ -403,34 +403,34 @@ unsafe fn copy_words(from: &[AtomicU64], to: *mut [u8; 8]) {
     // Two at a time, because of atomics the compiler makes no more of it than is said.
     let (pairs, rest) = from.as_chunks::<2>();
     for (n, pair) in pairs.iter().enumerate() {
-        let words = pair.each_ref().map(|word| word_of(word).to_le_bytes());
+        let words = pair.each_ref().map(|word| load_relaxed(word).to_le_bytes());
         // SAFETY: there is room for all words of `from`.
         unsafe { to.add(2 * n).cast::<[[u8; 8]; 2]>().write(words) };
     }
     if let [last] = rest {
         // SAFETY: as above.
-        unsafe { to.add(2 * pairs.len()).write(word_of(last).to_le_bytes()) };
+        unsafe { to.add(2 * pairs.len()).write(load_relaxed(last).to_le_bytes()) };
     }
 }
 
 #[inline]
-fn word_of(word: &AtomicU64) -> u64 {
+fn load_relaxed(word: &AtomicU64) -> u64 {
     u64::from_le(word.load(Ordering::Relaxed))
 }
 
 /// Eight bytes from `bits` behind the start of word `n` on, as far as there are words.
 #[inline]
-fn shifted(span: &[AtomicU64], n: usize, bits: u64) -> u64 {
-    let word = word_of(&span[n]);
+fn unaligned_word(span: &[AtomicU64], n: usize, bits: u64) -> u64 {
+    let word = load_relaxed(&span[n]);
     if bits == 0 {
         return word;
     }
-    let next = span.get(n + 1).map_or(0, word_of);
+    let next = span.get(n + 1).map_or(0, load_relaxed);
     word >> bits | next << (64 - bits)
 }
 
 #[cold]
-fn no_room(len: u64) -> Error {
+fn out_of_memory(len: u64) -> Error {
     Error::new(ErrorKind::OutOfSpace, format!("no memory for {len} bytes"))
 }
 
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_that_of_the_bytes() {
+    fn comparison_is_bytewise() {
         let region = region(PAGE);
         let strings: Vec<Vec<u8>> =
             ["", "\0", "a", "a\0", "abcdefgh", "abcdefghi", "abcdefgi", "b", "\u{7ff}zzzzzzzzz"]
@@ -501,7 +501,7 @@ mod tests {
                     let (a_at, b_at) = ((gap as u64, a.len()), (257 + gap as u64, b.len()));
                     assert_eq!(region.cmp(a_at.0, a_at.1, b), a.cmp(b), "{n} {a:?} {b:?}");
                     assert_eq!(region.cmp_within(a_at, b_at), a.cmp(b));
-                    let heads = region.head(a_at.0, a_at.1).cmp(&region.head(b_at.0, b_at.1));
+                    let heads = region.prefix_u64(a_at.0, a_at.1).cmp(&region.prefix_u64(b_at.0, b_at.1));
                     assert!(heads.is_eq() || heads == a.cmp(b));
                 }
             }
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_where_it_stands_and_not_beyond_what_was_reserved() {
+    fn grow_does_not_move_and_respects_reservation() {
         for reserved in [16 * PAGE, 64 << 20] {
             let region = Region::private(reserved).unwrap();
             assert!(region.len() == 0 && !region.contains(0, 1) && region.contains(0, 0));
@@ -520,8 +520,8 @@ mod tests {
             assert_eq!((region.len(), region.load(0), region.load(3 * PAGE - 8)), (3 * PAGE, 7, 0));
             assert_eq!(region.grow(reserved + PAGE).unwrap_err().kind(), ErrorKind::OutOfSpace);
             region.grow(reserved).unwrap();
-            region.publish(reserved - 8, 9);
-            assert_eq!((region.look(reserved - 8), region.len()), (9, reserved));
+            region.store_seqcst(reserved - 8, 9);
+            assert_eq!((region.load_seqcst(reserved - 8), region.len()), (9, reserved));
             region.flush(0, 3 * PAGE);
             region.prefetch(reserved - 8, 64);
             assert!(!region.contains(reserved - 8, 9) && !region.contains(u64::MAX, 9));
@@ -531,12 +531,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "out of range")]
-    fn what_is_outside_is_not_read() {
+    fn read_outside_region_panics() {
         region(PAGE).read(PAGE - 4, &mut [0; 5]);
     }
 
     #[test]
-    fn what_was_written_before_a_store_is_seen_after_its_load() {
+    fn load_sees_writes_before_the_store() {
         let region = region(64 * PAGE);
         let rounds = if cfg!(miri) { 50 } else { 20_000 };
         std::thread::scope(|s| {

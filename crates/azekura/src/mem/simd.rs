@@ -16,7 +16,7 @@ pub(crate) fn matches(bytes: &[u8], wanted: u8) -> u32 {
     }
 }
 
-/// As [`matches`], of the bytes of two words.
+/// As [`matches`](fn@matches), of the bytes of two words.
 #[inline]
 pub(crate) fn matches_in_pair(words: [u64; 2], wanted: u8) -> u32 {
     matches_in_lanes(&(u128::from(words[0]) | u128::from(words[1]) << 64).to_le_bytes(), wanted)
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_in_every_place_is_found_by_both_ways() {
+    fn both_implementations_find_every_byte() {
         let mut x = 88_172_645_463_325_252u64;
         for round in 0..40_000u32 {
             let mut lanes = [0u8; LANES];

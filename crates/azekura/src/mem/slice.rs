@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Bound, Deref, RangeBounds};
 use std::sync::Arc;
 
-use crate::base::part::Part;
+use crate::base::shared_bytes::SharedBytes;
 
 /// An immutable byte string, cheap to clone: up to 30 bytes stand in the value itself, longer ones are shared.
 ///
@@ -31,7 +31,7 @@ const INLINE_LEN_MAX: usize = 30;
 enum Repr {
     Inline { len: u8, bytes: [u8; INLINE_LEN_MAX] },
     Shared { bytes: Arc<[u8]>, start: u32, len: u32 },
-    Part(Part),
+    External(SharedBytes),
 }
 
 impl Slice {
@@ -61,7 +61,7 @@ impl Slice {
             Repr::Shared { bytes, start, .. } if part.len() > INLINE_LEN_MAX => {
                 Slice(Repr::Shared { bytes: Arc::clone(bytes), start: start + from as u32, len: part.len() as u32 })
             }
-            Repr::Part(whole) if part.len() > INLINE_LEN_MAX => Slice(Repr::Part(whole.part(from..to))),
+            Repr::External(whole) if part.len() > INLINE_LEN_MAX => Slice(Repr::External(whole.subrange(from..to))),
             _ => Slice::from(part),
         }
     }
@@ -75,12 +75,12 @@ impl Slice {
     ///
     /// # Panics
     /// If `start` is out of bounds, or what lies behind it is 4 GiB long or more.
-    pub(crate) fn shared(bytes: Arc<[u8]>, start: usize) -> Slice {
+    pub(crate) fn from_arc_tail(bytes: Arc<[u8]>, start: usize) -> Slice {
         if let Some(short) = Slice::inline(&bytes[start..]) {
             return short;
         }
         let len = bytes.len() - start;
-        Slice::part(bytes, start, len)
+        Slice::from_arc_range(bytes, start, len)
     }
 
     /// The `len` bytes of `bytes` from `start` on, shared.
@@ -88,7 +88,7 @@ impl Slice {
     /// # Panics
     /// If they are not in there, or are 4 GiB or more.
     #[inline]
-    pub(crate) fn part(bytes: Arc<[u8]>, start: usize, len: usize) -> Slice {
+    pub(crate) fn from_arc_range(bytes: Arc<[u8]>, start: usize, len: usize) -> Slice {
         assert!(start <= bytes.len() && len <= bytes.len() - start, "a slice lies in what it shares");
         let in_range = |n: usize| u32::try_from(n).expect("a slice holds less than 4 GiB");
         Slice(Repr::Shared { start: in_range(start), len: in_range(len), bytes })
@@ -109,7 +109,7 @@ impl Deref for Slice {
         match &self.0 {
             Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],
             Repr::Shared { bytes, start, len } => &bytes[*start as usize..][..*len as usize],
-            Repr::Part(part) => part,
+            Repr::External(part) => part,
         }
     }
 }
@@ -123,10 +123,10 @@ impl From<&[u8]> for Slice {
     }
 }
 
-impl From<Part> for Slice {
+impl From<SharedBytes> for Slice {
     /// Keeps what the part lies in.
-    fn from(part: Part) -> Slice {
-        Slice(Repr::Part(part))
+    fn from(part: SharedBytes) -> Slice {
+        Slice(Repr::External(part))
     }
 }
 
@@ -220,7 +220,7 @@ impl fmt::Debug for Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::part::Whole;
+    use crate::base::shared_bytes::BytesOwner;
 
     #[test]
     fn a_slice_takes_32_bytes() {
@@ -244,26 +244,26 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_behind_a_header_is_shared_too() {
+    fn slice_after_header_is_shared() {
         let bytes: Arc<[u8]> = (0..100).collect();
-        let slice = Slice::shared(Arc::clone(&bytes), 16);
+        let slice = Slice::from_arc_tail(Arc::clone(&bytes), 16);
         assert_eq!(slice, bytes[16..]);
         assert_eq!(slice.as_ptr(), bytes[16..].as_ptr());
-        assert_eq!(Slice::shared(Arc::clone(&bytes), 80), bytes[80..], "short ones stand in the value");
+        assert_eq!(Slice::from_arc_tail(Arc::clone(&bytes), 80), bytes[80..], "short ones stand in the value");
         assert_eq!(Arc::strong_count(&bytes), 2);
-        assert!(Slice::shared(bytes, 100).is_empty());
+        assert!(Slice::from_arc_tail(bytes, 100).is_empty());
     }
 
     #[test]
-    fn parts_of_what_is_kept_elsewhere_are_shared_unless_they_are_short() {
+    fn subslices_of_shared_bytes_share_when_long() {
         struct Letters(Vec<u8>);
-        impl Whole for Letters {
+        impl BytesOwner for Letters {
             fn bytes(&self) -> &[u8] {
                 &self.0
             }
         }
         let whole = Arc::new(Letters((0..200).collect()));
-        let slice = Slice::from(Part::new(Arc::clone(&whole) as Arc<dyn Whole>, 50..150).unwrap());
+        let slice = Slice::from(SharedBytes::new(Arc::clone(&whole) as Arc<dyn BytesOwner>, 50..150).unwrap());
         let inner = slice.slice(10..=60);
         assert_eq!((&*slice, &*inner), (&whole.0[50..150], &whole.0[60..111]));
         assert_eq!((slice.as_ptr(), inner.as_ptr()), (whole.0[50..].as_ptr(), whole.0[60..].as_ptr()));

@@ -12,39 +12,39 @@ use std::sync::OnceLock;
 
 use crate::mem::append_vec::AppendVec;
 use crate::mem::arena::ArenaRef;
-use crate::mem::atomic::{AtomicBool, AtomicU32, AtomicU64, EXPLORED, Ordering, fence, spin_loop};
+use crate::mem::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, SCHEDULE_EXPLORATION, fence, spin_loop};
 use crate::mem::prefetch::prefetch;
 
 /// Slots of a segment: 4 KiB. Few where schedules are explored, so that a short test splits segments.
-const SLOTS: usize = if EXPLORED { 8 } else { 512 };
+const SLOTS: usize = if SCHEDULE_EXPLORATION { 8 } else { 512 };
 /// A segment with more used slots is split.
 const USED_MAX: usize = SLOTS / 4 * 3;
 /// The bits of a tag that are not needed for the place in a segment can tell segments apart.
 const DEPTH_MAX: u32 = 32 - SLOTS.ilog2();
 /// How often a reader tries again before it leaves the answer to the ordered index.
-const PATIENCE: usize = if EXPLORED { 2 } else { 32 };
+const READ_RETRIES_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 32 };
 
 #[repr(align(64))]
-struct Segment([AtomicU64; SLOTS]);
+struct HashSegment([AtomicU64; SLOTS]);
 
 /// What a lookup found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    Record(ArenaRef),
-    Nothing,
+pub(crate) enum HashLookup {
+    Hit(ArenaRef),
+    Miss,
     /// The index cannot say: ask the ordered one.
     Unknown,
 }
 
 /// What the writer knows of each segment: depth and used slots.
 #[derive(Default)]
-pub(crate) struct HashWriter {
+pub(crate) struct HashIndexWriter {
     segments: Vec<(u32, usize)>,
 }
 
 /// Where the writer may put a reference; valid until the index changes.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct HashInsertPosition {
     segment: u32,
     slot: usize,
     tag: u32,
@@ -53,20 +53,20 @@ pub(crate) struct Place {
 }
 
 /// Any number of readers beside one writer.
-pub(crate) struct HashIndex {
+pub(crate) struct MemtableHashIndex {
     /// Binary logarithm of the length of the directory in use. The smaller ones of before stay for readers that are in
     /// them; together they take no more than the newest.
     depth: AtomicU32,
     /// Number of the segment << 32 | version.
     directories: [OnceLock<Box<[AtomicU64]>>; DEPTH_MAX as usize + 1],
-    segments: AppendVec<Segment>,
+    segments: AppendVec<HashSegment>,
     /// Set when a key could not be put in: nothing that is not here is known to be nowhere any more.
     incomplete: AtomicBool,
 }
 
-impl HashIndex {
-    pub(crate) fn new() -> HashIndex {
-        HashIndex {
+impl MemtableHashIndex {
+    pub(crate) fn new() -> MemtableHashIndex {
+        MemtableHashIndex {
             depth: AtomicU32::new(0),
             directories: [const { OnceLock::new() }; DEPTH_MAX as usize + 1],
             segments: AppendVec::new(),
@@ -82,16 +82,16 @@ impl HashIndex {
 
     /// Looks for the record under `hash` for which `is_key` holds.
     #[inline]
-    pub(crate) fn find(&self, hash: u64, is_key: impl Fn(ArenaRef) -> bool) -> Found {
+    pub(crate) fn find(&self, hash: u64, is_key: impl Fn(ArenaRef) -> bool) -> HashLookup {
         let tag = (hash >> 32) as u32;
-        for _ in 0..PATIENCE {
+        for _ in 0..READ_RETRIES_MAX {
             let depth = self.depth.load(Ordering::Acquire);
             let Some(directory) = self.directories[depth as usize].get() else { return self.miss() };
             let entry = &directory[index_of(tag, depth)];
             let before = entry.load(Ordering::Acquire);
             let Some(segment) = self.segments.get((before >> 32) as u32) else { return self.miss() };
             if let (_, Some(record)) = segment.probe(tag, &is_key) {
-                return Found::Record(record);
+                return HashLookup::Hit(record);
             }
             fence(Ordering::Acquire);
             let same = entry.load(Ordering::Relaxed) == before && self.depth.load(Ordering::Relaxed) == depth;
@@ -100,7 +100,7 @@ impl HashIndex {
             }
             spin_loop();
         }
-        Found::Unknown
+        HashLookup::Unknown
     }
 
     /// Fetches the slot that a search for `hash` begins with beside what is done next.
@@ -115,8 +115,8 @@ impl HashIndex {
         }
     }
 
-    fn miss(&self) -> Found {
-        if self.is_complete() { Found::Nothing } else { Found::Unknown }
+    fn miss(&self) -> HashLookup {
+        if self.is_complete() { HashLookup::Miss } else { HashLookup::Unknown }
     }
 
     /// Whether every key that should be here is, with all its versions.
@@ -126,11 +126,16 @@ impl HashIndex {
     }
 
     /// Finds the place of the key of which `is_key` tells the records, making room if need be. `None` if there is no
-    /// room to be made: then [`HashIndex::give_up`].
-    pub(crate) fn place(&self, writer: &mut HashWriter, hash: u64, is_key: impl Fn(ArenaRef) -> bool) -> Option<Place> {
+    /// room to be made: then [`MemtableHashIndex::mark_incomplete`].
+    pub(crate) fn find_position(
+        &self,
+        writer: &mut HashIndexWriter,
+        hash: u64,
+        is_key: impl Fn(ArenaRef) -> bool,
+    ) -> Option<HashInsertPosition> {
         let tag = (hash >> 32) as u32;
         if self.segments.len() == 0 {
-            self.segments.push(Segment::new())?;
+            self.segments.push(HashSegment::new())?;
             writer.segments.push((0, 0));
             self.directories[0].get_or_init(|| Box::new([AtomicU64::new(0)]));
         }
@@ -143,12 +148,12 @@ impl HashIndex {
             if older.is_none() && full && self.split(writer, number, index_of(tag, depth)) {
                 continue;
             }
-            return slot.map(|slot| Place { segment: number, slot, tag, older });
+            return slot.map(|slot| HashInsertPosition { segment: number, slot, tag, older });
         }
     }
 
-    /// Puts `record` where [`HashIndex::place`] said.
-    pub(crate) fn put(&self, writer: &mut HashWriter, place: Place, record: ArenaRef) {
+    /// Puts `record` where [`MemtableHashIndex::find_position`] said.
+    pub(crate) fn put(&self, writer: &mut HashIndexWriter, place: HashInsertPosition, record: ArenaRef) {
         if place.older.is_none() {
             writer.segments[place.segment as usize].1 += 1;
         }
@@ -158,11 +163,11 @@ impl HashIndex {
     }
 
     /// Says that a key is missing here for good.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn mark_incomplete(&self) {
         self.incomplete.store(true, Ordering::Release);
     }
 
-    fn segment(&self, number: u32) -> &Segment {
+    fn segment(&self, number: u32) -> &HashSegment {
         self.segments.get(number).expect("the directory names segments that exist")
     }
 
@@ -171,7 +176,7 @@ impl HashIndex {
     }
 
     /// Splits segment `number`, which the directory names at `index`; false if that cannot be.
-    fn split(&self, writer: &mut HashWriter, number: u32, index: usize) -> bool {
+    fn split(&self, writer: &mut HashIndexWriter, number: u32, index: usize) -> bool {
         let (local, _) = writer.segments[number as usize];
         let depth = self.depth.load(Ordering::Relaxed);
         if local == depth {
@@ -187,7 +192,7 @@ impl HashIndex {
         let old = self.segment(number);
         let used: Vec<u64> = old.0.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|slot| *slot != 0).collect();
         let (upper, lower): (Vec<u64>, Vec<u64>) = used.into_iter().partition(upper_half);
-        let fresh = Segment::new();
+        let fresh = HashSegment::new();
         fresh.fill(&upper);
         let Some(fresh) = self.segments.push(fresh) else { return false };
         let span = 1 << (depth - local);
@@ -224,9 +229,9 @@ fn index_of(tag: u32, depth: u32) -> usize {
     (u64::from(tag) << depth >> 32) as usize
 }
 
-impl Segment {
-    fn new() -> Segment {
-        Segment([const { AtomicU64::new(0) }; SLOTS])
+impl HashSegment {
+    fn new() -> HashSegment {
+        HashSegment([const { AtomicU64::new(0) }; SLOTS])
     }
 
     /// The slots in the order in which `tag` tries them.
@@ -238,7 +243,7 @@ impl Segment {
     /// The slot of the key with its record, or the free slot where it would go (`None` if all are used).
     #[inline]
     fn probe(&self, tag: u32, is_key: impl Fn(ArenaRef) -> bool) -> (Option<usize>, Option<ArenaRef>) {
-        for n in Segment::order(tag) {
+        for n in HashSegment::order(tag) {
             let slot = self.0[n].load(Ordering::Acquire);
             let Some(record) = ArenaRef::from_bits(slot as u32) else { return (Some(n), None) };
             if (slot >> 32) as u32 == tag && is_key(record) {
@@ -251,7 +256,7 @@ impl Segment {
     /// Puts slots, which all fit, into an empty segment.
     fn fill(&self, slots: &[u64]) {
         for &slot in slots {
-            let free = Segment::order((slot >> 32) as u32).find(|n| self.0[*n].load(Ordering::Relaxed) == 0);
+            let free = HashSegment::order((slot >> 32) as u32).find(|n| self.0[*n].load(Ordering::Relaxed) == 0);
             self.0[free.expect("no more slots than fit")].store(slot, Ordering::Release);
         }
     }
@@ -270,59 +275,59 @@ mod tests {
         crate::base::checksum::key_hash(1, &n.to_le_bytes())
     }
 
-    fn insert(index: &HashIndex, writer: &mut HashWriter, n: u32, hash: u64) -> bool {
-        let Some(place) = index.place(writer, hash, |at| at == record(n)) else { return false };
+    fn insert(index: &MemtableHashIndex, writer: &mut HashIndexWriter, n: u32, hash: u64) -> bool {
+        let Some(place) = index.find_position(writer, hash, |at| at == record(n)) else { return false };
         assert_eq!(place.older, None);
         index.put(writer, place, record(n));
         true
     }
 
     #[test]
-    fn finds_what_was_put_in_at_every_size() {
+    fn find_returns_inserted_records_at_every_size() {
         let count = if cfg!(miri) { 900 } else { 50_000 };
-        let (index, mut writer) = (HashIndex::new(), HashWriter::default());
-        assert_eq!(index.find(hash(0), |_| true), Found::Nothing);
+        let (index, mut writer) = (MemtableHashIndex::new(), HashIndexWriter::default());
+        assert_eq!(index.find(hash(0), |_| true), HashLookup::Miss);
         for n in 0..count {
             assert!(insert(&index, &mut writer, n, hash(n)));
             if n % 7 == 0 {
                 let m = n / 2;
-                assert_eq!(index.find(hash(m), |at| at == record(m)), Found::Record(record(m)));
-                assert_eq!(index.find(hash(count + n), |_| false), Found::Nothing);
+                assert_eq!(index.find(hash(m), |at| at == record(m)), HashLookup::Hit(record(m)));
+                assert_eq!(index.find(hash(count + n), |_| false), HashLookup::Miss);
             }
         }
         for n in 0..count {
-            assert_eq!(index.find(hash(n), |at| at == record(n)), Found::Record(record(n)));
+            assert_eq!(index.find(hash(n), |at| at == record(n)), HashLookup::Hit(record(n)));
         }
         assert!(index.bytes() < u64::from(count) * 8 * 3 + 16_384, "{}", index.bytes());
     }
 
     #[test]
-    fn a_newer_record_takes_the_place_of_the_older() {
-        let (index, mut writer) = (HashIndex::new(), HashWriter::default());
+    fn newer_record_replaces_older() {
+        let (index, mut writer) = (MemtableHashIndex::new(), HashIndexWriter::default());
         insert(&index, &mut writer, 3, hash(3));
-        let place = index.place(&mut writer, hash(3), |_| true).unwrap();
+        let place = index.find_position(&mut writer, hash(3), |_| true).unwrap();
         assert_eq!(place.older, Some(record(3)));
         index.put(&mut writer, place, record(9));
-        assert_eq!(index.find(hash(3), |_| true), Found::Record(record(9)));
+        assert_eq!(index.find(hash(3), |_| true), HashLookup::Hit(record(9)));
         assert_eq!(writer.segments, [(0, 1)]);
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "tries a quarter of a million slots")]
-    fn keys_of_one_hash_fill_a_segment_and_then_the_index_gives_up() {
-        let (index, mut writer) = (HashIndex::new(), HashWriter::default());
+    fn index_is_incomplete_when_segment_is_full() {
+        let (index, mut writer) = (MemtableHashIndex::new(), HashIndexWriter::default());
         let full = (0..=SLOTS as u32).find(|n| !insert(&index, &mut writer, *n, 77 << 32)).unwrap();
         assert_eq!(full, SLOTS as u32);
-        index.give_up();
-        assert_eq!(index.find(77 << 32, |at| at == record(5)), Found::Record(record(5)));
-        assert_eq!(index.find(77 << 32, |_| false), Found::Unknown);
-        assert_eq!(index.find(hash(1), |_| false), Found::Unknown);
+        index.mark_incomplete();
+        assert_eq!(index.find(77 << 32, |at| at == record(5)), HashLookup::Hit(record(5)));
+        assert_eq!(index.find(77 << 32, |_| false), HashLookup::Unknown);
+        assert_eq!(index.find(hash(1), |_| false), HashLookup::Unknown);
     }
 
     #[test]
-    fn nothing_is_missed_while_it_grows() {
+    fn no_key_is_missed_while_index_grows() {
         let count = if cfg!(miri) { 600 } else { 200_000 };
-        let (index, mut writer) = (HashIndex::new(), HashWriter::default());
+        let (index, mut writer) = (MemtableHashIndex::new(), HashIndexWriter::default());
         let done = AtomicU32::new(0);
         std::thread::scope(|s| {
             for reader in 1..=2 {
@@ -338,7 +343,10 @@ mod tests {
                             n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223 + reader);
                             let m = (n >> 8) % seen;
                             let found = index.find(hash(m), |at| at == record(m));
-                            assert!(matches!(found, Found::Unknown) || found == Found::Record(record(m)), "{m} {seen}");
+                            assert!(
+                                matches!(found, HashLookup::Unknown) || found == HashLookup::Hit(record(m)),
+                                "{m} {seen}"
+                            );
                         }
                     }
                 });

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::base::blob_ref::BlobRef;
+use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::key_hash;
-use crate::base::edit::FileId;
-use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::version_edit::FileNumber;
+use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
-use crate::mem::atomic::{AtomicBool, AtomicU64, EXPLORED, Mutex, Ordering};
-use crate::memtable::hash_index::{Found, HashIndex, HashWriter};
+use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
+use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
 use crate::memtable::memory::MemtableMemory;
-use crate::memtable::record::{Records, record_len};
-use crate::memtable::tree::{Goal, LeafCopy, Tree};
+use crate::memtable::record::{MemtableRecords, record_len};
+use crate::memtable::tree::{MemtableLeafCopy, MemtableSeekTarget, MemtableTree};
 
 /// Versions of a key that a lookup walks over one by one before it asks the ordered index.
-const CHAIN_MAX: usize = if EXPLORED { 2 } else { 32 };
+const CHAIN_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 32 };
 
 /// The most bytes that a record takes in both indexes: leaves of the ordered one and segments of the other may be half
 /// full.
@@ -25,62 +25,62 @@ const LONG: u64 = 4 << 10;
 
 /// The newest records of a tree, in memory. Thread safe: writers take turns, readers never wait.
 pub(crate) struct Memtable {
-    records: Records,
-    tree: Tree,
-    hashes: HashIndex,
+    records: MemtableRecords,
+    tree: MemtableTree,
+    hashes: MemtableHashIndex,
     hash_seed: u64,
     /// Whether different bytes may be the same key, hashed in canonical form or not at all.
-    bytes_are_keys: bool,
+    equality_is_bytewise: bool,
     memory: Arc<MemtableMemory>,
-    written: Written,
+    write_state: MemtableWriteState,
 }
 
 /// What each insertion writes, on cache lines of its own, which readers have no need for.
 #[repr(align(128))]
-struct Written {
-    writer: Mutex<Writer>,
+struct MemtableWriteState {
+    writer: Mutex<MemtableWriter>,
     len: AtomicU64,
     lowest: AtomicU64,
     highest: AtomicU64,
     /// Bytes of blob files that records point to.
-    pointed: AtomicU64,
+    referenced_blob_bytes: AtomicU64,
     /// Bytes that are charged, and whether as sealed.
     charged: AtomicU64,
     sealed: AtomicBool,
 }
 
-struct Writer {
+struct MemtableWriter {
     arena: ArenaWriter,
-    hashes: HashWriter,
+    hashes: HashIndexWriter,
     scratch: Vec<u8>,
     /// How many records point into each logical file.
-    pointers: BTreeMap<FileId, u64>,
+    blob_pointer_counts: BTreeMap<FileNumber, u64>,
 }
 
 impl Memtable {
     /// An empty memtable; it owns about 2 KiB until the first insertion.
     pub(crate) fn new(order: KeyOrder, hash_seed: u64) -> Memtable {
-        Memtable::charged_to(Arc::default(), order, hash_seed)
+        Memtable::with_memory_tracker(Arc::default(), order, hash_seed)
     }
 
     /// The same; what it allocates is added to `memory`.
-    pub(crate) fn charged_to(memory: Arc<MemtableMemory>, order: KeyOrder, hash_seed: u64) -> Memtable {
+    pub(crate) fn with_memory_tracker(memory: Arc<MemtableMemory>, order: KeyOrder, hash_seed: u64) -> Memtable {
         let (arena, writer) = Arena::new();
-        let (hashes, scratch, pointers) = (HashWriter::default(), Vec::new(), BTreeMap::new());
-        let writer = Writer { arena: writer, hashes, scratch, pointers };
+        let (hashes, scratch, pointers) = (HashIndexWriter::default(), Vec::new(), BTreeMap::new());
+        let writer = MemtableWriter { arena: writer, hashes, scratch, blob_pointer_counts: pointers };
         Memtable {
-            bytes_are_keys: order.bytes_identify_keys(),
-            records: Records::new(arena, order),
-            tree: Tree::new(),
-            hashes: HashIndex::new(),
+            equality_is_bytewise: order.equality_is_bytewise(),
+            records: MemtableRecords::new(arena, order),
+            tree: MemtableTree::new(),
+            hashes: MemtableHashIndex::new(),
             hash_seed,
             memory,
-            written: Written {
+            write_state: MemtableWriteState {
                 writer: Mutex::new(writer),
                 len: AtomicU64::new(0),
                 lowest: AtomicU64::new(u64::MAX),
                 highest: AtomicU64::new(0),
-                pointed: AtomicU64::new(0),
+                referenced_blob_bytes: AtomicU64::new(0),
                 charged: AtomicU64::new(0),
                 sealed: AtomicBool::new(false),
             },
@@ -90,8 +90,8 @@ impl Memtable {
     /// It takes no records any more: what it holds is no longer counted as active. For one thread at a time, beside no
     /// insertion.
     pub(crate) fn seal(&self) {
-        if !self.written.sealed.swap(true, Ordering::Relaxed) {
-            self.memory.seal(self.written.charged.load(Ordering::Relaxed));
+        if !self.write_state.sealed.swap(true, Ordering::Relaxed) {
+            self.memory.seal(self.write_state.charged.load(Ordering::Relaxed));
         }
     }
 
@@ -99,9 +99,9 @@ impl Memtable {
     #[inline]
     fn charge(&self) {
         let bytes = self.records.arena().bytes() + self.tree.bytes() + self.hashes.bytes();
-        let charged = self.written.charged.load(Ordering::Relaxed);
+        let charged = self.write_state.charged.load(Ordering::Relaxed);
         if bytes != charged {
-            self.written.charged.store(bytes, Ordering::Relaxed);
+            self.write_state.charged.store(bytes, Ordering::Relaxed);
             self.memory.grow(bytes.saturating_sub(charged));
         }
     }
@@ -114,27 +114,27 @@ impl Memtable {
     /// if a comparator panicked in an earlier call. In every case the record is not in.
     pub(crate) fn insert(&self, entry: EntryRef<'_>) -> Result<()> {
         let mut writer =
-            self.written.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
+            self.write_state.writer.lock().map_err(|_| Error::new(ErrorKind::Poisoned, "a comparator panicked"))?;
         let inserted = self.insert_as(&mut writer, entry);
         self.charge(); // also what an insertion has allocated that failed
         inserted
     }
 
-    fn insert_as(&self, writer: &mut Writer, entry: EntryRef<'_>) -> Result<()> {
+    fn insert_as(&self, writer: &mut MemtableWriter, entry: EntryRef<'_>) -> Result<()> {
         if entry.kind == RecordKind::BlobPointer {
             check_pointer(entry.value)?;
         }
-        let Writer { arena, hashes, scratch, pointers } = writer;
-        let hash = self.hash_with(entry.user, scratch);
+        let MemtableWriter { arena, hashes, scratch, blob_pointer_counts: pointers } = writer;
+        let hash = self.hash_with(entry.user_key, scratch);
         if let Some(hash) = hash {
             self.hashes.prefetch(hash); // arrives while the ordered index is searched
         }
-        let ordered = self.tree.place(&self.records, entry.key());
+        let ordered = self.tree.find_position(&self.records, entry.key());
         let place = match hash {
             Some(hash) => {
-                let place = self.hashes.place(hashes, hash, |at| self.is_key(at, entry.user));
+                let place = self.hashes.find_position(hashes, hash, |at| self.is_key(at, entry.user_key));
                 if place.is_none() {
-                    self.hashes.give_up();
+                    self.hashes.mark_incomplete();
                 }
                 place
             }
@@ -145,13 +145,13 @@ impl Memtable {
             return Err(Error::invalid("sequence numbers of a key must rise"));
         }
         let at = self.records.append(arena, entry, older)?;
-        self.tree.insert(&self.records, &ordered, at.to_bits(), entry.user)?;
+        self.tree.insert(&self.records, &ordered, at.to_bits(), entry.user_key)?;
         if let Some(place) = place {
             self.hashes.put(hashes, place, at);
         }
-        let Written { len, lowest, highest, pointed, .. } = &self.written;
+        let MemtableWriteState { len, lowest, highest, referenced_blob_bytes: pointed, .. } = &self.write_state;
         if entry.kind == RecordKind::BlobPointer {
-            add_pointer(pointers, pointed, entry.value);
+            count_blob_pointer(pointers, pointed, entry.value);
         }
         len.store(len.load(Ordering::Relaxed) + 1, Ordering::Release);
         lowest.store(lowest.load(Ordering::Relaxed).min(entry.seqno.0), Ordering::Release);
@@ -165,7 +165,7 @@ impl Memtable {
     pub(crate) fn get(&self, key: &[u8], hash: Option<u64>, at: SeqNo) -> Option<EntryRef<'_>> {
         let Some(hash) = hash else { return self.get_ordered(key, at) };
         match self.hashes.find(hash, |record| self.is_key(record, key)) {
-            Found::Record(newest) => {
+            HashLookup::Hit(newest) => {
                 let mut next = Some(newest);
                 for _ in 0..CHAIN_MAX {
                     let Some(record) = next.map(|next| self.records.get(next)) else { break };
@@ -176,18 +176,18 @@ impl Memtable {
                 }
                 if next.is_none() && self.hashes.is_complete() { None } else { self.get_ordered(key, at) }
             }
-            Found::Nothing if self.hashes_keys(key) => None,
-            Found::Nothing | Found::Unknown => self.get_ordered(key, at),
+            HashLookup::Miss if self.can_hash_key(key) => None,
+            HashLookup::Miss | HashLookup::Unknown => self.get_ordered(key, at),
         }
     }
 
     /// [`Memtable::get`] by the ordered index: the first entry at or behind (key, at) is it, if it has that key.
     #[cold]
     fn get_ordered(&self, key: &[u8], at: SeqNo) -> Option<EntryRef<'_>> {
-        let mut leaf = LeafCopy::new();
-        let n = self.tree.seek(&self.records, Goal::AtOrBehind(KeyRef::new(key, at)), &mut leaf)?;
-        let entry = self.records.of_bits(leaf.refs()[n]).entry();
-        self.records.same_key(entry.user, key).then_some(entry)
+        let mut leaf = MemtableLeafCopy::new();
+        let n = self.tree.seek(&self.records, MemtableSeekTarget::LowerBound(InternalKey::new(key, at)), &mut leaf)?;
+        let entry = self.records.get_by_bits(leaf.refs()[n]).entry();
+        self.records.keys_equal(entry.user_key, key).then_some(entry)
     }
 
     /// The hash to look `key` up with, or `None` if the order of the keys does not allow hashing them.
@@ -198,29 +198,29 @@ impl Memtable {
 
     #[inline]
     fn hash_with(&self, key: &[u8], scratch: &mut Vec<u8>) -> Option<u64> {
-        if self.bytes_are_keys {
+        if self.equality_is_bytewise {
             return Some(key_hash(self.hash_seed, key));
         }
-        self.records.order().hashable(key, scratch).map(|bytes| key_hash(self.hash_seed, bytes))
+        self.records.order().hash_input(key, scratch).map(|bytes| key_hash(self.hash_seed, bytes))
     }
 
     /// Whether every version of `key` that is in is in the hash index, too.
     #[inline]
-    fn hashes_keys(&self, key: &[u8]) -> bool {
-        self.bytes_are_keys || self.hash_of(key).is_some()
+    fn can_hash_key(&self, key: &[u8]) -> bool {
+        self.equality_is_bytewise || self.hash_of(key).is_some()
     }
 
     #[inline]
     fn is_key(&self, at: ArenaRef, key: &[u8]) -> bool {
-        let user = self.records.get(at).user();
-        user == key || !self.bytes_are_keys && self.records.same_key(user, key)
+        let user = self.records.get(at).user_key();
+        user == key || !self.equality_is_bytewise && self.records.keys_equal(user, key)
     }
 
-    pub(crate) fn records(&self) -> &Records {
+    pub(crate) fn records(&self) -> &MemtableRecords {
         &self.records
     }
 
-    pub(crate) fn tree(&self) -> &Tree {
+    pub(crate) fn tree(&self) -> &MemtableTree {
         &self.tree
     }
 
@@ -236,25 +236,25 @@ impl Memtable {
     /// The bytes of memory that records and indexes take, as of the last insertion.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
-        self.written.charged.load(Ordering::Relaxed)
+        self.write_state.charged.load(Ordering::Relaxed)
     }
 
     /// The bytes of blob files that its records point to.
     #[inline]
-    pub(crate) fn pointed_bytes(&self) -> u64 {
-        self.written.pointed.load(Ordering::Acquire)
+    pub(crate) fn referenced_blob_bytes(&self) -> u64 {
+        self.write_state.referenced_blob_bytes.load(Ordering::Acquire)
     }
 
     /// How many of its records point into each logical file, those that newer ones hide too.
-    pub(crate) fn pointers(&self) -> Vec<(FileId, u64)> {
-        let writer = self.written.writer.lock();
+    pub(crate) fn blob_pointer_counts(&self) -> Vec<(FileNumber, u64)> {
+        let writer = self.write_state.writer.lock();
         let writer = writer.unwrap_or_else(std::sync::PoisonError::into_inner);
-        writer.pointers.iter().map(|(&logical, &count)| (logical, count)).collect()
+        writer.blob_pointer_counts.iter().map(|(&logical, &count)| (logical, count)).collect()
     }
 
     /// The number of records.
     pub(crate) fn len(&self) -> u64 {
-        self.written.len.load(Ordering::Acquire)
+        self.write_state.len.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -262,35 +262,35 @@ impl Memtable {
     }
 
     /// The lowest sequence number in it; 0 if it is empty.
-    pub(crate) fn lowest_seqno(&self) -> SeqNo {
-        let lowest = self.written.lowest.load(Ordering::Acquire);
+    pub(crate) fn smallest_seqno(&self) -> SeqNo {
+        let lowest = self.write_state.lowest.load(Ordering::Acquire);
         SeqNo(if lowest == u64::MAX { 0 } else { lowest })
     }
 
     /// The highest sequence number in it; 0 if it is empty.
-    pub(crate) fn highest_seqno(&self) -> SeqNo {
-        SeqNo(self.written.highest.load(Ordering::Acquire))
+    pub(crate) fn largest_seqno(&self) -> SeqNo {
+        SeqNo(self.write_state.highest.load(Ordering::Acquire))
     }
 }
 
 impl Drop for Memtable {
     fn drop(&mut self) {
         self.seal();
-        self.memory.free(self.written.charged.load(Ordering::Relaxed));
+        self.memory.free(self.write_state.charged.load(Ordering::Relaxed));
     }
 }
 
 #[cold]
 fn check_pointer(value: &[u8]) -> Result<()> {
-    BlobRef::decode(value).map(drop)
+    BlobPointer::decode(value).map(drop)
 }
 
 /// Counts a pointer that was checked.
 #[cold]
-fn add_pointer(pointers: &mut BTreeMap<FileId, u64>, pointed: &AtomicU64, value: &[u8]) {
-    if let Ok(pointer) = BlobRef::decode(value) {
-        *pointers.entry(pointer.logical).or_default() += 1;
-        pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.stored), Ordering::Release);
+fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, pointed: &AtomicU64, value: &[u8]) {
+    if let Ok(pointer) = BlobPointer::decode(value) {
+        *pointers.entry(pointer.logical_file).or_default() += 1;
+        pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.frame_len), Ordering::Release);
     }
 }
 
@@ -300,37 +300,37 @@ mod tests {
     use crate::base::RecordKind;
 
     fn put(user: &[u8], seqno: u64) -> EntryRef<'_> {
-        EntryRef { user, seqno: SeqNo(seqno), kind: RecordKind::Put, value: user }
+        EntryRef { user_key: user, seqno: SeqNo(seqno), kind: RecordKind::Put, value: user }
     }
 
     #[test]
-    fn an_empty_one_is_small_and_answers() {
+    fn empty_memtable_is_small_and_readable() {
         let table = Arc::new(Memtable::new(KeyOrder::bytewise(), 1));
         assert!(size_of::<Memtable>() < 3 << 10, "{}", size_of::<Memtable>());
         assert_eq!((table.bytes(), table.len(), table.is_empty()), (0, 0, true));
-        assert_eq!((table.lowest_seqno(), table.highest_seqno()), (SeqNo(0), SeqNo(0)));
+        assert_eq!((table.smallest_seqno(), table.largest_seqno()), (SeqNo(0), SeqNo(0)));
         assert_eq!(table.get(b"a", table.hash_of(b"a"), SeqNo::MAX), None);
         assert_eq!(table.get(b"a", None, SeqNo::MAX), None);
         table.insert(put(b"", 5)).unwrap();
         table.insert(put(b"a", 3)).unwrap();
-        assert_eq!((table.len(), table.lowest_seqno(), table.highest_seqno()), (2, SeqNo(3), SeqNo(5)));
+        assert_eq!((table.len(), table.smallest_seqno(), table.largest_seqno()), (2, SeqNo(3), SeqNo(5)));
         assert!((16 << 10..32 << 10).contains(&table.bytes()), "{}", table.bytes());
     }
 
     #[test]
-    fn a_refused_record_is_not_in() {
+    fn refused_record_is_not_inserted() {
         let table = Memtable::new(KeyOrder::bytewise(), 1);
         table.insert(put(b"a", 7)).unwrap();
         for seqno in [6, 7] {
             assert_eq!(table.insert(put(b"a", seqno)).unwrap_err().kind(), ErrorKind::Invalid);
         }
         assert_eq!(table.insert(put(&[0; 70_000], 9)).unwrap_err().kind(), ErrorKind::Invalid);
-        assert_eq!((table.len(), table.highest_seqno()), (1, SeqNo(7)));
+        assert_eq!((table.len(), table.largest_seqno()), (1, SeqNo(7)));
         assert_eq!(table.get(b"a", None, SeqNo(6)), None);
     }
 
     #[test]
-    fn an_old_version_behind_many_newer_ones_is_found() {
+    fn old_version_is_found_after_long_version_chain() {
         let table = Memtable::new(KeyOrder::bytewise(), 1);
         for seqno in 1..=200 {
             table.insert(put(b"a", seqno)).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn large_values_have_room() {
+    fn large_values_fit() {
         let table = Memtable::new(KeyOrder::bytewise(), 1);
         let value = vec![7; if cfg!(miri) { 300_000 } else { 9 << 20 }];
         for seqno in 1..=3 {
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparator_that_panics_leaves_it_readable() {
+    fn comparator_panic_leaves_memtable_readable() {
         struct Touchy;
         impl crate::base::comparator::Comparator for Touchy {
             fn name(&self) -> &str {

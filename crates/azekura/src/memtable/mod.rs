@@ -11,17 +11,17 @@
 //! - what was inserted before a cursor was made is met exactly once on its way.
 //!
 //! Rooms in reading order: [`memtable`], [`memory`] (what all of them take), [`record`] (the bytes of one), [`node`]
-//! (of the B+ tree), [`tree`] (the ordered index), [`hash_index`], [`cursor`].
+//! (of the B+ tree), [`tree`] (the ordered index), [`hash_index`], [`iter`].
 #![deny(unsafe_code)]
 
-pub(crate) mod cursor;
 pub(crate) mod hash_index;
+pub(crate) mod iter;
 pub(crate) mod memory;
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds its parts")]
 pub(crate) mod memtable;
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "the tests race threads, and in vfs none are scoped")]
-mod model;
+mod model_tests;
 pub(crate) mod node;
 pub(crate) mod record;
 #[cfg(test)]

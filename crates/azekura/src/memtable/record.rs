@@ -12,7 +12,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use crate::base::{EntryRef, Error, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 
 const HEADER_LEN: usize = 18;
@@ -27,17 +27,17 @@ const PUBLISHED: &str = "references are stored after their records were publishe
 
 /// A record as it lies in the arena.
 #[derive(Clone, Copy)]
-pub(crate) struct Record<'a> {
+pub(crate) struct MemtableRecord<'a> {
     header: &'a [u8; HEADER_LEN],
     /// Key and value, and whatever stands behind them in the chunk.
     rest: &'a [u8],
 }
 
-impl<'a> Record<'a> {
+impl<'a> MemtableRecord<'a> {
     #[inline]
-    fn new(bytes: &'a [u8]) -> Record<'a> {
+    fn new(bytes: &'a [u8]) -> MemtableRecord<'a> {
         let (header, rest) = bytes.split_first_chunk().expect("a record is not shorter than its header");
-        Record { header, rest }
+        MemtableRecord { header, rest }
     }
 
     #[inline]
@@ -64,34 +64,34 @@ impl<'a> Record<'a> {
     }
 
     #[inline]
-    pub(crate) fn user(&self) -> &'a [u8] {
+    pub(crate) fn user_key(&self) -> &'a [u8] {
         let [.., a, b] = *self.header;
         &self.rest[..usize::from(u16::from_le_bytes([a, b]))]
     }
 
     #[inline]
-    pub(crate) fn key(&self) -> KeyRef<'a> {
-        KeyRef { user: self.user(), seqno: self.seqno() }
+    pub(crate) fn key(&self) -> InternalKey<'a> {
+        InternalKey { user_key: self.user_key(), seqno: self.seqno() }
     }
 
     #[inline]
     pub(crate) fn entry(&self) -> EntryRef<'a> {
-        let user = self.user();
+        let user = self.user_key();
         let kind = RecordKind::from_byte(self.tag() as u8).expect("the byte of a kind was stored");
-        EntryRef { user, seqno: self.seqno(), kind, value: &self.rest[user.len()..][..self.value_len()] }
+        EntryRef { user_key: user, seqno: self.seqno(), kind, value: &self.rest[user.len()..][..self.value_len()] }
     }
 }
 
 /// All records of a memtable, and their order.
-pub(crate) struct Records {
+pub(crate) struct MemtableRecords {
     arena: Arc<Arena>,
     order: KeyOrder,
     bytewise: bool,
 }
 
-impl Records {
-    pub(crate) fn new(arena: Arc<Arena>, order: KeyOrder) -> Records {
-        Records { arena, bytewise: order.is_bytewise(), order }
+impl MemtableRecords {
+    pub(crate) fn new(arena: Arc<Arena>, order: KeyOrder) -> MemtableRecords {
+        MemtableRecords { arena, bytewise: order.is_bytewise(), order }
     }
 
     pub(crate) fn arena(&self) -> &Arena {
@@ -110,8 +110,8 @@ impl Records {
 
     /// The record at a reference that an index holds.
     #[inline]
-    pub(crate) fn get(&self, at: ArenaRef) -> Record<'_> {
-        Record::new(self.arena.bytes_from(at).expect(PUBLISHED))
+    pub(crate) fn get(&self, at: ArenaRef) -> MemtableRecord<'_> {
+        MemtableRecord::new(self.arena.bytes_from(at).expect(PUBLISHED))
     }
 
     /// Asks for the record of these bits to be fetched into the cache.
@@ -124,21 +124,25 @@ impl Records {
 
     /// The record of reference bits that an index holds.
     #[inline]
-    pub(crate) fn of_bits(&self, bits: u32) -> Record<'_> {
+    pub(crate) fn get_by_bits(&self, bits: u32) -> MemtableRecord<'_> {
         self.get(ArenaRef::from_bits(bits).expect(PUBLISHED))
     }
 
     /// Compares the record of `bits` with `target` in internal order.
     #[inline]
-    pub(crate) fn cmp(&self, bits: u32, target: KeyRef<'_>) -> Ordering {
-        let key = self.of_bits(bits).key();
-        let users = if self.bytewise { key.user.cmp(target.user) } else { self.order.cmp(key.user, target.user) };
+    pub(crate) fn cmp(&self, bits: u32, target: InternalKey<'_>) -> Ordering {
+        let key = self.get_by_bits(bits).key();
+        let users = if self.bytewise {
+            key.user_key.cmp(target.user_key)
+        } else {
+            self.order.cmp(key.user_key, target.user_key)
+        };
         users.then_with(|| target.seqno.cmp(&key.seqno))
     }
 
     /// Whether two user keys are the same one.
     #[inline]
-    pub(crate) fn same_key(&self, a: &[u8], b: &[u8]) -> bool {
+    pub(crate) fn keys_equal(&self, a: &[u8], b: &[u8]) -> bool {
         a == b || !self.bytewise && self.order.cmp(a, b).is_eq()
     }
 
@@ -152,7 +156,8 @@ impl Records {
         entry: EntryRef<'_>,
         older: Option<ArenaRef>,
     ) -> Result<ArenaRef> {
-        let key_len = u16::try_from(entry.user.len()).map_err(|_| Error::invalid("key is longer than 65535 bytes"))?;
+        let key_len =
+            u16::try_from(entry.user_key.len()).map_err(|_| Error::invalid("key is longer than 65535 bytes"))?;
         let value_len =
             u32::try_from(entry.value.len()).map_err(|_| Error::invalid("value is longer than 4294967295 bytes"))?;
         let mut header = [0; HEADER_LEN];
@@ -160,7 +165,7 @@ impl Records {
         header[8..12].copy_from_slice(&older.map_or(0, ArenaRef::to_bits).to_le_bytes());
         header[12..16].copy_from_slice(&value_len.to_le_bytes());
         header[16..].copy_from_slice(&key_len.to_le_bytes());
-        writer.append(&[&header, entry.user, entry.value])
+        writer.append(&[&header, entry.user_key, entry.value])
     }
 }
 
@@ -171,12 +176,12 @@ mod tests {
     #[test]
     fn records_round_trip() {
         let (arena, mut writer) = Arena::new();
-        let records = Records::new(arena, KeyOrder::bytewise());
+        let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let mut stored = Vec::new();
         for (n, kind) in [RecordKind::Put, RecordKind::Delete, RecordKind::SingleDelete].into_iter().enumerate() {
             for (user, value) in [(&b""[..], &b""[..]), (b"k", b""), (b"", b"v"), (&[7; 65_535], &[9; 300_000])] {
                 let seqno = SeqNo(SeqNo::MAX.0 - n as u64);
-                let entry = EntryRef { user, seqno, kind, value };
+                let entry = EntryRef { user_key: user, seqno, kind, value };
                 let older = stored.last().map(|(at, _)| *at);
                 let at = records.append(&mut writer, entry, older).unwrap();
                 assert_eq!(records.get(at).older(), older);
@@ -185,9 +190,9 @@ mod tests {
         }
         for (at, entry) in stored {
             assert_eq!(records.get(at).entry(), entry);
-            assert_eq!(records.of_bits(at.to_bits()).key(), entry.key());
+            assert_eq!(records.get_by_bits(at.to_bits()).key(), entry.key());
         }
-        let long = EntryRef { user: &[0; 65_536], seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
+        let long = EntryRef { user_key: &[0; 65_536], seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
         assert_eq!(records.append(&mut writer, long, None).unwrap_err().kind(), crate::base::ErrorKind::Invalid);
     }
 }

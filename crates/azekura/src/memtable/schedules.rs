@@ -6,27 +6,27 @@
 use std::sync::Arc;
 
 use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
-use crate::cursor::Cursor;
+use crate::iter::InternalIter;
 use crate::mem::atomic::{AtomicU64, Ordering};
 use crate::mem::explorer::{explore, spawn};
 use crate::memtable::Memtable;
 
 /// A memtable, and how much of it everybody may rely on: all records up to that sequence number.
-struct Shared {
+struct SharedMemtable {
     table: Arc<Memtable>,
     visible: AtomicU64,
 }
 
-impl Shared {
-    fn new() -> Arc<Shared> {
-        Arc::new(Shared { table: Arc::new(Memtable::new(KeyOrder::bytewise(), 7)), visible: AtomicU64::new(0) })
+impl SharedMemtable {
+    fn new() -> Arc<SharedMemtable> {
+        Arc::new(SharedMemtable { table: Arc::new(Memtable::new(KeyOrder::bytewise(), 7)), visible: AtomicU64::new(0) })
     }
 
     /// Inserts `keys`, one record each.
     fn insert(&self, keys: impl IntoIterator<Item = u8>) {
         for key in keys {
             let seqno = self.visible.load(Ordering::Relaxed) + 1;
-            let entry = EntryRef { user: &[key], seqno: SeqNo(seqno), kind: RecordKind::Put, value: &[key; 3] };
+            let entry = EntryRef { user_key: &[key], seqno: SeqNo(seqno), kind: RecordKind::Put, value: &[key; 3] };
             self.table.insert(entry).unwrap();
             self.visible.store(seqno, Ordering::Release);
         }
@@ -47,7 +47,7 @@ impl Shared {
             for hash in [self.table.hash_of(&[*key]), None] {
                 let found = self.table.get(&[*key], hash, at);
                 assert_eq!(found.map(|entry| entry.seqno), newest, "key {key} at {at:?} by {hash:?}");
-                assert!(found.is_none_or(|entry| entry.user == [*key] && entry.value == [*key; 3]));
+                assert!(found.is_none_or(|entry| entry.user_key == [*key] && entry.value == [*key; 3]));
             }
         }
     }
@@ -55,12 +55,12 @@ impl Shared {
     /// A walk meets in order, once each, what was there when it began.
     fn walk(&self, keys: &[u8], backward: bool) {
         let there = self.now(keys);
-        let mut cursor = self.table.cursor();
+        let mut cursor = self.table.iter();
         if backward { cursor.seek_to_last() } else { cursor.seek_to_first() }.unwrap();
         let mut met = Vec::new();
         while cursor.valid() {
             let entry = cursor.entry();
-            met.push((entry.user[0], entry.seqno.0));
+            met.push((entry.user_key[0], entry.seqno.0));
             if backward { cursor.prev() } else { cursor.next() }.unwrap();
         }
         if backward {
@@ -74,8 +74,8 @@ impl Shared {
 }
 
 /// The first `before` of `keys` are in when the readers begin.
-fn race(keys: &'static [u8], before: usize, readers: &'static [fn(&Shared, &'static [u8])]) {
-    let shared = Shared::new();
+fn race(keys: &'static [u8], before: usize, readers: &'static [fn(&SharedMemtable, &'static [u8])]) {
+    let shared = SharedMemtable::new();
     shared.insert(keys[..before].iter().copied());
     let threads: Vec<_> = readers
         .iter()
@@ -93,7 +93,7 @@ fn race(keys: &'static [u8], before: usize, readers: &'static [fn(&Shared, &'sta
 const SPLITTING: &[u8] = &[50, 20, 80, 60, 10, 70, 30, 90, 40, 65];
 
 #[test]
-fn what_was_published_is_found_while_leaves_and_segments_split() {
+fn published_records_are_found_during_splits() {
     explore(|| {
         race(
             SPLITTING,
@@ -104,13 +104,13 @@ fn what_was_published_is_found_while_leaves_and_segments_split() {
 }
 
 #[test]
-fn walks_meet_everything_once_while_leaves_split() {
+fn iteration_is_complete_while_leaves_split() {
     explore(|| race(SPLITTING, 4, &[|shared, keys| shared.walk(keys, false), |shared, keys| shared.walk(keys, true)]));
 }
 
 /// Ten versions of two keys: chains, and the newest record's place in the hash index.
 #[test]
-fn every_version_is_found_while_newer_ones_come() {
+fn every_version_is_found_during_overwrites() {
     const VERSIONS: &[u8] = &[5, 5, 9, 5, 9, 5, 5, 9, 9, 5];
     explore(|| {
         race(
@@ -129,7 +129,7 @@ fn every_version_is_found_while_newer_ones_come() {
 
 /// So many records that inner nodes split and the tree grows a level under its readers.
 #[test]
-fn nothing_is_missed_while_the_tree_grows_a_level() {
+fn no_key_is_missed_while_tree_grows() {
     const GROWING: &[u8] = &[
         100, 104, 108, 112, 116, 120, 124, 128, 132, 136, 102, 106, 110, 114, 118, 122, 126, 130, 134, 101, 105, 109,
         113, 117, 121, 125,

@@ -4,8 +4,8 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use crate::base::{EntryRef, KeyOrder, KeyRef, RecordKind, SeqNo};
-use crate::cursor::Cursor;
+use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, SeqNo};
+use crate::iter::InternalIter;
 use crate::mem::epoch::EpochCell;
 use crate::memtable::Memtable;
 use crate::vfs::Env;
@@ -52,7 +52,7 @@ fn measure(name: &str, key_of: fn(u64) -> [u8; 16]) {
     println!("{name}");
     time("insert", COUNT, || {
         for (n, user) in keys.iter().enumerate() {
-            let entry = EntryRef { user, seqno: SeqNo(n as u64 + 1), kind: RecordKind::Put, value: &value };
+            let entry = EntryRef { user_key: user, seqno: SeqNo(n as u64 + 1), kind: RecordKind::Put, value: &value };
             table.insert(entry).unwrap();
         }
     });
@@ -72,7 +72,7 @@ fn measure(name: &str, key_of: fn(u64) -> [u8; 16]) {
             black_box(table.get(key, None, SeqNo::MAX).unwrap().seqno);
         }
     });
-    let mut cursor = table.cursor();
+    let mut cursor = table.iter();
     time("scan forward, per entry", table.len(), || {
         let mut met = 0;
         cursor.seek_to_first().unwrap();
@@ -91,7 +91,7 @@ fn measure(name: &str, key_of: fn(u64) -> [u8; 16]) {
     });
     time("seek", COUNT / 5, || {
         for key in shuffled.iter().take(COUNT as usize / 5) {
-            cursor.seek(KeyRef::first_of(key)).unwrap();
+            cursor.seek(InternalKey::before_versions_of(key)).unwrap();
             black_box(cursor.entry().seqno);
         }
     });

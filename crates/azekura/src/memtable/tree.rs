@@ -3,15 +3,15 @@
 //! A split makes the right node first, links it into the parent and only then shortens the left one. So every descent,
 //! however old what it read is, ends at the right leaf or left of it, and walks on to the right from there.
 
-use crate::base::{Error, ErrorKind, KeyRef, Result};
+use crate::base::{Error, ErrorKind, InternalKey, Result};
 use crate::mem::append_vec::AppendVec;
-use crate::mem::atomic::{AtomicU64, EXPLORED, Ordering, spin_loop};
+use crate::mem::atomic::{AtomicU64, Ordering, SCHEDULE_EXPLORATION, spin_loop};
 use crate::mem::prefetch::prefetch;
-use crate::memtable::node::{INNER_CAP, Inner, LEAF_CAP, Leaf, Node};
-use crate::memtable::record::Records;
+use crate::memtable::node::{INNER_CAP, LEAF_CAP, MemtableInnerNode, MemtableLeaf, MemtableNode};
+use crate::memtable::record::MemtableRecords;
 
 /// How often a reader tries again before it reads an open node the slow way.
-const PATIENCE: usize = if EXPLORED { 2 } else { 32 };
+const READ_RETRIES_MAX: usize = if SCHEDULE_EXPLORATION { 2 } else { 32 };
 
 /// More levels of inner nodes than 2^32 records can fill: but for ascending runs every node is half full, and runs fill
 /// it.
@@ -19,17 +19,17 @@ const HEIGHT_MAX: usize = 12;
 
 /// Where a reader wants to go.
 #[derive(Clone, Copy)]
-pub(crate) enum Goal<'a> {
+pub(crate) enum MemtableSeekTarget<'a> {
     /// To the first entry at or behind this.
-    AtOrBehind(KeyRef<'a>),
+    LowerBound(InternalKey<'a>),
     /// To the last entry strictly before this.
-    Before(KeyRef<'a>),
+    Before(InternalKey<'a>),
     /// To the last entry.
     Last,
 }
 
 /// One state of a leaf, copied out.
-pub(crate) struct LeafCopy {
+pub(crate) struct MemtableLeafCopy {
     refs: [u32; LEAF_CAP],
     count: usize,
     /// The number of the right neighbour, plus 1; 0 = none.
@@ -38,9 +38,9 @@ pub(crate) struct LeafCopy {
     rank: usize,
 }
 
-impl LeafCopy {
-    pub(crate) fn new() -> LeafCopy {
-        LeafCopy { refs: [0; LEAF_CAP], count: 0, next: 0, rank: 0 }
+impl MemtableLeafCopy {
+    pub(crate) fn new() -> MemtableLeafCopy {
+        MemtableLeafCopy { refs: [0; LEAF_CAP], count: 0, next: 0, rank: 0 }
     }
 
     /// The reference bits of its entries in order.
@@ -49,16 +49,18 @@ impl LeafCopy {
     }
 
     /// Copies `leaf` as it is at one moment.
-    fn take(&mut self, leaf: &Leaf, records: &Records, goal: Goal<'_>) {
-        for _ in 0..PATIENCE {
-            let version = leaf.head().version();
+    fn copy_from(&mut self, leaf: &MemtableLeaf, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) {
+        for _ in 0..READ_RETRIES_MAX {
+            let version = leaf.header().version();
             if version.is_multiple_of(2) {
                 self.collect(leaf);
                 self.rank = match goal {
-                    Goal::AtOrBehind(target) | Goal::Before(target) => leaf.rank(records, target, false),
-                    Goal::Last => self.count,
+                    MemtableSeekTarget::LowerBound(target) | MemtableSeekTarget::Before(target) => {
+                        leaf.rank(records, target, false)
+                    }
+                    MemtableSeekTarget::Last => self.count,
                 };
-                if leaf.head().unchanged(version) {
+                if leaf.header().validate(version) {
                     return;
                 }
             }
@@ -70,30 +72,30 @@ impl LeafCopy {
     /// Copies a leaf that may be open, without its prefixes. Two equal collects under one version are one moment,
     /// because within a change no state comes twice.
     #[cold]
-    fn take_open(&mut self, leaf: &Leaf, records: &Records, goal: Goal<'_>) {
+    fn take_open(&mut self, leaf: &MemtableLeaf, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) {
         loop {
-            let version = leaf.head().version();
+            let version = leaf.header().version();
             self.collect(leaf);
-            let mut again = LeafCopy::new();
+            let mut again = MemtableLeafCopy::new();
             again.collect(leaf);
             let same = self.refs() == again.refs() && self.next == again.next;
-            if same && leaf.head().unchanged(version) {
+            if same && leaf.header().validate(version) {
                 break;
             }
             spin_loop();
         }
-        self.remove_twin();
+        self.remove_duplicate();
         self.rank = match goal {
-            Goal::AtOrBehind(target) | Goal::Before(target) => {
+            MemtableSeekTarget::LowerBound(target) | MemtableSeekTarget::Before(target) => {
                 self.refs().partition_point(|&bits| records.cmp(bits, target).is_lt())
             }
-            Goal::Last => self.count,
+            MemtableSeekTarget::Last => self.count,
         };
     }
 
     #[inline]
-    fn collect(&mut self, leaf: &Leaf) {
-        let shape = leaf.head().shape();
+    fn collect(&mut self, leaf: &MemtableLeaf) {
+        let shape = leaf.header().shape();
         (self.count, self.next) = (shape.count, shape.next);
         for (n, bits) in self.refs[..shape.count].iter_mut().enumerate() {
             *bits = leaf.record(n);
@@ -101,7 +103,7 @@ impl LeafCopy {
     }
 
     /// An insertion in progress shows one entry twice.
-    fn remove_twin(&mut self) {
+    fn remove_duplicate(&mut self) {
         if let Some(twin) = self.refs().windows(2).position(|pair| pair[0] == pair[1]) {
             self.refs.copy_within(twin + 1..self.count, twin);
             self.count -= 1;
@@ -110,29 +112,29 @@ impl LeafCopy {
 }
 
 /// The way from the root to a leaf: numbers of inner nodes and of the link that was followed in each.
-struct Path {
+struct MemtableTreePath {
     steps: [(u32, usize); HEIGHT_MAX],
     len: usize,
 }
 
 /// Where the writer is about to insert: leaf and index in it.
-pub(crate) struct Place {
-    path: Path,
+pub(crate) struct MemtableInsertPosition {
+    path: MemtableTreePath,
     leaf: u32,
     at: usize,
 }
 
 /// Ordered references to records. Any number of readers beside one writer.
-pub(crate) struct Tree {
+pub(crate) struct MemtableTree {
     /// Levels of inner nodes << 32 | number of the topmost node. Leaf 0 is always the leftmost one.
     root: AtomicU64,
-    leaves: AppendVec<Leaf>,
-    inners: AppendVec<Inner>,
+    leaves: AppendVec<MemtableLeaf>,
+    inners: AppendVec<MemtableInnerNode>,
 }
 
-impl Tree {
-    pub(crate) fn new() -> Tree {
-        Tree { root: AtomicU64::new(0), leaves: AppendVec::new(), inners: AppendVec::new() }
+impl MemtableTree {
+    pub(crate) fn new() -> MemtableTree {
+        MemtableTree { root: AtomicU64::new(0), leaves: AppendVec::new(), inners: AppendVec::new() }
     }
 
     /// The bytes that the nodes take.
@@ -145,32 +147,37 @@ impl Tree {
         ((root >> 32) as usize, root as u32)
     }
 
-    fn leaf(&self, number: u32) -> &Leaf {
+    fn leaf(&self, number: u32) -> &MemtableLeaf {
         self.leaves.get(number).expect("links lead to leaves that exist")
     }
 
-    fn inner(&self, number: u32) -> &Inner {
+    fn inner(&self, number: u32) -> &MemtableInnerNode {
         self.inners.get(number).expect("links lead to nodes that exist")
     }
 
     /// Finds `goal`: copies its leaf to `copy` and returns its index there, or `None` if there is no such entry.
-    pub(crate) fn seek(&self, records: &Records, goal: Goal<'_>, copy: &mut LeafCopy) -> Option<usize> {
+    pub(crate) fn seek(
+        &self,
+        records: &MemtableRecords,
+        goal: MemtableSeekTarget<'_>,
+        copy: &mut MemtableLeafCopy,
+    ) -> Option<usize> {
         self.leaves.get(0)?;
         let leaf = self.leaf(self.descend(records, goal));
         prefetch(leaf);
-        copy.take(leaf, records, goal);
+        copy.copy_from(leaf, records, goal);
         match goal {
-            Goal::AtOrBehind(_) => {
+            MemtableSeekTarget::LowerBound(_) => {
                 while copy.rank == copy.count {
                     let next = copy.next.checked_sub(1)?;
-                    copy.take(self.leaf(next), records, goal);
+                    copy.copy_from(self.leaf(next), records, goal);
                 }
                 Some(copy.rank)
             }
-            Goal::Before(_) | Goal::Last => {
+            MemtableSeekTarget::Before(_) | MemtableSeekTarget::Last => {
                 while let (true, Some(next)) = (copy.rank == copy.count, copy.next.checked_sub(1)) {
-                    let mut right = LeafCopy::new();
-                    right.take(self.leaf(next), records, goal);
+                    let mut right = MemtableLeafCopy::new();
+                    right.copy_from(self.leaf(next), records, goal);
                     if right.rank == 0 {
                         break;
                     }
@@ -182,36 +189,37 @@ impl Tree {
     }
 
     /// Copies the leftmost leaf; false if there is none.
-    pub(crate) fn first(&self, records: &Records, copy: &mut LeafCopy) -> bool {
-        self.leaves.get(0).inspect(|leaf| copy.take(leaf, records, Goal::Last)).is_some() && copy.count > 0
+    pub(crate) fn first(&self, records: &MemtableRecords, copy: &mut MemtableLeafCopy) -> bool {
+        self.leaves.get(0).inspect(|leaf| copy.copy_from(leaf, records, MemtableSeekTarget::Last)).is_some()
+            && copy.count > 0
     }
 
     /// Copies the leaf to the right of the one in `copy`; false if there is none.
-    pub(crate) fn right_of(&self, records: &Records, copy: &mut LeafCopy) -> bool {
+    pub(crate) fn right_of(&self, records: &MemtableRecords, copy: &mut MemtableLeafCopy) -> bool {
         let Some(next) = copy.next.checked_sub(1) else { return false };
-        copy.take(self.leaf(next), records, Goal::Last);
+        copy.copy_from(self.leaf(next), records, MemtableSeekTarget::Last);
         true
     }
 
     /// The number of the leaf where `goal` is, or of one left of it.
-    fn descend(&self, records: &Records, goal: Goal<'_>) -> u32 {
-        'again: for _ in 0..PATIENCE {
+    fn descend(&self, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) -> u32 {
+        'again: for _ in 0..READ_RETRIES_MAX {
             let root = self.root.load(Ordering::Acquire);
             let (height, mut node) = ((root >> 32) as usize, root as u32);
-            let mut above: Option<(&Inner, u64)> = None;
+            let mut above: Option<(&MemtableInnerNode, u64)> = None;
             for _ in 0..height {
                 let inner = self.inner(node);
-                let version = inner.head().version();
+                let version = inner.header().version();
                 // A node that was split since its parent was read would lead too far to the left.
                 let still = match above {
-                    Some((parent, version)) => parent.head().unchanged(version),
+                    Some((parent, version)) => parent.header().validate(version),
                     None => self.root.load(Ordering::Acquire) == root,
                 };
                 if !version.is_multiple_of(2) || !still {
                     spin_loop();
                     continue 'again;
                 }
-                let Some(child) = follow(inner, version, records, goal) else { continue 'again };
+                let Some(child) = validated_child(inner, version, records, goal) else { continue 'again };
                 node = child;
                 above = Some((inner, version));
             }
@@ -222,32 +230,43 @@ impl Tree {
 
     /// Descends through nodes that may be open.
     #[cold]
-    fn descend_open(&self, records: &Records, goal: Goal<'_>) -> u32 {
+    fn descend_open(&self, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) -> u32 {
         let (height, root) = self.root();
         (0..height).fold(root, |node, _| follow_open(self.inner(node), records, goal))
     }
 
     /// Where a record with this key goes. Good until the next insertion.
-    pub(crate) fn place(&self, records: &Records, key: KeyRef<'_>) -> Place {
+    pub(crate) fn find_position(&self, records: &MemtableRecords, key: InternalKey<'_>) -> MemtableInsertPosition {
         if self.leaves.len() == 0 {
-            return Place { path: Path { steps: [(0, 0); HEIGHT_MAX], len: 0 }, leaf: 0, at: 0 };
+            return MemtableInsertPosition {
+                path: MemtableTreePath { steps: [(0, 0); HEIGHT_MAX], len: 0 },
+                leaf: 0,
+                at: 0,
+            };
         }
         let (path, number) = self.path_to(records, key);
         let leaf = self.leaf(number);
         prefetch(leaf);
-        Place { path, leaf: number, at: leaf.rank(records, key, false) }
+        MemtableInsertPosition { path, leaf: number, at: leaf.rank(records, key, false) }
     }
 
-    /// Inserts the record `bits` with key `user` where [`Tree::place`] said. Only one thread at a time may insert.
+    /// Inserts the record `bits` with key `user` where [`MemtableTree::find_position`] said. Only one thread at a time
+    /// may insert.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory; then nothing was changed.
-    pub(crate) fn insert(&self, records: &Records, place: &Place, bits: u32, user: &[u8]) -> Result<()> {
+    pub(crate) fn insert(
+        &self,
+        records: &MemtableRecords,
+        place: &MemtableInsertPosition,
+        bits: u32,
+        user: &[u8],
+    ) -> Result<()> {
         if self.leaves.len() == 0 {
-            self.leaves.push(Leaf::new()).ok_or_else(no_memory)?;
+            self.leaves.push(MemtableLeaf::new()).ok_or_else(no_memory)?;
         }
         let leaf = self.leaf(place.leaf);
-        if leaf.head().shape().count < LEAF_CAP {
+        if leaf.header().shape().count < LEAF_CAP {
             leaf.insert(place.at, bits, user, records);
             return Ok(());
         }
@@ -255,9 +274,9 @@ impl Tree {
     }
 
     /// The writer's descent: nothing changes meanwhile.
-    fn path_to(&self, records: &Records, key: KeyRef<'_>) -> (Path, u32) {
+    fn path_to(&self, records: &MemtableRecords, key: InternalKey<'_>) -> (MemtableTreePath, u32) {
         let (height, mut node) = self.root();
-        let mut path = Path { steps: [(0, 0); HEIGHT_MAX], len: height };
+        let mut path = MemtableTreePath { steps: [(0, 0); HEIGHT_MAX], len: height };
         for step in &mut path.steps[..height] {
             let inner = self.inner(node);
             let link = inner.rank(records, key, true) - 1;
@@ -269,16 +288,22 @@ impl Tree {
 
     /// Splits the full leaf of `place` and inserts the record into one half. Where records come in
     /// ascending order the left half stays full.
-    fn split_and_insert(&self, records: &Records, place: &Place, bits: u32, user: &[u8]) -> Result<()> {
-        let Place { path, leaf: number, at } = place;
+    fn split_and_insert(
+        &self,
+        records: &MemtableRecords,
+        place: &MemtableInsertPosition,
+        bits: u32,
+        user: &[u8],
+    ) -> Result<()> {
+        let MemtableInsertPosition { path, leaf: number, at } = place;
         let (number, at) = (*number, *at);
         let leaf = self.leaf(number);
-        let shape = leaf.head().shape();
-        let ascending = at > 0 && at == shape.follows;
+        let shape = leaf.header().shape();
+        let ascending = at > 0 && at == shape.append_index;
         let rightmost = at == LEAF_CAP && shape.next == 0;
         let keep = if ascending || rightmost { at } else { LEAF_CAP / 2 };
         let goes_left = at <= keep && keep < LEAF_CAP;
-        let upper = leaf.upper_part(keep, records);
+        let upper = leaf.copy_upper(keep, records);
 
         if !goes_left {
             upper.insert(at - keep, bits, user, records);
@@ -286,7 +311,7 @@ impl Tree {
         let separator = upper.record(0);
         let right = self.leaves.push(upper).ok_or_else(no_memory)?;
         self.link(records, &path.steps[..path.len], number, (separator, right))?;
-        leaf.shrink(keep, right, records);
+        leaf.truncate(keep, right, records);
         if goes_left {
             leaf.insert(at, bits, user, records);
         }
@@ -295,9 +320,9 @@ impl Tree {
 
     /// Puts the link to a new node behind that of its left neighbour, node number `left`, into the parent, the last
     /// step of `path`; a full parent is split first, and a split root gets a new root above it.
-    fn link(&self, records: &Records, path: &[(u32, usize)], left: u32, new: (u32, u32)) -> Result<()> {
+    fn link(&self, records: &MemtableRecords, path: &[(u32, usize)], left: u32, new: (u32, u32)) -> Result<()> {
         let Some((&(number, followed), path)) = path.split_last() else {
-            let root = Inner::over(left);
+            let root = MemtableInnerNode::with_first_child(left);
             root.insert(1, new, records);
             let root = self.inners.push(root).ok_or_else(no_memory)?;
             let height = self.root().0 as u64 + 1;
@@ -305,24 +330,24 @@ impl Tree {
             return Ok(());
         };
         let (inner, at) = (self.inner(number), followed + 1);
-        if inner.head().shape().count < INNER_CAP {
+        if inner.header().shape().count < INNER_CAP {
             inner.insert(at, new, records);
             return Ok(());
         }
         if at == INNER_CAP {
             // Ascending: the full node stays full, and the new one begins with the new child, whose separator moves up.
-            let right = self.inners.push(Inner::over(new.1)).ok_or_else(no_memory)?;
+            let right = self.inners.push(MemtableInnerNode::with_first_child(new.1)).ok_or_else(no_memory)?;
             return self.link(records, path, number, (new.0, right));
         }
         let keep = INNER_CAP / 2;
-        let upper = inner.upper_part(keep, records);
+        let upper = inner.copy_upper(keep, records);
         let separator = inner.record(keep);
         if at > keep {
             upper.insert(at - keep, new, records);
         }
         let right = self.inners.push(upper).ok_or_else(no_memory)?;
         self.link(records, path, number, (separator, right))?;
-        inner.shrink(keep, records);
+        inner.truncate(keep, records);
         if at <= keep {
             inner.insert(at, new, records);
         }
@@ -332,27 +357,32 @@ impl Tree {
 
 /// The child of `inner` where `goal` is, or `None` if the node changed since it had `version`.
 #[inline]
-fn follow(inner: &Inner, version: u64, records: &Records, goal: Goal<'_>) -> Option<u32> {
+fn validated_child(
+    inner: &MemtableInnerNode,
+    version: u64,
+    records: &MemtableRecords,
+    goal: MemtableSeekTarget<'_>,
+) -> Option<u32> {
     let rank = match goal {
-        Goal::AtOrBehind(target) => inner.rank(records, target, true),
-        Goal::Before(target) => inner.rank(records, target, false),
-        Goal::Last => inner.head().shape().count,
+        MemtableSeekTarget::LowerBound(target) => inner.rank(records, target, true),
+        MemtableSeekTarget::Before(target) => inner.rank(records, target, false),
+        MemtableSeekTarget::Last => inner.header().shape().count,
     };
     let child = inner.link(rank - 1).1;
-    inner.head().unchanged(version).then_some(child)
+    inner.header().validate(version).then_some(child)
 }
 
 /// The child of `inner`, which may be open, where `goal` is, or one left of it. Each link alone is true: what stands
 /// below it is not before its separator; so the last one met whose separator is not behind the goal leads there.
 #[cold]
-fn follow_open(inner: &Inner, records: &Records, goal: Goal<'_>) -> u32 {
+fn follow_open(inner: &MemtableInnerNode, records: &MemtableRecords, goal: MemtableSeekTarget<'_>) -> u32 {
     let mut child = inner.link(0).1;
-    for n in 1..inner.head().shape().count {
+    for n in 1..inner.header().shape().count {
         let (separator, next) = inner.link(n);
         let reached = match goal {
-            Goal::AtOrBehind(target) => records.cmp(separator, target).is_le(),
-            Goal::Before(target) => records.cmp(separator, target).is_lt(),
-            Goal::Last => true,
+            MemtableSeekTarget::LowerBound(target) => records.cmp(separator, target).is_le(),
+            MemtableSeekTarget::Before(target) => records.cmp(separator, target).is_lt(),
+            MemtableSeekTarget::Last => true,
         };
         if !reached {
             break;
@@ -368,12 +398,12 @@ fn no_memory() -> Error {
 }
 
 #[cfg(test)]
-impl Tree {
+impl MemtableTree {
     /// Makes readers meet every node as if the writer had stopped in the middle of changing it, and again as it should
     /// be.
-    pub(crate) fn toggle_open(&self) {
-        (0..self.leaves.len()).for_each(|n| self.leaf(n).head().toggle_open());
-        (0..self.inners.len()).for_each(|n| self.inner(n).head().toggle_open());
+    pub(crate) fn toggle_write_in_progress(&self) {
+        (0..self.leaves.len()).for_each(|n| self.leaf(n).header().toggle_write_in_progress());
+        (0..self.inners.len()).for_each(|n| self.inner(n).header().toggle_write_in_progress());
     }
 
     pub(crate) fn height(&self) -> usize {
@@ -382,7 +412,7 @@ impl Tree {
 
     /// The average part of a leaf that is in use.
     pub(crate) fn fill(&self) -> f64 {
-        let used: usize = (0..self.leaves.len()).map(|n| self.leaf(n).head().shape().count).sum();
+        let used: usize = (0..self.leaves.len()).map(|n| self.leaf(n).header().shape().count).sum();
         used as f64 / (self.leaves.len() as usize * LEAF_CAP) as f64
     }
 }
@@ -394,28 +424,28 @@ mod tests {
     use crate::base::{EntryRef, KeyOrder, RecordKind, SeqNo};
     use crate::mem::arena::Arena;
 
-    fn stored(records: &Records, writer: &mut crate::mem::arena::ArenaWriter, n: u32) -> u32 {
+    fn stored(records: &MemtableRecords, writer: &mut crate::mem::arena::ArenaWriter, n: u32) -> u32 {
         let user = n.to_be_bytes();
-        let entry = EntryRef { user: &user, seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
+        let entry = EntryRef { user_key: &user, seqno: SeqNo(1), kind: RecordKind::Put, value: b"" };
         records.append(writer, entry, None).unwrap().to_bits()
     }
 
     #[test]
-    fn a_leaf_can_be_read_at_every_step_of_an_insertion() {
+    fn leaf_is_readable_at_every_step_of_insert() {
         let (arena, mut writer) = Arena::new();
-        let records = Records::new(arena, KeyOrder::bytewise());
+        let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let all: Vec<u32> = (0..10).map(|n| stored(&records, &mut writer, n)).collect();
         for at in 0..10 {
-            let leaf = Leaf::new();
+            let leaf = MemtableLeaf::new();
             let before: Vec<u32> = all.iter().copied().filter(|bits| *bits != all[at]).collect();
             for (n, &bits) in before.iter().enumerate() {
-                leaf.insert(n, bits, records.of_bits(bits).user(), &records);
+                leaf.insert(n, bits, records.get_by_bits(bits).user_key(), &records);
             }
             let mut steps = 0;
             leaf.insert_in_steps(at, all[at], &mut || {
-                let mut copy = LeafCopy::new();
+                let mut copy = MemtableLeafCopy::new();
                 let goal = (at as u32).to_be_bytes();
-                copy.take(&leaf, &records, Goal::AtOrBehind(KeyRef::first_of(&goal)));
+                copy.copy_from(&leaf, &records, MemtableSeekTarget::LowerBound(InternalKey::before_versions_of(&goal)));
                 assert!(copy.refs() == before || copy.refs() == all, "{:?}", copy.refs());
                 assert_eq!(copy.rank, at);
                 steps += 1;
@@ -427,13 +457,13 @@ mod tests {
     /// Separator `10 * n` leads to child `n`. While links are put in, in any order, no reader is led to the right of
     /// its goal.
     #[test]
-    fn an_inner_node_never_leads_too_far_while_it_changes() {
+    fn changing_inner_node_never_leads_too_far_right() {
         let (arena, mut writer) = Arena::new();
-        let records = Records::new(arena, KeyOrder::bytewise());
+        let records = MemtableRecords::new(arena, KeyOrder::bytewise());
         let count = INNER_CAP as u32 - 1;
         let all: Vec<u32> = (1..=count).map(|n| stored(&records, &mut writer, 10 * n)).collect();
         let nodes = AppendVec::new();
-        nodes.push(Inner::over(0)).unwrap();
+        nodes.push(MemtableInnerNode::with_first_child(0)).unwrap();
         let rounds = if cfg!(miri) { 2 } else { 3_000 };
         std::thread::scope(|s| {
             for reader in 1..=2 {
@@ -441,14 +471,14 @@ mod tests {
                 s.spawn(move || {
                     let mut n = reader;
                     while nodes.len() <= rounds {
-                        let inner: &Inner = nodes.get(nodes.len() - 1).unwrap();
+                        let inner: &MemtableInnerNode = nodes.get(nodes.len() - 1).unwrap();
                         n = (n * 7 + 13) % (10 * count + 19);
                         let goal = n.to_be_bytes();
-                        let goal = Goal::AtOrBehind(KeyRef::new(&goal, SeqNo(1)));
+                        let goal = MemtableSeekTarget::LowerBound(InternalKey::new(&goal, SeqNo(1)));
                         assert!(follow_open(inner, records, goal) <= n / 10);
-                        let version = inner.head().version();
+                        let version = inner.header().version();
                         if version.is_multiple_of(2)
-                            && let Some(child) = follow(inner, version, records, goal)
+                            && let Some(child) = validated_child(inner, version, records, goal)
                         {
                             assert!(child <= n / 10, "{child} for {n}");
                         }
@@ -467,20 +497,20 @@ mod tests {
                     let at = there.iter().filter(|other| **other < child).count() + 1;
                     inner.insert(at, (all[child as usize], child + 1), &records);
                 }
-                nodes.push(Inner::over(0)).unwrap();
+                nodes.push(MemtableInnerNode::with_first_child(0)).unwrap();
             }
         });
     }
 
     #[test]
-    fn a_step_through_a_node_that_changed_meanwhile_is_void() {
+    fn descent_restarts_when_node_changed() {
         let (arena, mut writer) = Arena::new();
-        let records = Records::new(arena, KeyOrder::bytewise());
-        let inner = Inner::over(0);
-        let version = inner.head().version();
-        assert_eq!(follow(&inner, version, &records, Goal::Last), Some(0));
+        let records = MemtableRecords::new(arena, KeyOrder::bytewise());
+        let inner = MemtableInnerNode::with_first_child(0);
+        let version = inner.header().version();
+        assert_eq!(validated_child(&inner, version, &records, MemtableSeekTarget::Last), Some(0));
         inner.insert(1, (stored(&records, &mut writer, 10), 1), &records);
-        assert_eq!(follow(&inner, version, &records, Goal::Last), None);
-        assert_eq!(follow(&inner, inner.head().version(), &records, Goal::Last), Some(1));
+        assert_eq!(validated_child(&inner, version, &records, MemtableSeekTarget::Last), None);
+        assert_eq!(validated_child(&inner, inner.header().version(), &records, MemtableSeekTarget::Last), Some(1));
     }
 }

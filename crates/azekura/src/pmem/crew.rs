@@ -6,11 +6,11 @@ use crate::base::{Error, ErrorKind, Result};
 use crate::vfs::Env;
 
 /// Bytes of a pool for each of which another thread helps, up to so many threads; few in tests.
-const SHARE: u64 = if cfg!(all(test, debug_assertions)) { 16 << 10 } else { 16 << 20 };
+const BYTES_PER_HELPER: u64 = if cfg!(all(test, debug_assertions)) { 16 << 10 } else { 16 << 20 };
 const HELPERS_MAX: u64 = 3;
 
 /// What it means that somebody of a crew panicked.
-pub(crate) fn panicked() -> Error {
+pub(crate) fn thread_panicked_error() -> Error {
     Error::new(ErrorKind::Poisoned, "a thread panicked while it read a pool")
 }
 
@@ -19,7 +19,7 @@ pub(crate) fn panicked() -> Error {
 ///
 /// # Errors
 /// `Poisoned` if one of the others panicked.
-pub(crate) fn together<T: Send + Sync + 'static>(
+pub(crate) fn run_with_helpers<T: Send + Sync + 'static>(
     shared: T,
     env: Option<&dyn Env>,
     bytes: u64,
@@ -28,7 +28,7 @@ pub(crate) fn together<T: Send + Sync + 'static>(
     work: fn(&T),
 ) -> Result<T> {
     let shared = Arc::new(shared);
-    let helpers = (bytes / SHARE).min(HELPERS_MAX).min(most);
+    let helpers = (bytes / BYTES_PER_HELPER).min(HELPERS_MAX).min(most);
     let mut threads = Vec::new();
     for env in (0..helpers).filter_map(|_| env) {
         let theirs = Arc::clone(&shared);
@@ -37,5 +37,5 @@ pub(crate) fn together<T: Send + Sync + 'static>(
     }
     lead(&shared);
     let panics = threads.into_iter().map(|thread| thread.join()).filter(|ended| !ended).count();
-    Arc::into_inner(shared).filter(|_| panics == 0).ok_or_else(panicked)
+    Arc::into_inner(shared).filter(|_| panics == 0).ok_or_else(thread_panicked_error)
 }

@@ -16,105 +16,105 @@ use crate::mem::epoch::{EpochCell, Pin};
 use crate::mem::prefetch::prefetch;
 
 /// Children of a node.
-const FAN: usize = 64;
+const FANOUT: usize = 64;
 /// Children of a node when the tree is built at once: some room is left for those to come.
-const BUILT: usize = 52;
+const BULK_LOAD_FANOUT: usize = 52;
 
 /// Which leaf is wanted.
 #[derive(Clone, Copy)]
-pub(crate) enum Goal<'a> {
+pub(crate) enum LeafTarget<'a> {
     /// The one where this key is, or would be.
-    At(&'a [u8]),
+    Key(&'a [u8]),
     /// The one where the last key before this one is, or one to the right of it.
-    Before(&'a [u8]),
+    BeforeKey(&'a [u8]),
     First,
     Last,
 }
 
 /// A leaf, and what its keys lie between; `None` = nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found<'p> {
+pub(crate) struct LeafPosition<'p> {
     pub(crate) leaf: u64,
     /// Its keys are not before this.
     pub(crate) low: Option<&'p [u8]>,
     /// Its keys are before this; others in it belong to the leaf behind it.
     pub(crate) high: Option<&'p [u8]>,
     /// Those that hang on the same node, and its number among them.
-    all: &'p [u64],
-    at: usize,
+    siblings: &'p [u64],
+    index: usize,
 }
 
-impl Found<'_> {
+impl LeafPosition<'_> {
     /// The leaf so many leaves on, or, below 0, back, as far as they hang on the same node.
     #[inline]
-    pub(crate) fn beside(&self, leaves: isize) -> Option<u64> {
-        self.all.get(self.at.wrapping_add_signed(leaves)).copied()
+    pub(crate) fn sibling(&self, leaves: isize) -> Option<u64> {
+        self.siblings.get(self.index.wrapping_add_signed(leaves)).copied()
     }
 }
 
-type Cell = EpochCell<Node>;
+type InnerNodeCell = EpochCell<InnerNode>;
 
 /// A node: separator `n` stands between the children `n` and `n + 1`, is behind every key of the former and not behind
 /// any of the latter. One more of both fits in than belongs there: what is split was that large for a moment.
 #[repr(C, align(64))]
-struct Node {
+struct InnerNode {
     /// What all separators begin with, in bytes.
-    common: u32,
+    common_len: u32,
     count: u16,
     /// How many levels of nodes are below it.
     level: u16,
-    /// The first eight bytes of what all begin with, as of [`head_of`].
-    begin: u64,
+    /// The first eight bytes of what all begin with, as of [`key_prefix_u64`].
+    common_prefix: u64,
     /// Above the lowest level.
-    nodes: Box<[Cell]>,
+    child_nodes: Box<[InnerNodeCell]>,
     /// The separators one behind the other, and where each ends.
-    ends: Box<[u32]>,
-    bytes: Box<[u8]>,
+    separator_ends: Box<[u32]>,
+    separator_bytes: Box<[u8]>,
     /// Where the order is that of the bytes: four bytes of each separator behind what all of them begin with, as of
-    /// [`short_head`], and behind the last one the highest numbers. In the node itself, as what is looked at in every
-    /// walk, so that all of it can be fetched at once.
-    heads: [i32; FAN],
+    /// [`key_prefix_i32`], and behind the last one the highest numbers. In the node itself, as what is looked at in
+    /// every walk, so that all of it can be fetched at once.
+    separator_prefixes: [i32; FANOUT],
     /// On the lowest level: offsets in the pool.
-    leaves: [u64; FAN + 1],
+    leaves: [u64; FANOUT + 1],
 }
 
-enum Child {
+enum InnerChild {
     Leaf(u64),
-    Node(Arc<Node>),
+    Node(Arc<InnerNode>),
 }
 
-enum Children {
+enum InnerChildren {
     Leaves(Vec<u64>),
-    Nodes(Vec<Arc<Node>>),
+    Nodes(Vec<Arc<InnerNode>>),
 }
 
-impl Children {
+impl InnerChildren {
     fn len(&self) -> usize {
         match self {
-            Children::Leaves(leaves) => leaves.len(),
-            Children::Nodes(nodes) => nodes.len(),
+            InnerChildren::Leaves(leaves) => leaves.len(),
+            InnerChildren::Nodes(nodes) => nodes.len(),
         }
     }
 
-    fn insert(&mut self, at: usize, child: Child) {
+    fn insert(&mut self, at: usize, child: InnerChild) {
         match (self, child) {
-            (Children::Leaves(leaves), Child::Leaf(leaf)) => leaves.insert(at, leaf),
-            (Children::Nodes(nodes), Child::Node(node)) => nodes.insert(at, node),
+            (InnerChildren::Leaves(leaves), InnerChild::Leaf(leaf)) => leaves.insert(at, leaf),
+            (InnerChildren::Nodes(nodes), InnerChild::Node(node)) => nodes.insert(at, node),
             _ => unreachable!("children of a node are on one level"),
         }
     }
 
     fn remove(&mut self, at: usize) {
         match self {
-            Children::Leaves(leaves) => drop(leaves.remove(at)),
-            Children::Nodes(nodes) => drop(nodes.remove(at)),
+            InnerChildren::Leaves(leaves) => drop(leaves.remove(at)),
+            InnerChildren::Nodes(nodes) => drop(nodes.remove(at)),
         }
     }
 
-    fn split_off(&mut self, at: usize) -> Children {
+    fn split_off(&mut self, at: usize) -> InnerChildren {
         match self {
-            Children::Leaves(leaves) => Children::Leaves(leaves.split_off(at)),
-            Children::Nodes(nodes) => Children::Nodes(nodes.split_off(at)),
+            InnerChildren::Leaves(leaves) => InnerChildren::Leaves(leaves.split_off(at)),
+            InnerChildren::Nodes(nodes) => InnerChildren::Nodes(nodes.split_off(at)),
         }
     }
 }
@@ -122,7 +122,7 @@ impl Children {
 /// Eight bytes of `key` from `from` on as a big-endian number, as if zeros followed: of two keys the numbers are never
 /// in the opposite order.
 #[inline]
-pub(crate) fn head_of(key: &[u8], from: usize) -> u64 {
+pub(crate) fn key_prefix_u64(key: &[u8], from: usize) -> u64 {
     let rest = key.get(from..).unwrap_or_default();
     if let Some(word) = rest.first_chunk() {
         return u64::from_be_bytes(*word);
@@ -135,50 +135,50 @@ pub(crate) fn head_of(key: &[u8], from: usize) -> u64 {
 /// The four bytes of `key` from `from` on, ordered as these are: signed, because that is what processors compare many
 /// of at once.
 #[inline]
-fn short_head(key: &[u8], from: usize) -> i32 {
-    ((head_of(key, from) >> 32) as u32 ^ 1 << 31).cast_signed()
+fn key_prefix_i32(key: &[u8], from: usize) -> i32 {
+    ((key_prefix_u64(key, from) >> 32) as u32 ^ 1 << 31).cast_signed()
 }
 
-/// How many of `heads` are lower than `head`. All are looked at: that is quicker than to look where it is, because
-/// nothing waits for anything, and which way a search goes nobody can foresee.
+/// How many of `separator_prefixes` are lower than `head`. All are looked at: that is quicker than to look where it is,
+/// because nothing waits for anything, and which way a search goes nobody can foresee.
 #[inline]
-fn lower(heads: &[i32; FAN], head: i32) -> usize {
+fn count_lower(heads: &[i32; FANOUT], head: i32) -> usize {
     heads.iter().map(|other| u32::from(*other < head)).sum::<u32>() as usize
 }
 
-impl Node {
-    fn new(separators: &[&[u8]], children: Children, order: &KeyOrder) -> Node {
+impl InnerNode {
+    fn new(separators: &[&[u8]], children: InnerChildren, order: &KeyOrder) -> InnerNode {
         assert_eq!(separators.len() + 1, children.len(), "a separator stands between each two children");
         let mut end = 0;
         let ends = separators.iter().map(|separator| {
             end += separator.len();
             u32::try_from(end).expect("64 keys of at most 64 KiB")
         });
-        let mut node = Node {
-            common: 0,
+        let mut node = InnerNode {
+            common_len: 0,
             count: children.len() as u16,
             level: 0,
-            begin: 0,
-            nodes: Box::default(),
-            ends: ends.collect(),
-            bytes: separators.concat().into(),
-            heads: [i32::MAX; FAN],
-            leaves: [0; FAN + 1],
+            common_prefix: 0,
+            child_nodes: Box::default(),
+            separator_ends: ends.collect(),
+            separator_bytes: separators.concat().into(),
+            separator_prefixes: [i32::MAX; FANOUT],
+            leaves: [0; FANOUT + 1],
         };
         match children {
-            Children::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
-            Children::Nodes(nodes) => {
+            InnerChildren::Leaves(leaves) => node.leaves[..leaves.len()].copy_from_slice(&leaves),
+            InnerChildren::Nodes(nodes) => {
                 node.level = nodes[0].level + 1;
-                node.nodes = nodes.into_iter().map(EpochCell::new).collect();
+                node.child_nodes = nodes.into_iter().map(EpochCell::new).collect();
             }
         }
         if let (true, Some(first), Some(last)) = (order.is_bytewise(), separators.first(), separators.last()) {
             // What the first and the last begin with all between them do.
             let common = first.iter().zip(*last).take_while(|(a, b)| a == b).count();
-            node.common = common as u32;
-            node.begin = head_of(&first[..common], 0);
-            for (head, separator) in node.heads.iter_mut().zip(separators) {
-                *head = short_head(separator, common);
+            node.common_len = common as u32;
+            node.common_prefix = key_prefix_u64(&first[..common], 0);
+            for (head, separator) in node.separator_prefixes.iter_mut().zip(separators) {
+                *head = key_prefix_i32(separator, common);
             }
         }
         node
@@ -191,19 +191,19 @@ impl Node {
 
     #[inline]
     fn separator(&self, n: usize) -> &[u8] {
-        let start = if n == 0 { 0 } else { self.ends[n - 1] as usize };
-        &self.bytes[start..self.ends[n] as usize]
+        let start = if n == 0 { 0 } else { self.separator_ends[n - 1] as usize };
+        &self.separator_bytes[start..self.separator_ends[n] as usize]
     }
 
     fn separators(&self) -> Vec<&[u8]> {
-        (0..self.ends.len()).map(|n| self.separator(n)).collect()
+        (0..self.separator_ends.len()).map(|n| self.separator(n)).collect()
     }
 
-    fn children(&self) -> Children {
-        if self.nodes.is_empty() {
-            Children::Leaves(self.leaves[..self.len()].to_vec())
+    fn children(&self) -> InnerChildren {
+        if self.child_nodes.is_empty() {
+            InnerChildren::Leaves(self.leaves[..self.len()].to_vec())
         } else {
-            Children::Nodes(self.nodes.iter().map(EpochCell::share).collect())
+            InnerChildren::Nodes(self.child_nodes.iter().map(EpochCell::load_arc).collect())
         }
     }
 
@@ -212,19 +212,19 @@ impl Node {
     fn rank(&self, key: &[u8], or_equal: bool, order: &KeyOrder, bytewise: bool) -> usize {
         let (mut low, mut high) = (0, self.len() - 1);
         if bytewise {
-            let common = self.common as usize;
+            let common = self.common_len as usize;
             if common > 0 {
-                let beside = self.beside_common(key, common);
+                let beside = self.cmp_common_prefix(key, common);
                 if beside.is_ne() {
                     return if beside.is_lt() { 0 } else { high };
                 }
             }
-            let head = short_head(key, common);
-            low = lower(&self.heads, head);
-            if low >= high || self.heads[low] != head {
+            let head = key_prefix_i32(key, common);
+            low = count_lower(&self.separator_prefixes, head);
+            if low >= high || self.separator_prefixes[low] != head {
                 return low;
             }
-            high = low + self.heads[low..high].partition_point(|separator| *separator == head);
+            high = low + self.separator_prefixes[low..high].partition_point(|separator| *separator == head);
         }
         while low < high {
             let middle = (low + high) / 2;
@@ -235,17 +235,17 @@ impl Node {
     }
 
     /// The leaves on both sides of leaf `at`.
-    fn beside(&self, at: usize) -> (Option<u64>, Option<u64>) {
+    fn neighbours(&self, at: usize) -> (Option<u64>, Option<u64>) {
         let leaves = &self.leaves[..self.len()];
         (at.checked_sub(1).map(|at| leaves[at]), leaves.get(at + 1).copied())
     }
 
     /// The node of `cell`, below this one. What every walk looks at of it is fetched together.
     #[inline]
-    fn below<'p>(&self, cell: &'p Cell, pin: &'p Pin) -> &'p Node {
-        let node = cell.read(pin);
+    fn load_child<'p>(&self, cell: &'p InnerNodeCell, pin: &'p Pin) -> &'p InnerNode {
+        let node = cell.load_pinned(pin);
         prefetch(&node.count);
-        prefetch(&node.heads);
+        prefetch(&node.separator_prefixes);
         if self.level == 1 {
             prefetch(&node.leaves);
         }
@@ -255,123 +255,136 @@ impl Node {
     /// Where `key` is: before all keys that begin as all separators do, behind them, or among them. For what begins in
     /// few bytes alike they are in the node itself.
     #[inline]
-    fn beside_common(&self, key: &[u8], common: usize) -> Order {
+    fn cmp_common_prefix(&self, key: &[u8], common: usize) -> Order {
         if common <= 8 && common <= key.len() {
-            return (head_of(key, 0) & (u64::MAX << (64 - 8 * common))).cmp(&self.begin);
+            return (key_prefix_u64(key, 0) & (u64::MAX << (64 - 8 * common))).cmp(&self.common_prefix);
         }
-        let begins = &self.bytes[..common];
+        let begins = &self.separator_bytes[..common];
         if key.starts_with(begins) { Order::Equal } else { key.cmp(begins) }
     }
 
     /// With `instead`, if there is one, in place of child `at`, `child` behind it, and `separator` between them.
-    fn with(&self, at: usize, instead: Option<Node>, separator: &[u8], child: Child, order: &KeyOrder) -> Node {
+    fn with_child_inserted(
+        &self,
+        at: usize,
+        instead: Option<InnerNode>,
+        separator: &[u8],
+        child: InnerChild,
+        order: &KeyOrder,
+    ) -> InnerNode {
         let (mut separators, mut children) = (self.separators(), self.children());
-        if let (Some(node), Children::Nodes(nodes)) = (instead, &mut children) {
+        if let (Some(node), InnerChildren::Nodes(nodes)) = (instead, &mut children) {
             nodes[at] = Arc::new(node);
         }
         separators.insert(at, separator);
         children.insert(at + 1, child);
-        Node::new(&separators, children, order)
+        InnerNode::new(&separators, children, order)
     }
 
     /// Without child `at`; what belonged there goes to its left neighbour, or else to the right one.
-    fn without(&self, at: usize, order: &KeyOrder) -> Node {
+    fn with_child_removed(&self, at: usize, order: &KeyOrder) -> InnerNode {
         let (mut separators, mut children) = (self.separators(), self.children());
         separators.remove(at.saturating_sub(1));
         children.remove(at);
-        Node::new(&separators, children, order)
+        InnerNode::new(&separators, children, order)
     }
 
     /// The first `keep` children, the separator behind them, and the others.
-    fn halves(&self, keep: usize, order: &KeyOrder) -> (Node, Vec<u8>, Node) {
+    fn halves(&self, keep: usize, order: &KeyOrder) -> (InnerNode, Vec<u8>, InnerNode) {
         let separators = self.separators();
         let mut left = self.children();
         let right = left.split_off(keep);
-        let left = Node::new(&separators[..keep - 1], left, order);
-        (left, self.separator(keep - 1).to_vec(), Node::new(&separators[keep..], right, order))
+        let left = InnerNode::new(&separators[..keep - 1], left, order);
+        (left, self.separator(keep - 1).to_vec(), InnerNode::new(&separators[keep..], right, order))
     }
 
-    fn bytes(&self) -> u64 {
-        let beside = size_of_val(&*self.nodes) + size_of_val(&*self.ends) + self.bytes.len();
+    fn memory_bytes(&self) -> u64 {
+        let beside = size_of_val(&*self.child_nodes) + size_of_val(&*self.separator_ends) + self.separator_bytes.len();
         // With two counts in front, which are as large as the alignment.
-        (size_of::<Node>() + align_of::<Node>() + beside) as u64
+        (size_of::<InnerNode>() + align_of::<InnerNode>() + beside) as u64
     }
 }
 
 /// The tree above the leaves of one pool.
-pub(crate) struct Inner {
-    root: Cell,
+pub(crate) struct InnerTree {
+    root: InnerNodeCell,
     order: KeyOrder,
     bytewise: bool,
 }
 
 /// The nodes from the root down to the leaf, with the number of the child that was taken in each.
-type Path<'p> = Vec<(&'p Cell, &'p Node, usize)>;
+type InnerPath<'p> = Vec<(&'p InnerNodeCell, &'p InnerNode, usize)>;
 
-impl Inner {
+impl InnerTree {
     /// The way to `leaves`, at least one, each with what separates it from the one before (that of the first is not
     /// looked at).
-    pub(crate) fn build(leaves: &[(Vec<u8>, u64)], order: KeyOrder) -> Inner {
-        let mut level: Vec<(&[u8], Node)> = Vec::new();
-        for part in leaves.chunks(BUILT) {
+    pub(crate) fn bulk_load(leaves: &[(Vec<u8>, u64)], order: KeyOrder) -> InnerTree {
+        let mut level: Vec<(&[u8], InnerNode)> = Vec::new();
+        for part in leaves.chunks(BULK_LOAD_FANOUT) {
             let separators: Vec<&[u8]> = part[1..].iter().map(|(separator, _)| separator.as_slice()).collect();
-            let children = Children::Leaves(part.iter().map(|(_, leaf)| *leaf).collect());
-            level.push((&part[0].0, Node::new(&separators, children, &order)));
+            let children = InnerChildren::Leaves(part.iter().map(|(_, leaf)| *leaf).collect());
+            level.push((&part[0].0, InnerNode::new(&separators, children, &order)));
         }
         while level.len() > 1 {
             let mut above = Vec::new();
             let mut nodes = level.into_iter().peekable();
             while nodes.peek().is_some() {
-                let part: Vec<_> = nodes.by_ref().take(BUILT).collect();
+                let part: Vec<_> = nodes.by_ref().take(BULK_LOAD_FANOUT).collect();
                 let separators: Vec<&[u8]> = part[1..].iter().map(|(separator, _)| *separator).collect();
                 let first = part[0].0;
                 let children = part.into_iter().map(|(_, node)| Arc::new(node)).collect();
-                above.push((first, Node::new(&separators, Children::Nodes(children), &order)));
+                above.push((first, InnerNode::new(&separators, InnerChildren::Nodes(children), &order)));
             }
             level = above;
         }
         let (_, root) = level.pop().expect("there is a leaf");
-        Inner { root: EpochCell::new(Arc::new(root)), bytewise: order.is_bytewise(), order }
+        InnerTree { root: EpochCell::new(Arc::new(root)), bytewise: order.is_bytewise(), order }
     }
 
     /// The number of the child where `goal` is.
     #[inline]
-    fn child(&self, node: &Node, goal: Goal<'_>) -> usize {
+    fn child_index(&self, node: &InnerNode, goal: LeafTarget<'_>) -> usize {
         match goal {
-            Goal::At(key) => node.rank(key, true, &self.order, self.bytewise),
-            Goal::Before(key) => node.rank(key, false, &self.order, self.bytewise),
-            Goal::First => 0,
-            Goal::Last => node.len() - 1,
+            LeafTarget::Key(key) => node.rank(key, true, &self.order, self.bytewise),
+            LeafTarget::BeforeKey(key) => node.rank(key, false, &self.order, self.bytewise),
+            LeafTarget::First => 0,
+            LeafTarget::Last => node.len() - 1,
         }
     }
 
     /// The leaf of `goal`.
     #[inline]
-    pub(crate) fn leaf(&self, goal: Goal<'_>, pin: &Pin) -> u64 {
-        let mut node = self.root.read(pin);
+    pub(crate) fn find_leaf(&self, goal: LeafTarget<'_>, pin: &Pin) -> u64 {
+        let mut node = self.root.load_pinned(pin);
         loop {
-            let at = self.child(node, goal);
-            let Some(below) = node.nodes.get(at) else { return node.leaves[at] };
-            node = node.below(below, pin);
+            let at = self.child_index(node, goal);
+            let Some(below) = node.child_nodes.get(at) else { return node.leaves[at] };
+            node = node.load_child(below, pin);
         }
     }
 
     /// The leaf of `goal`, and what lies beside it.
-    pub(crate) fn find<'p>(&'p self, goal: Goal<'_>, pin: &'p Pin) -> Found<'p> {
-        let mut node = self.root.read(pin);
+    pub(crate) fn find_position<'p>(&'p self, goal: LeafTarget<'_>, pin: &'p Pin) -> LeafPosition<'p> {
+        let mut node = self.root.load_pinned(pin);
         let (mut low, mut high) = (None, None);
         loop {
-            let at = self.child(node, goal);
+            let at = self.child_index(node, goal);
             if let Some(before) = at.checked_sub(1) {
                 low = Some(node.separator(before));
             }
-            if at < node.ends.len() {
+            if at < node.separator_ends.len() {
                 high = Some(node.separator(at));
             }
-            let Some(below) = node.nodes.get(at) else {
-                return Found { leaf: node.leaves[at], low, high, all: &node.leaves[..node.len()], at };
+            let Some(below) = node.child_nodes.get(at) else {
+                return LeafPosition {
+                    leaf: node.leaves[at],
+                    low,
+                    high,
+                    siblings: &node.leaves[..node.len()],
+                    index: at,
+                };
             };
-            node = node.below(below, pin);
+            node = node.load_child(below, pin);
         }
     }
 
@@ -379,16 +392,16 @@ impl Inner {
     pub(crate) fn neighbours(&self, key: &[u8], pin: &Pin) -> (Option<u64>, Option<u64>) {
         let path = self.path(key, pin);
         let &(_, node, at) = path.last().expect("there is a root");
-        node.beside(at)
+        node.neighbours(at)
     }
 
-    fn path<'p>(&'p self, key: &[u8], pin: &'p Pin) -> Path<'p> {
-        let (mut path, mut cell): (Path<'p>, &Cell) = (Vec::new(), &self.root);
+    fn path<'p>(&'p self, key: &[u8], pin: &'p Pin) -> InnerPath<'p> {
+        let (mut path, mut cell): (InnerPath<'p>, &InnerNodeCell) = (Vec::new(), &self.root);
         loop {
-            let node = cell.read(pin);
-            let at = self.child(node, Goal::At(key));
+            let node = cell.load_pinned(pin);
+            let at = self.child_index(node, LeafTarget::Key(key));
             path.push((cell, node, at));
-            let Some(below) = node.nodes.get(at) else { return path };
+            let Some(below) = node.child_nodes.get(at) else { return path };
             cell = below;
         }
     }
@@ -396,24 +409,24 @@ impl Inner {
     /// Puts `leaf` behind the leaf where `separator` is now; keys from there on are its own.
     pub(crate) fn insert(&self, separator: &[u8], leaf: u64) {
         let pin = Pin::new();
-        let mut change: Option<(Node, Vec<u8>, Node)> = None;
+        let mut change: Option<(InnerNode, Vec<u8>, InnerNode)> = None;
         for (cell, node, at) in self.path(separator, &pin).into_iter().rev() {
             let whole = match change.take() {
-                None => node.with(at, None, separator, Child::Leaf(leaf), &self.order),
+                None => node.with_child_inserted(at, None, separator, InnerChild::Leaf(leaf), &self.order),
                 Some((left, between, right)) => {
-                    node.with(at, Some(left), &between, Child::Node(Arc::new(right)), &self.order)
+                    node.with_child_inserted(at, Some(left), &between, InnerChild::Node(Arc::new(right)), &self.order)
                 }
             };
-            if whole.len() <= FAN {
+            if whole.len() <= FANOUT {
                 return cell.store(Arc::new(whole));
             }
             // Ascending, the full node stays full.
-            let keep = if at + 1 == FAN { FAN } else { FAN / 2 };
+            let keep = if at + 1 == FANOUT { FANOUT } else { FANOUT / 2 };
             change = Some(whole.halves(keep, &self.order));
         }
         let (left, between, right) = change.expect("the root is on every path, and was not stored");
-        let children = Children::Nodes(vec![Arc::new(left), Arc::new(right)]);
-        self.root.store(Arc::new(Node::new(&[&between], children, &self.order)));
+        let children = InnerChildren::Nodes(vec![Arc::new(left), Arc::new(right)]);
+        self.root.store(Arc::new(InnerNode::new(&[&between], children, &self.order)));
     }
 
     /// Takes the leaf where `key` is away; what belongs there goes to the leaf before it on the same node, or else to
@@ -423,7 +436,7 @@ impl Inner {
         let path = self.path(key, &pin);
         for (cell, node, at) in path.into_iter().rev() {
             if node.len() > 1 {
-                return cell.store(Arc::new(node.without(at, &self.order)));
+                return cell.store(Arc::new(node.with_child_removed(at, &self.order)));
             }
         }
     }
@@ -437,17 +450,17 @@ impl Inner {
         let (mut separators, mut children) = (node.separators(), node.leaves[..node.len()].to_vec());
         debug_assert!(at > 0 && separators[at - 1] == old, "it separates two leaves of one node");
         (separators[at - 1], children[at]) = (new, leaf);
-        cell.store(Arc::new(Node::new(&separators, Children::Leaves(children), &self.order)));
+        cell.store(Arc::new(InnerNode::new(&separators, InnerChildren::Leaves(children), &self.order)));
     }
 
     /// The bytes that it takes.
-    pub(crate) fn bytes(&self) -> u64 {
-        fn below(node: &Node, pin: &Pin) -> u64 {
-            let under = node.nodes.iter().map(|cell| below(cell.read(pin), pin));
-            node.bytes() + under.sum::<u64>()
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        fn below(node: &InnerNode, pin: &Pin) -> u64 {
+            let under = node.child_nodes.iter().map(|cell| below(cell.load_pinned(pin), pin));
+            node.memory_bytes() + under.sum::<u64>()
         }
         let pin = Pin::new();
-        below(self.root.read(&pin), &pin)
+        below(self.root.load_pinned(&pin), &pin)
     }
 }
 
@@ -459,10 +472,10 @@ mod tests {
 
     use super::*;
     use crate::base::comparator::Comparator;
-    use crate::vfs::dice::Dice;
+    use crate::vfs::seeded_rng::SeededRng;
 
-    struct Reversed;
-    impl Comparator for Reversed {
+    struct ReversedKeyOrder;
+    impl Comparator for ReversedKeyOrder {
         fn name(&self) -> &str {
             "reversed"
         }
@@ -472,42 +485,45 @@ mod tests {
     }
 
     /// Checks every question against a map from separators to leaves; that of the leftmost leaf is below all keys.
-    fn check(inner: &Inner, model: &BTreeMap<Vec<u8>, u64>, leftmost: u64, keys: &[Vec<u8>]) {
+    fn check(inner: &InnerTree, model: &BTreeMap<Vec<u8>, u64>, leftmost: u64, keys: &[Vec<u8>]) {
         let pin = Pin::new();
         for key in keys {
             let at = model.range(..=key.clone()).next_back();
             let behind = model.range((std::ops::Bound::Excluded(key.clone()), std::ops::Bound::Unbounded)).next();
             let expected = at.map_or(leftmost, |(_, leaf)| *leaf);
-            assert_eq!(inner.leaf(Goal::At(key), &pin), expected, "{key:?}");
-            let found = inner.find(Goal::At(key), &pin);
+            assert_eq!(inner.find_leaf(LeafTarget::Key(key), &pin), expected, "{key:?}");
+            let found = inner.find_position(LeafTarget::Key(key), &pin);
             let (low, high) = (at.map(|(key, _)| key.as_slice()), behind.map(|(key, _)| key.as_slice()));
             assert_eq!((found.leaf, found.low, found.high), (expected, low, high));
-            assert_eq!((found.beside(-1), found.beside(1)), inner.neighbours(key, &pin));
-            assert_eq!(found.beside(0), Some(expected));
+            assert_eq!((found.sibling(-1), found.sibling(1)), inner.neighbours(key, &pin));
+            assert_eq!(found.sibling(0), Some(expected));
             let before = model.range(..key.clone()).next_back().map_or(leftmost, |(_, leaf)| *leaf);
-            assert_eq!(inner.leaf(Goal::Before(key), &pin), before);
+            assert_eq!(inner.find_leaf(LeafTarget::BeforeKey(key), &pin), before);
         }
         let last = model.last_key_value().map_or(leftmost, |(_, leaf)| *leaf);
-        assert_eq!((inner.leaf(Goal::Last, &pin), inner.leaf(Goal::First, &pin)), (last, leftmost));
+        assert_eq!(
+            (inner.find_leaf(LeafTarget::Last, &pin), inner.find_leaf(LeafTarget::First, &pin)),
+            (last, leftmost)
+        );
     }
 
     fn keys(count: usize, seed: u64) -> Vec<Vec<u8>> {
-        let mut dice = Dice::new(seed, 0);
+        let mut rng = SeededRng::new(seed, 0);
         (0..count)
-            .map(|_| match dice.below(4) {
-                0 => format!("user:{:08}", dice.below(10_000)).into_bytes(),
-                1 => (0..dice.below(4)).map(|_| dice.below(3) as u8 * 127).collect(),
-                _ => dice.throw().to_be_bytes()[..1 + dice.below(8)].to_vec(),
+            .map(|_| match rng.below(4) {
+                0 => format!("user:{:08}", rng.below(10_000)).into_bytes(),
+                1 => (0..rng.below(4)).map(|_| rng.below(3) as u8 * 127).collect(),
+                _ => rng.next_u64().to_be_bytes()[..1 + rng.below(8)].to_vec(),
             })
             .collect()
     }
 
     #[test]
-    fn it_answers_as_a_map_does_while_it_grows_and_shrinks() {
-        let inner = Inner::build(&[(Vec::new(), 1)], KeyOrder::bytewise());
+    fn inner_tree_matches_map_when_it_changes() {
+        let inner = InnerTree::bulk_load(&[(Vec::new(), 1)], KeyOrder::bytewise());
         let mut model = BTreeMap::new();
         let all = keys(6000, 3);
-        let (mut next, mut dice) = (2, Dice::new(4, 0));
+        let (mut next, mut rng) = (2, SeededRng::new(4, 0));
         for (n, key) in all.iter().enumerate() {
             if n % 3000 < 2000 {
                 if !key.is_empty() && !model.contains_key(key) {
@@ -515,7 +531,7 @@ mod tests {
                     model.insert(key.clone(), next);
                     next += 1;
                 }
-            } else if let Some((gone, _)) = model.range(all[dice.below(all.len())].clone()..).next() {
+            } else if let Some((gone, _)) = model.range(all[rng.below(all.len())].clone()..).next() {
                 let gone = gone.clone();
                 let pin = Pin::new();
                 // Where the leaf is the first of its node, what it had goes to the right.
@@ -525,7 +541,7 @@ mod tests {
                 model.remove(&gone);
                 if left.is_none() {
                     let pin = Pin::new();
-                    let heir = inner.find(Goal::At(&gone), &pin);
+                    let heir = inner.find_position(LeafTarget::Key(&gone), &pin);
                     // Its separator moved down, or a whole node is gone and what it had went to the left.
                     if let Some((old, leaf)) = model.range(gone.clone()..).next()
                         && *leaf == heir.leaf
@@ -540,12 +556,12 @@ mod tests {
                 check(&inner, &model, 1, &all[..1000]);
             }
         }
-        assert!(model.len() > 500 && inner.bytes() > 10_000);
+        assert!(model.len() > 500 && inner.memory_bytes() > 10_000);
     }
 
     #[test]
     fn ascending_insertion_leaves_full_nodes() {
-        let inner = Inner::build(&[(Vec::new(), 0)], KeyOrder::bytewise());
+        let inner = InnerTree::bulk_load(&[(Vec::new(), 0)], KeyOrder::bytewise());
         let all: Vec<Vec<u8>> = (1..10_000u64).map(|n| format!("{n:09}").into_bytes()).collect();
         let mut model = BTreeMap::new();
         for (n, key) in all.iter().enumerate() {
@@ -553,54 +569,54 @@ mod tests {
             model.insert(key.clone(), n as u64 + 1);
         }
         check(&inner, &model, 0, &all);
-        let each = inner.bytes() as f64 / all.len() as f64;
+        let each = inner.memory_bytes() as f64 / all.len() as f64;
         assert!(each < 40.0, "{each} bytes for each leaf with a separator of 9");
     }
 
     #[test]
-    fn it_is_built_at_once_in_any_order() {
+    fn bulk_load_works_in_any_key_order() {
         for count in [1, 2, 52, 53, 5000] {
             let mut all: Vec<Vec<u8>> = keys(count, 9);
             all.sort();
             all.dedup();
             let leaves: Vec<_> = all.iter().cloned().zip(1..).collect();
             let model = leaves.iter().skip(1).cloned().collect();
-            check(&Inner::build(&leaves, KeyOrder::bytewise()), &model, 1, &all);
+            check(&InnerTree::bulk_load(&leaves, KeyOrder::bytewise()), &model, 1, &all);
 
             all.reverse();
             let leaves: Vec<_> = all.iter().cloned().zip(1..).collect();
-            let reversed = Inner::build(&leaves, KeyOrder::custom(Arc::new(Reversed)));
+            let reversed = InnerTree::bulk_load(&leaves, KeyOrder::custom(Arc::new(ReversedKeyOrder)));
             let pin = Pin::new();
             for (key, leaf) in &leaves {
-                assert_eq!(reversed.leaf(Goal::At(key), &pin), *leaf);
-                assert_eq!(reversed.leaf(Goal::Before(key), &pin), *leaf - u64::from(*leaf > 1));
+                assert_eq!(reversed.find_leaf(LeafTarget::Key(key), &pin), *leaf);
+                assert_eq!(reversed.find_leaf(LeafTarget::BeforeKey(key), &pin), *leaf - u64::from(*leaf > 1));
             }
         }
     }
 
     #[test]
-    fn walks_end_where_keys_were_or_are_while_nodes_split() {
+    fn lookup_never_goes_back_while_nodes_split() {
         // Leaf n has the keys from n on, until others come between: what is found is never behind the key.
-        let inner = Inner::build(&[(Vec::new(), 0)], KeyOrder::bytewise());
+        let inner = InnerTree::bulk_load(&[(Vec::new(), 0)], KeyOrder::bytewise());
         let count: u64 = if cfg!(miri) { 300 } else { 20_000 };
         let stop = AtomicBool::new(false);
         std::thread::scope(|s| {
             for seed in 0..2 {
                 let (inner, stop) = (&inner, &stop);
                 s.spawn(move || {
-                    let mut dice = Dice::new(seed, 1);
+                    let mut rng = SeededRng::new(seed, 1);
                     let mut seen = vec![0; count as usize];
                     while !stop.load(Ordering::Relaxed) {
-                        let key = dice.below(count as usize) as u64;
-                        let found = inner.leaf(Goal::At(&key.to_be_bytes()), &Pin::new());
+                        let key = rng.below(count as usize) as u64;
+                        let found = inner.find_leaf(LeafTarget::Key(&key.to_be_bytes()), &Pin::new());
                         assert!(found <= key && found >= seen[key as usize], "a walk went back");
                         seen[key as usize] = found;
                     }
                 });
             }
             let mut order: Vec<u64> = (1..count).collect();
-            let mut dice = Dice::new(7, 2);
-            (1..order.len()).for_each(|n| order.swap(n, dice.below(n + 1)));
+            let mut rng = SeededRng::new(7, 2);
+            (1..order.len()).for_each(|n| order.swap(n, rng.below(n + 1)));
             for n in order {
                 inner.insert(&n.to_be_bytes(), n);
             }

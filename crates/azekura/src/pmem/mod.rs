@@ -13,28 +13,29 @@
 //! - writers of different leaves don't wait for each other; leaves are split and merged by one thread at a time, which
 //!   alone may lock two.
 //!
-//! Rooms in reading order: [`record`], [`leaf`] (the format), [`medium`] (what makes it durable), [`space`],
-//! [`shelves`], [`inner`] (the way to the leaves), [`tree`], [`write`], [`reserve`] (what a batch needs), [`reshape`]
-//! (split, merge), [`order`] (of a leaf's slots), [`walk`], [`versions`] (what was replaced), [`crew`] (threads),
-//! [`recover`], [`notes`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a partition calls).
+//! Rooms in reading order: [`record`], [`leaf`] (the format), [`persistence`] (what makes it durable), [`allocator`],
+//! [`shelves`], [`inner`] (the way to the leaves), [`tree`], [`write`](mod@write), [`reserve`] (what a batch needs),
+//! [`split_merge`] (split, merge), [`leaf_order`] (of a leaf's slots), [`walk`], [`versions`] (what was replaced),
+//! [`crew`] (threads), [`recover`], [`pool_header`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a
+//! partition calls).
 #![deny(unsafe_code)]
 
+pub(crate) mod allocator;
 pub(crate) mod crew;
 pub(crate) mod engine;
 pub(crate) mod inner;
 pub(crate) mod leaf;
-pub(crate) mod medium;
-pub(crate) mod notes;
+pub(crate) mod leaf_order;
 pub(crate) mod options;
-pub(crate) mod order;
+pub(crate) mod persistence;
+pub(crate) mod pool_header;
 pub(crate) mod record;
 pub(crate) mod recover;
 pub(crate) mod reserve;
-pub(crate) mod reshape;
 pub(crate) mod shelves;
 #[cfg(test)]
 pub(crate) mod sim;
-pub(crate) mod space;
+pub(crate) mod split_merge;
 pub(crate) mod store;
 #[cfg(test)]
 mod tests;

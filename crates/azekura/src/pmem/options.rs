@@ -1,19 +1,19 @@
 //! How large a pool may get.
 
-use crate::base::coding::{Decoder, put_varint};
+use crate::base::coding::{ByteReader, put_varint};
 use crate::base::{Error, Result};
 use crate::pmem::record::OFFSET_END;
 use crate::pmem::tree::PoolOptions;
 
 /// Sizes that a pool may have, in bytes.
-const SIZES: std::ops::RangeInclusive<u64> = (64 << 10)..=(8 << 40);
+const MAX_SIZE_RANGE: std::ops::RangeInclusive<u64> = (64 << 10)..=(8 << 40);
 /// The field of the stored settings that holds these.
-pub(crate) const SETTING: u64 = 16;
+pub(crate) const PMEM_OPTIONS_FIELD: u64 = 16;
 /// The most bytes of a pool that a byte of the log can become: a record of 7 bytes in a batch takes 32, and 70 with its
 /// share of a leaf that was split just before.
-const POOL_BYTES_PER_LOG_BYTE: u64 = 16;
+const POOL_BYTES_PER_WAL_BYTE: u64 = 16;
 /// Steps that it may grow by.
-const STEPS: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
+const GROWTH_STEP_RANGE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 30);
 
 /// The settings of a partition of the engine [`Pmem`](crate::EngineType::Pmem).
 ///
@@ -76,33 +76,33 @@ impl PmemOptions {
                 Err(Error::invalid(format!("{what} is {value}, out of its range {low}..={high}")))
             }
         };
-        range("max_size", self.max_size, &SIZES)?;
-        range("growth_step", self.growth_step, &STEPS)
+        range("max_size", self.max_size, &MAX_SIZE_RANGE)?;
+        range("growth_step", self.growth_step, &GROWTH_STEP_RANGE)
     }
 
     /// What a tree is opened with.
-    pub(crate) fn pool(&self) -> PoolOptions {
+    pub(crate) fn pool_options(&self) -> PoolOptions {
         PoolOptions { len_max: self.max_size, grow_by: self.growth_step, ..PoolOptions::default() }
     }
 
     /// Whether a pool of these options may hold less than one of `other`.
-    pub(crate) fn lowers(&self, other: &PmemOptions) -> bool {
+    pub(crate) fn lowers_max_size(&self, other: &PmemOptions) -> bool {
         self.max_size < other.max_size
     }
 
     /// Addresses for a pool into which `log_bytes` of log may be replayed: for what it may hold, for what the log holds
     /// beyond that, and for a limit that is raised while the database is open.
-    pub(crate) fn addresses(&self, log_bytes: u64) -> u64 {
-        let replayed = log_bytes.saturating_mul(POOL_BYTES_PER_LOG_BYTE);
+    pub(crate) fn reserved_address_len(&self, log_bytes: u64) -> u64 {
+        let replayed = log_bytes.saturating_mul(POOL_BYTES_PER_WAL_BYTE);
         self.max_size.saturating_mul(2).saturating_add(replayed).min(OFFSET_END)
     }
 
     /// What the stored settings of a partition say, by default if that is nothing.
-    pub(crate) fn of_settings(settings: &[u8]) -> Result<PmemOptions> {
-        let mut d = Decoder::new(settings);
+    pub(crate) fn from_settings(settings: &[u8]) -> Result<PmemOptions> {
+        let mut d = ByteReader::new(settings);
         while !d.is_empty() {
             let (field, value) = (d.varint()?, d.bytes()?);
-            if field == SETTING {
+            if field == PMEM_OPTIONS_FIELD {
                 return PmemOptions::decode(value);
             }
         }
@@ -117,7 +117,7 @@ impl PmemOptions {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<PmemOptions> {
-        let mut d = Decoder::new(bytes);
+        let mut d = ByteReader::new(bytes);
         let options = PmemOptions { max_size: d.varint()?, growth_step: d.varint()? };
         Ok(if options.check().is_ok() { options } else { PmemOptions::default() })
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_checked() {
+    fn out_of_range_sizes_are_invalid() {
         let default = PmemOptions::default;
         assert!(default().check().is_ok());
         assert!(default().max_size(100).check().is_err());

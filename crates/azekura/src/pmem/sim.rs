@@ -12,78 +12,78 @@ use crate::base::Result;
 use crate::base::checksum::xxh3;
 use crate::mem::persist::LINE;
 use crate::mem::region::Region;
-use crate::pmem::medium::{Granularity, Medium, Site};
-use crate::vfs::dice::Dice;
+use crate::pmem::persistence::{PersistGranularity, PersistSite, PersistenceBackend};
 use crate::vfs::fs::PersistenceLevel;
+use crate::vfs::seeded_rng::SeededRng;
 
 /// A fault that is planted, to see whether anybody notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Planted {
-    NoFlush(Site),
-    NoFence(Site),
+pub(crate) enum SimFault {
+    NoFlush(PersistSite),
+    NoFence(PersistSite),
     /// The two stores of a site come in the other order.
-    Swapped(Site),
+    Swapped(PersistSite),
 }
 
 /// Stores to one line that are not known to be durable, in their order: where, and which word.
 #[derive(Clone, Debug, Default)]
-struct Line {
+struct SimLine {
     stores: Vec<(u64, u64)>,
     flushed: usize,
 }
 
 #[derive(Default)]
-struct State {
+struct SimState {
     /// What is durable for sure.
     durable: Vec<u8>,
-    pending: BTreeMap<u64, Line>,
-    points: Vec<Point>,
+    pending: BTreeMap<u64, SimLine>,
+    points: Vec<CrashPoint>,
     recording: bool,
     fences: u64,
     flushed_lines: u64,
     /// Sites that flushed or fenced at all.
-    met: HashSet<Site>,
+    sites_seen: HashSet<PersistSite>,
 }
 
 /// A moment at which power may fail.
-pub(crate) struct Point {
+pub(crate) struct CrashPoint {
     durable: Vec<u8>,
-    pending: BTreeMap<u64, Line>,
-    granularity: Granularity,
+    pending: BTreeMap<u64, SimLine>,
+    granularity: PersistGranularity,
 }
 
 pub(crate) struct Sim {
     region: Region,
-    granularity: Granularity,
-    planted: Option<Planted>,
-    state: Mutex<State>,
+    granularity: PersistGranularity,
+    fault: Option<SimFault>,
+    state: Mutex<SimState>,
     stores: AtomicU64,
 }
 
 impl Sim {
     /// A medium on which `image` is durable, that may grow to `len_max` bytes.
-    pub(crate) fn new(image: &[u8], len_max: u64, granularity: Granularity, planted: Option<Planted>) -> Sim {
+    pub(crate) fn new(image: &[u8], len_max: u64, granularity: PersistGranularity, fault: Option<SimFault>) -> Sim {
         let region = Region::private(len_max).unwrap();
         region.grow(image.len() as u64).unwrap();
         region.write(0, &[image], |_, _| ());
-        let state = State { durable: image.to_vec(), ..State::default() };
-        Sim { region, granularity, planted, state: Mutex::new(state), stores: AtomicU64::new(0) }
+        let state = SimState { durable: image.to_vec(), ..SimState::default() };
+        Sim { region, granularity, fault, state: Mutex::new(state), stores: AtomicU64::new(0) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SimState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on every fence is a point, until they are taken.
-    pub(crate) fn record(&self) {
+    pub(crate) fn start_recording(&self) {
         self.state().recording = true;
     }
 
     /// The points since [`Sim::record`], with now as the last one.
-    pub(crate) fn take_points(&self) -> Vec<Point> {
+    pub(crate) fn take_crash_points(&self) -> Vec<CrashPoint> {
         let mut state = self.state();
         state.recording = false;
-        let now = state.point(self.granularity);
+        let now = state.crash_point(self.granularity);
         let mut points = std::mem::take(&mut state.points);
         points.push(now);
         points
@@ -95,8 +95,8 @@ impl Sim {
         (state.fences, state.flushed_lines)
     }
 
-    pub(crate) fn met(&self) -> HashSet<Site> {
-        self.state().met.clone()
+    pub(crate) fn sites_seen(&self) -> HashSet<PersistSite> {
+        self.state().sites_seen.clone()
     }
 
     /// What is in memory now, durable or not.
@@ -106,7 +106,7 @@ impl Sim {
         image
     }
 
-    fn note(&self, at: u64, word: u64) {
+    fn record_store(&self, at: u64, word: u64) {
         self.stores.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state();
         let line = at / LINE as u64 * LINE as u64;
@@ -121,37 +121,37 @@ impl Sim {
     }
 }
 
-impl State {
-    fn point(&self, granularity: Granularity) -> Point {
-        Point { durable: self.durable.clone(), pending: self.pending.clone(), granularity }
+impl SimState {
+    fn crash_point(&self, granularity: PersistGranularity) -> CrashPoint {
+        CrashPoint { durable: self.durable.clone(), pending: self.pending.clone(), granularity }
     }
 }
 
-impl Medium for Sim {
+impl PersistenceBackend for Sim {
     fn region(&self) -> &Region {
         &self.region
     }
 
     fn store(&self, at: u64, word: u64) {
-        self.note(at, word);
+        self.record_store(at, word);
         self.region.store(at, word);
     }
 
     fn publish(&self, at: u64, word: u64) {
-        self.note(at, word);
-        self.region.publish(at, word);
+        self.record_store(at, word);
+        self.region.store_seqcst(at, word);
     }
 
     fn write(&self, at: u64, parts: &[&[u8]]) {
-        self.region.write(at, parts, |at, word| self.note(at, word));
+        self.region.write(at, parts, |at, word| self.record_store(at, word));
     }
 
-    fn flush(&self, at: u64, len: u64, site: Site) {
+    fn flush(&self, at: u64, len: u64, site: PersistSite) {
         let mut state = self.state();
-        state.met.insert(site);
+        state.sites_seen.insert(site);
         let lines = at / LINE as u64..(at + len).div_ceil(LINE as u64);
         state.flushed_lines += lines.end - lines.start;
-        if self.planted != Some(Planted::NoFlush(site)) {
+        if self.fault != Some(SimFault::NoFlush(site)) {
             for line in lines {
                 if let Some(line) = state.pending.get_mut(&(line * LINE as u64)) {
                     line.flushed = line.stores.len();
@@ -160,16 +160,16 @@ impl Medium for Sim {
         }
     }
 
-    fn fence(&self, site: Site) {
+    fn fence(&self, site: PersistSite) {
         let mut state = self.state();
-        state.met.insert(site);
+        state.sites_seen.insert(site);
         if state.recording {
-            let point = state.point(self.granularity);
+            let point = state.crash_point(self.granularity);
             state.points.push(point);
         }
         state.fences += 1;
-        if self.planted != Some(Planted::NoFence(site)) {
-            let State { durable, pending, .. } = &mut *state;
+        if self.fault != Some(SimFault::NoFence(site)) {
+            let SimState { durable, pending, .. } = &mut *state;
             for line in pending.values_mut() {
                 for (at, word) in line.stores.drain(..std::mem::take(&mut line.flushed)) {
                     durable[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
@@ -179,12 +179,12 @@ impl Medium for Sim {
         }
     }
 
-    fn granularity(&self) -> Granularity {
+    fn granularity(&self) -> PersistGranularity {
         self.granularity
     }
 
     fn level(&self) -> PersistenceLevel {
-        PersistenceLevel::Power
+        PersistenceLevel::PowerLoss
     }
 
     fn grow(&self, len: u64) -> Result<()> {
@@ -195,11 +195,11 @@ impl Medium for Sim {
         Ok(())
     }
 
-    fn publish_both(&self, first: (u64, u64), second: (u64, u64), site: Site) {
-        let swapped = self.planted == Some(Planted::Swapped(site));
+    fn publish_both(&self, first: (u64, u64), second: (u64, u64), site: PersistSite) {
+        let swapped = self.fault == Some(SimFault::Swapped(site));
         let (first, second) = if swapped { (second, first) } else { (first, second) };
         self.publish(first.0, first.1);
-        if self.granularity() == Granularity::Word {
+        if self.granularity() == PersistGranularity::Word {
             self.flush(first.0, 8, site);
             self.fence(site);
         }
@@ -208,13 +208,13 @@ impl Medium for Sim {
 }
 
 /// Independent choices of what became durable: of each the words that it stores one after the other.
-type Choices = Vec<Vec<(u64, u64)>>;
+type CrashChoices = Vec<Vec<(u64, u64)>>;
 
-impl Point {
-    fn choices(&self) -> Choices {
+impl CrashPoint {
+    fn choices(&self) -> CrashChoices {
         match self.granularity {
-            Granularity::Line => self.pending.values().map(|line| line.stores.clone()).collect(),
-            Granularity::Word => {
+            PersistGranularity::Line => self.pending.values().map(|line| line.stores.clone()).collect(),
+            PersistGranularity::Word => {
                 let mut words: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
                 for (at, word) in self.pending.values().flat_map(|line| &line.stores) {
                     words.entry(*at).or_default().push((*at, *word));
@@ -226,7 +226,7 @@ impl Point {
 
     /// Shows `visit` every image that a power failure can leave here; where there are more than `bound`, the corners
     /// and `bound` picks by chance. The same image is shown once.
-    pub(crate) fn images(&self, bound: usize, dice: &mut Dice, mut visit: impl FnMut(&[u8])) -> usize {
+    pub(crate) fn images(&self, bound: usize, rng: &mut SeededRng, mut visit: impl FnMut(&[u8])) -> usize {
         let choices = self.choices();
         let lens: Vec<usize> = choices.iter().map(Vec::len).collect();
         let mut seen = HashSet::new();
@@ -257,7 +257,7 @@ impl Point {
         } else {
             corners(&lens, &mut show);
             for _ in 0..bound {
-                let kept: Vec<usize> = lens.iter().map(|len| dice.below(len + 1)).collect();
+                let kept: Vec<usize> = lens.iter().map(|len| rng.below(len + 1)).collect();
                 show(&kept);
             }
         }
@@ -293,8 +293,8 @@ mod tests {
 
     fn states(sim: &Sim, bound: usize) -> Vec<[u64; 10]> {
         let mut states = Vec::new();
-        for point in sim.take_points() {
-            point.images(bound, &mut Dice::new(1, 0), |image| {
+        for point in sim.take_crash_points() {
+            point.images(bound, &mut SeededRng::new(1, 0), |image| {
                 states.push(std::array::from_fn(|n| u64::from_le_bytes(image[8 * n..][..8].try_into().unwrap())));
             });
         }
@@ -303,13 +303,13 @@ mod tests {
         states
     }
 
-    fn sim(granularity: Granularity, planted: Option<Planted>) -> Sim {
-        Sim::new(&[0; PAGE as usize], PAGE, granularity, planted)
+    fn sim(granularity: PersistGranularity, fault: Option<SimFault>) -> Sim {
+        Sim::new(&[0; PAGE as usize], PAGE, granularity, fault)
     }
 
     #[test]
     fn lines_keep_an_order_and_words_do_not() {
-        for (granularity, expected) in [(Granularity::Line, 6), (Granularity::Word, 12)] {
+        for (granularity, expected) in [(PersistGranularity::Line, 6), (PersistGranularity::Word, 12)] {
             let sim = sim(granularity, None);
             for (at, word) in [(0, 1), (8, 2), (0, 3)] {
                 sim.store(at, word);
@@ -324,18 +324,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_and_fenced_is_durable_and_nothing_else() {
-        let sim = sim(Granularity::Line, None);
-        sim.record();
+    fn only_flushed_and_fenced_lines_are_durable() {
+        let sim = sim(PersistGranularity::Line, None);
+        sim.start_recording();
         sim.store(0, 1);
-        sim.flush(0, 8, Site::PutSlot);
+        sim.flush(0, 8, PersistSite::PutSlot);
         sim.store(8, 2);
         sim.store(64, 3);
-        sim.fence(Site::PutReady);
-        let points = sim.take_points();
+        sim.fence(PersistSite::PutReady);
+        let points = sim.take_crash_points();
         assert_eq!(points.len(), 2);
         let mut images = Vec::new();
-        points[1].images(100, &mut Dice::new(1, 0), |image| images.push((image[0], image[8], image[64])));
+        points[1].images(100, &mut SeededRng::new(1, 0), |image| images.push((image[0], image[8], image[64])));
         images.sort_unstable();
         assert_eq!(images, [(1, 0, 0), (1, 0, 3), (1, 2, 0), (1, 2, 3)]);
         assert_eq!(sim.counts(), (1, 1));
@@ -344,15 +344,15 @@ mod tests {
 
     #[test]
     fn planted_faults_do_what_they_say() {
-        for planted in [Planted::NoFlush(Site::PutSlot), Planted::NoFence(Site::PutReady)] {
-            let sim = sim(Granularity::Line, Some(planted));
+        for fault in [SimFault::NoFlush(PersistSite::PutSlot), SimFault::NoFence(PersistSite::PutReady)] {
+            let sim = sim(PersistGranularity::Line, Some(fault));
             sim.store(0, 1);
-            sim.flush(0, 8, Site::PutSlot);
-            sim.fence(Site::PutReady);
+            sim.flush(0, 8, PersistSite::PutSlot);
+            sim.fence(PersistSite::PutReady);
             assert_eq!(states(&sim, 100).len(), 2);
         }
-        let sim = sim(Granularity::Line, Some(Planted::Swapped(Site::SplitLink)));
-        sim.publish_both((0, 1), (8, 2), Site::SplitLink);
+        let sim = sim(PersistGranularity::Line, Some(SimFault::Swapped(PersistSite::SplitLink)));
+        sim.publish_both((0, 1), (8, 2), PersistSite::SplitLink);
         assert_eq!(
             states(&sim, 100).iter().map(|state| (state[0], state[1])).collect::<Vec<_>>(),
             [(0, 0), (0, 2), (1, 2)]
@@ -361,12 +361,12 @@ mod tests {
 
     #[test]
     fn beyond_the_bound_there_are_corners_and_picks() {
-        let sim = sim(Granularity::Word, None);
+        let sim = sim(PersistGranularity::Word, None);
         (0..40).for_each(|n| sim.store(8 * n, n + 1));
-        let point = sim.take_points().pop().unwrap();
+        let point = sim.take_crash_points().pop().unwrap();
         let mut all = 0;
         let shown =
-            point.images(50, &mut Dice::new(1, 0), |image| all += usize::from(image[312] == 40 && image[0] == 1));
+            point.images(50, &mut SeededRng::new(1, 0), |image| all += usize::from(image[312] == 40 && image[0] == 1));
         assert!((150..300).contains(&shown) && all > 0, "{shown}");
     }
 }

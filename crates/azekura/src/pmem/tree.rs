@@ -2,38 +2,38 @@
 
 use std::sync::Arc;
 
-use crate::base::checksum::{key_hash, place_seed};
+use crate::base::checksum::{key_hash, location_seed};
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
-use crate::engine::ReadPoints;
+use crate::engine::SnapshotList;
 use crate::mem::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize, EXPLORED, Mutex, MutexGuard, Ordering, PoisonError, fence,
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, SCHEDULE_EXPLORATION, fence,
 };
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
-use crate::pmem::inner::{Goal, Inner};
-use crate::pmem::leaf::Spot;
-use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf, SLOTS, Seal, bits};
-use crate::pmem::medium::{Medium, Splits};
-use crate::pmem::order::Orders;
-use crate::pmem::record::{Record, Slot};
-use crate::pmem::shelves::Shelves;
-use crate::pmem::space::{Space, Usage};
-use crate::pmem::versions::{Versions, poisoned};
+use crate::pmem::allocator::{Allocator, PoolUsage};
+use crate::pmem::inner::{InnerTree, LeafTarget};
+use crate::pmem::leaf::LeafAddr;
+use crate::pmem::leaf::{LEAF_LEN, LeafCheckSeed, LeafCommitWord, PoolLeaf, SLOTS, set_bits};
+use crate::pmem::leaf_order::LeafOrderCache;
+use crate::pmem::persistence::{PersistenceBackend, SplitStats};
+use crate::pmem::record::{LeafSlot, PoolRecord};
+use crate::pmem::shelves::ThreadCaches;
+use crate::pmem::versions::{RetainedVersions, poisoned};
 use crate::vfs::fs::PersistenceLevel;
 
 /// Where the first leaf stands.
-pub(crate) const HEAD: u64 = 4096;
+pub(crate) const HEAD_LEAF_OFFSET: u64 = 4096;
 
 /// Locks of leaves: a leaf has that of its place.
-const STRIPES: usize = if EXPLORED { 2 } else { 64 };
+const LEAF_LOCK_STRIPES: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
 /// So many bits tell the records of a leaf apart while they are sorted.
-const NUMBER_BITS: u32 = 6;
+const INDEX_BITS: u32 = 6;
 
 /// A value that is worth fetching before its key was compared, in bytes.
-const NEAR: u64 = 192;
+const VALUE_PREFETCH_LEN: u64 = 192;
 
 /// How large a pool may get, and in which steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,92 +43,92 @@ pub(crate) struct PoolOptions {
     /// It grows by so many bytes.
     pub(crate) grow_by: u64,
     /// Slots of a leaf that are used, 4..=48.
-    pub(crate) slots: usize,
+    pub(crate) slots_per_leaf: usize,
 }
 
 impl Default for PoolOptions {
     fn default() -> PoolOptions {
-        PoolOptions { len_max: 4 << 30, grow_by: 4 << 20, slots: SLOTS }
+        PoolOptions { len_max: 4 << 30, grow_by: 4 << 20, slots_per_leaf: SLOTS }
     }
 }
 
 /// What those at work beside each other rely on. A test leaves one of them out, and sees that it is missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum TreeStep {
     /// It is said that keys have got another leaf.
-    Shape,
+    StructureVersion,
     /// The order of a leaf is that of one version.
-    Order,
+    LeafOrderVersion,
     /// Readers leave what they may be at before it is reused.
-    Limbo,
+    EpochReclaim,
     /// What a point shows is kept.
-    Versions,
+    RetainVersions,
 }
 
 /// What a leaf shares with those of the same stripe.
 #[repr(align(64))]
-pub(crate) struct Stripe {
+pub(crate) struct LeafLockStripe {
     lock: Mutex<()>,
     /// Raised before any slot or fingerprint is written over: what was read with the same number before and after, and
     /// by the same commit word, is one state.
-    changes: AtomicU64,
+    slot_version: AtomicU64,
     /// Its share of the records that came and went, with the lock held; modulo 2^64.
-    records: AtomicU64,
+    record_delta: AtomicU64,
 }
 
 /// How far leaves were made denser.
 #[derive(Default)]
-pub(crate) struct Packing {
+pub(crate) struct LeafMergeProgress {
     /// A key of the leaf to go on with; none for the first leaf.
-    pub(crate) next: Option<Vec<u8>>,
+    pub(crate) next_key: Option<Vec<u8>>,
     /// Leaves that were looked at since one was freed; when these are all, nothing is tried before something changes.
-    pub(crate) barren: u64,
+    pub(crate) visited_without_gain: u64,
     /// The number of records and of leaves when they were looked at, and whether there was a leaf to shift records to.
     pub(crate) state: (u64, u64, bool),
 }
 
 /// A B+ tree on a medium. Readers never wait; writers wait for those of the same leaf.
-pub(crate) struct Tree<M> {
-    pub(crate) medium: M,
+pub(crate) struct PoolTree<M> {
+    pub(crate) backend: M,
     pub(crate) file_id: [u8; 16],
-    pub(crate) seal: Seal,
+    pub(crate) check_seed: LeafCheckSeed,
     hash_seed: u64,
-    pub(crate) order: KeyOrder,
-    bytes_are_keys: bool,
-    pub(crate) slots: usize,
-    /// What is in it are words of [`Spot`]s.
-    pub(crate) inner: Inner,
-    pub(crate) orders: Orders,
+    pub(crate) key_order: KeyOrder,
+    bytes_identify_keys: bool,
+    pub(crate) slots_per_leaf: usize,
+    /// What is in it are words of [`LeafAddr`]s.
+    pub(crate) inner: InnerTree,
+    pub(crate) leaf_orders: LeafOrderCache,
     /// Held by who changes `inner`, and who locks two leaves.
-    pub(crate) structure: Mutex<()>,
+    pub(crate) structure_lock: Mutex<()>,
     /// The log is being replayed: there are no readers.
     pub(crate) replaying: AtomicBool,
     /// Set under `structure`: nothing is changed any more, and no read of the pool begins.
     closed: AtomicBool,
     /// Raised when keys have got another leaf, before they are gone from the one where they were.
-    pub(crate) shape: AtomicU64,
-    stripes: Box<[Stripe]>,
-    pub(crate) space: Mutex<Space>,
-    pub(crate) shelves: Shelves,
-    pub(crate) versions: Versions,
+    pub(crate) structure_version: AtomicU64,
+    stripes: Box<[LeafLockStripe]>,
+    pub(crate) allocator: Mutex<Allocator>,
+    pub(crate) thread_caches: ThreadCaches,
+    pub(crate) versions: RetainedVersions,
     /// Records that it was opened with.
-    pub(crate) len: AtomicU64,
-    pub(crate) leaves: AtomicU64,
+    pub(crate) records_at_open: AtomicU64,
+    pub(crate) leaf_count: AtomicU64,
     /// Promises of leaves that have ended, and that `space` was not told of yet.
-    pub(crate) ended: AtomicUsize,
-    pub(crate) splits: Splits,
-    pub(crate) packing: Mutex<Packing>,
+    pub(crate) released_leaf_reservations: AtomicUsize,
+    pub(crate) split_stats: SplitStats,
+    pub(crate) merge_progress: Mutex<LeafMergeProgress>,
     /// Shifts of records from one leaf to the one before it, by packing.
     #[cfg(test)]
     pub(crate) shifts: AtomicU64,
     #[cfg(test)]
-    without: std::sync::OnceLock<Step>,
+    skipped_step: std::sync::OnceLock<TreeStep>,
 }
 
 /// A record in a leaf, and its slot there.
-pub(crate) struct Place {
-    pub(crate) n: usize,
-    pub(crate) record: Record,
+pub(crate) struct LeafEntry {
+    pub(crate) slot_index: usize,
+    pub(crate) record: PoolRecord,
 }
 
 #[cold]
@@ -137,131 +137,135 @@ fn closed_error() -> Error {
 }
 
 /// The seed of a pool's checks.
-pub(crate) fn seal_of(file_id: &[u8; 16]) -> Seal {
-    Seal(place_seed(file_id, 8))
+pub(crate) fn leaf_check_seed(file_id: &[u8; 16]) -> LeafCheckSeed {
+    LeafCheckSeed(location_seed(file_id, 8))
 }
 
-impl<M: Medium> Tree<M> {
+impl<M: PersistenceBackend> PoolTree<M> {
     /// What a pool is opened to: the way to its leaves, and what is free.
     pub(crate) fn assemble(
-        medium: M,
+        backend: M,
         file_id: [u8; 16],
         order: KeyOrder,
         options: &PoolOptions,
-        found: (Inner, Space, u64, u64),
-        points: Arc<ReadPoints>,
-    ) -> Tree<M> {
+        found: (InnerTree, Allocator, u64, u64),
+        snapshots: Arc<SnapshotList>,
+    ) -> PoolTree<M> {
         let (inner, space, len, leaves) = found;
-        let stripe = || Stripe { lock: Mutex::new(()), changes: AtomicU64::new(0), records: AtomicU64::new(0) };
-        Tree {
-            seal: seal_of(&file_id),
-            hash_seed: place_seed(&file_id, 16),
+        let stripe = || LeafLockStripe {
+            lock: Mutex::new(()),
+            slot_version: AtomicU64::new(0),
+            record_delta: AtomicU64::new(0),
+        };
+        PoolTree {
+            check_seed: leaf_check_seed(&file_id),
+            hash_seed: location_seed(&file_id, 16),
             file_id,
-            bytes_are_keys: order.bytes_identify_keys(),
-            slots: options.slots.clamp(4, SLOTS),
-            versions: Versions::new(order.clone(), points, options.len_max),
-            order,
+            bytes_identify_keys: order.equality_is_bytewise(),
+            slots_per_leaf: options.slots_per_leaf.clamp(4, SLOTS),
+            versions: RetainedVersions::new(order.clone(), snapshots, options.len_max),
+            key_order: order,
             inner,
-            orders: Orders::new(options.len_max.max(medium.region().len())),
-            structure: Mutex::new(()),
+            leaf_orders: LeafOrderCache::new(options.len_max.max(backend.region().len())),
+            structure_lock: Mutex::new(()),
             replaying: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            shape: AtomicU64::new(0),
-            stripes: (0..STRIPES).map(|_| stripe()).collect(),
-            space: Mutex::new(space),
-            shelves: Shelves::default(),
-            len: AtomicU64::new(len),
-            leaves: AtomicU64::new(leaves),
-            ended: AtomicUsize::new(0),
-            splits: Splits::default(),
-            packing: Mutex::default(),
+            structure_version: AtomicU64::new(0),
+            stripes: (0..LEAF_LOCK_STRIPES).map(|_| stripe()).collect(),
+            allocator: Mutex::new(space),
+            thread_caches: ThreadCaches::default(),
+            records_at_open: AtomicU64::new(len),
+            leaf_count: AtomicU64::new(leaves),
+            released_leaf_reservations: AtomicUsize::new(0),
+            split_stats: SplitStats::default(),
+            merge_progress: Mutex::default(),
             #[cfg(test)]
             shifts: AtomicU64::new(0),
             #[cfg(test)]
-            without: std::sync::OnceLock::new(),
-            medium,
+            skipped_step: std::sync::OnceLock::new(),
+            backend,
         }
     }
 
     #[inline]
     pub(crate) fn region(&self) -> &Region {
-        self.medium.region()
+        self.backend.region()
     }
 
     #[inline]
-    pub(crate) fn leaf(&self, spot: Spot) -> Leaf<'_> {
-        Leaf::at(self.region(), spot)
+    pub(crate) fn leaf(&self, addr: LeafAddr) -> PoolLeaf<'_> {
+        PoolLeaf::from_addr(self.region(), addr)
     }
 
     #[inline]
     fn stripe_no(leaf: u64) -> usize {
-        (leaf / LEAF_LEN) as usize % STRIPES
+        (leaf / LEAF_LEN) as usize % LEAF_LOCK_STRIPES
     }
 
     #[inline]
-    pub(crate) fn changes(&self, leaf: u64) -> &AtomicU64 {
-        &self.stripes[Self::stripe_no(leaf)].changes
+    pub(crate) fn slot_version(&self, leaf: u64) -> &AtomicU64 {
+        &self.stripes[Self::stripe_no(leaf)].slot_version
     }
 
     /// Says that slots of `leaf`, whose lock is held, are about to be written over.
-    pub(crate) fn open(&self, leaf: Leaf<'_>) {
-        let changes = self.changes(leaf.at);
+    pub(crate) fn begin_slot_write(&self, leaf: PoolLeaf<'_>) {
+        let changes = self.slot_version(leaf.offset);
         changes.store(changes.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        if self.does(Step::Order) {
-            self.orders.raise(leaf.order);
+        if self.is_step_enabled(TreeStep::LeafOrderVersion) {
+            self.leaf_orders.bump_version(leaf.order_id);
         }
         fence(Ordering::Release);
     }
 
     /// Counts a record that came to `leaf`, whose lock is held, or went.
-    pub(crate) fn count(&self, leaf: u64, came: bool) {
-        let records = &self.stripes[Self::stripe_no(leaf)].records;
+    pub(crate) fn add_to_record_count(&self, leaf: u64, came: bool) {
+        let records = &self.stripes[Self::stripe_no(leaf)].record_delta;
         let by = if came { 1 } else { u64::MAX };
         records.store(records.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
     }
 
     /// Says that keys have got another leaf, which the way to it leads to already.
-    pub(crate) fn reshaped(&self) {
-        if self.does(Step::Shape) {
-            self.shape.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn bump_structure_version(&self) {
+        if self.is_step_enabled(TreeStep::StructureVersion) {
+            self.structure_version.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     /// Whether a step is taken, which only a test may deny.
     #[cfg(not(test))]
     #[inline]
-    pub(crate) fn does(&self, _step: Step) -> bool {
+    pub(crate) fn is_step_enabled(&self, _step: TreeStep) -> bool {
         true
     }
 
     #[cfg(test)]
-    pub(crate) fn does(&self, step: Step) -> bool {
-        self.without.get() != Some(&step)
+    pub(crate) fn is_step_enabled(&self, step: TreeStep) -> bool {
+        self.skipped_step.get() != Some(&step)
     }
 
     /// Leaves a step out from now on.
     #[cfg(test)]
-    pub(crate) fn leave_out(&self, step: Option<Step>) {
-        step.into_iter().for_each(|step| self.without.set(step).expect("one fault at a time"));
+    pub(crate) fn skip_step(&self, step: Option<TreeStep>) {
+        step.into_iter().for_each(|step| self.skipped_step.set(step).expect("one fault at a time"));
     }
 
     /// Locks a leaf against other writers.
-    pub(crate) fn lock(&self, leaf: u64) -> Result<MutexGuard<'_, ()>> {
+    pub(crate) fn lock_stripe(&self, leaf: u64) -> Result<MutexGuard<'_, ()>> {
         self.stripes[Self::stripe_no(leaf)].lock.lock().map_err(poisoned)
     }
 
     /// Locks two leaves. Only for the holder of `structure`: who holds one lock waits for no other.
-    pub(crate) fn lock_both(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
-        let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock(b)?) };
-        Ok((self.lock(a)?, second))
+    pub(crate) fn lock_two_leaves(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
+        let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock_stripe(b)?) };
+        Ok((self.lock_stripe(a)?, second))
     }
 
     /// The lock of the structure, for who splits a leaf.
     ///
     /// # Errors
-    /// `Closed` if nothing may be changed any more.
+    /// `UnblockGuard` if nothing may be changed any more.
     pub(crate) fn lock_structure(&self) -> Result<MutexGuard<'_, ()>> {
-        let structure = self.structure.lock().map_err(poisoned)?;
+        let structure = self.structure_lock.lock().map_err(poisoned)?;
         self.check_open().map(|()| structure)
     }
 
@@ -274,11 +278,11 @@ impl<M: Medium> Tree<M> {
     }
 
     /// Pins the thread, so that what it finds in the pool is not reused. Every read of leaves and records is made under
-    /// such a pin: the database waits for those that began before [`end_changes`](Tree::end_changes), and gives the
+    /// such a pin: the database waits for those that began before [`stop_writes`](PoolTree::stop_writes), and gives the
     /// file to other processes then.
     ///
     /// # Errors
-    /// `Closed` after `end_changes`: the file may hold what another process has written.
+    /// `UnblockGuard` after `stop_writes`: the file may hold what another process has written.
     #[inline(always)]
     pub(crate) fn pin(&self) -> Result<Pin> {
         let pin = Pin::new();
@@ -289,66 +293,72 @@ impl<M: Medium> Tree<M> {
 
     /// Runs `work` while no leaf is split: that happens for changes that have no number yet, so that who lets nobody
     /// have one has not stopped it.
-    pub(crate) fn while_still<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
-        let _structure = self.structure.lock().map_err(poisoned)?;
+    pub(crate) fn with_structure_locked<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        let _structure = self.structure_lock.lock().map_err(poisoned)?;
         work()
     }
 
     /// Nothing is changed any more when this returns, by those neither who are about to split a leaf or to grow the
     /// pool for a change that will not come: all that happens before a change has a number. Nobody has one any more.
-    pub(crate) fn end_changes(&self) {
+    pub(crate) fn stop_writes(&self) {
         // What a panic has left behind is left as it is.
-        let structure = self.structure.lock().unwrap_or_else(PoisonError::into_inner);
+        let structure = self.structure_lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.closed.store(true, Ordering::SeqCst);
         drop(structure);
-        self.space.lock().unwrap_or_else(PoisonError::into_inner).end();
+        self.allocator.lock().unwrap_or_else(PoisonError::into_inner).close();
     }
 
-    /// The log is replayed until [`end_replay`](Tree::end_replay), before the first reader comes: what it replaces is
-    /// kept for no reader, and the limit of the pool does not hold.
+    /// The log is replayed until [`end_replay`](PoolTree::end_replay), before the first reader comes: what it replaces
+    /// is kept for no reader, and the limit of the pool does not hold.
     pub(crate) fn begin_replay(&self) {
         self.replaying.store(true, Ordering::Release);
-        self.space.lock().unwrap_or_else(PoisonError::into_inner).begin_replay();
+        self.allocator.lock().unwrap_or_else(PoisonError::into_inner).begin_replay();
     }
 
     pub(crate) fn end_replay(&self) -> Result<()> {
-        self.space()?.end_replay();
+        self.lock_allocator()?.end_replay();
         self.replaying.store(false, Ordering::Release);
         Ok(())
     }
 
-    pub(crate) fn space(&self) -> Result<MutexGuard<'_, Space>> {
-        self.space.lock().map_err(poisoned)
+    pub(crate) fn lock_allocator(&self) -> Result<MutexGuard<'_, Allocator>> {
+        self.allocator.lock().map_err(poisoned)
     }
 
     /// The fingerprint of a key.
     #[inline]
-    pub(crate) fn print(&self, key: &[u8]) -> u8 {
-        if self.bytes_are_keys {
+    pub(crate) fn fingerprint(&self, key: &[u8]) -> u8 {
+        if self.bytes_identify_keys {
             return key_hash(self.hash_seed, key) as u8;
         }
-        self.order.hashable(key, &mut Vec::new()).map_or(0, |bytes| key_hash(self.hash_seed, bytes) as u8)
+        self.key_order.hash_input(key, &mut Vec::new()).map_or(0, |bytes| key_hash(self.hash_seed, bytes) as u8)
     }
 
     #[inline]
-    fn is_key(&self, record: &Record, key: &[u8]) -> bool {
-        if self.bytes_are_keys {
-            return record.key_len == key.len() && self.region().holds(record.key_at, key);
+    fn key_equals(&self, record: &PoolRecord, key: &[u8]) -> bool {
+        if self.bytes_identify_keys {
+            return record.key_len == key.len() && self.region().equals(record.key_offset, key);
         }
         let mut stored = Vec::new();
-        record.key(self.region(), &mut stored);
-        self.order.cmp(&stored, key).is_eq()
+        record.read_key(self.region(), &mut stored);
+        self.key_order.cmp(&stored, key).is_eq()
     }
 
     /// The record of `key` in a leaf, by the slots that `commit` says are valid.
     #[inline]
-    pub(crate) fn look(&self, leaf: Leaf<'_>, commit: Commit, key: &[u8], print: u8) -> Result<Option<Place>> {
-        for n in bits(leaf.alike(commit, print)) {
+    pub(crate) fn find_in_leaf(
+        &self,
+        leaf: PoolLeaf<'_>,
+        commit: LeafCommitWord,
+        key: &[u8],
+        fingerprint: u8,
+    ) -> Result<Option<LeafEntry>> {
+        for n in set_bits(leaf.match_fingerprint(commit, fingerprint)) {
             let slot = leaf.slot(n);
-            self.region().prefetch(slot.at(), slot.len().unwrap_or(NEAR).min(NEAR));
-            let record = Record::read(self.region(), slot)?;
-            if self.is_key(&record, key) {
-                return Ok(Some(Place { n, record }));
+            self.region().prefetch(slot.offset(), slot.len().unwrap_or(VALUE_PREFETCH_LEN).min(VALUE_PREFETCH_LEN));
+            let record = PoolRecord::read(self.region(), slot)?;
+            if self.key_equals(&record, key) {
+                return Ok(Some(LeafEntry { slot_index: n, record }));
             }
         }
         Ok(None)
@@ -357,17 +367,17 @@ impl<M: Medium> Tree<M> {
     /// The record of `key` that is in the tree now. What is found was there at some moment of the call, and stays
     /// readable while `pin` lives.
     #[inline]
-    pub(crate) fn newest(&self, key: &[u8], pin: &Pin) -> Result<Option<Record>> {
-        let print = self.print(key);
+    pub(crate) fn find_newest(&self, key: &[u8], pin: &Pin) -> Result<Option<PoolRecord>> {
+        let fingerprint = self.fingerprint(key);
         loop {
-            let shape = self.shape.load(Ordering::Acquire);
-            let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), pin)));
-            self.region().prefetch(leaf.at, LEAF_LEN);
-            let changes = self.changes(leaf.at).load(Ordering::Acquire);
-            if let Some(place) = self.look(leaf, leaf.commit(), key, print)? {
+            let shape = self.structure_version.load(Ordering::Acquire);
+            let leaf = self.leaf(LeafAddr(self.inner.find_leaf(LeafTarget::Key(key), pin)));
+            self.region().prefetch(leaf.offset, LEAF_LEN);
+            let changes = self.slot_version(leaf.offset).load(Ordering::Acquire);
+            if let Some(place) = self.find_in_leaf(leaf, leaf.commit_word(), key, fingerprint)? {
                 return Ok(Some(place.record));
             }
-            if self.unchanged(leaf.at, changes, shape) {
+            if self.is_unchanged(leaf.offset, changes, shape) {
                 return Ok(None);
             }
         }
@@ -375,9 +385,10 @@ impl<M: Medium> Tree<M> {
 
     /// Whether what was read of a leaf is one state of it, and it was the leaf to read.
     #[inline]
-    pub(crate) fn unchanged(&self, leaf: u64, changes: u64, shape: u64) -> bool {
+    pub(crate) fn is_unchanged(&self, leaf: u64, changes: u64, shape: u64) -> bool {
         fence(Ordering::Acquire);
-        self.changes(leaf).load(Ordering::Relaxed) == changes && self.shape.load(Ordering::Relaxed) == shape
+        self.slot_version(leaf).load(Ordering::Relaxed) == changes
+            && self.structure_version.load(Ordering::Relaxed) == shape
     }
 
     /// The value of `key` as of the newest commit that is visible.
@@ -386,29 +397,29 @@ impl<M: Medium> Tree<M> {
     /// `Corruption` if the pool is not what was written.
     #[inline]
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Slice>> {
-        self.get_with(key, |region, record| region.slice(record.value_at(), record.value_len))
+        self.get_with(key, |region, record| region.slice(record.value_offset(), record.value_len))
     }
 
-    /// The length of the value of `key`, as [`Tree::get`].
+    /// The length of the value of `key`, as [`PoolTree::get`].
     pub(crate) fn size_of(&self, key: &[u8]) -> Result<Option<u32>> {
         // Values are at most 4 GiB - 1, so the cast loses nothing.
         self.get_with(key, |_, record| record.value_len as u32)
     }
 
-    fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
+    fn get_with<T>(&self, key: &[u8], read: impl Fn(&Region, &PoolRecord) -> T) -> Result<Option<T>> {
         let pin = self.pin()?;
         loop {
-            let at = self.versions.points().visible();
-            let newest = self.newest(key, &pin)?;
+            let at = self.versions.snapshots().visible();
+            let newest = self.find_newest(key, &pin)?;
             if let Some(record) = newest.filter(|record| record.seqno <= at) {
                 return Ok(Some(read(self.region(), &record)));
             }
             if let Some((kind, slot)) = self.versions.find(key, at) {
-                return self.of_version(kind, slot, &read);
+                return self.read_version(kind, slot, &read);
             }
             // What was visible at that moment may have been replaced, and that made visible, and it be forgotten: then
             // a later moment answers.
-            if self.versions.has_all_since(at) {
+            if self.versions.is_complete_since(at) {
                 return Ok(None);
             }
         }
@@ -416,97 +427,106 @@ impl<M: Medium> Tree<M> {
 
     /// The value of `key` as of `at`, the point of a reader that is registered.
     pub(crate) fn get_at(&self, key: &[u8], at: SeqNo) -> Result<Option<Slice>> {
-        self.get_at_with(key, at, |region, record| region.slice(record.value_at(), record.value_len))
+        self.get_at_with(key, at, |region, record| region.slice(record.value_offset(), record.value_len))
     }
 
-    /// The length of the value of `key`, as [`Tree::get_at`].
+    /// The length of the value of `key`, as [`PoolTree::get_at`].
     pub(crate) fn size_of_at(&self, key: &[u8], at: SeqNo) -> Result<Option<u32>> {
         self.get_at_with(key, at, |_, record| record.value_len as u32)
     }
 
-    fn get_at_with<T>(&self, key: &[u8], at: SeqNo, read: impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
+    fn get_at_with<T>(&self, key: &[u8], at: SeqNo, read: impl Fn(&Region, &PoolRecord) -> T) -> Result<Option<T>> {
         let pin = self.pin()?;
-        if let Some(record) = self.newest(key, &pin)?.filter(|record| record.seqno <= at) {
+        if let Some(record) = self.find_newest(key, &pin)?.filter(|record| record.seqno <= at) {
             return Ok(Some(read(self.region(), &record)));
         }
         match self.versions.find(key, at) {
-            Some((kind, slot)) => self.of_version(kind, slot, &read),
+            Some((kind, slot)) => self.read_version(kind, slot, &read),
             None => Ok(None),
         }
     }
 
-    fn of_version<T>(&self, kind: RecordKind, slot: Slot, read: &impl Fn(&Region, &Record) -> T) -> Result<Option<T>> {
+    fn read_version<T>(
+        &self,
+        kind: RecordKind,
+        slot: LeafSlot,
+        read: &impl Fn(&Region, &PoolRecord) -> T,
+    ) -> Result<Option<T>> {
         if kind.is_tombstone() {
             return Ok(None);
         }
-        let record = Record::read(self.region(), slot)?;
+        let record = PoolRecord::read(self.region(), slot)?;
         Ok(Some(read(self.region(), &record)))
     }
 
     /// Records in the tree.
     pub(crate) fn len(&self) -> u64 {
-        let shares = self.stripes.iter().map(|stripe| stripe.records.load(Ordering::Acquire));
+        let shares = self.stripes.iter().map(|stripe| stripe.record_delta.load(Ordering::Acquire));
         // One that came to another leaf meanwhile than it went from may be missing.
-        shares.fold(self.len.load(Ordering::Acquire), u64::wrapping_add).cast_signed().max(0).cast_unsigned()
+        shares
+            .fold(self.records_at_open.load(Ordering::Acquire), u64::wrapping_add)
+            .cast_signed()
+            .max(0)
+            .cast_unsigned()
     }
 
     pub(crate) fn level(&self) -> PersistenceLevel {
-        self.medium.level()
+        self.backend.level()
     }
 
     /// The space of the pool, and leaves in use.
-    pub(crate) fn usage(&self) -> Result<(Usage, u64)> {
-        let usage = self.space()?.usage();
-        let free = usage.free + self.shelves.bytes();
-        Ok((Usage { free, ..usage }, self.leaves.load(Ordering::Acquire)))
+    pub(crate) fn usage(&self) -> Result<(PoolUsage, u64)> {
+        let usage = self.lock_allocator()?.usage();
+        let free = usage.free_bytes + self.thread_caches.bytes();
+        Ok((PoolUsage { free_bytes: free, ..usage }, self.leaf_count.load(Ordering::Acquire)))
     }
 
     /// Compares the keys of two records.
-    pub(crate) fn cmp_keys(&self, a: &Record, b: &Record) -> std::cmp::Ordering {
-        if self.order.is_bytewise() {
-            return self.region().cmp_within((a.key_at, a.key_len), (b.key_at, b.key_len));
+    pub(crate) fn cmp_keys(&self, a: &PoolRecord, b: &PoolRecord) -> std::cmp::Ordering {
+        if self.key_order.is_bytewise() {
+            return self.region().cmp_within((a.key_offset, a.key_len), (b.key_offset, b.key_len));
         }
         let (mut left, mut right) = (Vec::new(), Vec::new());
-        a.key(self.region(), &mut left);
-        b.key(self.region(), &mut right);
-        self.order.cmp(&left, &right)
+        a.read_key(self.region(), &mut left);
+        b.read_key(self.region(), &mut right);
+        self.key_order.cmp(&left, &right)
     }
 
     /// Compares the key of a record with `key`.
-    pub(crate) fn cmp_key(&self, record: &Record, key: &[u8]) -> std::cmp::Ordering {
-        if self.order.is_bytewise() {
-            return self.region().cmp(record.key_at, record.key_len, key);
+    pub(crate) fn cmp_key(&self, record: &PoolRecord, key: &[u8]) -> std::cmp::Ordering {
+        if self.key_order.is_bytewise() {
+            return self.region().cmp(record.key_offset, record.key_len, key);
         }
         let mut stored = Vec::with_capacity(record.key_len.min(KEY_LEN_MAX));
-        record.key(self.region(), &mut stored);
-        self.order.cmp(&stored, key)
+        record.read_key(self.region(), &mut stored);
+        self.key_order.cmp(&stored, key)
     }
 
     /// The numbers of `records` in the order of their keys, and of one key from the newest to the oldest. Heads are
     /// taken behind the first `common` bytes, which all keys must begin with.
-    pub(crate) fn sorted(&self, records: &[Record], common: usize, out: &mut Vec<(u64, u32)>) {
+    pub(crate) fn sort_records(&self, records: &[PoolRecord], common: usize, out: &mut Vec<(u64, u32)>) {
         out.clear();
-        let head = |record: &Record| {
+        let head = |record: &PoolRecord| {
             let rest = record.key_len.saturating_sub(common);
-            self.region().head(record.key_at + (record.key_len - rest) as u64, rest)
+            self.region().prefix_u64(record.key_offset + (record.key_len - rest) as u64, rest)
         };
         let by_key = |a: &(u64, u32), b: &(u64, u32)| {
             let (a, b) = (&records[a.1 as usize], &records[b.1 as usize]);
             self.cmp_keys(a, b).then(b.seqno.cmp(&a.seqno))
         };
-        if !self.order.is_bytewise() || records.len() > 1 << NUMBER_BITS {
+        if !self.key_order.is_bytewise() || records.len() > 1 << INDEX_BITS {
             out.extend(records.iter().zip(0..).map(|(record, n)| (head(record), n)));
             return out.sort_unstable_by(by_key);
         }
         // Plain numbers are sorted fastest: the upper bits of the heads, and in the lower ones which record it is.
-        let mut packed = [0; 1 << NUMBER_BITS];
+        let mut packed = [0; 1 << INDEX_BITS];
         let packed = &mut packed[..records.len()];
         for ((n, record), word) in records.iter().enumerate().zip(packed.iter_mut()) {
-            *word = head(record) >> NUMBER_BITS << NUMBER_BITS | n as u64;
+            *word = head(record) >> INDEX_BITS << INDEX_BITS | n as u64;
         }
         packed.sort_unstable();
-        let number = (1 << NUMBER_BITS) - 1;
-        out.extend(packed.iter().map(|word| (word >> NUMBER_BITS, (word & number) as u32)));
+        let number = (1 << INDEX_BITS) - 1;
+        out.extend(packed.iter().map(|word| (word >> INDEX_BITS, (word & number) as u32)));
         let mut rest = out.as_mut_slice();
         while let Some((first, _)) = rest.first() {
             let alike = rest.iter().take_while(|(head, _)| head == first).count();

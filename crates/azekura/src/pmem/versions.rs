@@ -9,22 +9,22 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex as BatchMutex, PoisonError};
 
-use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
-use crate::cursor::Cursor;
-use crate::engine::ReadPoints;
-use crate::mem::atomic::{AtomicBool, AtomicU64, EXPLORED, Mutex, Ordering};
+use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::engine::SnapshotList;
+use crate::iter::InternalIter;
+use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
 use crate::mem::epoch::EpochCell;
 use crate::memtable::Memtable;
-use crate::pmem::record::{Record, Slot};
-use crate::pmem::space::Range;
+use crate::pmem::allocator::PoolRange;
+use crate::pmem::record::{LeafSlot, PoolRecord};
 
 /// Entries of a table.
-const ENTRIES_MAX: u64 = if EXPLORED { 4 } else { 2048 };
+const TABLE_ENTRIES_MAX: u64 = if SCHEDULE_EXPLORATION { 4 } else { 2048 };
 /// Bytes of records that one table keeps, and the share of a small pool.
-const BYTES_MAX: u64 = 4 << 20;
-const SHARE: u64 = 16;
+const TABLE_BYTES_MAX: u64 = 4 << 20;
+const TABLE_POOL_SHARE: u64 = 16;
 /// The share of a pool's size that entries may take of memory.
-const MEMORY_SHARE: u64 = 8;
+const MEMORY_POOL_SHARE: u64 = 8;
 /// Memory that entries may take at least, whatever the size of the pool.
 const MEMORY_MIN: u64 = 1 << 20;
 
@@ -32,68 +32,68 @@ const MEMORY_MIN: u64 = 1 << 20;
 const VALUE_LEN: usize = 16;
 
 /// Entries under key and sequence number.
-struct Table {
+struct VersionTable {
     entries: Arc<Memtable>,
     /// The highest sequence number that replaced something in it or in a table before it: a point from there on needs
     /// nothing of either.
-    replaced_by: AtomicU64,
+    max_replacing_seqno: AtomicU64,
     bytes: AtomicU64,
 }
 
 /// The tables of one tree. Thread safe: writers take turns, readers never wait.
-pub(crate) struct Versions {
+pub(crate) struct RetainedVersions {
     order: KeyOrder,
-    bytes_max: u64,
+    table_bytes_max: u64,
     /// The highest sequence number that replaced or removed something which is not kept any more.
-    forgotten: AtomicU64,
-    memory: AtomicU64,
-    memory_max: AtomicU64,
+    dropped_through: AtomicU64,
+    memory_bytes: AtomicU64,
+    memory_bytes_max: AtomicU64,
     /// Bytes of memory that are reserved for batches which are not applied yet, or not visible yet.
     reserved: BatchMutex<Reserved>,
     reservation_ended: Condvar,
-    points: Arc<ReadPoints>,
+    snapshots: Arc<SnapshotList>,
     /// From the oldest to the youngest, which takes entries.
-    tables: EpochCell<Vec<Arc<Table>>>,
+    tables: EpochCell<Vec<Arc<VersionTable>>>,
     /// Whether there is anything at all.
-    len: AtomicU64,
+    version_count: AtomicU64,
     /// Tables that take no more entries are there.
-    has_older: AtomicBool,
-    writing: Mutex<VecDeque<Arc<Table>>>,
+    has_full_tables: AtomicBool,
+    write_tables: Mutex<VecDeque<Arc<VersionTable>>>,
 }
 
-impl Versions {
+impl RetainedVersions {
     /// None yet, for a pool that may have `len_max` bytes.
-    pub(crate) fn new(order: KeyOrder, points: Arc<ReadPoints>, len_max: u64) -> Versions {
+    pub(crate) fn new(order: KeyOrder, snapshots: Arc<SnapshotList>, len_max: u64) -> RetainedVersions {
         let tables = EpochCell::new(Arc::new(Vec::new()));
-        let bytes_max = BYTES_MAX.min(len_max / SHARE);
+        let bytes_max = TABLE_BYTES_MAX.min(len_max / TABLE_POOL_SHARE);
         let (len, memory, writing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(VecDeque::new()));
         let (forgotten, has_older) = (AtomicU64::new(0), AtomicBool::new(false));
         let memory_max = AtomicU64::new(memory_max_of(len_max));
         let (reserved, reservation_ended) = (BatchMutex::new(Reserved::default()), Condvar::new());
-        Versions {
+        RetainedVersions {
             order,
-            bytes_max,
-            forgotten,
-            memory,
-            memory_max,
+            table_bytes_max: bytes_max,
+            dropped_through: forgotten,
+            memory_bytes: memory,
+            memory_bytes_max: memory_max,
             reserved,
             reservation_ended,
-            points,
+            snapshots,
             tables,
-            len,
-            has_older,
-            writing,
+            version_count: len,
+            has_full_tables: has_older,
+            write_tables: writing,
         }
     }
 
     /// From now on entries take as much memory as a pool of `len_max` bytes may have for them.
     pub(crate) fn set_limit(&self, len_max: u64) {
-        self.memory_max.store(memory_max_of(len_max), Ordering::Relaxed);
+        self.memory_bytes_max.store(memory_max_of(len_max), Ordering::Relaxed);
     }
 
     #[inline]
-    pub(crate) fn points(&self) -> &ReadPoints {
-        &self.points
+    pub(crate) fn snapshots(&self) -> &SnapshotList {
+        &self.snapshots
     }
 
     /// Keeps `old`, the record of `key` that `by` replaces or, with `removed`, removes, unless nobody can need it: then
@@ -101,35 +101,41 @@ impl Versions {
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory, and `Poisoned`; then nothing is kept.
-    pub(crate) fn keep(&self, key: &[u8], old: &Record, by: SeqNo, removed: bool) -> Result<(bool, Vec<Range>)> {
-        let mut tables = self.writing.lock().map_err(poisoned)?;
-        let oldest = self.points.oldest();
+    pub(crate) fn retain(
+        &self,
+        key: &[u8],
+        old: &PoolRecord,
+        by: SeqNo,
+        removed: bool,
+    ) -> Result<(bool, Vec<PoolRange>)> {
+        let mut tables = self.write_tables.lock().map_err(poisoned)?;
+        let oldest = self.snapshots.oldest();
         if by <= oldest {
-            self.forgotten.fetch_max(by.0, Ordering::Release);
+            self.dropped_through.fetch_max(by.0, Ordering::Release);
             return Ok((false, Vec::new()));
         }
         let mut freed = Vec::new();
-        let full = |table: &Arc<Table>| {
-            table.entries.len() >= ENTRIES_MAX || table.bytes.load(Ordering::Relaxed) >= self.bytes_max
+        let full = |table: &Arc<VersionTable>| {
+            table.entries.len() >= TABLE_ENTRIES_MAX || table.bytes.load(Ordering::Relaxed) >= self.table_bytes_max
         };
         let is_full = tables.back().is_none_or(full);
         if is_full || tables.len() > 1 && is_stale(&tables[0], oldest) {
-            freed = self.forget(&mut tables);
+            freed = self.drop_stale_tables(&mut tables);
         }
         if is_full || tables.is_empty() {
             let entries = Arc::new(Memtable::new(self.order.clone(), 0));
-            let before = tables.back().map_or(0, |table| table.replaced_by.load(Ordering::Relaxed));
+            let before = tables.back().map_or(0, |table| table.max_replacing_seqno.load(Ordering::Relaxed));
             let (replaced_by, bytes) = (AtomicU64::new(before), AtomicU64::new(0));
-            tables.push_back(Arc::new(Table { entries, replaced_by, bytes }));
+            tables.push_back(Arc::new(VersionTable { entries, max_replacing_seqno: replaced_by, bytes }));
             self.publish(&tables);
         }
         let table = tables.back().expect("there is a youngest one");
-        table.replaced_by.fetch_max(by.0, Ordering::Relaxed);
+        table.max_replacing_seqno.fetch_max(by.0, Ordering::Relaxed);
         let mut value = [0; VALUE_LEN];
         value[..8].copy_from_slice(&old.slot().0.to_le_bytes());
         value[8..].copy_from_slice(&old.buffer_len().to_le_bytes());
         let entered =
-            table.entries.insert(EntryRef { user: key, seqno: old.seqno, kind: RecordKind::Put, value: &value });
+            table.entries.insert(EntryRef { user_key: key, seqno: old.seqno, kind: RecordKind::Put, value: &value });
         // It is there already if an earlier removal failed at its tombstone.
         let there = || table.entries.get(key, None, old.seqno).is_some_and(|entry| entry.seqno == old.seqno);
         match entered {
@@ -138,22 +144,22 @@ impl Versions {
             Ok(()) => drop(table.bytes.fetch_add(old.buffer_len(), Ordering::Relaxed)),
         }
         if removed {
-            table.entries.insert(EntryRef { user: key, seqno: by, kind: RecordKind::Delete, value: &[] })?;
+            table.entries.insert(EntryRef { user_key: key, seqno: by, kind: RecordKind::Delete, value: &[] })?;
         }
-        self.len.fetch_add(1, Ordering::Release);
+        self.version_count.fetch_add(1, Ordering::Release);
         Ok((true, freed))
     }
 
-    fn publish(&self, tables: &VecDeque<Arc<Table>>) {
-        self.has_older.store(tables.len() > 1, Ordering::Release);
+    fn publish(&self, tables: &VecDeque<Arc<VersionTable>>) {
+        self.has_full_tables.store(tables.len() > 1, Ordering::Release);
         let memory = tables.iter().map(|table| table.entries.bytes()).sum();
-        self.memory.store(memory, Ordering::Relaxed);
+        self.memory_bytes.store(memory, Ordering::Relaxed);
         self.tables.store(Arc::new(tables.iter().cloned().collect()));
     }
 
     /// Drops tables that nobody needs; the space of their records, which readers may still be at.
-    fn forget(&self, tables: &mut VecDeque<Arc<Table>>) -> Vec<Range> {
-        let oldest = self.points.oldest();
+    fn drop_stale_tables(&self, tables: &mut VecDeque<Arc<VersionTable>>) -> Vec<PoolRange> {
+        let oldest = self.snapshots.oldest();
         let mut gone = Vec::new();
         while let Some(first) = tables.front()
             && is_stale(first, oldest)
@@ -164,58 +170,58 @@ impl Versions {
             return Vec::new();
         }
         // Before anybody can miss them.
-        let through = gone.iter().map(|table| table.replaced_by.load(Ordering::Relaxed)).max();
-        self.forgotten.fetch_max(through.unwrap_or_default(), Ordering::Release);
+        let through = gone.iter().map(|table| table.max_replacing_seqno.load(Ordering::Relaxed)).max();
+        self.dropped_through.fetch_max(through.unwrap_or_default(), Ordering::Release);
         self.publish(tables);
         let mut freed = Vec::new();
         for table in &gone {
-            let mut cursor = table.entries.cursor();
+            let mut cursor = table.entries.iter();
             let mut met = cursor.seek_to_first();
-            while let (Ok(()), Some(entry)) = (met, cursor.peek()) {
-                freed.extend(slot_of(&entry).zip(entry.value.last_chunk().map(|len| u64::from_le_bytes(*len))));
+            while let (Ok(()), Some(entry)) = (met, cursor.current()) {
+                freed.extend(slot_of_entry(&entry).zip(entry.value.last_chunk().map(|len| u64::from_le_bytes(*len))));
                 met = cursor.next();
             }
         }
-        self.len.fetch_sub(freed.len() as u64, Ordering::Release);
-        freed.into_iter().map(|(slot, len)| (slot.at(), len)).collect()
+        self.version_count.fetch_sub(freed.len() as u64, Ordering::Release);
+        freed.into_iter().map(|(slot, len)| (slot.offset(), len)).collect()
     }
 
     /// What is free because its readers are gone.
-    pub(crate) fn forget_now(&self) -> Result<Vec<Range>> {
-        let mut tables = self.writing.lock().map_err(poisoned)?;
-        Ok(self.forget(&mut tables))
+    pub(crate) fn drop_stale(&self) -> Result<Vec<PoolRange>> {
+        let mut tables = self.write_tables.lock().map_err(poisoned)?;
+        Ok(self.drop_stale_tables(&mut tables))
     }
 
     /// Whether there is a table that takes no more entries and that no reader needs.
     #[inline]
-    pub(crate) fn has_stale(&self) -> bool {
-        self.has_older.load(Ordering::Acquire) && {
+    pub(crate) fn has_stale_tables(&self) -> bool {
+        self.has_full_tables.load(Ordering::Acquire) && {
             let tables = self.tables.load();
-            tables.first().is_some_and(|first| is_stale(first, self.points.oldest()))
+            tables.first().is_some_and(|first| is_stale(first, self.snapshots.oldest()))
         }
     }
 
     /// The tables that a reader at `at` needs. What all others have was replaced by what this reader sees.
-    fn needed(tables: &[Arc<Table>], at: SeqNo) -> &[Arc<Table>] {
+    fn tables_needed_at(tables: &[Arc<VersionTable>], at: SeqNo) -> &[Arc<VersionTable>] {
         let stale = tables.iter().take_while(|table| is_stale(table, at)).count();
         &tables[stale..]
     }
 
     /// Tables that a lookup at `at` asks.
     #[cfg(test)]
-    pub(crate) fn asked_at(&self, at: SeqNo) -> usize {
-        Versions::needed(&self.tables.load(), at).len()
+    pub(crate) fn tables_searched_at(&self, at: SeqNo) -> usize {
+        RetainedVersions::tables_needed_at(&self.tables.load(), at).len()
     }
 
     /// Bytes of memory that the entries take, but for the youngest table, which has not many. The records themselves
     /// stay in the pool.
     #[inline]
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.memory.load(Ordering::Relaxed)
+        self.memory_bytes.load(Ordering::Relaxed)
     }
 
     fn memory_max(&self) -> u64 {
-        self.memory_max.load(Ordering::Relaxed)
+        self.memory_bytes_max.load(Ordering::Relaxed)
     }
 
     /// The most bytes of memory that are taken when a record with a key of so many bytes is replaced, or removed.
@@ -230,8 +236,8 @@ impl Versions {
     /// # Errors
     /// `OutOfSpace` if so much is kept for readers that nothing more may be replaced.
     #[inline]
-    pub(crate) fn check_room(&self) -> Result<()> {
-        if self.memory_bytes() <= self.memory_max() { Ok(()) } else { Err(self.full_error()) }
+    pub(crate) fn check_memory_limit(&self) -> Result<()> {
+        if self.memory_bytes() <= self.memory_max() { Ok(()) } else { Err(self.memory_limit_error()) }
     }
 
     /// Reserves so many bytes of memory for the entries of a batch; none if they do not fit now, or if a batch waits.
@@ -288,7 +294,7 @@ impl Versions {
         }
         match self.add_reservation(reserved, bytes) {
             Some(guard) => Some(Ok(guard)),
-            None if reserved.bytes == 0 => Some(Err(self.full_error())),
+            None if reserved.bytes == 0 => Some(Err(self.memory_limit_error())),
             None => None,
         }
     }
@@ -302,8 +308,8 @@ impl Versions {
     }
 
     #[cold]
-    fn full_error(&self) -> Error {
-        let (oldest, visible) = (self.points.oldest(), self.points.visible());
+    fn memory_limit_error(&self) -> Error {
+        let (oldest, visible) = (self.snapshots.oldest(), self.snapshots.visible());
         let behind = visible.0.saturating_sub(oldest.0);
         let message = format!(
             "{} bytes of memory say what was replaced or removed since the oldest snapshot or iterator, which is \
@@ -326,52 +332,52 @@ impl Versions {
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.len.load(Ordering::Acquire) == 0
+        self.version_count.load(Ordering::Acquire) == 0
     }
 
     /// Whether all is kept still that was replaced or removed behind `at`: then what is not found was not there. To be
-    /// asked after [`find`](Versions::find).
+    /// asked after [`find`](RetainedVersions::find_position).
     #[inline]
-    pub(crate) fn has_all_since(&self, at: SeqNo) -> bool {
-        self.forgotten.load(Ordering::Acquire) <= at.0
+    pub(crate) fn is_complete_since(&self, at: SeqNo) -> bool {
+        self.dropped_through.load(Ordering::Acquire) <= at.0
     }
 
     /// The newest version of `key` not newer than `at`, of those that are kept.
-    pub(crate) fn find(&self, key: &[u8], at: SeqNo) -> Option<(RecordKind, Slot)> {
+    pub(crate) fn find(&self, key: &[u8], at: SeqNo) -> Option<(RecordKind, LeafSlot)> {
         if self.is_empty() {
             return None;
         }
         let tables = self.tables.load();
-        let found = Versions::needed(&tables, at).iter().filter_map(|table| {
+        let found = RetainedVersions::tables_needed_at(&tables, at).iter().filter_map(|table| {
             let entry = table.entries.get(key, table.entries.hash_of(key), at)?;
-            Some((entry.seqno, entry.kind, slot_of(&entry).unwrap_or(Slot(0))))
+            Some((entry.seqno, entry.kind, slot_of_entry(&entry).unwrap_or(LeafSlot(0))))
         });
         found.max_by_key(|(seqno, _, _)| *seqno).map(|(_, kind, slot)| (kind, slot))
     }
 
     /// Shows `visit` the versions not newer than `at` of the keys from `low` up to the first that `is_past` its end.
-    pub(crate) fn within(
+    pub(crate) fn visit_range(
         &self,
         low: Option<&[u8]>,
         is_past: impl Fn(&[u8]) -> bool,
         at: SeqNo,
-        mut visit: impl FnMut(EntryRef<'_>, Option<Slot>) -> Result<()>,
+        mut visit: impl FnMut(EntryRef<'_>, Option<LeafSlot>) -> Result<()>,
     ) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
-        for table in Versions::needed(&self.tables.load(), at) {
-            let mut cursor = table.entries.cursor();
+        for table in RetainedVersions::tables_needed_at(&self.tables.load(), at) {
+            let mut cursor = table.entries.iter();
             match low {
-                Some(low) => cursor.seek(KeyRef::first_of(low))?,
+                Some(low) => cursor.seek(InternalKey::before_versions_of(low))?,
                 None => cursor.seek_to_first()?,
             }
-            while let Some(entry) = cursor.peek() {
-                if is_past(entry.user) {
+            while let Some(entry) = cursor.current() {
+                if is_past(entry.user_key) {
                     break;
                 }
                 if entry.seqno <= at {
-                    visit(entry, slot_of(&entry))?;
+                    visit(entry, slot_of_entry(&entry))?;
                 }
                 cursor.next()?;
             }
@@ -391,12 +397,12 @@ struct Reserved {
 
 /// Memory that is reserved for the entries of a batch. Dropped, it is free again.
 pub(crate) struct VersionsGuard<'a> {
-    versions: &'a Versions,
+    versions: &'a RetainedVersions,
     bytes: u64,
 }
 
 impl VersionsGuard<'_> {
-    /// The bytes that it had reserved, which stay so until [`Versions::end_reservation`].
+    /// The bytes that it had reserved, which stay so until [`RetainedVersions::end_reservation`].
     pub(crate) fn into_bytes(mut guard: VersionsGuard<'_>) -> u64 {
         std::mem::take(&mut guard.bytes)
     }
@@ -410,17 +416,17 @@ impl Drop for VersionsGuard<'_> {
 
 /// The most bytes of memory for the entries of a pool of `len_max` bytes.
 fn memory_max_of(len_max: u64) -> u64 {
-    MEMORY_MIN.max(len_max / MEMORY_SHARE)
+    MEMORY_MIN.max(len_max / MEMORY_POOL_SHARE)
 }
 
 /// Whether readers at `oldest` and later points need nothing of a table.
-fn is_stale(table: &Table, oldest: SeqNo) -> bool {
-    table.replaced_by.load(Ordering::Relaxed) <= oldest.0
+fn is_stale(table: &VersionTable, oldest: SeqNo) -> bool {
+    table.max_replacing_seqno.load(Ordering::Relaxed) <= oldest.0
 }
 
 /// The slot in an entry; a tombstone has none.
-fn slot_of(entry: &EntryRef<'_>) -> Option<Slot> {
-    entry.value.first_chunk().map(|word| Slot(u64::from_le_bytes(*word)))
+fn slot_of_entry(entry: &EntryRef<'_>) -> Option<LeafSlot> {
+    entry.value.first_chunk().map(|word| LeafSlot(u64::from_le_bytes(*word)))
 }
 
 /// A lock whose holder panicked.
@@ -434,25 +440,25 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::vfs::dice::Dice;
     use crate::vfs::env::{Env, SystemEnv};
+    use crate::vfs::seeded_rng::SeededRng;
 
     #[test]
     fn entries_take_no_more_than_their_bound() {
         for (key_len, removed) in [(1, false), (8, true), (40, false), (100, true), (1000, true), (65_535, true)] {
             let entries = Memtable::new(KeyOrder::bytewise(), 0);
-            let (mut dice, mut most) = (Dice::new(key_len as u64, 0), 128 << 10);
-            for n in 1..=ENTRIES_MAX.min((8 << 20) / key_len as u64) {
+            let (mut dice, mut most) = (SeededRng::new(key_len as u64, 0), 128 << 10);
+            for n in 1..=TABLE_ENTRIES_MAX.min((8 << 20) / key_len as u64) {
                 let mut key = vec![0; key_len];
-                key.iter_mut().take(8).for_each(|byte| *byte = dice.throw() as u8);
+                key.iter_mut().take(8).for_each(|byte| *byte = dice.next_u64() as u8);
                 let seqno = SeqNo(2 * n);
                 let value = &[0; VALUE_LEN];
-                entries.insert(EntryRef { user: &key, seqno, kind: RecordKind::Put, value }).unwrap();
+                entries.insert(EntryRef { user_key: &key, seqno, kind: RecordKind::Put, value }).unwrap();
                 if removed {
                     let (seqno, kind) = (seqno.plus(1), RecordKind::Delete);
-                    entries.insert(EntryRef { user: &key, seqno, kind, value: &[] }).unwrap();
+                    entries.insert(EntryRef { user_key: &key, seqno, kind, value: &[] }).unwrap();
                 }
-                most += Versions::bytes_most(key_len, removed);
+                most += RetainedVersions::bytes_most(key_len, removed);
                 assert!(entries.bytes() <= most, "{n} keys of {key_len}: {} of {most}", entries.bytes());
             }
         }
@@ -461,8 +467,8 @@ mod tests {
     /// Before, a batch that waited came last for as long as others came: they were let in wherever they fitted.
     #[test]
     fn batches_that_wait_are_served_in_order() {
-        let points = ReadPoints::new(crate::engine::Visible::default());
-        let (versions, env) = (Arc::new(Versions::new(KeyOrder::bytewise(), points, 0)), SystemEnv::new());
+        let points = SnapshotList::new(crate::engine::LastVisibleSeqno::default());
+        let (versions, env) = (Arc::new(RetainedVersions::new(KeyOrder::bytewise(), points, 0)), SystemEnv::new());
         let most = versions.memory_max();
         let first = versions.try_reserve(most / 2).unwrap();
         let wait_for = |bytes| {

@@ -9,78 +9,79 @@
 use crate::base::{EntryRef, ErrorKind, RecordKind, Result, SeqNo};
 use crate::mem::atomic::{MutexGuard, Ordering};
 use crate::mem::epoch::Pin;
-use crate::pmem::inner::Goal;
-use crate::pmem::leaf::Spot;
-use crate::pmem::leaf::{Commit, Leaf};
-use crate::pmem::medium::{Medium, Site};
-use crate::pmem::record::{Head, Slot, buffer_len_for};
-use crate::pmem::space::{Range, Space};
-use crate::pmem::tree::{Place, Step, Tree};
+use crate::pmem::allocator::{Allocator, PoolRange};
+use crate::pmem::inner::LeafTarget;
+use crate::pmem::leaf::LeafAddr;
+use crate::pmem::leaf::{LeafCommitWord, PoolLeaf};
+use crate::pmem::persistence::{PersistSite, PersistenceBackend};
+use crate::pmem::record::{LeafSlot, PoolRecordHeader, buffer_len_for};
+use crate::pmem::tree::{LeafEntry, PoolTree, TreeStep};
 
 /// Hardly a record comes with a sequence number so far above what was visible when its space was set aside.
 const SEQNO_LEAD: u64 = 1 << 16;
 
 /// So many bytes of its space are fetched into the cache before a record is written, while its leaf is looked for.
-const FETCHED: u64 = 256;
+const RECORD_PREFETCH_LEN: u64 = 256;
 
 /// The number of a change, taken when its leaf is locked; none if it may not be made now.
-pub(crate) type Taken = Result<Option<SeqNo>>;
+pub(crate) type AssignedSeqno = Result<Option<SeqNo>>;
 
 /// What came of a put.
-enum Tried {
+enum PutOutcome {
     Done,
     /// Its leaf must be split before.
-    Full,
+    LeafFull,
     /// It got no number.
-    NotNow,
+    NoSeqno,
 }
 
 /// What came of a removal.
-enum Removed {
-    Record,
+enum RemoveOutcome {
+    Removed,
     /// There was none.
-    Nothing,
+    Absent,
     /// It got no number.
-    NotNow,
+    NoSeqno,
 }
 
 /// Space for a record that no leaf names yet. Dropped, it gives its space back.
-struct Draft<'a, M: Medium> {
-    tree: &'a Tree<M>,
-    range: Range,
-    used: bool,
+struct UnlinkedBuffer<'a, M: PersistenceBackend> {
+    tree: &'a PoolTree<M>,
+    range: PoolRange,
+    is_linked: bool,
 }
 
-impl<M: Medium> Drop for Draft<'_, M> {
+impl<M: PersistenceBackend> Drop for UnlinkedBuffer<'_, M> {
     fn drop(&mut self) {
-        if !self.used
-            && let Ok(mut space) = self.tree.space()
+        if !self.is_linked
+            && let Ok(mut space) = self.tree.lock_allocator()
         {
-            space.give_back(self.range);
+            space.free(self.range);
         }
     }
 }
 
-impl<M: Medium> Tree<M> {
+impl<M: PersistenceBackend> PoolTree<M> {
     /// Gives `key` the value `value`. Records of one key come with rising sequence numbers; one that is not newer than
     /// what is there is left out, so that a log can be replayed. Durable when it returns, as far as the medium is.
     ///
     /// # Errors
     /// `Invalid` if key or value is too long, `OutOfSpace` if the pool is full; then nothing was changed.
     pub(crate) fn put(&self, key: &[u8], seqno: SeqNo, value: &[u8]) -> Result<()> {
-        let entry = EntryRef { user: key, seqno, kind: RecordKind::Put, value };
-        let len = Head::new(entry)?.buffer_len(entry);
-        let range = (self.take(len)?, len);
-        self.put_into(entry, range)
+        let entry = EntryRef { user_key: key, seqno, kind: RecordKind::Put, value };
+        let len = PoolRecordHeader::new(entry)?.buffer_len(entry);
+        let range = (self.allocate(len)?, len);
+        self.put_reserved(entry, range)
     }
 
     /// The same in space that was set aside for it. If it fails, the space is free again.
-    pub(crate) fn put_into(&self, entry: EntryRef<'_>, room: Range) -> Result<()> {
-        let mut draft = Draft { tree: self, range: room, used: false };
-        let print = self.print(entry.user);
-        while let Tried::Full = self.try_put(entry, print, &mut draft, || Ok(Some(entry.seqno)))? {
-            let take = |space: &mut Space, medium: &M| space.insist(medium, Space::take_leaf);
-            self.or_forgetting(|| self.make_room(entry.user, take))?;
+    pub(crate) fn put_reserved(&self, entry: EntryRef<'_>, reservation: PoolRange) -> Result<()> {
+        let mut draft = UnlinkedBuffer { tree: self, range: reservation, is_linked: false };
+        let fingerprint = self.fingerprint(entry.user_key);
+        while let PutOutcome::LeafFull = self.try_put(entry, fingerprint, &mut draft, || Ok(Some(entry.seqno)))? {
+            let take =
+                |space: &mut Allocator, backend: &M| space.allocate_beyond_limit(backend, Allocator::allocate_leaf);
+            self.retry_after_reclaim(|| self.split_leaf(entry.user_key, take))?;
         }
         Ok(())
     }
@@ -88,44 +89,52 @@ impl<M: Medium> Tree<M> {
     /// Gives `key` the value `value` under the number that `turn` gives: false if it gives none.
     ///
     /// # Errors
-    /// As [`put`](Tree::put), before a number is asked for; and those of `turn`. Other errors leave nobody knowing.
-    pub(crate) fn put_in_turn(&self, key: &[u8], value: &[u8], mut turn: impl FnMut() -> Taken) -> Result<bool> {
-        let len = buffer_len_for(key.len(), value.len(), self.highest_soon(1));
-        self.check_versions()?;
-        let at = self.take(len)?;
-        let mut draft = Draft { tree: self, range: (at, len), used: false };
-        self.region().prefetch(draft.range.0, len.min(FETCHED));
-        let print = self.print(key);
-        let entry = EntryRef { user: key, seqno: SeqNo::ZERO, kind: RecordKind::Put, value };
+    /// As [`put`](PoolTree::add_free_range), before a number is asked for; and those of `turn`. Other errors leave
+    /// nobody knowing.
+    pub(crate) fn put_assigning_seqno(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        mut assign_seqno: impl FnMut() -> AssignedSeqno,
+    ) -> Result<bool> {
+        let len = buffer_len_for(key.len(), value.len(), self.seqno_estimate(1));
+        self.check_version_memory()?;
+        let at = self.allocate(len)?;
+        let mut draft = UnlinkedBuffer { tree: self, range: (at, len), is_linked: false };
+        self.region().prefetch(draft.range.0, len.min(RECORD_PREFETCH_LEN));
+        let fingerprint = self.fingerprint(key);
+        let entry = EntryRef { user_key: key, seqno: SeqNo::ZERO, kind: RecordKind::Put, value };
         loop {
-            match self.try_put(entry, print, &mut draft, &mut turn)? {
-                Tried::Done => return Ok(true),
-                Tried::NotNow => return Ok(false),
-                Tried::Full => self.or_forgetting(|| self.make_room(key, Space::take_spare_leaf))?,
+            match self.try_put(entry, fingerprint, &mut draft, &mut assign_seqno)? {
+                PutOutcome::Done => return Ok(true),
+                PutOutcome::NoSeqno => return Ok(false),
+                PutOutcome::LeafFull => {
+                    self.retry_after_reclaim(|| self.split_leaf(key, Allocator::allocate_unreserved_leaf))?
+                }
             }
         }
     }
 
     /// A number that hardly any of so many changes gets beyond. Not much higher than need be: a record that comes with
     /// a shorter number than it has space for leaves a buffer behind that is too short for the next one of its size.
-    pub(crate) fn highest_soon(&self, changes: usize) -> SeqNo {
-        SeqNo((self.versions.points().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
+    pub(crate) fn seqno_estimate(&self, changes: usize) -> SeqNo {
+        SeqNo((self.versions.snapshots().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
     }
 
     /// The free space, which has heard of promises that have ended.
     #[inline]
-    pub(crate) fn space_after_promises(&self) -> Result<MutexGuard<'_, Space>> {
-        let mut space = self.space()?;
-        if self.ended.load(Ordering::Relaxed) > 0 {
-            space.end_promise(self.ended.swap(0, Ordering::Relaxed));
+    pub(crate) fn allocator_after_releases(&self) -> Result<MutexGuard<'_, Allocator>> {
+        let mut space = self.lock_allocator()?;
+        if self.released_leaf_reservations.load(Ordering::Relaxed) > 0 {
+            space.release_leaf_reservation(self.released_leaf_reservations.swap(0, Ordering::Relaxed));
         }
         Ok(space)
     }
 
     /// Gives back what was set aside and not used.
-    pub(crate) fn give_back(&self, room: Range) {
-        if let Ok(mut space) = self.space() {
-            space.give_back(room);
+    pub(crate) fn free_reservation(&self, reservation: PoolRange) {
+        if let Ok(mut space) = self.lock_allocator() {
+            space.free(reservation);
         }
     }
 
@@ -134,88 +143,94 @@ impl<M: Medium> Tree<M> {
     /// # Errors
     /// `OutOfSpace` if there is no memory to keep it for those who still read it; then nothing was changed.
     pub(crate) fn remove(&self, key: &[u8], seqno: SeqNo) -> Result<bool> {
-        Ok(matches!(self.try_remove(key, || Ok(Some(seqno)))?, Removed::Record))
+        Ok(matches!(self.try_remove(key, || Ok(Some(seqno)))?, RemoveOutcome::Removed))
     }
 
     /// Takes the record of `key` away, if there is one, under the number that `turn` gives: false if it gives none.
     ///
     /// # Errors
-    /// As [`put_in_turn`](Tree::put_in_turn), but `OutOfSpace` only if too much is kept for readers.
-    pub(crate) fn remove_in_turn(&self, key: &[u8], turn: impl FnOnce() -> Taken) -> Result<bool> {
-        self.check_versions()?;
-        Ok(!matches!(self.try_remove(key, turn)?, Removed::NotNow))
+    /// As [`put_assigning_seqno`](PoolTree::put_assigning_seqno), but `OutOfSpace` only if too much is kept for
+    /// readers.
+    pub(crate) fn remove_assigning_seqno(
+        &self,
+        key: &[u8],
+        assign_seqno: impl FnOnce() -> AssignedSeqno,
+    ) -> Result<bool> {
+        self.check_version_memory()?;
+        Ok(!matches!(self.try_remove(key, assign_seqno)?, RemoveOutcome::NoSeqno))
     }
 
-    fn try_remove(&self, key: &[u8], turn: impl FnOnce() -> Taken) -> Result<Removed> {
-        let print = self.print(key);
+    fn try_remove(&self, key: &[u8], assign_seqno: impl FnOnce() -> AssignedSeqno) -> Result<RemoveOutcome> {
+        let fingerprint = self.fingerprint(key);
         let (leaf, locked) = self.lock_leaf(key)?;
-        let commit = leaf.commit();
+        let commit = leaf.commit_word();
         let found = {
             let _pin = self.pin()?;
-            self.look(leaf, commit, key, print)?
+            self.find_in_leaf(leaf, commit, key, fingerprint)?
         };
-        let Some(seqno) = turn()? else { return Ok(Removed::NotNow) };
-        let Some(place) = found.filter(|place| place.record.seqno < seqno) else { return Ok(Removed::Nothing) };
-        let kept = self.keep(key, &place, seqno, true)?;
-        let left = self.without(leaf, commit, &place, print);
-        self.medium.publish(leaf.at, left.0);
-        self.medium.flush(leaf.at, 8, Site::RemoveCommit);
-        self.medium.fence(Site::RemoveDone);
-        self.count(leaf.at, false);
+        let Some(seqno) = assign_seqno()? else { return Ok(RemoveOutcome::NoSeqno) };
+        let Some(place) = found.filter(|place| place.record.seqno < seqno) else { return Ok(RemoveOutcome::Absent) };
+        let kept = self.retain_version(key, &place, seqno, true)?;
+        let left = self.commit_without_slot(leaf, commit, &place, fingerprint);
+        self.backend.publish(leaf.offset, left.0);
+        self.backend.flush(leaf.offset, 8, PersistSite::RemoveCommit);
+        self.backend.fence(PersistSite::RemoveDone);
+        self.add_to_record_count(leaf.offset, false);
         drop(locked);
         if !kept {
-            self.space()?.retire((place.record.at, place.record.buffer_len()));
+            self.lock_allocator()?.retire((place.record.offset, place.record.buffer_len()));
         }
         // At a quarter, and when it is empty: in between, neighbours that had no room are not asked every time.
-        if left.count() == 0 || left.count() == self.slots / 4 {
-            self.make_dense(key)?;
+        if left.count() == 0 || left.count() == self.slots_per_leaf / 4 {
+            self.merge_or_unlink_leaf(key)?;
         }
-        Ok(Removed::Record)
+        Ok(RemoveOutcome::Removed)
     }
 
     /// Writes a record into its space, of which it gives back what is too much, and makes its slot.
-    fn write(&self, entry: EntryRef<'_>, draft: &mut Draft<'_, M>) -> Result<Slot> {
-        let mut head = Head::new(entry)?;
-        let (len, (at, room)) = (head.buffer_len(entry), draft.range);
-        if len != room {
-            self.fit(draft, at, len, room)?;
+    fn write_record(&self, entry: EntryRef<'_>, draft: &mut UnlinkedBuffer<'_, M>) -> Result<LeafSlot> {
+        let mut head = PoolRecordHeader::new(entry)?;
+        let (len, (at, allocated_len)) = (head.buffer_len(entry), draft.range);
+        if len != allocated_len {
+            self.resize_buffer(draft, at, len, allocated_len)?;
         }
         let (at, len) = draft.range;
-        self.medium.write(at, &[head.seal(&self.file_id, at, entry), entry.user, entry.value]);
-        self.medium.flush(at, len, Site::PutRecord);
-        Ok(Slot::new(at, len))
+        self.backend.write(at, &[head.encode(&self.file_id, at, entry), entry.user_key, entry.value]);
+        self.backend.flush(at, len, PersistSite::PutRecord);
+        Ok(LeafSlot::new(at, len))
     }
 
     #[cold]
-    fn fit(&self, draft: &mut Draft<'_, M>, at: u64, len: u64, room: u64) -> Result<()> {
-        let mut space = self.space()?;
-        if len < room {
-            space.give_back((at + len, room - len));
+    fn resize_buffer(&self, draft: &mut UnlinkedBuffer<'_, M>, at: u64, len: u64, allocated_len: u64) -> Result<()> {
+        let mut space = self.lock_allocator()?;
+        if len < allocated_len {
+            space.free((at + len, allocated_len - len));
             draft.range = (at, len);
         } else {
-            let longer = (space.insist(&self.medium, |space, medium| space.take(medium, len))?, len);
-            space.give_back(std::mem::replace(&mut draft.range, longer));
+            let longer =
+                (space.allocate_beyond_limit(&self.backend, |space, backend| space.allocate(backend, len))?, len);
+            space.free(std::mem::replace(&mut draft.range, longer));
         }
         Ok(())
     }
 
     /// Takes space, if need be that of versions that nobody reads any more.
-    fn take(&self, len: u64) -> Result<u64> {
-        self.or_forgetting(|| self.shelves.take(&self.medium, len, || self.space_after_promises()))
+    fn allocate(&self, len: u64) -> Result<u64> {
+        self.retry_after_reclaim(|| self.thread_caches.allocate(&self.backend, len, || self.allocator_after_releases()))
     }
 
     /// Tries something that wants space, and once more if there were versions that nobody reads any more, or space on
     /// shelves.
-    pub(crate) fn or_forgetting<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn retry_after_reclaim<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut full = match attempt() {
             Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
             done => return done,
         };
-        let (freed, shelved) = (self.versions.forget_now()?, self.shelves.clear());
+        let (freed, shelved) = (self.versions.drop_stale()?, self.thread_caches.drain());
         if !freed.is_empty() || !shelved.is_empty() {
             self.retire_all(freed)?;
-            let mut space = self.space()?;
-            shelved.into_iter().for_each(|run| space.give_back(run));
+            let mut space = self.lock_allocator()?;
+            shelved.into_iter().for_each(|run| space.free(run));
             drop(space);
             full = match attempt() {
                 Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
@@ -223,7 +238,7 @@ impl<M: Medium> Tree<M> {
             };
         }
         // It ends, because each round frees leaves.
-        while self.pack()? > 0 {
+        while self.merge_sparse_leaves()? > 0 {
             full = match attempt() {
                 Err(error) if error.kind() == ErrorKind::OutOfSpace => error,
                 done => return done,
@@ -234,43 +249,43 @@ impl<M: Medium> Tree<M> {
 
     /// Gives back what no reader needs any more of what was replaced, soon after the reader has left.
     #[inline]
-    pub(crate) fn forget_stale(&self) -> Result<()> {
-        if !self.versions.has_stale() { Ok(()) } else { self.retire_all(self.versions.forget_now()?) }
+    pub(crate) fn drop_stale_versions(&self) -> Result<()> {
+        if !self.versions.has_stale_tables() { Ok(()) } else { self.retire_all(self.versions.drop_stale()?) }
     }
 
     /// Fails if more is kept for readers than may be, once what no reader needs was forgotten.
-    fn check_versions(&self) -> Result<()> {
-        self.forget_stale()?;
-        if self.versions.check_room().is_err() {
+    fn check_version_memory(&self) -> Result<()> {
+        self.drop_stale_versions()?;
+        if self.versions.check_memory_limit().is_err() {
             self.forget_versions()?;
         }
-        self.versions.check_room()
+        self.versions.check_memory_limit()
     }
 
     /// Gives back all that no reader needs any more of what was replaced.
     pub(crate) fn forget_versions(&self) -> Result<()> {
-        self.retire_all(self.versions.forget_now()?)
+        self.retire_all(self.versions.drop_stale()?)
     }
 
     /// Gives back the space of records that no leaf and no version names.
-    fn retire_all(&self, ranges: Vec<Range>) -> Result<()> {
-        let mut space = self.space()?;
+    fn retire_all(&self, ranges: Vec<PoolRange>) -> Result<()> {
+        let mut space = self.lock_allocator()?;
         for range in ranges {
-            if self.does(Step::Limbo) { space.retire(range) } else { space.give_back(range) }
+            if self.is_step_enabled(TreeStep::EpochReclaim) { space.retire(range) } else { space.free(range) }
         }
         Ok(())
     }
 
     /// The leaf of `key`, locked.
-    pub(crate) fn lock_leaf(&self, key: &[u8]) -> Result<(Leaf<'_>, MutexGuard<'_, ()>)> {
+    pub(crate) fn lock_leaf(&self, key: &[u8]) -> Result<(PoolLeaf<'_>, MutexGuard<'_, ()>)> {
         loop {
-            let shape = self.shape.load(Ordering::Acquire);
+            let shape = self.structure_version.load(Ordering::Acquire);
             // Not pinned while it waits: that would hold up all that waits for readers.
-            let leaf = self.leaf(Spot(self.inner.leaf(Goal::At(key), &Pin::new())));
-            self.region().prefetch(leaf.at, crate::pmem::leaf::LEAF_LEN);
-            self.orders.prefetch(leaf.order);
-            let locked = self.lock(leaf.at)?;
-            if self.shape.load(Ordering::Acquire) == shape {
+            let leaf = self.leaf(LeafAddr(self.inner.find_leaf(LeafTarget::Key(key), &Pin::new())));
+            self.region().prefetch(leaf.offset, crate::pmem::leaf::LEAF_LEN);
+            self.leaf_orders.prefetch(leaf.order_id);
+            let locked = self.lock_stripe(leaf.offset)?;
+            if self.structure_version.load(Ordering::Acquire) == shape {
                 return Ok((leaf, locked));
             }
         }
@@ -280,61 +295,61 @@ impl<M: Medium> Tree<M> {
     fn try_put(
         &self,
         entry: EntryRef<'_>,
-        print: u8,
-        draft: &mut Draft<'_, M>,
-        turn: impl FnOnce() -> Taken,
-    ) -> Result<Tried> {
-        let (leaf, locked) = self.lock_leaf(entry.user)?;
-        let commit = leaf.commit();
+        fingerprint: u8,
+        draft: &mut UnlinkedBuffer<'_, M>,
+        assign_seqno: impl FnOnce() -> AssignedSeqno,
+    ) -> Result<PutOutcome> {
+        let (leaf, locked) = self.lock_leaf(entry.user_key)?;
+        let commit = leaf.commit_word();
         let old = {
             let _pin = self.pin()?;
-            self.look(leaf, commit, entry.user, print)?
+            self.find_in_leaf(leaf, commit, entry.user_key, fingerprint)?
         };
-        if old.is_none() && commit.count() + 1 >= self.slots {
-            return Ok(Tried::Full);
+        if old.is_none() && commit.count() + 1 >= self.slots_per_leaf {
+            return Ok(PutOutcome::LeafFull);
         }
-        let Some(seqno) = turn()? else { return Ok(Tried::NotNow) };
+        let Some(seqno) = assign_seqno()? else { return Ok(PutOutcome::NoSeqno) };
         if old.as_ref().is_some_and(|old| old.record.seqno >= seqno) {
-            return Ok(Tried::Done);
+            return Ok(PutOutcome::Done);
         }
         let entry = EntryRef { seqno, ..entry };
         let kept = match &old {
-            Some(old) => self.keep(entry.user, old, entry.seqno, false)?,
+            Some(old) => self.retain_version(entry.user_key, old, entry.seqno, false)?,
             None => true,
         };
-        let n = commit.free().expect("one slot always stays free");
-        let slot = self.write(entry, draft)?;
-        let mut new = commit.flipped(n, self.seal.of_slot(leaf.at, n, print, slot));
+        let n = commit.first_free_slot().expect("one slot always stays free");
+        let slot = self.write_record(entry, draft)?;
+        let mut new = commit.flipped(n, self.check_seed.slot_check(leaf.offset, n, fingerprint, slot));
         if let Some(old) = &old {
-            new = self.without(leaf, new, old, print);
+            new = self.commit_without_slot(leaf, new, old, fingerprint);
         }
-        self.open(leaf);
-        self.medium.store(leaf.slot_at(n), slot.0);
-        self.medium.flush(leaf.slot_at(n), 8, Site::PutSlot);
-        self.medium.store(leaf.print_at(n), leaf.print_word(n, print));
-        self.medium.flush_words(leaf.print_at(n), 8, Site::PutPrint);
-        self.medium.fence(Site::PutReady);
-        self.medium.publish(leaf.at, new.0);
-        self.medium.flush(leaf.at, 8, Site::PutCommit);
-        self.medium.fence(Site::PutDone);
-        draft.used = true;
+        self.begin_slot_write(leaf);
+        self.backend.store(leaf.slot_offset(n), slot.0);
+        self.backend.flush(leaf.slot_offset(n), 8, PersistSite::PutSlot);
+        self.backend.store(leaf.fingerprint_offset(n), leaf.fingerprint_word(n, fingerprint));
+        self.backend.flush_words(leaf.fingerprint_offset(n), 8, PersistSite::PutFingerprint);
+        self.backend.fence(PersistSite::PutReady);
+        self.backend.publish(leaf.offset, new.0);
+        self.backend.flush(leaf.offset, 8, PersistSite::PutCommit);
+        self.backend.fence(PersistSite::PutDone);
+        draft.is_linked = true;
         if old.is_none() {
-            self.count(leaf.at, true);
+            self.add_to_record_count(leaf.offset, true);
         }
         drop(locked);
         match old {
-            Some(old) if !kept => self.space()?.retire((old.record.at, old.record.buffer_len())),
+            Some(old) if !kept => self.lock_allocator()?.retire((old.record.offset, old.record.buffer_len())),
             _ => {}
         }
-        Ok(Tried::Done)
+        Ok(PutOutcome::Done)
     }
 
     /// Has a record that `by` replaces or removes kept for its readers; false if it has none.
-    fn keep(&self, key: &[u8], place: &Place, by: SeqNo, removed: bool) -> Result<bool> {
-        if !self.does(Step::Versions) || self.replaying.load(Ordering::Acquire) {
+    fn retain_version(&self, key: &[u8], place: &LeafEntry, by: SeqNo, removed: bool) -> Result<bool> {
+        if !self.is_step_enabled(TreeStep::RetainVersions) || self.replaying.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let (kept, freed) = self.versions.keep(key, &place.record, by, removed)?;
+        let (kept, freed) = self.versions.retain(key, &place.record, by, removed)?;
         if !freed.is_empty() {
             self.retire_all(freed)?;
         }
@@ -342,7 +357,16 @@ impl<M: Medium> Tree<M> {
     }
 
     /// `commit` without the slot of `place`.
-    fn without(&self, leaf: Leaf<'_>, commit: Commit, place: &Place, print: u8) -> Commit {
-        commit.flipped(place.n, self.seal.of_slot(leaf.at, place.n, print, leaf.slot(place.n)))
+    fn commit_without_slot(
+        &self,
+        leaf: PoolLeaf<'_>,
+        commit: LeafCommitWord,
+        place: &LeafEntry,
+        fingerprint: u8,
+    ) -> LeafCommitWord {
+        commit.flipped(
+            place.slot_index,
+            self.check_seed.slot_check(leaf.offset, place.slot_index, fingerprint, leaf.slot(place.slot_index)),
+        )
     }
 }

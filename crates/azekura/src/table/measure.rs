@@ -5,13 +5,13 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use crate::base::compression::CompressionType;
-use crate::base::{KeyOrder, KeyRef, RecordKind, SeqNo};
-use crate::block::frame::Body;
-use crate::block::{Block, BlockBuilder, BlockCursor, DataBuilder, SlotBuilder};
-use crate::cursor::Cursor;
+use crate::base::{InternalKey, KeyOrder, RecordKind, SeqNo};
+use crate::block::frame::BlockContents;
+use crate::block::{Block, BlockIter, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
+use crate::iter::InternalIter;
 use crate::table::options::{DataBlockIndexType, TableOptions};
-use crate::table::reader::{Lookup, Table};
-use crate::table::tests::{Random, Row, World};
+use crate::table::reader::{PointLookup, TableReader};
+use crate::table::tests::{TableFixture, TableRow, XorShiftRng};
 use crate::vfs::Env;
 use crate::vfs::env::SystemEnv;
 
@@ -25,10 +25,10 @@ fn key(i: u64) -> [u8; 16] {
     key
 }
 
-fn rows(n: u64) -> Vec<Row> {
-    let mut random = Random(5);
-    let mut rows: Vec<Row> = (0..n)
-        .map(|i| Row {
+fn random_rows(n: u64) -> Vec<TableRow> {
+    let mut random = XorShiftRng(5);
+    let mut rows: Vec<TableRow> = (0..n)
+        .map(|i| TableRow {
             user: key(i).to_vec(),
             seqno: SeqNo(1_000_000 + i),
             kind: RecordKind::Put,
@@ -39,7 +39,7 @@ fn rows(n: u64) -> Vec<Row> {
     rows
 }
 
-fn per_op(n: u64, mut op: impl FnMut()) -> f64 {
+fn time_per_op(n: u64, mut op: impl FnMut()) -> f64 {
     let env = SystemEnv::new();
     let start = env.monotonic_ns();
     op();
@@ -47,18 +47,18 @@ fn per_op(n: u64, mut op: impl FnMut()) -> f64 {
 }
 
 /// Nanoseconds for each get: the mean over all, and the tenth percentile of batches, which other load hardly moves.
-fn gets(table: &Arc<Table>, n: u64, absent: bool) -> (f64, f64) {
+fn time_gets(table: &Arc<TableReader>, n: u64, absent: bool) -> (f64, f64) {
     const BATCH: u64 = 500;
     let order = KeyOrder::bytewise();
-    let mut random = Random(17);
+    let mut random = XorShiftRng(17);
     let mut batches: Vec<f64> = (0..n / BATCH)
         .map(|_| {
-            per_op(BATCH, || {
+            time_per_op(BATCH, || {
                 for _ in 0..BATCH {
                     let mut key = key(random.below(ENTRIES));
                     key[15] ^= u8::from(absent);
                     key[8] ^= u8::from(absent);
-                    let found = table.get(&Lookup::new(&key, SeqNo::MAX, &order, SEED)).unwrap();
+                    let found = table.get(&PointLookup::new(&key, SeqNo::MAX, &order, SEED)).unwrap();
                     assert_eq!(found.is_some(), !absent);
                     black_box(found);
                 }
@@ -71,29 +71,29 @@ fn gets(table: &Arc<Table>, n: u64, absent: bool) -> (f64, f64) {
 
 /// For an instruction counter that collects only in here.
 #[inline(never)]
-fn counted_gets(table: &Arc<Table>, n: u64) {
+fn count_get_instructions(table: &Arc<TableReader>, n: u64) {
     let order = KeyOrder::bytewise();
-    let mut random = Random(29);
+    let mut random = XorShiftRng(29);
     for _ in 0..n {
         let key = key(random.below(ENTRIES));
-        black_box(table.get(&Lookup::new(&key, SeqNo::MAX, &order, SEED)).unwrap());
+        black_box(table.get(&PointLookup::new(&key, SeqNo::MAX, &order, SEED)).unwrap());
     }
 }
 
 #[test]
 #[ignore = "for an instruction counter, in release"]
 fn counted_cached_gets() {
-    let rows = rows(ENTRIES);
+    let rows = random_rows(ENTRIES);
     let options = TableOptions { compression: CompressionType::None, ..TableOptions::default() };
-    let table = World::new(&rows, &options, &KeyOrder::bytewise()).open_with(256 << 20, SEED).unwrap();
-    gets(&table, 4 * ENTRIES, false);
-    counted_gets(&table, 100_000);
+    let table = TableFixture::new(&rows, &options, &KeyOrder::bytewise()).open_with_cache(256 << 20, SEED).unwrap();
+    time_gets(&table, 4 * ENTRIES, false);
+    count_get_instructions(&table, 100_000);
 }
 
 #[test]
 #[ignore = "takes seconds and says something only in release"]
 fn cached_reads() {
-    let rows = rows(ENTRIES);
+    let rows = random_rows(ENTRIES);
     let seek_targets: Vec<[u8; 16]> = (0..200_000).map(|i| key(i * 7 % ENTRIES)).collect();
     for (name, partition, data_block_index_type, restart_interval, compression) in [
         ("search, restart 16", true, DataBlockIndexType::BinarySearch, 16, CompressionType::Lz4),
@@ -111,31 +111,31 @@ fn cached_reads() {
             ..TableOptions::default()
         };
         let mut world = None;
-        let write = per_op(ENTRIES, || world = Some(World::new(&rows, &options, &KeyOrder::bytewise())));
+        let write = time_per_op(ENTRIES, || world = Some(TableFixture::new(&rows, &options, &KeyOrder::bytewise())));
         let world = world.expect("just built");
-        let table = world.open_with(256 << 20, SEED).unwrap();
-        let cold = gets(&table, ENTRIES, false);
-        gets(&table, 2 * ENTRIES, false);
-        let hit = gets(&table, 4 * ENTRIES, false);
-        let miss = gets(&table, 4 * ENTRIES, true);
-        let mut cursor = table.cursor(true);
-        let scan = per_op(ENTRIES, || {
+        let table = world.open_with_cache(256 << 20, SEED).unwrap();
+        let cold = time_gets(&table, ENTRIES, false);
+        time_gets(&table, 2 * ENTRIES, false);
+        let hit = time_gets(&table, 4 * ENTRIES, false);
+        let miss = time_gets(&table, 4 * ENTRIES, true);
+        let mut cursor = table.iter(true);
+        let scan = time_per_op(ENTRIES, || {
             cursor.seek_to_first().unwrap();
             while cursor.valid() {
                 black_box(cursor.entry());
                 cursor.next().unwrap();
             }
         });
-        let back = per_op(ENTRIES, || {
+        let back = time_per_op(ENTRIES, || {
             cursor.seek_to_last().unwrap();
             while cursor.valid() {
                 black_box(cursor.entry());
                 cursor.prev().unwrap();
             }
         });
-        let seek = per_op(seek_targets.len() as u64, || {
+        let seek = time_per_op(seek_targets.len() as u64, || {
             for key in &seek_targets {
-                cursor.seek(KeyRef::first_of(key)).unwrap();
+                cursor.seek(InternalKey::before_versions_of(key)).unwrap();
                 black_box(cursor.entry());
             }
         });
@@ -149,24 +149,24 @@ fn cached_reads() {
 }
 
 /// The blocks of one layout, outside of any table, and the keys in each.
-struct Blocks {
+struct LayoutBlocks {
     blocks: Vec<(Arc<Block>, usize, usize)>,
     bytes: usize,
     memory: usize,
 }
 
-fn blocks(rows: &[Row], block_size: usize, mut builder: DataBuilder) -> Blocks {
+fn build_layout_blocks(rows: &[TableRow], block_size: usize, mut builder: DataBlockBuilder) -> LayoutBlocks {
     let order = KeyOrder::bytewise();
-    let mut built = Blocks { blocks: Vec::new(), bytes: 0, memory: 0 };
+    let mut built = LayoutBlocks { blocks: Vec::new(), bytes: 0, memory: 0 };
     let mut first = 0;
     for (i, row) in rows.iter().enumerate() {
-        let key = KeyRef::new(&row.user, row.seqno);
-        builder.add(key, Lookup::new(&row.user, SeqNo::MAX, &order, SEED).hash, row.kind.to_byte(), &row.value);
+        let key = InternalKey::new(&row.user, row.seqno);
+        builder.add(key, PointLookup::new(&row.user, SeqNo::MAX, &order, SEED).hash, row.kind.to_byte(), &row.value);
         let last = i + 1 == rows.len();
-        if last || builder.len_with(KeyRef::new(&rows[i + 1].user, rows[i + 1].seqno), 100) > block_size {
+        if last || builder.len_with(InternalKey::new(&rows[i + 1].user, rows[i + 1].seqno), 100) > block_size {
             let (kind, raw) = builder.finish();
             built.bytes += raw.len();
-            let block = Arc::new(Block::decode(Body::new(kind, raw.to_vec())).unwrap());
+            let block = Arc::new(Block::decode(BlockContents::new(kind, raw.to_vec())).unwrap());
             built.memory += block.memory();
             built.blocks.push((block, first, i + 1));
             first = i + 1;
@@ -182,24 +182,24 @@ mod ops {
 
     #[inline(never)]
     pub(super) fn op_hit(block: &Block, user: &[u8], hash: Option<u64>) {
-        let found = block.find(KeyRef::first_of(user), hash, &KeyOrder::bytewise()).unwrap();
-        assert!(black_box(found).is_some_and(|found| found.same_key));
+        let found = block.lookup(InternalKey::before_versions_of(user), hash, &KeyOrder::bytewise()).unwrap();
+        assert!(black_box(found).is_some_and(|found| found.key_matches));
     }
 
     #[inline(never)]
     pub(super) fn op_miss(block: &Block, user: &[u8], hash: Option<u64>) {
-        let found = block.find(KeyRef::first_of(user), hash, &KeyOrder::bytewise()).unwrap();
-        assert!(!black_box(found).is_some_and(|found| found.same_key));
+        let found = block.lookup(InternalKey::before_versions_of(user), hash, &KeyOrder::bytewise()).unwrap();
+        assert!(!black_box(found).is_some_and(|found| found.key_matches));
     }
 
     #[inline(never)]
-    pub(super) fn op_seek(cursor: &mut BlockCursor, user: &[u8]) {
-        cursor.seek(KeyRef::first_of(user), &KeyOrder::bytewise()).unwrap();
+    pub(super) fn op_seek(cursor: &mut BlockIter, user: &[u8]) {
+        cursor.seek(InternalKey::before_versions_of(user), &KeyOrder::bytewise()).unwrap();
         black_box(cursor.valid());
     }
 
     #[inline(never)]
-    pub(super) fn op_scan(cursor: &mut BlockCursor) -> u64 {
+    pub(super) fn op_scan(cursor: &mut BlockIter) -> u64 {
         let mut entries = 0;
         cursor.seek_to_first().unwrap();
         while cursor.valid() {
@@ -211,7 +211,7 @@ mod ops {
     }
 
     #[inline(never)]
-    pub(super) fn op_back(cursor: &mut BlockCursor) -> u64 {
+    pub(super) fn op_back(cursor: &mut BlockIter) -> u64 {
         let mut entries = 0;
         cursor.seek_to_last().unwrap();
         while cursor.valid() {
@@ -224,7 +224,7 @@ mod ops {
 }
 
 /// A block, and a key that it has and one that it has not, with their hashes.
-struct Pick {
+struct LayoutSample {
     block: usize,
     present: [u8; 16],
     present_hash: Option<u64>,
@@ -232,10 +232,10 @@ struct Pick {
     absent_hash: Option<u64>,
 }
 
-fn picks(rows: &[Row], built: &Blocks) -> Vec<Pick> {
+fn sample_keys(rows: &[TableRow], built: &LayoutBlocks) -> Vec<LayoutSample> {
     let order = KeyOrder::bytewise();
-    let hash = |key: &[u8]| Lookup::new(key, SeqNo::MAX, &order, SEED).hash;
-    let mut random = Random(3);
+    let hash = |key: &[u8]| PointLookup::new(key, SeqNo::MAX, &order, SEED).hash;
+    let mut random = XorShiftRng(3);
     let mut pick = || {
         let block = random.below(built.blocks.len() as u64) as usize;
         let (_, from, to) = &built.blocks[block];
@@ -243,27 +243,27 @@ fn picks(rows: &[Row], built: &Blocks) -> Vec<Pick> {
         let present: [u8; 16] = rows[row].user.as_slice().try_into().unwrap();
         let mut absent = present;
         absent[15] ^= 1;
-        Pick { block, present, present_hash: hash(&present), absent, absent_hash: hash(&absent) }
+        LayoutSample { block, present, present_hash: hash(&present), absent, absent_hash: hash(&absent) }
     };
     (0..rows.len()).map(|_| pick()).collect()
 }
 
 /// Measures one layout against the bytes of another.
-fn layout(name: &str, rows: &[Row], built: &Blocks, base: &Blocks) {
-    let picks = picks(rows, built);
+fn measure_layout(name: &str, rows: &[TableRow], built: &LayoutBlocks, base: &LayoutBlocks) {
+    let picks = sample_keys(rows, built);
     let n = rows.len() as u64;
-    let block = |pick: &Pick| &built.blocks[pick.block].0;
-    let hit = per_op(n, || picks.iter().for_each(|p| ops::op_hit(block(p), &p.present, p.present_hash)));
-    let miss = per_op(n, || picks.iter().for_each(|p| ops::op_miss(block(p), &p.absent, p.absent_hash)));
-    let mut cursor = BlockCursor::new(Arc::clone(&built.blocks[0].0));
-    let seek = per_op(n, || {
+    let block = |pick: &LayoutSample| &built.blocks[pick.block].0;
+    let hit = time_per_op(n, || picks.iter().for_each(|p| ops::op_hit(block(p), &p.present, p.present_hash)));
+    let miss = time_per_op(n, || picks.iter().for_each(|p| ops::op_miss(block(p), &p.absent, p.absent_hash)));
+    let mut cursor = BlockIter::new(Arc::clone(&built.blocks[0].0));
+    let seek = time_per_op(n, || {
         for pick in &picks {
             cursor.set_block(Arc::clone(block(pick)));
             ops::op_seek(&mut cursor, &pick.present);
         }
     });
-    let mut walk = |op: fn(&mut BlockCursor) -> u64| {
-        per_op(n, || {
+    let mut walk = |op: fn(&mut BlockIter) -> u64| {
+        time_per_op(n, || {
             let entries = built.blocks.iter().map(|(block, ..)| {
                 cursor.set_block(Arc::clone(block));
                 op(&mut cursor)
@@ -283,22 +283,27 @@ fn layout(name: &str, rows: &[Row], built: &Blocks, base: &Blocks) {
 #[test]
 #[ignore = "takes seconds and says something only in release"]
 fn block_layouts() {
-    let rows = rows(500_000);
+    let rows = random_rows(500_000);
     for block_size in [4096, 16 << 10] {
-        let base = blocks(&rows, block_size, layouts()[0].1());
+        let base = build_layout_blocks(&rows, block_size, layouts()[0].1());
         for (name, make) in layouts() {
-            layout(&format!("{name}, {block_size} bytes"), &rows, &blocks(&rows, block_size, make()), &base);
+            measure_layout(
+                &format!("{name}, {block_size} bytes"),
+                &rows,
+                &build_layout_blocks(&rows, block_size, make()),
+                &base,
+            );
         }
     }
 }
 
-const COUNTED: u64 = 20_000;
+const COUNTED_ENTRIES: u64 = 20_000;
 
-fn counted(number: usize, block_size: usize) {
-    let rows = rows(COUNTED);
+fn measure_layout_at(number: usize, block_size: usize) {
+    let rows = random_rows(COUNTED_ENTRIES);
     let (name, make) = layouts()[number];
-    let built = blocks(&rows, block_size, make());
-    layout(name, &rows, &built, &built);
+    let built = build_layout_blocks(&rows, block_size, make());
+    measure_layout(name, &rows, &built, &built);
 }
 
 /// One layout and size each, to count instructions: `valgrind --tool=callgrind TEST-BINARY --ignored
@@ -309,7 +314,7 @@ mod counts {
             #[test]
             #[ignore = "says something only under an instruction counter"]
             fn $test() {
-                super::counted($number, $size);
+                super::measure_layout_at($number, $size);
             }
         )*};
     }
@@ -330,17 +335,17 @@ mod counts {
     }
 }
 
-type Make = fn() -> DataBuilder;
+type MakeDataBuilder = fn() -> DataBlockBuilder;
 
-fn layouts() -> [(&'static str, Make); 8] {
+fn layouts() -> [(&'static str, MakeDataBuilder); 8] {
     [
-        ("search-16", || DataBuilder::Restarts(BlockBuilder::new(16))),
-        ("search-4", || DataBuilder::Restarts(BlockBuilder::new(4))),
-        ("hash-16", || DataBuilder::Restarts(BlockBuilder::with_hash_index(16, 0.75))),
-        ("hash-8", || DataBuilder::Restarts(BlockBuilder::with_hash_index(8, 0.75))),
-        ("hash-4", || DataBuilder::Restarts(BlockBuilder::with_hash_index(4, 0.75))),
-        ("hash-2", || DataBuilder::Restarts(BlockBuilder::with_hash_index(2, 0.75))),
-        ("hash-1", || DataBuilder::Restarts(BlockBuilder::with_hash_index(1, 0.75))),
-        ("fingerprint", || DataBuilder::Slots(SlotBuilder::new())),
+        ("search-16", || DataBlockBuilder::Restart(RestartBlockBuilder::new(16))),
+        ("search-4", || DataBlockBuilder::Restart(RestartBlockBuilder::new(4))),
+        ("hash-16", || DataBlockBuilder::Restart(RestartBlockBuilder::with_hash_index(16, 0.75))),
+        ("hash-8", || DataBlockBuilder::Restart(RestartBlockBuilder::with_hash_index(8, 0.75))),
+        ("hash-4", || DataBlockBuilder::Restart(RestartBlockBuilder::with_hash_index(4, 0.75))),
+        ("hash-2", || DataBlockBuilder::Restart(RestartBlockBuilder::with_hash_index(2, 0.75))),
+        ("hash-1", || DataBlockBuilder::Restart(RestartBlockBuilder::with_hash_index(1, 0.75))),
+        ("fingerprint", || DataBlockBuilder::Fingerprint(FingerprintBlockBuilder::new())),
     ]
 }

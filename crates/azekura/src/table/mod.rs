@@ -7,19 +7,19 @@
 //! - whatever bytes the file has, reading ends, in memory bounded by the file's size;
 //! - files are removed by who works for the database, never by a reader, and never after it is closed.
 //!
-//! Layout: `docs/format/table.md`. Rooms in reading order: [`options`], [`format`], [`properties`]; writing: [`index`],
-//! [`filter`], [`writer`]; reading: [`source`], [`reader`], [`cursor`], [`verify`]; the end:
-//! [`graveyard`].
+//! Layout: `docs/format/table.md`. Rooms in reading order: [`options`], [`format`](mod@format), [`properties`];
+//! writing: [`index`], [`filter`], [`writer`]; reading: [`block_fetcher`], [`reader`], [`iter`], [`verify`]; the end:
+//! [`obsolete_files`].
 
-pub(crate) mod cursor;
+pub(crate) mod block_fetcher;
 pub(crate) mod filter;
 pub(crate) mod format;
-pub(crate) mod graveyard;
 pub(crate) mod index;
+pub(crate) mod iter;
+pub(crate) mod obsolete_files;
 pub(crate) mod options;
 pub(crate) mod properties;
 pub(crate) mod reader;
-pub(crate) mod source;
 pub(crate) mod verify;
 pub(crate) mod writer;
 

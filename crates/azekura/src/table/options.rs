@@ -55,13 +55,13 @@ impl DataBlockIndexType {
     }
 
     /// Whether lookups need a hash of the key.
-    pub(crate) fn hashes(self) -> bool {
+    pub(crate) fn needs_key_hash(self) -> bool {
         self != DataBlockIndexType::BinarySearch
     }
 }
 
 /// What a bucket of a hash index may hold, on average.
-pub(crate) const UTIL_RATIOS: std::ops::RangeInclusive<f64> = 0.1..=10.0;
+pub(crate) const UTIL_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// How a table is written, and how it is held when it is open.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,7 +109,7 @@ impl Default for TableOptions {
 impl TableOptions {
     /// # Errors
     /// `Invalid` for options out of their range.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn validate(&self) -> Result<()> {
         const SIZES: std::ops::RangeInclusive<u32> = 64..=(16 << 20);
         self.compression.check()?;
         for (name, size) in [("block_size", self.block_size), ("metadata_block_size", self.metadata_block_size)] {
@@ -118,8 +118,8 @@ impl TableOptions {
             }
         }
         let ratio = self.data_block_hash_table_util_ratio;
-        if !UTIL_RATIOS.contains(&ratio) {
-            let (low, high) = (UTIL_RATIOS.start(), UTIL_RATIOS.end());
+        if !UTIL_RATIO_RANGE.contains(&ratio) {
+            let (low, high) = (UTIL_RATIO_RANGE.start(), UTIL_RATIO_RANGE.end());
             let what = format!("data_block_hash_table_util_ratio {ratio} is out of range {low} ..= {high}");
             return Err(Error::invalid(what));
         }
@@ -134,35 +134,35 @@ impl TableOptions {
 
 /// How an open table holds its index and filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReadOptions {
+pub(crate) struct TableReadOptions {
     pub(crate) cache_index_and_filter_blocks: bool,
     pub(crate) pin_top_level: bool,
     /// Whether what is in the cache stays there until the table goes, as far as the cache has room for such.
-    pub(crate) pin_pieces: bool,
+    pub(crate) pin_partitions: bool,
 }
 
-impl ReadOptions {
+impl TableReadOptions {
     /// As one byte, which can be changed while it is read.
     pub(crate) fn to_bits(self) -> u8 {
         u8::from(self.cache_index_and_filter_blocks)
             | u8::from(self.pin_top_level) << 1
-            | u8::from(self.pin_pieces) << 2
+            | u8::from(self.pin_partitions) << 2
     }
 
-    pub(crate) fn from_bits(bits: u8) -> ReadOptions {
-        ReadOptions {
+    pub(crate) fn from_bits(bits: u8) -> TableReadOptions {
+        TableReadOptions {
             cache_index_and_filter_blocks: bits & 1 != 0,
             pin_top_level: bits & 2 != 0,
-            pin_pieces: bits & 4 != 0,
+            pin_partitions: bits & 4 != 0,
         }
     }
 
     /// For a table that is on that level when it is opened.
-    pub(crate) fn at(options: &TableOptions, level: u8) -> ReadOptions {
-        ReadOptions {
+    pub(crate) fn for_level(options: &TableOptions, level: u8) -> TableReadOptions {
+        TableReadOptions {
             cache_index_and_filter_blocks: options.cache_index_and_filter_blocks,
             pin_top_level: options.pin_top_level,
-            pin_pieces: options.pin_l0_and_l1 && level <= 1,
+            pin_partitions: options.pin_l0_and_l1 && level <= 1,
         }
     }
 }
@@ -174,19 +174,19 @@ mod tests {
     #[test]
     fn read_options_survive_their_byte() {
         for bits in 0..8 {
-            assert_eq!(ReadOptions::from_bits(bits).to_bits(), bits);
+            assert_eq!(TableReadOptions::from_bits(bits).to_bits(), bits);
         }
-        let some = ReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_pieces: true };
-        assert_eq!(ReadOptions::from_bits(some.to_bits()), some);
+        let some = TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: true };
+        assert_eq!(TableReadOptions::from_bits(some.to_bits()), some);
     }
 
     #[test]
     fn options_out_of_range_are_invalid() {
         let good = TableOptions::default();
-        good.check().unwrap();
+        good.validate().unwrap();
         let ratio = |ratio| TableOptions { data_block_hash_table_util_ratio: ratio, ..good.clone() };
-        ratio(0.1).check().unwrap();
-        ratio(10.0).check().unwrap();
+        ratio(0.1).validate().unwrap();
+        ratio(10.0).validate().unwrap();
         let bloom = |bits_per_key| TableOptions { filter: FilterPolicy::Bloom { bits_per_key }, ..good.clone() };
         for bad in [
             TableOptions { block_size: 63, ..good.clone() },
@@ -202,7 +202,7 @@ mod tests {
             ratio(f64::NAN),
             ratio(f64::INFINITY),
         ] {
-            assert_eq!(bad.check().unwrap_err().kind(), crate::base::ErrorKind::Invalid);
+            assert_eq!(bad.validate().unwrap_err().kind(), crate::base::ErrorKind::Invalid);
         }
     }
 }

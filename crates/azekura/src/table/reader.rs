@@ -2,64 +2,64 @@
 
 use std::sync::Arc;
 
-use crate::base::blob_ref::References;
+use crate::base::blob_pointer::BlobReferences;
 use crate::base::checksum::key_hash;
-use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
-use crate::base::{Error, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
-use crate::block::cached::{Cacheable, FilterTop, IndexTop};
-use crate::block::entry::Located;
-use crate::block::frame::{Body, open_frame};
-use crate::block::restarts::RestartBlock;
+use crate::base::version_edit::{FileNumber, TableMeta};
+use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::block::cached_block::{Cacheable, TopLevelFilterBlock, TopLevelIndexBlock};
+use crate::block::entry::BlockLookup;
+use crate::block::frame::{BlockContents, open_frame};
+use crate::block::restart_block::RestartBlock;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
-use crate::table::filter::Filter;
-use crate::table::format::Directory;
-use crate::table::index::{Index, continues, only_piece};
-use crate::table::options::ReadOptions;
-use crate::table::properties::Properties;
-use crate::table::source::{Held, Slot, Source, Value};
+use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot};
+use crate::table::filter::TableFilter;
+use crate::table::format::TableMetaindex;
+use crate::table::index::{TableIndex, entry_continues, single_partition};
+use crate::table::options::TableReadOptions;
+use crate::table::properties::TableProperties;
 use crate::table::writer;
-use crate::vfs::files::DataFiles;
+use crate::vfs::open_files::DataFiles;
 
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
 /// of some ten thousand blocks.
 const TAIL_LEN: u64 = 8 << 10;
 /// A block of index or filter of at most so many bytes is held where the cache is too small for it.
-const HELD_MAX: u64 = 16 << 10;
+const PINNED_BLOCK_MAX: u64 = 16 << 10;
 
 /// What is looked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lookup<'a> {
+pub(crate) struct PointLookup<'a> {
     pub(crate) key: &'a [u8],
     /// Of the key, under the database's seed; `None` where the order allows no hash.
     pub(crate) hash: Option<u64>,
-    pub(crate) at: SeqNo,
+    pub(crate) snapshot_seqno: SeqNo,
 }
 
-impl<'a> Lookup<'a> {
+impl<'a> PointLookup<'a> {
     /// A lookup of `key` as of `at` in a database with that hash seed.
-    pub(crate) fn new(key: &'a [u8], at: SeqNo, order: &KeyOrder, hash_seed: u64) -> Lookup<'a> {
-        let hash = order.hashable(key, &mut Vec::new()).map(|bytes| key_hash(hash_seed, bytes));
-        Lookup { key, hash, at }
+    pub(crate) fn new(key: &'a [u8], at: SeqNo, order: &KeyOrder, hash_seed: u64) -> PointLookup<'a> {
+        let hash = order.hash_input(key, &mut Vec::new()).map(|bytes| key_hash(hash_seed, bytes));
+        PointLookup { key, hash, snapshot_seqno: at }
     }
 }
 
 /// An open table. Thread safe; holds no file open by itself.
-pub(crate) struct Table {
-    pub(crate) source: Source,
+pub(crate) struct TableReader {
+    pub(crate) fetcher: BlockFetcher,
     pub(crate) order: KeyOrder,
-    pub(crate) index: Index,
-    filter: Option<Filter>,
-    pub(crate) directory: Directory,
-    properties: Properties,
+    pub(crate) index: TableIndex,
+    filter: Option<TableFilter>,
+    pub(crate) metaindex: TableMetaindex,
+    properties: TableProperties,
     pub(crate) meta: TableMeta,
     /// Whether the hashes of lookups are made with the seed that the table's were.
-    same_seed: bool,
+    hash_seed_matches: bool,
 }
 
-impl Table {
+impl TableReader {
     /// Reads header and end of the file. `db_hash_seed` is that of the hashes in lookups.
     ///
     /// # Errors
@@ -71,64 +71,84 @@ impl Table {
         meta: &TableMeta,
         order: KeyOrder,
         db_hash_seed: u64,
-        options: ReadOptions,
-    ) -> Result<Table> {
-        let path = files.path(meta.id);
-        let pin_pieces = options.pin_pieces;
-        let mut source = Source { files, cache, id: meta.id, file_id: [0; 16], size: meta.size, pin_pieces };
-        let opened = Tail::read(&mut source).and_then(|tail| {
+        options: TableReadOptions,
+    ) -> Result<TableReader> {
+        let path = files.path(meta.number);
+        let pin_pieces = options.pin_partitions;
+        let mut fetcher = BlockFetcher {
+            files,
+            cache,
+            id: meta.number,
+            file_id: [0; 16],
+            size: meta.size,
+            pin_partitions: pin_pieces,
+        };
+        let opened = TableTail::read(&mut fetcher).and_then(|tail| {
             let properties = tail.properties()?;
-            check(&properties, meta, &order)?;
-            let index = tail.index(&source, &properties, options)?;
-            let filter = tail.filter(&source, &properties, options, &order)?;
-            Ok((tail.directory, properties, index, filter))
+            check_properties(&properties, meta, &order)?;
+            let index = tail.open_index(&fetcher, &properties, options)?;
+            let filter = tail.open_filter(&fetcher, &properties, options, &order)?;
+            Ok((tail.metaindex, properties, index, filter))
         });
         let (directory, properties, index, filter) = opened.map_err(|error| error.in_file(path))?;
         let same_seed = properties.hash_seed == db_hash_seed;
-        Ok(Table { source, order, index, filter, directory, properties, meta: meta.clone(), same_seed })
+        Ok(TableReader {
+            fetcher,
+            order,
+            index,
+            filter,
+            metaindex: directory,
+            properties,
+            meta: meta.clone(),
+            hash_seed_matches: same_seed,
+        })
     }
 
     /// What the manifest would say of a table that only its file is known of.
     ///
     /// # Errors
-    /// As [`open`](Table::open).
-    pub(crate) fn describe(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<TableMeta> {
-        let (source, tail) = Table::read_tail(files, cache, id)?;
-        let references = match tail.directory.references {
-            Some(handle) => source.references(handle)?,
-            None => References::default(),
+    /// As [`open`](TableReader::open).
+    pub(crate) fn read_meta(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileNumber) -> Result<TableMeta> {
+        let (fetcher, tail) = TableReader::read_tail(files, cache, id)?;
+        let references = match tail.metaindex.blob_references {
+            Some(handle) => fetcher.read_blob_references(handle)?,
+            None => BlobReferences::default(),
         };
-        Ok(writer::meta(id, source.size, tail.properties()?, &references))
+        Ok(writer::table_meta(id, fetcher.size, tail.properties()?, &references))
     }
 
     /// The name of the order that a table says it is in.
     ///
     /// # Errors
-    /// As [`open`](Table::open).
-    pub(crate) fn comparator(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<String> {
-        Table::read_tail(files, cache, id)?.1.properties().map(|properties| properties.comparator)
+    /// As [`open`](TableReader::open).
+    pub(crate) fn read_comparator_name(
+        files: &Arc<DataFiles>,
+        cache: &Arc<BlockCache>,
+        id: FileNumber,
+    ) -> Result<String> {
+        TableReader::read_tail(files, cache, id)?.1.properties().map(|properties| properties.comparator)
     }
 
-    fn read_tail(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileId) -> Result<(Source, Tail)> {
-        let size = files.file(id)?.length()?;
+    fn read_tail(files: &Arc<DataFiles>, cache: &Arc<BlockCache>, id: FileNumber) -> Result<(BlockFetcher, TableTail)> {
+        let size = files.get(id)?.length()?;
         let (files, cache) = (Arc::clone(files), Arc::clone(cache));
-        let mut source = Source { files, cache, id, file_id: [0; 16], size, pin_pieces: false };
-        let tail = Tail::read(&mut source)?;
-        Ok((source, tail))
+        let mut fetcher = BlockFetcher { files, cache, id, file_id: [0; 16], size, pin_partitions: false };
+        let tail = TableTail::read(&mut fetcher)?;
+        Ok((fetcher, tail))
     }
 
     /// Which values of blob files its entries point to, past the cache.
     ///
     /// # Errors
     /// `Corruption` if the section does not verify, or says something else than the manifest.
-    pub(crate) fn blob_references(&self) -> Result<References> {
-        let references = match self.directory.references {
-            Some(handle) => self.source.references(handle)?,
-            None => References::default(),
+    pub(crate) fn blob_references(&self) -> Result<BlobReferences> {
+        let references = match self.metaindex.blob_references {
+            Some(handle) => self.fetcher.read_blob_references(handle)?,
+            None => BlobReferences::default(),
         };
-        if !references.uses().eq(self.meta.blobs.iter().copied()) {
+        if !references.file_usage().eq(self.meta.blob_usage.iter().copied()) {
             let error = Error::corruption("table points to other values of blob files than the manifest says");
-            return Err(error.in_file(self.source.path()));
+            return Err(error.in_file(self.fetcher.path()));
         }
         Ok(references)
     }
@@ -139,46 +159,46 @@ impl Table {
     /// # Errors
     /// `Corruption`, `Unsupported` or `Io` if a block on the way cannot be read.
     #[inline]
-    pub(crate) fn find<R>(
+    pub(crate) fn get_with<R>(
         &self,
-        lookup: &Lookup<'_>,
+        lookup: &PointLookup<'_>,
         pin: &Pin,
-        read: impl FnOnce(SeqNo, RecordKind, Value<'_>) -> R,
+        read: impl FnOnce(SeqNo, RecordKind, BlockValue<'_>) -> R,
     ) -> Result<Option<R>> {
-        let hash = if self.same_seed { lookup.hash } else { self.rehash(lookup.key) };
+        let hash = if self.hash_seed_matches { lookup.hash } else { self.hash_key(lookup.key) };
         if !self.may_contain(lookup.key, hash, pin) {
             return Ok(None);
         }
-        let target = KeyRef::new(lookup.key, lookup.at);
-        let found = self.index.find(&self.source, target, &self.order, pin);
-        let Some((piece, at)) = found.map_err(|error| error.in_file(self.source.path()))? else {
+        let target = InternalKey::new(lookup.key, lookup.snapshot_seqno);
+        let found = self.index.find_entry(&self.fetcher, target, &self.order, pin);
+        let Some((partition, at)) = found.map_err(|error| error.in_file(self.fetcher.path()))? else {
             return Ok(None);
         };
-        let block: Held<'_, Block> = self.source.follow(&piece, at, BlockKind::Data, pin)?;
-        let found = match self.find_in(&block, &piece, at, target, hash) {
-            Ok(Some(entry)) if entry.same_key => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
+        let block: BlockRef<'_, Block> = self.fetcher.fetch_child(&partition, at, BlockKind::Data, pin)?;
+        let found = match self.find_in_block(&block, &partition, at, target, hash) {
+            Ok(Some(entry)) if entry.key_matches => RecordKind::from_byte(entry.tag).map(|kind| Some((entry, kind))),
             Ok(Some(_)) => Ok(None),
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
-        let found = found.map_err(|error| self.source.locate_entry(error, &piece, at))?;
-        Ok(found.map(|(entry, kind)| read(entry.seqno, kind, Value::within(&block, entry.value))))
+        let found = found.map_err(|error| self.fetcher.with_entry_location(error, &partition, at))?;
+        Ok(found.map(|(entry, kind)| read(entry.seqno, kind, BlockValue::in_block(&block, entry.value))))
     }
 
     /// The index leads to the block that the first entry at or behind the target is in. So a lookup by hash that finds
     /// nothing there is final. But where the `at`-th entry of the piece `continues` it is exactly the last key of the
     /// block: then there must be such an entry, and only the search by order can tell whether it is of another key.
     #[inline]
-    fn find_in<'b>(
+    fn find_in_block<'b>(
         &self,
         block: &'b Block,
-        piece: &RestartBlock,
+        partition: &RestartBlock,
         at: usize,
-        target: KeyRef<'_>,
+        target: InternalKey<'_>,
         hash: Option<u64>,
-    ) -> Result<Option<Located<'b>>> {
-        match block.find(target, hash, &self.order)? {
-            None if continues(piece, at)? => match block.locate(target, &self.order)? {
+    ) -> Result<Option<BlockLookup<'b>>> {
+        match block.lookup(target, hash, &self.order)? {
+            None if entry_continues(partition, at)? => match block.lower_bound(target, &self.order)? {
                 None => Err(Error::corruption("data block ends before the index says")),
                 found => Ok(found),
             },
@@ -191,62 +211,62 @@ impl Table {
     fn may_contain(&self, key: &[u8], hash: Option<u64>, pin: &Pin) -> bool {
         let (Some(filter), Some(hash)) = (&self.filter, hash) else { return true };
         // A filter that cannot be read only costs the look into the data.
-        filter.may_contain(&self.source, key, hash, &self.order, pin).unwrap_or(true)
+        filter.may_contain(&self.fetcher, key, hash, &self.order, pin).unwrap_or(true)
     }
 
-    pub(crate) fn rehash(&self, key: &[u8]) -> Option<u64> {
+    pub(crate) fn hash_key(&self, key: &[u8]) -> Option<u64> {
         let mut scratch = Vec::new();
-        self.order.hashable(key, &mut scratch).map(|bytes| key_hash(self.properties.hash_seed, bytes))
+        self.order.hash_input(key, &mut scratch).map(|bytes| key_hash(self.properties.hash_seed, bytes))
     }
 
-    pub(crate) fn properties(&self) -> &Properties {
+    pub(crate) fn properties(&self) -> &TableProperties {
         &self.properties
     }
 
     /// What the open table holds outside of the cache, in bytes.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        let keys = self.meta.smallest.0.len() + self.meta.largest.0.len();
-        let own = size_of::<Table>() + 2 * keys + self.properties.comparator.len();
-        let filter = self.filter.as_ref().map_or(0, Filter::held_bytes);
-        own as u64 + self.index.held_bytes() + filter
+        let keys = self.meta.smallest_key.0.len() + self.meta.largest_key.0.len();
+        let own = size_of::<TableReader>() + 2 * keys + self.properties.comparator.len();
+        let filter = self.filter.as_ref().map_or(0, TableFilter::pinned_bytes);
+        own as u64 + self.index.pinned_bytes() + filter
     }
 }
 
-impl std::fmt::Debug for Table {
+impl std::fmt::Debug for TableReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Table({}, {} entries)", self.source.id.0, self.properties.entries)
+        write!(f, "Table({}, {} entries)", self.fetcher.id.0, self.properties.entries)
     }
 }
 
 /// Whether the file is the one that the manifest means, and this is its order.
-fn check(properties: &Properties, meta: &TableMeta, order: &KeyOrder) -> Result<()> {
+fn check_properties(properties: &TableProperties, meta: &TableMeta, order: &KeyOrder) -> Result<()> {
     if properties.comparator != order.name() {
         let (theirs, ours) = (&properties.comparator, order.name());
         return Err(Error::invalid(format!("table is in the order of {theirs:?}, it was opened with {ours:?}")));
     }
-    let theirs = (properties.entries, properties.tombstones, properties.lowest, properties.highest);
-    if theirs != (meta.entries, meta.tombstones, meta.lowest, meta.highest) {
+    let theirs = (properties.entries, properties.tombstones, properties.smallest_seqno, properties.largest_seqno);
+    if theirs != (meta.entries, meta.tombstones, meta.smallest_seqno, meta.largest_seqno) {
         return Err(Error::corruption("table has other entries than the manifest says"));
     }
     Ok(())
 }
 
 /// The end of a file in memory.
-struct Tail {
+struct TableTail {
     bytes: Vec<u8>,
     /// Where it begins in the file.
-    start: u64,
+    start_offset: u64,
     file_id: [u8; 16],
     footer: FileFooter,
-    directory: Directory,
+    metaindex: TableMetaindex,
 }
 
-impl Tail {
+impl TableTail {
     /// Reads header and end of the file, in one read if it is small, else in two, and makes the file's id known to
     /// `source`; a third read is needed if tops are large.
-    fn read(source: &mut Source) -> Result<Tail> {
-        let file = source.files.file(source.id)?;
-        let size = source.size;
+    fn read(fetcher: &mut BlockFetcher) -> Result<TableTail> {
+        let file = fetcher.files.get(fetcher.id)?;
+        let size = fetcher.size;
         let found = file.length()?;
         if found != size || size < (FileHeader::LEN + FileFooter::LEN) as u64 {
             return Err(Error::corruption(format!("table has {found} bytes, the manifest says {size}")));
@@ -261,35 +281,41 @@ impl Tail {
         } else {
             file.read_exact_at(&mut header, 0)?;
         }
-        source.file_id = FileHeader::decode(FileKind::Table, &header)?.file_id;
+        fetcher.file_id = FileHeader::decode(FileKind::Table, &header)?.file_id;
         let footer_bytes = bytes.last_chunk::<{ FileFooter::LEN }>().expect("the file is longer than that");
-        let footer = FileFooter::decode(FileKind::Table, footer_bytes, &source.file_id, size)
+        let footer = FileFooter::decode(FileKind::Table, footer_bytes, &fetcher.file_id, size)
             .map_err(|error| error.at_offset(size - FileFooter::LEN as u64))?;
-        let mut tail = Tail { bytes, start, file_id: source.file_id, footer, directory: Directory::default() };
-        tail.directory = tail.decode_directory(source)?;
-        tail.reach_back(source)?;
+        let mut tail = TableTail {
+            bytes,
+            start_offset: start,
+            file_id: fetcher.file_id,
+            footer,
+            metaindex: TableMetaindex::default(),
+        };
+        tail.metaindex = tail.decode_metaindex(fetcher)?;
+        tail.extend_to_sections(fetcher)?;
         Ok(tail)
     }
 
-    fn decode_directory(&self, source: &Source) -> Result<Directory> {
-        let handle = BlockHandle { offset: self.footer.offset, len: self.footer.len };
-        let body = if handle.offset >= self.start {
-            self.body(handle, BlockKind::Directory)?
+    fn decode_metaindex(&self, fetcher: &BlockFetcher) -> Result<TableMetaindex> {
+        let handle = BlockHandle { offset: self.footer.metaindex_offset, len: self.footer.metaindex_len };
+        let body = if handle.offset >= self.start_offset {
+            self.body(handle, BlockKind::Metaindex)?
         } else {
-            source.body(handle, BlockKind::Directory)? // only a newer version writes so large a directory
+            fetcher.read_body(handle, BlockKind::Metaindex)? // only a newer version writes so large a directory
         };
-        Directory::decode(&body).map_err(|error| error.at_offset(handle.offset))
+        TableMetaindex::decode(&body).map_err(|error| error.at_offset(handle.offset))
     }
 
     /// Reads more of the file if a section that is needed begins before the tail does.
-    fn reach_back(&mut self, source: &Source) -> Result<()> {
-        let Directory { properties, index_top, filter_top, .. } = &self.directory;
+    fn extend_to_sections(&mut self, fetcher: &BlockFetcher) -> Result<()> {
+        let TableMetaindex { properties, index_top, filter_top, .. } = &self.metaindex;
         let handles = [Some(properties), Some(index_top), filter_top.as_ref()];
         let first = handles.iter().flatten().map(|handle| handle.offset).min().expect("two are always there");
-        if first >= self.start {
+        if first >= self.start_offset {
             return Ok(());
         }
-        let missing = usize::try_from(self.start - first).ok();
+        let missing = usize::try_from(self.start_offset - first).ok();
         let mut bytes = Vec::new();
         let len = missing.and_then(|len| len.checked_add(self.bytes.len()));
         let reserved = len.is_some_and(|len| bytes.try_reserve_exact(len).is_ok());
@@ -297,16 +323,16 @@ impl Tail {
             return Err(Error::corruption("no memory for the top levels of the table"));
         };
         bytes.resize(missing, 0);
-        source.files.file(source.id)?.read_exact_at(&mut bytes, first)?;
+        fetcher.files.get(fetcher.id)?.read_exact_at(&mut bytes, first)?;
         bytes.extend_from_slice(&self.bytes);
-        (self.bytes, self.start) = (bytes, first);
+        (self.bytes, self.start_offset) = (bytes, first);
         Ok(())
     }
 
-    fn body(&self, handle: BlockHandle, kind: BlockKind) -> Result<Body> {
+    fn body(&self, handle: BlockHandle, kind: BlockKind) -> Result<BlockContents> {
         let frame = handle.end().ok().and_then(|end| {
-            let from = usize::try_from(handle.offset.checked_sub(self.start)?).ok()?;
-            let to = usize::try_from(end.checked_sub(self.start)?).ok()?;
+            let from = usize::try_from(handle.offset.checked_sub(self.start_offset)?).ok()?;
+            let to = usize::try_from(end.checked_sub(self.start_offset)?).ok()?;
             self.bytes.get(from..to)
         });
         let frame = frame.ok_or_else(|| Error::corruption("section reaches past the end of the file"));
@@ -320,44 +346,60 @@ impl Tail {
         Ok(Arc::new(block))
     }
 
-    fn properties(&self) -> Result<Properties> {
-        let handle = self.directory.properties;
-        Properties::decode(&self.body(handle, BlockKind::Properties)?).map_err(|error| error.at_offset(handle.offset))
+    fn properties(&self) -> Result<TableProperties> {
+        let handle = self.metaindex.properties;
+        TableProperties::decode(&self.body(handle, BlockKind::Properties)?)
+            .map_err(|error| error.at_offset(handle.offset))
     }
 
-    fn index(&self, source: &Source, properties: &Properties, options: ReadOptions) -> Result<Index> {
-        let handle = self.directory.index_top;
-        let top: Arc<IndexTop> = self.block(handle, BlockKind::IndexTop)?;
-        if let Some(piece) = only_piece(&top).map_err(|error| error.at_offset(handle.offset))? {
-            let hold = hold_piece(source, piece, BlockKind::Index, properties, options);
-            return Ok(Index::One(Slot::new(piece, BlockKind::Index, hold)));
+    fn open_index(
+        &self,
+        fetcher: &BlockFetcher,
+        properties: &TableProperties,
+        options: TableReadOptions,
+    ) -> Result<TableIndex> {
+        let handle = self.metaindex.index_top;
+        let top: Arc<TopLevelIndexBlock> = self.block(handle, BlockKind::TopLevelIndex)?;
+        if let Some(partition) = single_partition(&top).map_err(|error| error.at_offset(handle.offset))? {
+            let hold = pins_partition(fetcher, partition, BlockKind::IndexPartition, properties, options);
+            return Ok(TableIndex::Single(TableBlockSlot::new(partition, BlockKind::IndexPartition, hold)));
         }
-        let slot = Slot::new(handle, BlockKind::IndexTop, hold_top(source, handle, BlockKind::IndexTop, options));
-        slot.offer(source, top);
-        Ok(Index::Many(slot))
+        let slot = TableBlockSlot::new(
+            handle,
+            BlockKind::TopLevelIndex,
+            pins_top_level(fetcher, handle, BlockKind::TopLevelIndex, options),
+        );
+        slot.insert_loaded(fetcher, top);
+        Ok(TableIndex::Partitioned(slot))
     }
 
     /// The filter, if the table has one and the order can use it. One that is damaged is done without.
-    fn filter(
+    fn open_filter(
         &self,
-        source: &Source,
-        properties: &Properties,
-        options: ReadOptions,
+        fetcher: &BlockFetcher,
+        properties: &TableProperties,
+        options: TableReadOptions,
         order: &KeyOrder,
-    ) -> Result<Option<Filter>> {
-        let usable = order.hashes_keys();
-        let Some(handle) = self.directory.filter_top.filter(|_| usable) else { return Ok(None) };
-        let top = self.block::<FilterTop>(handle, BlockKind::FilterTop).and_then(|top| Ok((only_piece(&top)?, top)));
+    ) -> Result<Option<TableFilter>> {
+        let usable = order.can_hash_keys();
+        let Some(handle) = self.metaindex.filter_top.filter(|_| usable) else { return Ok(None) };
+        let top = self
+            .block::<TopLevelFilterBlock>(handle, BlockKind::TopLevelFilter)
+            .and_then(|top| Ok((single_partition(&top)?, top)));
         match top {
-            Ok((Some(piece), _)) => {
-                let hold = hold_piece(source, piece, BlockKind::Filter, properties, options);
-                Ok(Some(Filter::One(Slot::<FilterBlock>::new(piece, BlockKind::Filter, hold))))
+            Ok((Some(partition), _)) => {
+                let hold = pins_partition(fetcher, partition, BlockKind::FilterPartition, properties, options);
+                Ok(Some(TableFilter::Single(TableBlockSlot::<FilterBlock>::new(
+                    partition,
+                    BlockKind::FilterPartition,
+                    hold,
+                ))))
             }
             Ok((None, top)) => {
-                let hold = hold_top(source, handle, BlockKind::FilterTop, options);
-                let slot = Slot::new(handle, BlockKind::FilterTop, hold);
-                slot.offer(source, top);
-                Ok(Some(Filter::Many(slot)))
+                let hold = pins_top_level(fetcher, handle, BlockKind::TopLevelFilter, options);
+                let slot = TableBlockSlot::new(handle, BlockKind::TopLevelFilter, hold);
+                slot.insert_loaded(fetcher, top);
+                Ok(Some(TableFilter::Partitioned(slot)))
             }
             Err(error) if error.kind() == ErrorKind::Corruption => Ok(None),
             Err(error) => Err(error),
@@ -366,23 +408,23 @@ impl Tail {
 }
 
 /// Pieces of partitioned tables always live in the cache. The one piece of another table is held if the options say so.
-fn hold_piece(
-    source: &Source,
-    piece: BlockHandle,
+fn pins_partition(
+    fetcher: &BlockFetcher,
+    partition: BlockHandle,
     kind: BlockKind,
-    properties: &Properties,
-    options: ReadOptions,
+    properties: &TableProperties,
+    options: TableReadOptions,
 ) -> bool {
     let by_option = !properties.partitioned && !options.cache_index_and_filter_blocks;
-    by_option || hold_anyway(source, piece, kind)
+    by_option || pins_uncacheable_block(fetcher, partition, kind)
 }
 
-fn hold_top(source: &Source, top: BlockHandle, kind: BlockKind, options: ReadOptions) -> bool {
-    options.pin_top_level || !options.cache_index_and_filter_blocks || hold_anyway(source, top, kind)
+fn pins_top_level(fetcher: &BlockFetcher, top: BlockHandle, kind: BlockKind, options: TableReadOptions) -> bool {
+    options.pin_top_level || !options.cache_index_and_filter_blocks || pins_uncacheable_block(fetcher, top, kind)
 }
 
 /// What shall live in a cache that would never take it is read again by every lookup. It is held beside the cache only
 /// if it is small, or open tables would take memory that nobody has allowed them.
-fn hold_anyway(source: &Source, handle: BlockHandle, kind: BlockKind) -> bool {
-    handle.len <= HELD_MAX && !source.cache.takes(kind, 2 * handle.len)
+fn pins_uncacheable_block(fetcher: &BlockFetcher, handle: BlockHandle, kind: BlockKind) -> bool {
+    handle.len <= PINNED_BLOCK_MAX && !fetcher.cache.admits(kind, 2 * handle.len)
 }

@@ -5,50 +5,50 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::blob_ref::BlobRef;
-use crate::base::checksum::{place_seed, xxh3};
+use crate::base::blob_pointer::BlobPointer;
+use crate::base::checksum::{location_seed, xxh3};
 use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
-use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_footer::FileFooter;
-use crate::base::{EntryRef, ErrorKind, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::version_edit::{FileNumber, TableMeta};
+use crate::base::{EntryRef, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::frame::FRAME_HEADER_LEN;
 use crate::block::{BlockCache, BlockKind};
-use crate::cursor::Cursor;
+use crate::iter::InternalIter;
 use crate::mem::epoch::Pin;
 use crate::mem::slice::Slice;
-use crate::table::options::{DataBlockIndexType, FilterPolicy, ReadOptions, TableOptions};
-use crate::table::reader::{Lookup, Table};
+use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, TableReadOptions};
+use crate::table::reader::{PointLookup, TableReader};
 use crate::table::writer::TableWriter;
 use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
-use crate::vfs::files::{DataFiles, DirectIo, DirectPolicy};
 use crate::vfs::mem::MemFs;
+use crate::vfs::open_files::{DataFiles, DirectIo, DirectIoPolicy};
 use crate::vfs::{Fs, OpenMode};
 
 const FILE_ID: [u8; 16] = *b"random file id!!";
 const SEED: u64 = 99;
-const ID: FileId = FileId(7);
+const ID: FileNumber = FileNumber(7);
 const PATH: &str = "/db/000007.sst";
 const INDEX_TYPES: [DataBlockIndexType; 3] =
     [DataBlockIndexType::BinarySearch, DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint];
 
 /// What a lookup finds, as a value of its own.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FoundEntry {
     pub(super) seqno: SeqNo,
     pub(super) kind: RecordKind,
     pub(super) value: Slice,
 }
 
-impl Table {
-    pub(super) fn get(&self, lookup: &Lookup<'_>) -> Result<Option<Found>> {
-        self.find(lookup, &Pin::new(), |seqno, kind, value| Found { seqno, kind, value: value.to_slice() })
+impl TableReader {
+    pub(super) fn get(&self, lookup: &PointLookup<'_>) -> Result<Option<FoundEntry>> {
+        self.get_with(lookup, &Pin::new(), |seqno, kind, value| FoundEntry { seqno, kind, value: value.to_slice() })
     }
 }
 
-pub(super) struct Random(pub(super) u64);
+pub(super) struct XorShiftRng(pub(super) u64);
 
-impl Random {
+impl XorShiftRng {
     pub(super) fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -56,17 +56,17 @@ impl Random {
         (self.0 >> 11) % n
     }
 
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
+    fn random_bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.below(256) as u8).collect()
     }
 }
 
 /// ASCII letters of either case are equal; the canonical form is lower case, if it is offered.
-struct NoCase {
+struct CaseInsensitiveOrder {
     canonical: bool,
 }
 
-impl Comparator for NoCase {
+impl Comparator for CaseInsensitiveOrder {
     fn name(&self) -> &str {
         "no case"
     }
@@ -79,9 +79,9 @@ impl Comparator for NoCase {
     }
 }
 
-struct Reversed;
+struct ReversedOrder;
 
-impl Comparator for Reversed {
+impl Comparator for ReversedOrder {
     fn name(&self) -> &str {
         "reversed"
     }
@@ -94,43 +94,43 @@ impl Comparator for Reversed {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct TableRow {
     pub(super) user: Vec<u8>,
     pub(super) seqno: SeqNo,
     pub(super) kind: RecordKind,
     pub(super) value: Vec<u8>,
 }
 
-impl Row {
-    fn key(&self) -> KeyRef<'_> {
-        KeyRef::new(&self.user, self.seqno)
+impl TableRow {
+    fn key(&self) -> InternalKey<'_> {
+        InternalKey::new(&self.user, self.seqno)
     }
 
     fn entry(&self) -> EntryRef<'_> {
-        EntryRef { user: &self.user, seqno: self.seqno, kind: self.kind, value: &self.value }
+        EntryRef { user_key: &self.user, seqno: self.seqno, kind: self.kind, value: &self.value }
     }
 }
 
-fn put(user: &[u8], seqno: u64, value: &[u8]) -> Row {
-    Row { user: user.to_vec(), seqno: SeqNo(seqno), kind: RecordKind::Put, value: value.to_vec() }
+fn put(user: &[u8], seqno: u64, value: &[u8]) -> TableRow {
+    TableRow { user: user.to_vec(), seqno: SeqNo(seqno), kind: RecordKind::Put, value: value.to_vec() }
 }
 
 /// Sorts rows into internal order; of rows at the same place the first stays.
-fn sorted(mut rows: Vec<Row>, order: &KeyOrder) -> Vec<Row> {
+fn sort_rows(mut rows: Vec<TableRow>, order: &KeyOrder) -> Vec<TableRow> {
     rows.sort_by(|a, b| a.key().cmp(&b.key(), order));
     rows.dedup_by(|a, b| a.key().cmp(&b.key(), order).is_eq());
     rows
 }
 
-pub(super) struct World {
+pub(super) struct TableFixture {
     pub(super) fs: MemFs,
     pub(super) meta: TableMeta,
     order: KeyOrder,
     options: TableOptions,
 }
 
-impl World {
-    pub(super) fn new(rows: &[Row], options: &TableOptions, order: &KeyOrder) -> World {
+impl TableFixture {
+    pub(super) fn new(rows: &[TableRow], options: &TableOptions, order: &KeyOrder) -> TableFixture {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
         let file = fs.open(Path::new(PATH), OpenMode::Create).unwrap();
@@ -140,22 +140,22 @@ impl World {
         }
         let meta = writer.finish(ID).unwrap();
         assert_eq!(meta.entries, rows.len() as u64);
-        World { fs, meta, order: order.clone(), options: options.clone() }
+        TableFixture { fs, meta, order: order.clone(), options: options.clone() }
     }
 
-    pub(super) fn open_with(&self, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
-        self.open_on(Arc::new(self.fs.clone()), cache, db_seed)
+    pub(super) fn open_with_cache(&self, cache: u64, db_seed: u64) -> Result<Arc<TableReader>> {
+        self.open_on_fs(Arc::new(self.fs.clone()), cache, db_seed)
     }
 
-    fn open_on(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<Table>> {
-        let files = DataFiles::tables(fs, Path::new("/db"), 3, DirectPolicy::never());
+    fn open_on_fs(&self, fs: Arc<dyn Fs>, cache: u64, db_seed: u64) -> Result<Arc<TableReader>> {
+        let files = DataFiles::tables(fs, Path::new("/db"), 3, DirectIoPolicy::never());
         let cache = Arc::new(BlockCache::new(cache));
-        let options = ReadOptions::at(&self.options, 1);
-        Table::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
+        let options = TableReadOptions::for_level(&self.options, 1);
+        TableReader::open(Arc::new(files), cache, &self.meta, self.order.clone(), db_seed, options).map(Arc::new)
     }
 
-    pub(super) fn open(&self) -> Result<Arc<Table>> {
-        self.open_with(1 << 20, SEED)
+    pub(super) fn open(&self) -> Result<Arc<TableReader>> {
+        self.open_with_cache(1 << 20, SEED)
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -165,72 +165,72 @@ impl World {
         bytes
     }
 
-    fn with_bytes(&self, bytes: &[u8]) -> World {
+    fn with_bytes(&self, bytes: &[u8]) -> TableFixture {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
         fs.open(Path::new(PATH), OpenMode::Create).unwrap().write_at(bytes, 0).unwrap();
-        World { fs, meta: self.meta.clone(), order: self.order.clone(), options: self.options.clone() }
+        TableFixture { fs, meta: self.meta.clone(), order: self.order.clone(), options: self.options.clone() }
     }
 }
 
-fn get(table: &Table, user: &[u8], at: SeqNo) -> Result<Option<(SeqNo, RecordKind, Vec<u8>)>> {
-    let found = table.get(&Lookup::new(user, at, &table.order, SEED))?;
+fn get(table: &TableReader, user: &[u8], at: SeqNo) -> Result<Option<(SeqNo, RecordKind, Vec<u8>)>> {
+    let found = table.get(&PointLookup::new(user, at, &table.order, SEED))?;
     Ok(found.map(|found| (found.seqno, found.kind, found.value.to_vec())))
 }
 
-fn expected_get(rows: &[Row], user: &[u8], at: SeqNo, order: &KeyOrder) -> Option<(SeqNo, RecordKind, Vec<u8>)> {
-    let target = KeyRef::new(user, at);
+fn expected_get(rows: &[TableRow], user: &[u8], at: SeqNo, order: &KeyOrder) -> Option<(SeqNo, RecordKind, Vec<u8>)> {
+    let target = InternalKey::new(user, at);
     let at = rows.partition_point(|row| row.key().cmp(&target, order).is_lt());
     let row = rows.get(at).filter(|row| order.cmp(&row.user, user).is_eq())?;
     Some((row.seqno, row.kind, row.value.clone()))
 }
 
-fn shown(cursor: &impl Cursor) -> Option<Row> {
+fn row_at(cursor: &impl InternalIter) -> Option<TableRow> {
     cursor.valid().then(|| {
         let entry = cursor.entry();
-        Row { user: entry.user.to_vec(), seqno: entry.seqno, kind: entry.kind, value: entry.value.to_vec() }
+        TableRow { user: entry.user_key.to_vec(), seqno: entry.seqno, kind: entry.kind, value: entry.value.to_vec() }
     })
 }
 
 /// Every way of reading gives what the rows say.
-fn check(table: &Arc<Table>, rows: &[Row], targets: &[(Vec<u8>, SeqNo)]) {
+fn check_table(table: &Arc<TableReader>, rows: &[TableRow], targets: &[(Vec<u8>, SeqNo)]) {
     let order = table.order.clone();
-    let mut cursor = table.cursor(true);
+    let mut cursor = table.iter(true);
     for (user, at) in targets {
         assert_eq!(get(table, user, *at).unwrap(), expected_get(rows, user, *at, &order));
-        let target = KeyRef::new(user, *at);
+        let target = InternalKey::new(user, *at);
         let place = rows.partition_point(|row| row.key().cmp(&target, &order).is_lt());
         cursor.seek(target).unwrap();
-        assert_eq!(shown(&cursor).as_ref(), rows.get(place));
+        assert_eq!(row_at(&cursor).as_ref(), rows.get(place));
         if cursor.valid() {
             cursor.prev().unwrap();
-            assert_eq!(shown(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
+            assert_eq!(row_at(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
         }
         cursor.seek_before(target).unwrap();
-        assert_eq!(shown(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
+        assert_eq!(row_at(&cursor).as_ref(), place.checked_sub(1).map(|i| &rows[i]));
         if cursor.valid() {
             cursor.next().unwrap();
-            assert_eq!(shown(&cursor).as_ref(), rows.get(place));
+            assert_eq!(row_at(&cursor).as_ref(), rows.get(place));
         }
     }
     cursor.seek_to_first().unwrap();
     for row in rows {
-        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        assert_eq!(row_at(&cursor).as_ref(), Some(row));
         cursor.next().unwrap();
     }
     assert!(!cursor.valid());
-    let mut cursor = table.cursor(false);
+    let mut cursor = table.iter(false);
     cursor.seek_to_last().unwrap();
     for row in rows.iter().rev() {
-        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        assert_eq!(row_at(&cursor).as_ref(), Some(row));
         cursor.prev().unwrap();
     }
     assert!(!cursor.valid());
 }
 
 /// Turns about in the middle of blocks and at their ends.
-fn wander(table: &Arc<Table>, rows: &[Row], random: &mut Random) {
-    let mut cursor = table.cursor(true);
+fn check_random_steps(table: &Arc<TableReader>, rows: &[TableRow], random: &mut XorShiftRng) {
+    let mut cursor = table.iter(true);
     cursor.seek_to_first().unwrap();
     let mut at = 0usize;
     for _ in 0..3 * rows.len() {
@@ -248,11 +248,11 @@ fn wander(table: &Arc<Table>, rows: &[Row], random: &mut Random) {
                 cursor.seek(rows[at].key()).unwrap();
             }
         }
-        assert_eq!(shown(&cursor).as_ref(), Some(&rows[at]));
+        assert_eq!(row_at(&cursor).as_ref(), Some(&rows[at]));
     }
 }
 
-fn targets(rows: &[Row], random: &mut Random) -> Vec<(Vec<u8>, SeqNo)> {
+fn random_targets(rows: &[TableRow], random: &mut XorShiftRng) -> Vec<(Vec<u8>, SeqNo)> {
     let mut targets = vec![(vec![], SeqNo::MAX), (vec![], SeqNo::ZERO), (vec![255; 20], SeqNo(5))];
     for row in rows {
         targets.push((row.user.clone(), row.seqno));
@@ -271,7 +271,7 @@ fn targets(rows: &[Row], random: &mut Random) -> Vec<(Vec<u8>, SeqNo)> {
 }
 
 /// Keys of few letters and cases with many versions, some values large, some entries tombstones.
-fn random_rows(n: u64, random: &mut Random, order: &KeyOrder) -> Vec<Row> {
+fn random_rows(n: u64, random: &mut XorShiftRng, order: &KeyOrder) -> Vec<TableRow> {
     let mut rows = Vec::new();
     for _ in 0..n {
         let len = random.below(7) as usize;
@@ -282,26 +282,26 @@ fn random_rows(n: u64, random: &mut Random, order: &KeyOrder) -> Vec<Row> {
             let kind = kind[random.below(4) as usize];
             let len = if random.below(40) == 0 { 3000 } else { random.below(30) as usize };
             let value = if kind == RecordKind::Put { vec![random.below(256) as u8; len] } else { Vec::new() };
-            rows.push(Row { user: user.clone(), seqno: SeqNo(random.below(55)), kind, value });
+            rows.push(TableRow { user: user.clone(), seqno: SeqNo(random.below(55)), kind, value });
         }
     }
-    sorted(rows, order)
+    sort_rows(rows, order)
 }
 
 #[test]
-fn random_tables_agree_with_the_oracle_under_every_option() {
-    let mut random = Random(4242);
+fn random_table_matches_model_for_every_option() {
+    let mut random = XorShiftRng(4242);
     let orders = [
         KeyOrder::bytewise(),
-        KeyOrder::custom(Arc::new(NoCase { canonical: false })),
-        KeyOrder::custom(Arc::new(NoCase { canonical: true })),
-        KeyOrder::custom(Arc::new(Reversed)),
+        KeyOrder::custom(Arc::new(CaseInsensitiveOrder { canonical: false })),
+        KeyOrder::custom(Arc::new(CaseInsensitiveOrder { canonical: true })),
+        KeyOrder::custom(Arc::new(ReversedOrder)),
     ];
     let codecs = [CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(6)];
     let sizes = [64u32, 100, 300, 1024, 4096, 16 << 10];
     for round in 0..96usize {
         let order = &orders[round % 4];
-        let pick = |random: &mut Random, n: usize| random.below(n as u64) as usize;
+        let pick = |random: &mut XorShiftRng, n: usize| random.below(n as u64) as usize;
         let options = TableOptions {
             block_size: sizes[pick(&mut random, 6)],
             restart_interval: [0, 1, 2, 5, 16][pick(&mut random, 5)],
@@ -317,46 +317,48 @@ fn random_tables_agree_with_the_oracle_under_every_option() {
         };
         let n = 1 + random.below(120);
         let rows = random_rows(n, &mut random, order);
-        let world = World::new(&rows, &options, order);
-        let table = world.open_with([0, 4000, 1 << 20][pick(&mut random, 3)], SEED).unwrap();
+        let world = TableFixture::new(&rows, &options, order);
+        let table = world.open_with_cache([0, 4000, 1 << 20][pick(&mut random, 3)], SEED).unwrap();
         let report = table.verify().unwrap();
         assert_eq!((report.entries, report.bytes), (rows.len() as u64, world.bytes().len() as u64));
-        assert_eq!(report.filter_pieces > 0, options.filter != FilterPolicy::None && round % 4 != 1);
-        check(&table, &rows, &targets(&rows, &mut random));
-        wander(&table, &rows, &mut random);
+        assert_eq!(report.filter_partitions > 0, options.filter != FilterPolicy::None && round % 4 != 1);
+        check_table(&table, &rows, &random_targets(&rows, &mut random));
+        check_random_steps(&table, &rows, &mut random);
         let written = if round % 4 == 1 { DataBlockIndexType::BinarySearch } else { options.data_block_index_type };
         assert_eq!(table.properties().data_block_index_type, Some(written), "an order without hashes falls back");
-        let cache = &table.source.cache;
+        let cache = &table.fetcher.cache;
         assert!(cache.used() <= cache.capacity());
     }
 }
 
 #[test]
-fn versions_of_one_key_span_blocks_and_pieces() {
-    let mut rows: Vec<Row> = (1..=400u64).rev().map(|seqno| put(b"key", 10 * seqno, &seqno.to_le_bytes())).collect();
+fn versions_of_one_key_span_index_partitions() {
+    let mut rows: Vec<TableRow> =
+        (1..=400u64).rev().map(|seqno| put(b"key", 10 * seqno, &seqno.to_le_bytes())).collect();
     rows.insert(0, put(b"kex", 3, b"before"));
     rows.push(put(b"kez", 3, b"after"));
     for data_block_index_type in INDEX_TYPES {
         let sizes = TableOptions { block_size: 64, metadata_block_size: 64, ..TableOptions::default() };
-        let world = World::new(&rows, &TableOptions { data_block_index_type, ..sizes }, &KeyOrder::bytewise());
+        let world = TableFixture::new(&rows, &TableOptions { data_block_index_type, ..sizes }, &KeyOrder::bytewise());
         let table = world.open().unwrap();
         let report = table.verify().unwrap();
-        assert!(report.index_pieces > 10 && report.data_blocks > 50 && report.filter_pieces == 1, "{report:?}");
+        assert!(report.index_partitions > 10 && report.data_blocks > 50 && report.filter_partitions == 1, "{report:?}");
         for at in 0..4010 {
             let found = get(&table, b"key", SeqNo(at)).unwrap();
             assert_eq!(found, expected_get(&rows, b"key", SeqNo(at), &table.order));
             assert_eq!(found.is_some(), at >= 10);
         }
-        check(&table, &rows, &targets(&rows, &mut Random(3)));
+        check_table(&table, &rows, &random_targets(&rows, &mut XorShiftRng(3)));
     }
 }
 
 #[test]
 fn the_longest_keys_and_large_values() {
     let order = KeyOrder::bytewise();
-    let mut random = Random(77);
-    let mut long = random.bytes(65_535);
-    let mut rows = vec![put(b"", 5, b"of the empty key"), put(&long, 9, &random.bytes(100_000)), put(&long, 8, b"old")];
+    let mut random = XorShiftRng(77);
+    let mut long = random.random_bytes(65_535);
+    let mut rows =
+        vec![put(b"", 5, b"of the empty key"), put(&long, 9, &random.random_bytes(100_000)), put(&long, 8, b"old")];
     long[65_534] ^= 1;
     rows.extend([
         put(&long, 9, b"x"),
@@ -366,7 +368,7 @@ fn the_longest_keys_and_large_values() {
     ]);
     rows.push(put(b"o", 1, &[1; (32 << 10) + 1]));
     rows.push(put(b"p", 1, b"small again"));
-    let rows = sorted(rows, &order);
+    let rows = sort_rows(rows, &order);
     for (compression, data_block_index_type) in [
         (CompressionType::None, DataBlockIndexType::Fingerprint),
         (CompressionType::Lz4, DataBlockIndexType::Fingerprint),
@@ -374,15 +376,15 @@ fn the_longest_keys_and_large_values() {
         (CompressionType::None, DataBlockIndexType::BinarySearch),
     ] {
         let options = TableOptions { compression, data_block_index_type, ..TableOptions::default() };
-        let world = World::new(&rows, &options, &order);
+        let world = TableFixture::new(&rows, &options, &order);
         let table = world.open().unwrap();
         table.verify().unwrap();
-        check(&table, &rows, &targets(&rows, &mut random));
+        check_table(&table, &rows, &random_targets(&rows, &mut random));
         assert_eq!(table.properties().data_block_index_type, Some(data_block_index_type));
-        assert_eq!(table.properties().largest, (rows.last().unwrap().user.clone(), rows.last().unwrap().seqno));
+        assert_eq!(table.properties().largest_key, (rows.last().unwrap().user.clone(), rows.last().unwrap().seqno));
         let longer = [long.as_slice(), &[0; 10]].concat();
         assert_eq!(get(&table, &longer, SeqNo::MAX).unwrap(), None);
-        assert!(table.source.cache.used() <= 1 << 20);
+        assert!(table.fetcher.cache.used() <= 1 << 20);
     }
 }
 
@@ -391,11 +393,11 @@ fn one_entry_is_a_table() {
     let one = [vec![put(b"", 0, b"")], vec![put(b"k", SeqNo::MAX.0, b"v")]];
     for (rows, data_block_index_type) in one.iter().flat_map(|rows| INDEX_TYPES.map(|index_type| (rows, index_type))) {
         let options = TableOptions { data_block_index_type, ..TableOptions::default() };
-        let world = World::new(rows, &options, &KeyOrder::bytewise());
-        assert_eq!((world.meta.lowest, world.meta.highest), (rows[0].seqno, rows[0].seqno));
+        let world = TableFixture::new(rows, &options, &KeyOrder::bytewise());
+        assert_eq!((world.meta.smallest_seqno, world.meta.largest_seqno), (rows[0].seqno, rows[0].seqno));
         let table = world.open().unwrap();
         table.verify().unwrap();
-        check(
+        check_table(
             &table,
             rows,
             &[(vec![], SeqNo::MAX), (vec![], SeqNo(0)), (b"k".to_vec(), SeqNo::MAX), (vec![255], SeqNo(1))],
@@ -418,7 +420,7 @@ fn entries_out_of_order_are_refused() {
     }
 }
 
-fn some_rows(n: u64) -> Vec<Row> {
+fn sequential_rows(n: u64) -> Vec<TableRow> {
     (0..n)
         .map(|i| put(format!("key {:05}", 2 * i).as_bytes(), 1 + i % 9, format!("value {i}").repeat(3).as_bytes()))
         .collect()
@@ -426,35 +428,35 @@ fn some_rows(n: u64) -> Vec<Row> {
 
 #[test]
 fn absent_keys_are_filtered_under_any_seed() {
-    let rows = some_rows(3000);
+    let rows = sequential_rows(3000);
     let options = TableOptions { metadata_block_size: 512, ..TableOptions::default() };
-    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
     for db_seed in [SEED, 5] {
-        let table = world.open_with(8 << 20, db_seed).unwrap();
+        let table = world.open_with_cache(8 << 20, db_seed).unwrap();
         for row in &rows {
-            let lookup = Lookup::new(&row.user, SeqNo::MAX, &table.order, db_seed);
+            let lookup = PointLookup::new(&row.user, SeqNo::MAX, &table.order, db_seed);
             assert_eq!(table.get(&lookup).unwrap().unwrap().value, row.value);
         }
-        let data_reads = |table: &Table| {
-            let (_, data) = table.source.cache.stats().kinds[0];
+        let data_reads = |table: &TableReader| {
+            let (_, data) = table.fetcher.cache.stats().kinds[0];
             data.hits + data.misses
         };
         let before = data_reads(&table);
         for i in 0..3000 {
             let key = format!("key {:05}", 2 * i + 1);
-            assert!(table.get(&Lookup::new(key.as_bytes(), SeqNo::MAX, &table.order, db_seed)).unwrap().is_none());
+            assert!(table.get(&PointLookup::new(key.as_bytes(), SeqNo::MAX, &table.order, db_seed)).unwrap().is_none());
         }
         assert!(data_reads(&table) - before < 60, "about one in a hundred gets through");
-        let no_hash = Lookup { key: &rows[5].user, hash: None, at: SeqNo::MAX };
+        let no_hash = PointLookup { key: &rows[5].user, hash: None, snapshot_seqno: SeqNo::MAX };
         assert!(table.get(&no_hash).unwrap().is_some());
     }
 }
 
 #[test]
 fn options_say_where_index_and_filter_live() {
-    let rows = some_rows(4000);
-    let kinds = |table: &Table| {
-        let stats = table.source.cache.stats();
+    let rows = sequential_rows(4000);
+    let kinds = |table: &TableReader| {
+        let stats = table.fetcher.cache.stats();
         [1, 2, 3, 4].map(|i| stats.kinds[i].1.blocks)
     };
     let mut held = Vec::new();
@@ -468,17 +470,17 @@ fn options_say_where_index_and_filter_live() {
             pin_top_level: pin,
             ..TableOptions::default()
         };
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with(8 << 20, SEED).unwrap();
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with_cache(8 << 20, SEED).unwrap();
         let at_open = table.pinned_bytes();
         rows.iter().for_each(|row| assert!(get(&table, &row.user, SeqNo::MAX).unwrap().is_some()));
         let [index, index_top, filter, filter_top] = kinds(&table);
         let properties = table.properties().clone();
         assert_eq!((index_top, filter_top), if partition && cached && !pin { (1, 1) } else { (0, 0) });
         let in_cache = partition || cached;
-        let pieces = (properties.index_pieces, properties.filter_pieces);
-        assert_eq!((index, filter), if in_cache { pieces } else { (0, 0) });
-        assert_eq!(pieces == (1, 1), !partition);
+        let partitions = (properties.index_partitions, properties.filter_partitions);
+        assert_eq!((index, filter), if in_cache { partitions } else { (0, 0) });
+        assert_eq!(partitions == (1, 1), !partition);
         assert_eq!(table.pinned_bytes() > at_open, !in_cache);
         held.push(table.pinned_bytes());
     }
@@ -488,7 +490,7 @@ fn options_say_where_index_and_filter_live() {
 
 #[test]
 fn a_second_get_asks_by_no_hash() {
-    let rows = some_rows(2000);
+    let rows = sequential_rows(2000);
     for (partition, cached, pin) in [(true, false, true), (true, true, false), (false, true, false)] {
         let options = TableOptions {
             block_size: 256,
@@ -498,35 +500,35 @@ fn a_second_get_asks_by_no_hash() {
             pin_top_level: pin,
             ..TableOptions::default()
         };
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with(8 << 20, SEED).unwrap();
-        let all = |table: &Table| {
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with_cache(8 << 20, SEED).unwrap();
+        let all = |table: &TableReader| {
             rows.iter().for_each(|row| assert!(get(table, &row.user, SeqNo::MAX).unwrap().is_some()));
-            table.source.cache.stats().kinds
+            table.fetcher.cache.stats().kinds
         };
         let first = all(&table);
-        let asked = table.source.cache.asked();
+        let asked = table.fetcher.cache.lookup_count();
         let second = all(&table);
-        assert_eq!(table.source.cache.asked(), asked, "{options:?}");
+        assert_eq!(table.fetcher.cache.lookup_count(), asked, "{options:?}");
         for kind in 0..first.len() {
             let hits = second[kind].1.hits - first[kind].1.hits;
             let tops = u64::from(cached && !pin && partition) * rows.len() as u64;
             assert_eq!(hits, [2000, 2000, tops, 2000, tops, 0, 0][kind]);
             assert_eq!(second[kind].1.misses, first[kind].1.misses);
         }
-        table.source.cache.remove_file(ID);
+        table.fetcher.cache.remove_file(ID);
         assert_eq!(all(&table)[0].1.misses, 2 * first[0].1.misses);
-        let mut cursor = table.cursor(true);
-        let asked = table.source.cache.asked();
+        let mut cursor = table.iter(true);
+        let asked = table.fetcher.cache.lookup_count();
         cursor.seek_to_first().unwrap();
         rows.iter().for_each(|_| cursor.next().unwrap());
-        assert_eq!(table.source.cache.asked(), asked, "cursors follow links too");
+        assert_eq!(table.fetcher.cache.lookup_count(), asked, "cursors follow links too");
     }
 }
 
 #[test]
-fn pinned_pieces_outlive_a_scan() {
-    let rows = some_rows(4000);
+fn pinned_partitions_survive_a_scan() {
+    let rows = sequential_rows(4000);
     for pinned in [false, true] {
         let options = TableOptions {
             block_size: 512,
@@ -535,18 +537,18 @@ fn pinned_pieces_outlive_a_scan() {
             pin_l0_and_l1: pinned,
             ..TableOptions::default()
         };
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with(60_000, SEED).unwrap();
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with_cache(60_000, SEED).unwrap();
         get(&table, &rows[0].user, SeqNo::MAX).unwrap();
-        let mut cursor = table.cursor(true);
-        cursor.seek(KeyRef::first_of(&rows[1000].user)).unwrap();
+        let mut cursor = table.iter(true);
+        cursor.seek(InternalKey::before_versions_of(&rows[1000].user)).unwrap();
         rows[1000..].iter().for_each(|_| cursor.next().unwrap());
-        let misses = |i: usize| table.source.cache.stats().kinds[i].1.misses;
+        let misses = |i: usize| table.fetcher.cache.stats().kinds[i].1.misses;
         let before = [misses(0), misses(1), misses(3)];
         get(&table, &rows[0].user, SeqNo::MAX).unwrap();
         let more = [misses(0) - before[0], misses(1) - before[1], misses(3) - before[2]];
         assert_eq!(more, if pinned { [1, 0, 0] } else { [1, 1, 1] });
-        assert_eq!(table.source.cache.stats().pinned > 0, pinned);
+        assert_eq!(table.fetcher.cache.stats().pinned > 0, pinned);
     }
 }
 
@@ -554,8 +556,8 @@ fn pinned_pieces_outlive_a_scan() {
 /// at byte by byte.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
-fn readers_get_what_was_written_while_blocks_come_and_go() {
-    let rows = some_rows(3000);
+fn concurrent_reads_are_correct_during_eviction() {
+    let rows = sequential_rows(3000);
     for (partition, cached, pin_top, pin_pieces, capacity) in [
         (true, false, true, false, 40_000),
         (true, true, false, true, 60_000),
@@ -571,14 +573,14 @@ fn readers_get_what_was_written_while_blocks_come_and_go() {
             pin_l0_and_l1: pin_pieces,
             ..TableOptions::default()
         };
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with(capacity, SEED).unwrap();
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with_cache(capacity, SEED).unwrap();
         let (table, rows) = (&table, &rows);
         std::thread::scope(|scope| {
             for thread in 0..3u64 {
                 scope.spawn(move || {
-                    let mut random = Random(77 + thread);
-                    let mut cursor = table.cursor(thread != 1);
+                    let mut random = XorShiftRng(77 + thread);
+                    let mut cursor = table.iter(thread != 1);
                     for round in 0..3000 {
                         // Half of the lookups go to a tenth of the rows, so that some blocks stay.
                         let range = if random.below(2) == 0 { 300 } else { 3000 };
@@ -587,45 +589,45 @@ fn readers_get_what_was_written_while_blocks_come_and_go() {
                         assert_eq!(found, Some((row.seqno, row.kind, row.value.clone())));
                         if round % 20 == 0 {
                             let at = random.below(2900) as usize;
-                            cursor.seek(KeyRef::first_of(&rows[at].user)).unwrap();
+                            cursor.seek(InternalKey::before_versions_of(&rows[at].user)).unwrap();
                             for row in &rows[at..at + 50] {
-                                assert_eq!(shown(&cursor).as_ref(), Some(row));
+                                assert_eq!(row_at(&cursor).as_ref(), Some(row));
                                 cursor.next().unwrap();
                             }
                             cursor.prev().unwrap();
-                            assert_eq!(shown(&cursor).as_ref(), Some(&rows[at + 49]));
+                            assert_eq!(row_at(&cursor).as_ref(), Some(&rows[at + 49]));
                         }
                         if random.below(400) == 0 {
-                            table.source.cache.remove_file(ID);
+                            table.fetcher.cache.remove_file(ID);
                         }
-                        assert!(table.source.cache.used() <= capacity);
+                        assert!(table.fetcher.cache.used() <= capacity);
                     }
                 });
             }
         });
-        let stats = table.source.cache.stats();
+        let stats = table.fetcher.cache.stats();
         let (_, data) = stats.kinds[0];
         assert!(data.hits > 300 && data.misses > 100, "{stats:?}");
     }
 }
 
 #[test]
-fn what_the_cache_never_takes_is_held_if_it_is_small() {
+fn small_uncacheable_block_is_pinned_by_table() {
     let options = TableOptions {
         partition_index_and_filters: false,
         cache_index_and_filter_blocks: true,
         ..TableOptions::default()
     };
-    for (rows, cache, held) in [(some_rows(4000), 8000, true), (some_rows(20_000), 40_000, false)] {
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
-        let table = world.open_with(cache, SEED).unwrap();
-        assert!(!table.source.cache.takes(BlockKind::Filter, 2 * table.properties().filter_bytes));
+    for (rows, cache, held) in [(sequential_rows(4000), 8000, true), (sequential_rows(20_000), 40_000, false)] {
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+        let table = world.open_with_cache(cache, SEED).unwrap();
+        assert!(!table.fetcher.cache.admits(BlockKind::FilterPartition, 2 * table.properties().filter_bytes));
         let at_open = table.pinned_bytes();
         let get_all =
             || rows[..10].iter().for_each(|row| assert!(get(&table, &row.user, SeqNo::MAX).unwrap().is_some()));
         get_all();
         get_all();
-        let filter_misses = table.source.cache.stats().kinds[3].1.misses;
+        let filter_misses = table.fetcher.cache.stats().kinds[3].1.misses;
         if held {
             assert!(table.pinned_bytes() > at_open + 4000 && filter_misses == 0);
         } else {
@@ -636,22 +638,22 @@ fn what_the_cache_never_takes_is_held_if_it_is_small() {
 }
 
 #[test]
-fn a_table_opens_in_two_reads_and_only_in_its_order() {
-    let rows = some_rows(4000);
-    let world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
-    let other = World { order: KeyOrder::custom(Arc::new(Reversed)), ..world };
+fn open_takes_two_reads_and_checks_comparator() {
+    let rows = sequential_rows(4000);
+    let world = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    let other = TableFixture { order: KeyOrder::custom(Arc::new(ReversedOrder)), ..world };
     let error = other.open().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(error.message().contains("azekura.bytewise") && error.message().contains("reversed"), "{error}");
-    let world = World { order: KeyOrder::bytewise(), ..other };
+    let world = TableFixture { order: KeyOrder::bytewise(), ..other };
     let faults = FaultFs::new(Arc::new(world.fs.clone()));
-    world.open_on(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+    world.open_on_fs(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
     assert_eq!(faults.count(OpKind::Read), 2);
     for change in [
         |meta: &mut TableMeta| meta.entries += 1,
         |meta: &mut TableMeta| meta.size += 1,
         |meta: &mut TableMeta| meta.size = 3,
-        |meta: &mut TableMeta| meta.highest = SeqNo(77),
+        |meta: &mut TableMeta| meta.largest_seqno = SeqNo(77),
     ] {
         let mut wrong = world.with_bytes(&world.bytes());
         change(&mut wrong.meta);
@@ -661,7 +663,7 @@ fn a_table_opens_in_two_reads_and_only_in_its_order() {
 }
 
 /// Reads everything; each answer is an error of a fitting kind, or right.
-fn read_damaged(world: &World, rows: &[Row], absent: &[u8]) -> bool {
+fn expect_rows_or_corruption(world: &TableFixture, rows: &[TableRow], absent: &[u8]) -> bool {
     let fits = |kind| matches!(kind, ErrorKind::Corruption | ErrorKind::Unsupported);
     let table = match world.open() {
         Ok(table) => table,
@@ -683,13 +685,13 @@ fn read_damaged(world: &World, rows: &[Row], absent: &[u8]) -> bool {
     if let Ok(found) = get(&table, absent, SeqNo::MAX) {
         assert_eq!(found, None);
     }
-    let mut cursor = table.cursor(true);
+    let mut cursor = table.iter(true);
     let mut moved = cursor.seek_to_first();
     for row in rows {
         if moved.is_err() {
             break;
         }
-        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        assert_eq!(row_at(&cursor).as_ref(), Some(row));
         moved = cursor.next();
     }
     assert!(!cursor.valid());
@@ -698,7 +700,7 @@ fn read_damaged(world: &World, rows: &[Row], absent: &[u8]) -> bool {
         if moved.is_err() {
             break;
         }
-        assert_eq!(shown(&cursor).as_ref(), Some(row));
+        assert_eq!(row_at(&cursor).as_ref(), Some(row));
         moved = cursor.prev();
     }
     assert!(!cursor.valid());
@@ -706,8 +708,8 @@ fn read_damaged(world: &World, rows: &[Row], absent: &[u8]) -> bool {
 }
 
 #[test]
-fn every_flipped_byte_is_found_and_never_believed() {
-    let (rows, _) = with_pointers(40, &mut Random(3));
+fn flipped_byte_is_corruption_everywhere() {
+    let (rows, _) = rows_with_blob_pointers(40, &mut XorShiftRng(3));
     for (i, partition) in (0..6).map(|i| (i, i < 3)) {
         let options = TableOptions {
             block_size: 256,
@@ -716,21 +718,26 @@ fn every_flipped_byte_is_found_and_never_believed() {
             partition_index_and_filters: partition,
             ..TableOptions::default()
         };
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
         let good = world.bytes();
-        assert!(!read_damaged(&world, &rows, b"key 00003"));
+        assert!(!expect_rows_or_corruption(&world, &rows, b"key 00003"));
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);
-            assert!(read_damaged(&world.with_bytes(&bad), &rows, b"key 00003"), "byte {at} of {}", good.len());
+            assert!(
+                expect_rows_or_corruption(&world.with_bytes(&bad), &rows, b"key 00003"),
+                "byte {at} of {}",
+                good.len()
+            );
         }
     }
 }
 
 #[test]
 fn a_table_cut_or_grown_at_any_length_is_refused() {
-    let rows = some_rows(20);
-    let world = World::new(&rows, &TableOptions { block_size: 128, ..TableOptions::default() }, &KeyOrder::bytewise());
+    let rows = sequential_rows(20);
+    let world =
+        TableFixture::new(&rows, &TableOptions { block_size: 128, ..TableOptions::default() }, &KeyOrder::bytewise());
     let good = world.bytes();
     for len in 0..good.len() {
         let mut cut = world.with_bytes(&good[..len]);
@@ -746,19 +753,19 @@ fn a_table_cut_or_grown_at_any_length_is_refused() {
 
 #[test]
 fn a_file_cut_while_it_is_open_gives_errors() {
-    let rows = some_rows(400);
-    let world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    let rows = sequential_rows(400);
+    let world = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
     let table = world.open().unwrap();
     world.fs.open(Path::new(PATH), OpenMode::Write).unwrap().set_length(100).unwrap();
     assert_eq!(get(&table, &rows[0].user, SeqNo::MAX).unwrap_err().kind(), ErrorKind::Corruption);
     assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
-    let mut cursor = table.cursor(true);
+    let mut cursor = table.iter(true);
     assert!(cursor.seek_to_first().is_err() && !cursor.valid());
 }
 
 #[test]
-fn a_filter_that_cannot_be_read_lets_everything_through() {
-    let rows = some_rows(2000);
+fn unreadable_filter_means_may_match() {
+    let rows = sequential_rows(2000);
     for partition in [true, false] {
         let options = TableOptions {
             metadata_block_size: 512,
@@ -766,26 +773,26 @@ fn a_filter_that_cannot_be_read_lets_everything_through() {
             partition_index_and_filters: partition,
             ..TableOptions::default()
         };
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
         let mut bytes = world.bytes();
-        for (kind, at, len) in frames(&bytes) {
-            if matches!(kind, BlockKind::Filter) {
+        for (kind, at, len) in list_frames(&bytes) {
+            if matches!(kind, BlockKind::FilterPartition) {
                 bytes[at + len - 9] ^= 1;
             }
         }
         let table = world.with_bytes(&bytes).open().unwrap();
-        check(&table, &rows, &targets(&rows[..100], &mut Random(6)));
+        check_table(&table, &rows, &random_targets(&rows[..100], &mut XorShiftRng(6)));
         assert_eq!(table.verify().unwrap_err().kind(), ErrorKind::Corruption);
         let faults = FaultFs::new(Arc::new(world.fs.clone()));
-        let table = world.open_on(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
-        faults.fail(FaultPlan::new(OpKind::Read, 1, Fault::Error(std::io::ErrorKind::Other)));
+        let table = world.open_on_fs(Arc::new(faults.clone()), 1 << 20, SEED).unwrap();
+        faults.inject(FaultPlan::new(OpKind::Read, 1, Fault::Error(std::io::ErrorKind::Other)));
         assert!(get(&table, &rows[7].user, SeqNo::MAX).unwrap().is_some(), "the failing read was the filter's");
-        assert_eq!(faults.struck(), 1);
+        assert_eq!(faults.fault_count(), 1);
     }
 }
 
 /// Kind, offset and length of each frame of a table that is stored without a codec.
-fn frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
+fn list_frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
     let (mut frames, mut at) = (Vec::new(), 64);
     while at < bytes.len() - FileFooter::LEN {
         assert_eq!(bytes[at + 8], 0, "no codec");
@@ -797,8 +804,8 @@ fn frames(bytes: &[u8]) -> Vec<(BlockKind, usize, usize)> {
 }
 
 #[test]
-fn blocks_that_verify_and_lie_cause_errors_at_worst() {
-    let rows = some_rows(60);
+fn inconsistent_block_gives_error_not_panic() {
+    let rows = sequential_rows(60);
     let worlds = INDEX_TYPES.map(|data_block_index_type| {
         let options = TableOptions {
             block_size: 256,
@@ -807,28 +814,28 @@ fn blocks_that_verify_and_lie_cause_errors_at_worst() {
             compression: CompressionType::None,
             ..TableOptions::default()
         };
-        World::new(&rows, &options, &KeyOrder::bytewise())
+        TableFixture::new(&rows, &options, &KeyOrder::bytewise())
     });
-    let goods = worlds.each_ref().map(World::bytes);
-    let mut random = Random(2024);
+    let goods = worlds.each_ref().map(TableFixture::bytes);
+    let mut random = XorShiftRng(2024);
     for round in 0..6000 {
         let (world, mut bad) = (&worlds[round % 3], goods[round % 3].clone());
-        let frames = frames(&bad);
+        let frames = list_frames(&bad);
         let (_, at, len) = frames[round / 3 % frames.len()];
         for _ in 0..1 + random.below(3) {
             let byte = at + FRAME_HEADER_LEN + random.below((len - FRAME_HEADER_LEN) as u64) as usize;
             bad[byte] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6) as usize];
         }
-        let sum = xxh3(place_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
+        let sum = xxh3(location_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
         bad[at..at + 8].copy_from_slice(&sum.to_le_bytes());
         let Ok(table) = world.with_bytes(&bad).open() else { continue };
         let _ = table.verify();
         for row in rows.iter().step_by(7) {
             let _ = get(&table, &row.user, SeqNo(5));
         }
-        let mut cursor = table.cursor(true);
+        let mut cursor = table.iter(true);
         for (user, forward) in [(&b"key 00050"[..], true), (b"key 00051", false), (b"", true), (b"z", false)] {
-            let target = KeyRef::first_of(user);
+            let target = InternalKey::before_versions_of(user);
             let mut moved = if forward { cursor.seek(target) } else { cursor.seek_before(target) };
             let mut steps = 0;
             while moved.is_ok() && cursor.valid() {
@@ -842,9 +849,9 @@ fn blocks_that_verify_and_lie_cause_errors_at_worst() {
 
 /// Rows whose blocks have too many restart intervals for a hash index, between rows whose blocks have not.
 #[test]
-fn one_table_mixes_blocks_with_and_without_hash_index() {
+fn table_may_mix_blocks_with_and_without_hash() {
     let value = |i: u64| vec![7; if (1000..4000).contains(&i) { 0 } else { 100 }];
-    let rows: Vec<Row> = (0..5000).map(|i| put(format!("{i:06}").as_bytes(), 1, &value(i))).collect();
+    let rows: Vec<TableRow> = (0..5000).map(|i| put(format!("{i:06}").as_bytes(), 1, &value(i))).collect();
     let options = TableOptions {
         block_size: 8192,
         restart_interval: 1,
@@ -852,29 +859,29 @@ fn one_table_mixes_blocks_with_and_without_hash_index() {
         compression: CompressionType::None,
         ..TableOptions::default()
     };
-    let world = World::new(&rows, &options, &KeyOrder::bytewise());
-    let kinds: Vec<BlockKind> = frames(&world.bytes()).into_iter().map(|(kind, ..)| kind).collect();
+    let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+    let kinds: Vec<BlockKind> = list_frames(&world.bytes()).into_iter().map(|(kind, ..)| kind).collect();
     let first = kinds.iter().position(|kind| *kind == BlockKind::Data).expect("a block without");
     let last = kinds.iter().rposition(|kind| *kind == BlockKind::Data).unwrap();
-    assert!(kinds[..first].iter().all(|kind| *kind == BlockKind::HashedData) && first > 10);
-    assert!(kinds[last + 1..last + 10].iter().all(|kind| *kind == BlockKind::HashedData), "they come back");
+    assert!(kinds[..first].iter().all(|kind| *kind == BlockKind::DataWithHashIndex) && first > 10);
+    assert!(kinds[last + 1..last + 10].iter().all(|kind| *kind == BlockKind::DataWithHashIndex), "they come back");
     let table = world.open().unwrap();
     table.verify().unwrap();
-    check(&table, &rows, &targets(&rows, &mut Random(9))[..3000]);
+    check_table(&table, &rows, &random_targets(&rows, &mut XorShiftRng(9))[..3000]);
 }
 
 #[test]
-fn verify_finds_a_key_that_its_block_does_not_lead_to() {
-    let rows = some_rows(300);
+fn verify_finds_key_missing_from_hash_index() {
+    let rows = sequential_rows(300);
     for data_block_index_type in [DataBlockIndexType::BinaryAndHash, DataBlockIndexType::Fingerprint] {
         let compression = CompressionType::None;
         let options = TableOptions { data_block_index_type, compression, ..TableOptions::default() };
-        let world = World::new(&rows, &options, &KeyOrder::bytewise());
+        let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
         let mut bad = world.bytes();
-        let (kind, at, len) = frames(&bad)[1];
+        let (kind, at, len) = list_frames(&bad)[1];
         let block = at + FRAME_HEADER_LEN..at + len;
         match kind {
-            BlockKind::HashedData => {
+            BlockKind::DataWithHashIndex => {
                 let buckets = usize::from(u16::from_le_bytes([bad[block.end - 2], bad[block.end - 1]]));
                 bad[block.end - 12 - buckets..block.end - 12].fill(255);
             }
@@ -885,7 +892,7 @@ fn verify_finds_a_key_that_its_block_does_not_lead_to() {
                 bad[fingerprints] ^= 1;
             }
         }
-        let sum = xxh3(place_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
+        let sum = xxh3(location_seed(&FILE_ID, at as u64), &bad[at + 8..at + len]);
         bad[at..at + 8].copy_from_slice(&sum.to_le_bytes());
         let error = world.with_bytes(&bad).open().unwrap().verify().unwrap_err();
         assert_eq!((error.kind(), error.offset()), (ErrorKind::Corruption, Some(at as u64)), "{error}");
@@ -894,20 +901,20 @@ fn verify_finds_a_key_that_its_block_does_not_lead_to() {
 
 #[test]
 fn a_cursor_seeks_again_after_an_error() {
-    let rows = some_rows(400);
+    let rows = sequential_rows(400);
     let options = TableOptions { compression: CompressionType::None, ..TableOptions::default() };
-    let world = World::new(&rows, &options, &KeyOrder::bytewise());
+    let world = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
     let mut bytes = world.bytes();
     bytes[200] ^= 1; // in the first data block
     let table = world.with_bytes(&bytes).open().unwrap();
-    let mut cursor = table.cursor(true);
+    let mut cursor = table.iter(true);
     assert_eq!(cursor.seek_to_first().unwrap_err().offset(), Some(64));
     cursor.seek_to_last().unwrap();
-    assert_eq!(shown(&cursor).as_ref(), rows.last());
+    assert_eq!(row_at(&cursor).as_ref(), rows.last());
     while cursor.valid() && cursor.prev().is_ok() {}
     assert!(!cursor.valid());
     cursor.seek(rows[399].key()).unwrap();
-    assert_eq!(shown(&cursor).as_ref(), rows.last());
+    assert_eq!(row_at(&cursor).as_ref(), rows.last());
 }
 
 #[test]
@@ -918,27 +925,28 @@ fn handles_of_files_are_bounded() {
         let file = fs.open(Path::new(&format!("/db/{id:06}.sst")), OpenMode::Create).unwrap();
         file.write_at(&[id], 0).unwrap();
     }
-    let files = DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectPolicy::never());
-    let mut random = Random(1);
+    let files = DataFiles::tables(Arc::new(fs.clone()), Path::new("/db"), 4, DirectIoPolicy::never());
+    let mut random = XorShiftRng(1);
     for _ in 0..200 {
         let id = random.below(10);
         let mut byte = [99];
-        files.file(FileId(id)).unwrap().read_exact_at(&mut byte, 0).unwrap();
+        files.get(FileNumber(id)).unwrap().read_exact_at(&mut byte, 0).unwrap();
         assert_eq!(u64::from(byte[0]), id);
-        assert!(files.open_files() <= 4);
+        assert!(files.open_file_count() <= 4);
     }
-    files.file(FileId(3)).unwrap();
-    files.forget(FileId(3));
+    files.get(FileNumber(3)).unwrap();
+    files.close(FileNumber(3));
     fs.remove_file(Path::new("/db/000003.sst")).unwrap();
-    assert_eq!(files.file(FileId(3)).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(files.get(FileNumber(3)).unwrap_err().kind(), ErrorKind::Io);
 }
 
 #[test]
-fn past_the_cache_of_the_system_only_where_it_pays() {
+fn direct_io_applies_when_tables_exceed_memory() {
     let applies = |mode, memory, tables| {
-        let files = DataFiles::tables(Arc::new(MemFs::new()), Path::new("/db"), 4, DirectPolicy::new(mode, || memory));
-        files.hold(tables);
-        files.goes_direct()
+        let files =
+            DataFiles::tables(Arc::new(MemFs::new()), Path::new("/db"), 4, DirectIoPolicy::new(mode, || memory));
+        files.add_live_bytes(tables);
+        files.uses_direct_io()
     };
     assert!(!applies(DirectIo::Never, Some(1000), 5000));
     assert!(applies(DirectIo::Always, None, 0));
@@ -949,27 +957,32 @@ fn past_the_cache_of_the_system_only_where_it_pays() {
 
 #[test]
 fn the_same_entries_give_the_same_bytes() {
-    let mut random = Random(12);
+    let mut random = XorShiftRng(12);
     let rows = random_rows(100, &mut random, &KeyOrder::bytewise());
     let options = TableOptions { block_size: 512, ..TableOptions::default() };
-    let one = World::new(&rows, &options, &KeyOrder::bytewise());
-    let two = World::new(&rows, &options, &KeyOrder::bytewise());
+    let one = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
+    let two = TableFixture::new(&rows, &options, &KeyOrder::bytewise());
     assert!(one.bytes() == two.bytes());
-    let by_key: BTreeMap<&[u8], &Row> = rows.iter().rev().map(|row| (row.user.as_slice(), row)).collect();
+    let by_key: BTreeMap<&[u8], &TableRow> = rows.iter().rev().map(|row| (row.user.as_slice(), row)).collect();
     for (user, newest) in by_key {
         assert_eq!(get(&one.open().unwrap(), user, SeqNo::MAX).unwrap().unwrap().0, newest.seqno);
     }
 }
 
 /// A table of values and pointers, and the pointers.
-fn with_pointers(n: u64, dice: &mut Random) -> (Vec<Row>, Vec<BlobRef>) {
-    let mut rows = some_rows(n);
+fn rows_with_blob_pointers(n: u64, rng: &mut XorShiftRng) -> (Vec<TableRow>, Vec<BlobPointer>) {
+    let mut rows = sequential_rows(n);
     let mut pointers = Vec::new();
     for row in rows.iter_mut().filter(|row| row.kind == RecordKind::Put) {
-        if dice.below(3) > 0 {
-            let logical = FileId(20 + dice.below(3));
-            let pointer =
-                BlobRef { logical, ordinal: pointers.len() as u32, offset: 64, stored: 900 + dice.below(9), len: 880 };
+        if rng.below(3) > 0 {
+            let logical = FileNumber(20 + rng.below(3));
+            let pointer = BlobPointer {
+                logical_file: logical,
+                ordinal: pointers.len() as u32,
+                frame_offset: 64,
+                frame_len: 900 + rng.below(9),
+                value_len: 880,
+            };
             row.kind = RecordKind::BlobPointer;
             row.value.clear();
             pointer.encode(&mut row.value);
@@ -980,24 +993,25 @@ fn with_pointers(n: u64, dice: &mut Random) -> (Vec<Row>, Vec<BlobRef>) {
 }
 
 #[test]
-fn a_table_knows_what_its_entries_point_to() {
+fn table_lists_its_blob_references() {
     for (seed, compression) in (1..).zip([CompressionType::None, CompressionType::Lz4, CompressionType::Miniz(3)]) {
-        let (rows, pointers) = with_pointers(900, &mut Random(seed));
-        let world = World::new(&rows, &TableOptions { compression, ..TableOptions::default() }, &KeyOrder::bytewise());
+        let (rows, pointers) = rows_with_blob_pointers(900, &mut XorShiftRng(seed));
+        let world =
+            TableFixture::new(&rows, &TableOptions { compression, ..TableOptions::default() }, &KeyOrder::bytewise());
         let table = world.open().unwrap();
         table.verify().unwrap();
         let references = table.blob_references().unwrap();
-        let mut live: Vec<(FileId, u32)> = references
+        let mut live: Vec<(FileNumber, u32)> = references
             .ordinals()
             .flat_map(|(logical, set)| set.iter().map(move |ordinal| (logical, ordinal)))
             .collect();
-        let mut wanted: Vec<(FileId, u32)> = pointers.iter().map(|p| (p.logical, p.ordinal)).collect();
+        let mut wanted: Vec<(FileNumber, u32)> = pointers.iter().map(|p| (p.logical_file, p.ordinal)).collect();
         live.sort_unstable();
         wanted.sort_unstable();
         assert_eq!(live, wanted);
-        let bytes: u64 = world.meta.blobs.iter().map(|uses| uses.bytes).sum();
-        assert_eq!(bytes, pointers.iter().map(|p| p.stored).sum::<u64>());
-        let described = Table::describe(&table.source.files, &table.source.cache, ID).unwrap();
+        let bytes: u64 = world.meta.blob_usage.iter().map(|uses| uses.bytes).sum();
+        assert_eq!(bytes, pointers.iter().map(|p| p.frame_len).sum::<u64>());
+        let described = TableReader::read_meta(&table.fetcher.files, &table.fetcher.cache, ID).unwrap();
         assert_eq!(described, world.meta);
         let row = rows.iter().find(|row| row.kind == RecordKind::BlobPointer).unwrap();
         let found = get(&table, &row.user, row.seqno).unwrap().unwrap();
@@ -1005,7 +1019,7 @@ fn a_table_knows_what_its_entries_point_to() {
     }
 }
 
-fn write_rows(rows: &[Row]) -> Result<TableMeta> {
+fn write_rows(rows: &[TableRow]) -> Result<TableMeta> {
     let fs = MemFs::new();
     fs.create_dir_all(Path::new("/db"))?;
     let file = fs.open(Path::new(PATH), OpenMode::Create)?;
@@ -1015,10 +1029,10 @@ fn write_rows(rows: &[Row]) -> Result<TableMeta> {
 }
 
 #[test]
-fn references_that_are_not_those_of_the_entries_are_found() {
-    let (rows, _) = with_pointers(900, &mut Random(7));
-    let mut world = World::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
-    world.meta.blobs[0].bytes += 1;
+fn verify_finds_wrong_blob_references() {
+    let (rows, _) = rows_with_blob_pointers(900, &mut XorShiftRng(7));
+    let mut world = TableFixture::new(&rows, &TableOptions::default(), &KeyOrder::bytewise());
+    world.meta.blob_usage[0].bytes += 1;
     let error = world.open().unwrap().verify().unwrap_err();
     assert_eq!((error.kind(), error.file().is_some()), (ErrorKind::Corruption, true));
     // A value that two entries point to, and a pointer that is none.

@@ -3,40 +3,40 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use crate::base::blob_ref::{BlobRef, ReferenceBuilder, References};
+use crate::base::blob_pointer::{BlobPointer, BlobReferences, BlobReferencesBuilder};
 use crate::base::checksum::key_hash;
 use crate::base::compression::CompressionType;
-use crate::base::edit::{FileId, TableMeta};
 use crate::base::file_footer::FileFooter;
 use crate::base::file_header::{FileHeader, FileKind};
-use crate::base::{EntryRef, Error, KeyOrder, KeyRef, RecordKind, Result, SeqNo};
+use crate::base::version_edit::{FileNumber, TableMeta};
+use crate::base::{EntryRef, Error, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::frame::put_frame;
-use crate::block::{BlockBuilder, BlockHandle, BlockKind, DataBuilder, SlotBuilder};
+use crate::block::{BlockHandle, BlockKind, DataBlockBuilder, FingerprintBlockBuilder, RestartBlockBuilder};
 use crate::table::filter::FilterBuilder;
-use crate::table::format::{Directory, VALUE_ALONE};
-use crate::table::index::{IndexBuilder, Piece, build_top};
+use crate::table::format::{OWN_BLOCK_VALUE_MIN, TableMetaindex};
+use crate::table::index::{IndexBuilder, MetadataPartition, build_top_level};
 use crate::table::options::{DataBlockIndexType, TableOptions};
-use crate::table::properties::Properties;
+use crate::table::properties::TableProperties;
 use crate::vfs::File;
-use crate::vfs::append::Appender;
+use crate::vfs::buffered_writer::BufferedFileWriter;
 
 /// Writes one table. One thread at a time; nothing of it may be used before [`TableWriter::finish`] succeeded and the
 /// file was synced.
 pub(crate) struct TableWriter {
-    out: Output,
+    out: TableFileOutput,
     options: TableOptions,
     order: KeyOrder,
-    data: DataBuilder,
+    data: DataBlockBuilder,
     /// The data block that was written last and is not in the index yet: its separator depends on what follows.
-    pending: Option<BlockHandle>,
+    unindexed_block: Option<BlockHandle>,
     index: IndexBuilder,
     filter: Option<FilterBuilder>,
     /// The key added last.
-    last: (Vec<u8>, SeqNo),
+    last_key: (Vec<u8>, SeqNo),
     /// Of the user key added last; `None` where there is none, or nothing here needs one.
-    hash: Option<u64>,
-    references: ReferenceBuilder,
-    properties: Properties,
+    last_key_hash: Option<u64>,
+    references: BlobReferencesBuilder,
+    properties: TableProperties,
     scratch: Vec<u8>,
 }
 
@@ -53,30 +53,30 @@ impl TableWriter {
         hash_seed: u64,
         created_ms: u64,
     ) -> Result<TableWriter> {
-        options.check()?;
+        options.validate()?;
         let piece_size = options.partition_index_and_filters.then_some(options.metadata_block_size);
-        let index_type = index_type_for(&options, &order);
-        let properties = Properties {
+        let index_type = effective_index_type(&options, &order);
+        let properties = TableProperties {
             hash_seed,
             created_ms,
             comparator: order.name().to_owned(),
             compression: options.compression,
             data_block_index_type: Some(index_type),
             partitioned: options.partition_index_and_filters,
-            lowest: SeqNo::MAX,
-            ..Properties::default()
+            smallest_seqno: SeqNo::MAX,
+            ..TableProperties::default()
         };
         Ok(TableWriter {
-            out: Output::new(file, file_id),
+            out: TableFileOutput::new(file, file_id),
             data: data_builder(index_type, &options),
-            pending: None,
+            unindexed_block: None,
             index: IndexBuilder::new(piece_size),
             filter: FilterBuilder::new(options.filter, piece_size, &order),
-            last: (Vec::new(), SeqNo::ZERO),
-            hash: None,
+            last_key: (Vec::new(), SeqNo::ZERO),
+            last_key_hash: None,
             options,
             order,
-            references: ReferenceBuilder::default(),
+            references: BlobReferencesBuilder::default(),
             properties,
             scratch: Vec::new(),
         })
@@ -92,212 +92,221 @@ impl TableWriter {
         let key = entry.key();
         let first = self.properties.entries == 0;
         // Without an entry there is no key to compare with: the empty one was not inserted.
-        let by_user = if first { Ordering::Less } else { self.order.cmp(&self.last.0, key.user) };
-        if by_user.then_with(|| key.seqno.cmp(&self.last.1)).is_ge() {
+        let by_user = if first { Ordering::Less } else { self.order.cmp(&self.last_key.0, key.user_key) };
+        if by_user.then_with(|| key.seqno.cmp(&self.last_key.1)).is_ge() {
             return Err(Error::corruption("entries are not in order, or the comparator contradicts itself"));
         }
         if entry.kind == RecordKind::BlobPointer {
-            self.references.add(&BlobRef::decode(entry.value)?);
+            self.references.add(&BlobPointer::decode(entry.value)?);
         }
-        self.cut_before(key, entry.value.len())?;
-        self.index_pending(Some((key.user, by_user.is_eq())));
+        self.finish_block_before(key, entry.value.len())?;
+        self.index_last_block(Some((key.user_key, by_user.is_eq())));
         if by_user.is_lt() {
-            self.hash_key(key.user);
+            self.hash_key(key.user_key);
         } else {
-            self.properties.count_superseded(self.last.1);
+            self.properties.count_superseded(self.last_key.1);
         }
-        self.data.add(key, self.hash, entry.kind.to_byte(), entry.value);
-        self.count(&entry);
-        self.last.0.clear();
-        self.last.0.extend_from_slice(key.user);
-        self.last.1 = key.seqno;
-        if entry.value.len() > VALUE_ALONE { self.cut() } else { Ok(()) }
+        self.data.add(key, self.last_key_hash, entry.kind.to_byte(), entry.value);
+        self.count_entry(&entry);
+        self.last_key.0.clear();
+        self.last_key.0.extend_from_slice(key.user_key);
+        self.last_key.1 = key.seqno;
+        if entry.value.len() > OWN_BLOCK_VALUE_MIN { self.finish_block() } else { Ok(()) }
     }
 
-    fn count(&mut self, entry: &EntryRef<'_>) {
+    fn count_entry(&mut self, entry: &EntryRef<'_>) {
         let properties = &mut self.properties;
         if properties.entries == 0 {
-            properties.smallest = (entry.user.to_vec(), entry.seqno);
+            properties.smallest_key = (entry.user_key.to_vec(), entry.seqno);
         }
         properties.entries += 1;
         properties.tombstones += u64::from(entry.kind.is_tombstone());
-        properties.raw_bytes += (entry.user.len() + entry.value.len()) as u64;
-        properties.lowest = properties.lowest.min(entry.seqno);
-        properties.highest = properties.highest.max(entry.seqno);
+        properties.raw_bytes += (entry.user_key.len() + entry.value.len()) as u64;
+        properties.smallest_seqno = properties.smallest_seqno.min(entry.seqno);
+        properties.largest_seqno = properties.largest_seqno.max(entry.seqno);
     }
 
     /// Hashes a user key that differs from the one before, once for filter and data block.
     fn hash_key(&mut self, user: &[u8]) {
-        let indexed = self.properties.data_block_index_type.is_some_and(DataBlockIndexType::hashes);
+        let indexed = self.properties.data_block_index_type.is_some_and(DataBlockIndexType::needs_key_hash);
         if self.filter.is_none() && !indexed {
             return;
         }
-        let hashable = self.order.hashable(user, &mut self.scratch);
-        self.hash = hashable.map(|bytes| key_hash(self.properties.hash_seed, bytes));
-        match (&mut self.filter, self.hash) {
-            (Some(filter), Some(hash)) => filter.add(hash, &self.last.0, user, &self.order),
+        let hashable = self.order.hash_input(user, &mut self.scratch);
+        self.last_key_hash = hashable.map(|bytes| key_hash(self.properties.hash_seed, bytes));
+        match (&mut self.filter, self.last_key_hash) {
+            (Some(filter), Some(hash)) => filter.add(hash, &self.last_key.0, user, &self.order),
             // An order that has a hashable form for one key has it for all; a key without must not be looked for.
             _ => self.filter = None,
         }
     }
 
     /// Ends the data block if the next entry should not be in it.
-    fn cut_before(&mut self, key: KeyRef<'_>, value_len: usize) -> Result<()> {
-        let alone = value_len > VALUE_ALONE;
+    fn finish_block_before(&mut self, key: InternalKey<'_>, value_len: usize) -> Result<()> {
+        let alone = value_len > OWN_BLOCK_VALUE_MIN;
         if !self.data.is_empty() && (alone || self.data.len_with(key, value_len) > self.options.block_size as usize) {
-            self.cut()?;
+            self.finish_block()?;
         }
         Ok(())
     }
 
-    fn cut(&mut self) -> Result<()> {
+    fn finish_block(&mut self) -> Result<()> {
         let (kind, raw) = self.data.finish();
-        let handle = self.out.put(kind, self.options.compression, raw)?;
+        let handle = self.out.put_block(kind, self.options.compression, raw)?;
         self.data.clear();
         self.properties.data_blocks += 1;
         self.properties.data_bytes += handle.len;
-        self.pending = Some(handle);
+        self.unindexed_block = Some(handle);
         Ok(())
     }
 
     /// Puts the last data block into the index, now that `next` is known: the user key that follows, and whether it
     /// equals the one before.
-    fn index_pending(&mut self, next: Option<(&[u8], bool)>) {
-        let Some(handle) = self.pending.take() else { return };
-        let (user, seqno) = (&self.last.0, self.last.1);
+    fn index_last_block(&mut self, next: Option<(&[u8], bool)>) {
+        let Some(handle) = self.unindexed_block.take() else { return };
+        let (user, seqno) = (&self.last_key.0, self.last_key.1);
         match next {
-            Some((_, true)) => self.index.add(KeyRef::new(user, seqno), true, handle),
+            Some((_, true)) => self.index.add(InternalKey::new(user, seqno), true, handle),
             Some((next, false)) => {
                 self.order.separator(user, next, &mut self.scratch);
-                self.index.add(KeyRef::new(&self.scratch, SeqNo::ZERO), false, handle);
+                self.index.add(InternalKey::new(&self.scratch, SeqNo::ZERO), false, handle);
             }
-            None => self.index.add(KeyRef::new(user, SeqNo::ZERO), false, handle),
+            None => self.index.add(InternalKey::new(user, SeqNo::ZERO), false, handle),
         }
     }
 
     /// The file's length if it ended here, about.
     pub(crate) fn written_bytes(&self) -> u64 {
         let open = if self.data.is_empty() { 0 } else { self.data.len() as u64 };
-        let filter = self.filter.as_ref().map_or(0, FilterBuilder::bytes);
-        self.out.offset() + open + self.index.bytes() + filter + self.references.encoded_bytes()
+        let filter = self.filter.as_ref().map_or(0, FilterBuilder::estimated_bytes);
+        self.out.offset() + open + self.index.estimated_bytes() + filter + self.references.estimated_encoded_len()
     }
 
     /// Writes the rest. The caller syncs the file and its directory.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file; `Corruption` if two entries point to the same value.
-    pub(crate) fn finish(mut self, id: FileId) -> Result<TableMeta> {
+    pub(crate) fn finish(mut self, id: FileNumber) -> Result<TableMeta> {
         assert!(self.properties.entries > 0, "an empty table is never written");
         if !self.data.is_empty() {
-            self.cut()?;
+            self.finish_block()?;
         }
-        self.index_pending(None);
-        self.properties.largest = std::mem::take(&mut self.last);
+        self.index_last_block(None);
+        self.properties.largest_key = std::mem::take(&mut self.last_key);
         let compression = self.options.compression;
         let index = self.index.finish();
-        let (index_handles, index_bytes) = self.out.put_pieces(BlockKind::Index, compression, &index)?;
-        self.properties.index_pieces = index.len() as u64;
+        let (index_handles, index_bytes) = self.out.put_partitions(BlockKind::IndexPartition, compression, &index)?;
+        self.properties.index_partitions = index.len() as u64;
         self.properties.index_bytes = index_bytes;
-        let mut directory = Directory::default();
+        let mut directory = TableMetaindex::default();
         let mut filter_top = None;
         if let Some(filter) = self.filter {
-            self.properties.filter_keys = filter.keys();
-            let pieces = filter.finish(&self.properties.largest.0);
-            let (handles, bytes) = self.out.put_pieces(BlockKind::Filter, CompressionType::None, &pieces)?;
-            self.properties.filter_pieces = pieces.len() as u64;
+            self.properties.filter_keys = filter.key_count();
+            let partitions = filter.finish(&self.properties.largest_key.0);
+            let (handles, bytes) =
+                self.out.put_partitions(BlockKind::FilterPartition, CompressionType::None, &partitions)?;
+            self.properties.filter_partitions = partitions.len() as u64;
             self.properties.filter_bytes = bytes;
-            filter_top = Some(build_top(&pieces, &handles));
+            filter_top = Some(build_top_level(&partitions, &handles));
         }
-        let index_top = build_top(&index, &index_handles);
-        directory.index_top = self.out.put(BlockKind::IndexTop, CompressionType::None, &index_top)?;
+        let index_top = build_top_level(&index, &index_handles);
+        directory.index_top = self.out.put_block(BlockKind::TopLevelIndex, CompressionType::None, &index_top)?;
         if let Some(top) = filter_top {
-            directory.filter_top = Some(self.out.put(BlockKind::FilterTop, CompressionType::None, &top)?);
+            directory.filter_top = Some(self.out.put_block(BlockKind::TopLevelFilter, CompressionType::None, &top)?);
         }
         let references = self.references.finish()?;
         if !references.is_empty() {
-            directory.references = Some(self.out.put(BlockKind::BlobReferences, compression, &references.encode())?);
+            directory.blob_references =
+                Some(self.out.put_block(BlockKind::BlobReferences, compression, &references.encode())?);
         }
         let properties = self.properties.encode();
-        directory.properties = self.out.put(BlockKind::Properties, CompressionType::None, &properties)?;
-        let size = self.out.end(&directory)?;
-        Ok(meta(id, size, self.properties, &references))
+        directory.properties = self.out.put_block(BlockKind::Properties, CompressionType::None, &properties)?;
+        let size = self.out.finish(&directory)?;
+        Ok(table_meta(id, size, self.properties, &references))
     }
 }
 
 /// An order without hashes has data blocks without them.
-fn index_type_for(options: &TableOptions, order: &KeyOrder) -> DataBlockIndexType {
-    if order.hashes_keys() { options.data_block_index_type } else { DataBlockIndexType::BinarySearch }
+fn effective_index_type(options: &TableOptions, order: &KeyOrder) -> DataBlockIndexType {
+    if order.can_hash_keys() { options.data_block_index_type } else { DataBlockIndexType::BinarySearch }
 }
 
-fn data_builder(index_type: DataBlockIndexType, options: &TableOptions) -> DataBuilder {
+fn data_builder(index_type: DataBlockIndexType, options: &TableOptions) -> DataBlockBuilder {
     let interval = options.restart_interval;
     match index_type {
-        DataBlockIndexType::BinarySearch => DataBuilder::Restarts(BlockBuilder::new(interval)),
+        DataBlockIndexType::BinarySearch => DataBlockBuilder::Restart(RestartBlockBuilder::new(interval)),
         DataBlockIndexType::BinaryAndHash => {
             let ratio = options.data_block_hash_table_util_ratio;
-            DataBuilder::Restarts(BlockBuilder::with_hash_index(interval, ratio))
+            DataBlockBuilder::Restart(RestartBlockBuilder::with_hash_index(interval, ratio))
         }
-        DataBlockIndexType::Fingerprint => DataBuilder::Slots(SlotBuilder::new()),
+        DataBlockIndexType::Fingerprint => DataBlockBuilder::Fingerprint(FingerprintBlockBuilder::new()),
     }
 }
 
 /// What the manifest says of a table.
-pub(crate) fn meta(id: FileId, size: u64, properties: Properties, references: &References) -> TableMeta {
+pub(crate) fn table_meta(
+    id: FileNumber,
+    size: u64,
+    properties: TableProperties,
+    references: &BlobReferences,
+) -> TableMeta {
     TableMeta {
-        id,
+        number: id,
         size,
         entries: properties.entries,
         tombstones: properties.tombstones,
-        lowest: properties.lowest,
-        highest: properties.highest,
+        smallest_seqno: properties.smallest_seqno,
+        largest_seqno: properties.largest_seqno,
         created_ms: properties.created_ms,
         raw_bytes: properties.raw_bytes,
-        smallest: properties.smallest,
-        largest: properties.largest,
-        blobs: references.uses().collect(),
+        smallest_key: properties.smallest_key,
+        largest_key: properties.largest_key,
+        blob_usage: references.file_usage().collect(),
     }
 }
 
 /// The file, frame by frame.
-struct Output {
-    end: Appender,
+struct TableFileOutput {
+    file_writer: BufferedFileWriter,
     file_id: [u8; 16],
 }
 
-impl Output {
-    fn new(file: Arc<dyn File>, file_id: [u8; 16]) -> Output {
+impl TableFileOutput {
+    fn new(file: Arc<dyn File>, file_id: [u8; 16]) -> TableFileOutput {
         let header = FileHeader { kind: FileKind::Table, file_id }.encode();
-        Output { end: Appender::new(file, &header), file_id }
+        TableFileOutput { file_writer: BufferedFileWriter::new(file, &header), file_id }
     }
 
     fn offset(&self) -> u64 {
-        self.end.offset()
+        self.file_writer.offset()
     }
 
-    fn put(&mut self, kind: BlockKind, compression: CompressionType, raw: &[u8]) -> Result<BlockHandle> {
-        self.end.put(|out, offset| put_frame(out, &self.file_id, offset, kind, compression, raw))
+    fn put_block(&mut self, kind: BlockKind, compression: CompressionType, raw: &[u8]) -> Result<BlockHandle> {
+        self.file_writer.append_with(|out, offset| put_frame(out, &self.file_id, offset, kind, compression, raw))
     }
 
     /// Writes pieces and says where they went and how many bytes they took.
-    fn put_pieces(
+    fn put_partitions(
         &mut self,
         kind: BlockKind,
         compression: CompressionType,
-        pieces: &[Piece],
+        partitions: &[MetadataPartition],
     ) -> Result<(Vec<BlockHandle>, u64)> {
-        let mut handles = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            handles.push(self.put(kind, compression, &piece.raw)?);
+        let mut handles = Vec::with_capacity(partitions.len());
+        for partition in partitions {
+            handles.push(self.put_block(kind, compression, &partition.raw)?);
         }
         let bytes = handles.iter().map(|handle| handle.len).sum();
         Ok((handles, bytes))
     }
 
     /// Writes directory and footer, and returns the file's length.
-    fn end(mut self, directory: &Directory) -> Result<u64> {
-        let BlockHandle { offset, len } = self.put(BlockKind::Directory, CompressionType::None, &directory.encode())?;
-        let footer = FileFooter { kind: FileKind::Table, offset, len }.encode(&self.file_id, self.offset());
-        self.end.put(|out, _| out.extend_from_slice(&footer))?;
-        self.end.end()
+    fn finish(mut self, directory: &TableMetaindex) -> Result<u64> {
+        let BlockHandle { offset, len } =
+            self.put_block(BlockKind::Metaindex, CompressionType::None, &directory.encode())?;
+        let footer = FileFooter { kind: FileKind::Table, metaindex_offset: offset, metaindex_len: len }
+            .encode(&self.file_id, self.offset());
+        self.file_writer.append_with(|out, _| out.extend_from_slice(&footer))?;
+        self.file_writer.finish()
     }
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::base::sync::Words;
+use crate::base::sync::MappedMemory;
 use crate::base::{Error, ErrorKind, Result};
-use crate::vfs::direct::DirectFile;
-use crate::vfs::disk_file::{DiskFile, failed};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK, LockMode, OpenMode, PersistenceLevel};
-use crate::vfs::mmap::MappedWords;
+use crate::vfs::direct_io::DirectFile;
+use crate::vfs::disk_file::{DiskFile, io_error_at_path};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK_FILE_NAME, LockMode, OpenMode, PersistenceLevel};
+use crate::vfs::mmap::DiskMappedMemory;
 use crate::vfs::process::process_token;
 
 const EXT4_MAGIC: u64 = 0xEF53;
@@ -60,17 +60,17 @@ fn open_file(path: &Path, mode: OpenMode) -> Result<DiskFile> {
         OpenMode::Write => (OFlags::RDWR, "open"),
         OpenMode::Create => (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, "create"),
     };
-    let file = open_regular(path, flags).map_err(|e| failed(what, path, e))?;
+    let file = open_regular(path, flags).map_err(|e| io_error_at_path(what, path, e))?;
     Ok(DiskFile { file, path: path.to_path_buf() })
 }
 
 /// The directory as the system wants it named: the parent of a relative name is the empty path.
-fn or_here(path: &Path) -> &Path {
+fn or_current_dir(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
 }
 
 /// The error of a call on the directory `path`, in plain words where a symbolic link on the way leads to nothing.
-fn or_dangling(path: &Path, error: io::Error) -> io::Error {
+fn explain_dangling_symlink(path: &Path, error: io::Error) -> io::Error {
     let is_dangling = |path: &Path| {
         fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
             && fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
@@ -85,7 +85,7 @@ fn or_dangling(path: &Path, error: io::Error) -> io::Error {
 }
 
 /// Whether files in `dir` can never share blocks, asked with two unnamed files that are gone when they are closed.
-fn cannot_reflink(dir: &Path) -> bool {
+fn has_no_reflinks(dir: &Path) -> bool {
     let unnamed = || rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, FILE_MODE);
     let (Ok(from), Ok(to)) = (unnamed(), unnamed()) else { return false };
     rustix::fs::ioctl_ficlone(&to, &from) == Err(Errno::OPNOTSUPP)
@@ -93,11 +93,11 @@ fn cannot_reflink(dir: &Path) -> bool {
 
 /// Whether files in `dir` lie in memory that keeps its bytes, asked with an unnamed file that is gone when it is
 /// closed.
-fn is_memory(dir: &Path) -> bool {
+fn supports_synchronous_mapping(dir: &Path) -> bool {
     const LEN: u64 = 4096;
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::open(dir, flags, FILE_MODE).map(StdFile::from) else { return false };
-    file.set_len(LEN).is_ok() && MappedWords::new(&file, LEN, dir).is_ok_and(|words| words.survives_power_loss())
+    file.set_len(LEN).is_ok() && DiskMappedMemory::new(&file, LEN, dir).is_ok_and(|words| words.survives_power_loss())
 }
 
 impl Fs for DiskFs {
@@ -113,18 +113,18 @@ impl Fs for DiskFs {
     }
 
     fn create_dir_all(&self, path: &Path) -> Result<()> {
-        let done = DirBuilder::new().recursive(true).mode(DIR_MODE).create(or_here(path));
-        done.map_err(|e| failed("create the directory", path, or_dangling(path, e)))
+        let done = DirBuilder::new().recursive(true).mode(DIR_MODE).create(or_current_dir(path));
+        done.map_err(|e| io_error_at_path("create the directory", path, explain_dangling_symlink(path, e)))
     }
 
     fn create_dir(&self, path: &Path) -> Result<()> {
-        DirBuilder::new().mode(DIR_MODE).create(path).map_err(|e| failed("create the directory", path, e))
+        DirBuilder::new().mode(DIR_MODE).create(path).map_err(|e| io_error_at_path("create the directory", path, e))
     }
 
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
         let listed = || -> io::Result<Vec<DirEntry>> {
             let mut entries = Vec::new();
-            for entry in fs::read_dir(or_here(path))? {
+            for entry in fs::read_dir(or_current_dir(path))? {
                 let entry = entry?;
                 let metadata = match entry.metadata() {
                     Ok(metadata) => metadata,
@@ -138,45 +138,45 @@ impl Fs for DiskFs {
             }
             Ok(entries)
         };
-        listed().map_err(|e| failed("list the directory", path, or_dangling(path, e)))
+        listed().map_err(|e| io_error_at_path("list the directory", path, explain_dangling_symlink(path, e)))
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
-        match fs::symlink_metadata(or_here(path)) {
+        match fs::symlink_metadata(or_current_dir(path)) {
             Ok(_) => Ok(true),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
-            Err(e) => Err(failed("look for", path, e)),
+            Err(e) => Err(io_error_at_path("look for", path, e)),
         }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        fs::rename(from, to).map_err(|e| failed(&format!("rename to {}", to.display()), from, e))
+        fs::rename(from, to).map_err(|e| io_error_at_path(&format!("rename to {}", to.display()), from, e))
     }
 
-    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+    fn rename_noreplace(&self, from: &Path, to: &Path) -> Result<()> {
         let named = retry_on_intr(|| rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE));
         match named {
             // A file system or a kernel without the flag.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match self.exists(to)? {
-                true => Err(failed("rename", to, io::ErrorKind::AlreadyExists)),
+                true => Err(io_error_at_path("rename", to, io::ErrorKind::AlreadyExists)),
                 false => self.rename(from, to),
             },
-            done => done.map_err(|e| failed(&format!("rename to {}", to.display()), from, e)),
+            done => done.map_err(|e| io_error_at_path(&format!("rename to {}", to.display()), from, e)),
         }
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
-        fs::remove_file(path).map_err(|e| failed("remove", path, e))
+        fs::remove_file(path).map_err(|e| io_error_at_path("remove", path, e))
     }
 
     fn remove_dir_all(&self, path: &Path) -> Result<()> {
-        fs::remove_dir_all(path).map_err(|e| failed("remove the directory", path, e))
+        fs::remove_dir_all(path).map_err(|e| io_error_at_path("remove the directory", path, e))
     }
 
     fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
         fs::hard_link(from, to).map_err(|e| {
             let errno = Errno::from_io_error(&e);
-            let error = failed(&format!("link as {}", to.display()), from, e);
+            let error = io_error_at_path(&format!("link as {}", to.display()), from, e);
             // Across file systems, without hard links at all, or with too many: the caller's copy does the same.
             match errno {
                 Some(Errno::XDEV | Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK) => {
@@ -189,20 +189,21 @@ impl Fs for DiskFs {
 
     fn sync_dir(&self, path: &Path) -> Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let synced = retry_on_intr(|| rustix::fs::open(or_here(path), flags, Mode::empty()))
+        let synced = retry_on_intr(|| rustix::fs::open(or_current_dir(path), flags, Mode::empty()))
             .and_then(|dir| retry_on_intr(|| rustix::fs::fsync(&dir)));
-        synced.map_err(|e| failed("sync the directory", path, e))
+        synced.map_err(|e| io_error_at_path("sync the directory", path, e))
     }
 
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
         // A shared lock is taken through a read-only handle, so that it works on a read-only file system.
         let access = if mode == LockMode::Shared { OFlags::RDONLY } else { OFlags::RDWR };
-        let file = open_regular(path, access | OFlags::CREATE).map_err(|e| failed("open the lock file", path, e))?;
-        Ok(Box::new(DiskLock::take(file, path, mode)?))
+        let file =
+            open_regular(path, access | OFlags::CREATE).map_err(|e| io_error_at_path("open the lock file", path, e))?;
+        Ok(Box::new(DiskLock::acquire(file, path, mode)?))
     }
 
     fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        let path = dir.join(LOCK);
+        let path = dir.join(LOCK_FILE_NAME);
         let file = match self.lock(&path, mode) {
             Ok(file) => Ok(file),
             // There is no file to lock and none can be created: a copy on a read-only file system.
@@ -211,8 +212,8 @@ impl Fs for DiskFs {
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()));
-        let opened = opened.map_err(|e| failed("open the directory", dir, e))?;
-        match DiskLock::take(StdFile::from(opened), dir, mode) {
+        let opened = opened.map_err(|e| io_error_at_path("open the directory", dir, e))?;
+        match DiskLock::acquire(StdFile::from(opened), dir, mode) {
             Ok(dir) => Ok(Box::new(DirLock { _dir: Some(dir), _file: file.ok() })),
             // A file system without locks on directories (NFS): the lock on the file has to do.
             Err(error) if error.kind() == ErrorKind::Io => Ok(Box::new(DirLock { _dir: None, _file: Some(file?) })),
@@ -221,20 +222,20 @@ impl Fs for DiskFs {
     }
 
     fn overwrites_in_place(&self, dir: &Path) -> bool {
-        let dir = or_here(dir);
+        let dir = or_current_dir(dir);
         match retry_on_intr(|| rustix::fs::statfs(dir)).map(|stat| stat.f_type as u64 & 0xFFFF_FFFF) {
             Ok(EXT4_MAGIC | TMPFS_MAGIC) => true,
-            Ok(XFS_MAGIC) => cannot_reflink(dir),
+            Ok(XFS_MAGIC) => has_no_reflinks(dir),
             _ => false,
         }
     }
 
-    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
-        let dir = or_here(dir);
+    fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
+        let dir = or_current_dir(dir);
         match retry_on_intr(|| rustix::fs::statfs(dir)).map(|stat| stat.f_type as u64 & 0xFFFF_FFFF) {
-            Ok(TMPFS_MAGIC) => PersistenceLevel::Process,
-            Ok(_) if is_memory(dir) => PersistenceLevel::Power,
-            _ => PersistenceLevel::Logged,
+            Ok(TMPFS_MAGIC) => PersistenceLevel::ProcessCrash,
+            Ok(_) if supports_synchronous_mapping(dir) => PersistenceLevel::PowerLoss,
+            _ => PersistenceLevel::WalOnly,
         }
     }
 }
@@ -248,7 +249,7 @@ struct DiskLock {
 }
 
 impl DiskLock {
-    fn take(file: StdFile, path: &Path, mode: LockMode) -> Result<DiskLock> {
+    fn acquire(file: StdFile, path: &Path, mode: LockMode) -> Result<DiskLock> {
         let locked = match mode {
             LockMode::Shared => file.try_lock_shared(),
             LockMode::Exclusive => file.try_lock(),
@@ -258,7 +259,7 @@ impl DiskLock {
             Err(TryLockError::WouldBlock) => {
                 Err(Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path))
             }
-            Err(TryLockError::Error(e)) => Err(failed("lock", path, e)),
+            Err(TryLockError::Error(e)) => Err(io_error_at_path("lock", path, e)),
         }
     }
 }
@@ -292,14 +293,14 @@ pub(crate) mod tests {
 
     /// A directory on this machine that goes with what is returned, in memory if there is such a place and it is asked
     /// for.
-    pub(crate) fn scratch(in_memory: bool) -> tempfile::TempDir {
+    pub(crate) fn temp_dir(in_memory: bool) -> tempfile::TempDir {
         let place = Path::new("/dev/shm");
         let there = if in_memory { tempfile::tempdir_in(place).ok() } else { None };
         there.unwrap_or_else(|| tempfile::tempdir().unwrap())
     }
 
     #[test]
-    fn modes_are_for_the_owner_only() {
+    fn file_modes_are_owner_only() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b");
         DiskFs.create_dir_all(&dir).unwrap();
@@ -317,7 +318,7 @@ pub(crate) mod tests {
         let path = root.path().join("LOCK");
         let file = open_regular(&path, OFlags::RDWR | OFlags::CREATE).unwrap();
         let shared_with_child = file.try_clone().unwrap();
-        let lock = DiskLock::take(file, &path, LockMode::Exclusive).unwrap();
+        let lock = DiskLock::acquire(file, &path, LockMode::Exclusive).unwrap();
         drop(DiskLock { file: shared_with_child, process: lock.process + 2 });
         assert_eq!(DiskFs.lock(&path, LockMode::Shared).unwrap_err().kind(), ErrorKind::Locked);
         drop(lock);
@@ -355,7 +356,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn knows_where_overwriting_is_safe() {
+    fn overwrites_in_place_depends_on_file_system() {
         if Path::new("/dev/shm").is_dir() {
             let shm = rustix::fs::statfs("/dev/shm").unwrap().f_type as u64;
             assert_eq!(DiskFs.overwrites_in_place(Path::new("/dev/shm")), shm == TMPFS_MAGIC);

@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::base::sync::Words;
+use crate::base::sync::MappedMemory;
 use crate::base::{Error, Result};
-use crate::vfs::fs::{File, Mapping, all_or_corruption};
-use crate::vfs::mmap::{DiskMapping, MappedWords};
+use crate::vfs::fs::{File, Mapping, check_read_len};
+use crate::vfs::mmap::{DiskMappedMemory, DiskMapping};
 
 /// Unit in which a file system without `fallocate` is filled with zeros.
 const FILL_STEP: usize = 64 * 1024;
 
 /// What the system refused to do, with which file.
-pub(super) fn failed(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
+pub(super) fn io_error_at_path(what: &str, path: &Path, error: impl Into<io::Error>) -> Error {
     Error::io(what, &error.into()).in_file(path)
 }
 
@@ -53,7 +53,7 @@ impl File for DiskFile {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(failed("read", &self.path, e).at_offset(offset + done as u64)),
+                Err(e) => return Err(io_error_at_path("read", &self.path, e).at_offset(offset + done as u64)),
             }
         }
         Ok(done)
@@ -61,22 +61,22 @@ impl File for DiskFile {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let got = self.read_at(buf, offset)?;
-        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
+        check_read_len(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
         let written =
             if fits { self.file.write_all_at(bytes, offset) } else { Err(io::ErrorKind::FileTooLarge.into()) };
-        written.map_err(|e| failed("write", &self.path, e).at_offset(offset))
+        written.map_err(|e| io_error_at_path("write", &self.path, e).at_offset(offset))
     }
 
     fn length(&self) -> Result<u64> {
-        self.file.metadata().map(|m| m.len()).map_err(|e| failed("ask for the length", &self.path, e))
+        self.file.metadata().map(|m| m.len()).map_err(|e| io_error_at_path("ask for the length", &self.path, e))
     }
 
     fn set_length(&self, len: u64) -> Result<()> {
-        self.file.set_len(len).map_err(|e| failed("set the length", &self.path, e))
+        self.file.set_len(len).map_err(|e| io_error_at_path("set the length", &self.path, e))
     }
 
     fn allocate(&self, len: u64) -> Result<()> {
@@ -89,23 +89,23 @@ impl File for DiskFile {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill(len),
             done => done.map_err(io::Error::from),
         };
-        done.map_err(|e| failed("allocate", &self.path, e))
+        done.map_err(|e| io_error_at_path("allocate", &self.path, e))
     }
 
     fn sync_data(&self) -> Result<()> {
-        self.file.sync_data().map_err(|e| failed("sync", &self.path, e))
+        self.file.sync_data().map_err(|e| io_error_at_path("sync", &self.path, e))
     }
 
     fn sync_all(&self) -> Result<()> {
-        self.file.sync_all().map_err(|e| failed("sync", &self.path, e))
+        self.file.sync_all().map_err(|e| io_error_at_path("sync", &self.path, e))
     }
 
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
         Ok(Some(Box::new(DiskMapping::new(&self.file, len, &self.path)?)))
     }
 
-    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
-        Ok(Some(Box::new(MappedWords::new(&self.file, len, &self.path)?)))
+    fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
+        Ok(Some(Box::new(DiskMappedMemory::new(&self.file, len, &self.path)?)))
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filling_gives_what_allocating_gives() {
+    fn zero_fill_matches_fallocate() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("f");
         let file = DiskFile { file: StdFile::create_new(&path).unwrap(), path };

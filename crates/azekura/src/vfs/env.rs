@@ -12,8 +12,8 @@ use rustix::io::retry_on_intr;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::base::{Error, Result};
-use crate::vfs::dice::Dice;
 use crate::vfs::process::process_token;
+use crate::vfs::seeded_rng::SeededRng;
 
 /// A running thread.
 pub trait Thread: Send + Sync {
@@ -45,17 +45,17 @@ pub trait Env: Send + Sync {
     fn sleep(&self, duration: Duration);
 
     /// A number that is the same in all threads of the process, and another one in a child that it forks.
-    fn process(&self) -> u64 {
+    fn process_token(&self) -> u64 {
         process_token()
     }
 
     /// Bytes of memory that the process could ever have; `None` where that is not known.
-    fn memory(&self) -> Option<u64> {
+    fn memory_limit(&self) -> Option<u64> {
         None
     }
 
     /// How many more files the process may open now; `None` where that is not known.
-    fn files_left(&self) -> Option<u64> {
+    fn available_file_handles(&self) -> Option<u64> {
         None
     }
 }
@@ -108,24 +108,24 @@ impl Env for SystemEnv {
         thread::sleep(duration);
     }
 
-    fn memory(&self) -> Option<u64> {
+    fn memory_limit(&self) -> Option<u64> {
         let machine = machine_memory();
-        let group = std::fs::read_to_string(GROUP_LIMIT).ok().and_then(|limit| limit.trim().parse().ok());
+        let group = std::fs::read_to_string(CGROUP_MEMORY_LIMIT_FILE).ok().and_then(|limit| limit.trim().parse().ok());
         machine.map_or(group, |machine| Some(group.map_or(machine, |group: u64| group.min(machine))))
     }
 
-    fn files_left(&self) -> Option<u64> {
+    fn available_file_handles(&self) -> Option<u64> {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
         // Where open files are not listed, or none is left to list them with, half of the limit counts as used.
-        let open = std::fs::read_dir(OPEN_FILES).map_or(limit / 2, |open| open.count() as u64);
+        let open = std::fs::read_dir(OPEN_FILES_DIR).map_or(limit / 2, |open| open.count() as u64);
         Some(limit.saturating_sub(open))
     }
 }
 
 /// Where the system lists the open files of the process.
-const OPEN_FILES: &str = "/dev/fd";
+const OPEN_FILES_DIR: &str = "/dev/fd";
 /// Where Linux says how much memory the process's control group may use; a container sees its own.
-const GROUP_LIMIT: &str = "/sys/fs/cgroup/memory.max";
+const CGROUP_MEMORY_LIMIT_FILE: &str = "/sys/fs/cgroup/memory.max";
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn machine_memory() -> Option<u64> {
@@ -169,8 +169,8 @@ const TEST_START_MS: i64 = 1_700_000_000_000;
 
 /// Below this a virtual sleep only lets other threads run; above it it also naps, so that a thread that polls does not
 /// burn a core.
-const NAP_ABOVE: Duration = Duration::from_micros(100);
-const NAP: Duration = Duration::from_micros(50);
+const REAL_SLEEP_THRESHOLD: Duration = Duration::from_micros(100);
+const REAL_SLEEP: Duration = Duration::from_micros(50);
 
 /// A world for tests: random bytes from a seed, a clock that moves only by [`Env::sleep`] and [`TestEnv::advance`], and
 /// real threads. A clone is the same world.
@@ -184,21 +184,21 @@ const NAP: Duration = Duration::from_micros(50);
 /// assert_eq!(env.now_ms() - before, 3_600_000);
 /// ```
 #[derive(Clone)]
-pub struct TestEnv(Arc<TestWorld>);
+pub struct TestEnv(Arc<TestEnvState>);
 
-struct TestWorld {
+struct TestEnvState {
     elapsed_ns: AtomicU64,
     wall_ms: AtomicI64,
-    dice: Mutex<Dice>,
+    rng: Mutex<SeededRng>,
 }
 
 impl TestEnv {
     /// A world whose random bytes follow from `seed`.
     pub fn new(seed: u64) -> TestEnv {
-        TestEnv(Arc::new(TestWorld {
+        TestEnv(Arc::new(TestEnvState {
             elapsed_ns: AtomicU64::new(0),
             wall_ms: AtomicI64::new(TEST_START_MS),
-            dice: Mutex::new(Dice::new(seed, 0)),
+            rng: Mutex::new(SeededRng::new(seed, 0)),
         }))
     }
 
@@ -224,9 +224,9 @@ impl Env for TestEnv {
     }
 
     fn random(&self, out: &mut [u8]) {
-        let mut dice = self.0.dice.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rng = self.0.rng.lock().unwrap_or_else(PoisonError::into_inner);
         for chunk in out.chunks_mut(8) {
-            chunk.copy_from_slice(&dice.throw().to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&rng.next_u64().to_le_bytes()[..chunk.len()]);
         }
     }
 
@@ -236,8 +236,8 @@ impl Env for TestEnv {
 
     fn sleep(&self, duration: Duration) {
         self.advance(duration);
-        if duration > NAP_ABOVE {
-            thread::sleep(NAP);
+        if duration > REAL_SLEEP_THRESHOLD {
+            thread::sleep(REAL_SLEEP);
         } else {
             thread::yield_now();
         }
@@ -256,7 +256,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn the_machine_gives_time_and_random_bytes() {
+    fn system_env_gives_time_and_random_bytes() {
         let env = SystemEnv::new();
         assert!(env.now_ms() > TEST_START_MS as u64);
         let start = env.monotonic_ns();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_have_names_know_themselves_and_report_panics() {
+    fn threads_have_names_and_report_panics() {
         for env in [&SystemEnv::new() as &dyn Env, &TestEnv::new(1)] {
             let (tell, told) = mpsc::channel();
             let body = move || tell.send(thread::current().name().map(str::to_owned)).unwrap();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_test_world_repeats_itself_and_its_clock_is_virtual() {
+    fn test_env_repeats_and_its_clock_is_virtual() {
         let draw = |seed| {
             let mut bytes = [0; 13];
             TestEnv::new(seed).random(&mut bytes);

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::EMFILE;
-use crate::base::sync::Words;
+use crate::base::sync::MappedMemory;
 use crate::base::{Error, Result};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, PersistenceLevel, all_or_corruption};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LockMode, Mapping, OpenMode, PersistenceLevel, check_read_len};
 
 /// A kind of operation that [`FaultFs`] counts and can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub enum OpKind {
     ReadDir,
     /// [`Fs::exists`].
     Exists,
-    /// [`Fs::rename`] and [`Fs::rename_new`].
+    /// [`Fs::rename`] and [`Fs::rename_noreplace`].
     Rename,
     /// [`Fs::remove_file`].
     RemoveFile,
@@ -56,7 +56,7 @@ pub enum OpKind {
     Populate,
 }
 
-const KINDS: usize = OpKind::Populate as usize + 1;
+const OP_KIND_COUNT: usize = OpKind::Populate as usize + 1;
 
 /// What happens to an operation instead of what was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub enum Fault {
 
 /// How often a [`FaultPlan`] strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Times {
+pub enum FaultFrequency {
     /// At the `nth` operation only.
     Once,
     /// At the `nth` operation and every later one.
@@ -87,28 +87,29 @@ pub enum Times {
 pub struct FaultPlan {
     /// The kind of operation.
     pub op: OpKind,
-    /// The first of them that is struck, counted from 1 = the next one after [`FaultFs::fail`]; 0 means the same as 1.
+    /// The first of them that is struck, counted from 1 = the next one after [`FaultFs::inject`]; 0 means the same as
+    /// 1.
     pub nth: u64,
     /// How often.
-    pub times: Times,
+    pub frequency: FaultFrequency,
     /// What happens.
-    pub what: Fault,
+    pub fault: Fault,
     /// Only operations on paths that contain this are counted and struck. For a rename or a link, either path.
     pub path_contains: Option<String>,
     /// Operations count only after this many have been struck, by whichever plan.
-    pub after_strikes: u64,
+    pub after_faults: u64,
 }
 
 impl FaultPlan {
     /// The `nth` operation of that kind from now on, once, on any path.
     pub fn new(op: OpKind, nth: u64, what: Fault) -> FaultPlan {
-        FaultPlan { op, nth, times: Times::Once, what, path_contains: None, after_strikes: 0 }
+        FaultPlan { op, nth, frequency: FaultFrequency::Once, fault: what, path_contains: None, after_faults: 0 }
     }
 
     /// The same, and every later one too.
     #[must_use]
     pub fn forever(mut self) -> FaultPlan {
-        self.times = Times::Forever;
+        self.frequency = FaultFrequency::Forever;
         self
     }
 
@@ -121,8 +122,8 @@ impl FaultPlan {
 
     /// The same, for operations that come after this many strikes: the second fault of a pair.
     #[must_use]
-    pub fn after_strikes(mut self, strikes: u64) -> FaultPlan {
-        self.after_strikes = strikes;
+    pub fn after_faults(mut self, strikes: u64) -> FaultPlan {
+        self.after_faults = strikes;
         self
     }
 }
@@ -149,30 +150,30 @@ impl FaultPlan {
 #[derive(Clone)]
 pub struct FaultFs {
     inner: Arc<dyn Fs>,
-    board: Arc<Mutex<Board>>,
+    state: Arc<Mutex<FaultState>>,
 }
 
 /// Plans and counts, shared by the file system and all that was opened through it.
 #[derive(Debug, Default)]
-struct Board {
-    counts: [u64; KINDS],
-    struck: u64,
-    plans: Vec<Armed>,
+struct FaultState {
+    counts: [u64; OP_KIND_COUNT],
+    fault_count: u64,
+    plans: Vec<ArmedFault>,
     /// Files and locks that are open, and how many may be.
     open: usize,
     open_max: Option<usize>,
 }
 
 #[derive(Debug)]
-struct Armed {
+struct ArmedFault {
     plan: FaultPlan,
-    seen: u64,
+    matched: u64,
 }
 
-impl Board {
+impl FaultState {
     /// Counts an operation on `paths`; the fault that strikes it. All plans count it, the oldest one that is due
     /// strikes.
-    fn note(&mut self, op: OpKind, paths: &[&Path]) -> Option<Fault> {
+    fn record_op(&mut self, op: OpKind, paths: &[&Path]) -> Option<Fault> {
         self.counts[op as usize] += 1;
         self.counts[OpKind::Any as usize] += 1;
         let mut fault = None;
@@ -181,25 +182,26 @@ impl Board {
             let kind = plan.op == op || plan.op == OpKind::Any;
             let part = plan.path_contains.as_deref().unwrap_or("");
             if kind
-                && self.struck >= plan.after_strikes
+                && self.fault_count >= plan.after_faults
                 && paths.iter().any(|path| path.to_string_lossy().contains(part))
             {
-                armed.seen += 1;
+                armed.matched += 1;
                 let first = plan.nth.max(1);
-                let due = armed.seen == first || (armed.seen > first && plan.times == Times::Forever);
-                fault = fault.or(due.then_some(plan.what));
+                let due =
+                    armed.matched == first || (armed.matched > first && plan.frequency == FaultFrequency::Forever);
+                fault = fault.or(due.then_some(plan.fault));
             }
         }
-        self.struck += u64::from(fault.is_some());
+        self.fault_count += u64::from(fault.is_some());
         fault
     }
 }
 
-fn enter(board: &Mutex<Board>) -> MutexGuard<'_, Board> {
+fn lock_state(board: &Mutex<FaultState>) -> MutexGuard<'_, FaultState> {
     board.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn injected(kind: io::ErrorKind, path: &Path) -> Error {
+fn injected_error(kind: io::ErrorKind, path: &Path) -> Error {
     Error::io("go on: a fault was injected", &kind.into()).in_file(path)
 }
 
@@ -208,11 +210,11 @@ fn too_many_open_files(path: &Path) -> Error {
 }
 
 /// What remains to be done of an operation that nothing can cut short, or the error it ends with.
-fn whole_or_error(fault: Option<Fault>, path: &Path) -> Result<()> {
+fn fault_to_result(fault: Option<Fault>, path: &Path) -> Result<()> {
     match fault {
         None | Some(Fault::LyingSync) => Ok(()),
-        Some(Fault::Short) => Err(injected(io::ErrorKind::Other, path)),
-        Some(Fault::Error(kind)) => Err(injected(kind, path)),
+        Some(Fault::Short) => Err(injected_error(io::ErrorKind::Other, path)),
+        Some(Fault::Error(kind)) => Err(injected_error(kind, path)),
         Some(Fault::TooManyOpenFiles) => Err(too_many_open_files(path)),
     }
 }
@@ -220,52 +222,52 @@ fn whole_or_error(fault: Option<Fault>, path: &Path) -> Result<()> {
 impl FaultFs {
     /// Around `inner`, without a fault.
     pub fn new(inner: Arc<dyn Fs>) -> FaultFs {
-        FaultFs { inner, board: Arc::default() }
+        FaultFs { inner, state: Arc::default() }
     }
 
     /// Adds a fault to come, also for files that are open already.
-    pub fn fail(&self, plan: FaultPlan) {
-        enter(&self.board).plans.push(Armed { plan, seen: 0 });
+    pub fn inject(&self, plan: FaultPlan) {
+        lock_state(&self.state).plans.push(ArmedFault { plan, matched: 0 });
     }
 
     /// Takes all plans back: the device is in order again.
-    pub fn repair(&self) {
-        enter(&self.board).plans.clear();
+    pub fn clear_faults(&self) {
+        lock_state(&self.state).plans.clear();
     }
 
     /// Operations of that kind so far, struck ones included.
     pub fn count(&self, op: OpKind) -> u64 {
-        enter(&self.board).counts[op as usize]
+        lock_state(&self.state).counts[op as usize]
     }
 
     /// Operations that a fault struck so far.
-    pub fn struck(&self) -> u64 {
-        enter(&self.board).struck
+    pub fn fault_count(&self) -> u64 {
+        lock_state(&self.state).fault_count
     }
 
     /// How many files and locks may be open at a time, those that are open now included; more fail as they do when a
     /// process has too many open files. `None`: any number.
     pub fn limit_open(&self, max: Option<usize>) {
-        enter(&self.board).open_max = max;
+        lock_state(&self.state).open_max = max;
     }
 
     /// Files and locks that are open.
     pub fn open_count(&self) -> usize {
-        enter(&self.board).open
+        lock_state(&self.state).open
     }
 
-    fn pass(&self, op: OpKind, path: &Path) -> Result<()> {
-        whole_or_error(enter(&self.board).note(op, &[path]), path)
+    fn check(&self, op: OpKind, path: &Path) -> Result<()> {
+        fault_to_result(lock_state(&self.state).record_op(op, &[path]), path)
     }
 
     /// Counts one more open file, or fails because there are too many.
-    fn slot(&self, path: &Path) -> Result<Slot> {
-        let mut board = enter(&self.board);
+    fn open_token(&self, path: &Path) -> Result<OpenFileToken> {
+        let mut board = lock_state(&self.state);
         if board.open_max.is_some_and(|max| board.open >= max) {
             return Err(too_many_open_files(path));
         }
         board.open += 1;
-        Ok(Slot(Arc::clone(&self.board)))
+        Ok(OpenFileToken(Arc::clone(&self.state)))
     }
 
     fn open_with(
@@ -274,24 +276,27 @@ impl FaultFs {
         mode: OpenMode,
         open: impl FnOnce() -> Result<Arc<dyn File>>,
     ) -> Result<Arc<dyn File>> {
-        self.pass(if mode == OpenMode::Create { OpKind::Create } else { OpKind::Open }, path)?;
-        let slot = self.slot(path)?;
+        self.check(if mode == OpenMode::Create { OpKind::Create } else { OpKind::Open }, path)?;
+        let slot = self.open_token(path)?;
         Ok(Arc::new(FaultFile {
             inner: open()?,
             path: path.to_path_buf(),
-            board: Arc::clone(&self.board),
-            _slot: slot,
+            state: Arc::clone(&self.state),
+            _token: slot,
         }))
     }
 
-    fn pass_two(&self, op: OpKind, from: &Path, to: &Path) -> Result<()> {
-        whole_or_error(enter(&self.board).note(op, &[from, to]), from)
+    fn check_two_paths(&self, op: OpKind, from: &Path, to: &Path) -> Result<()> {
+        fault_to_result(lock_state(&self.state).record_op(op, &[from, to]), from)
     }
 }
 
 impl fmt::Debug for FaultFs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FaultFs").field("inner", &self.inner).field("struck", &self.struck()).finish_non_exhaustive()
+        f.debug_struct("FaultFs")
+            .field("inner", &self.inner)
+            .field("struck", &self.fault_count())
+            .finish_non_exhaustive()
     }
 }
 
@@ -305,12 +310,12 @@ impl Fs for FaultFs {
     }
 
     fn create_dir_all(&self, path: &Path) -> Result<()> {
-        self.pass(OpKind::CreateDir, path)?;
+        self.check(OpKind::CreateDir, path)?;
         self.inner.create_dir_all(path)
     }
 
     fn create_dir(&self, path: &Path) -> Result<()> {
-        self.pass(OpKind::CreateDir, path)?;
+        self.check(OpKind::CreateDir, path)?;
         self.inner.create_dir(path)
     }
 
@@ -319,56 +324,56 @@ impl Fs for FaultFs {
     }
 
     fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-        self.pass(OpKind::ReadDir, path)?;
-        let _slot = self.slot(path)?;
+        self.check(OpKind::ReadDir, path)?;
+        let _slot = self.open_token(path)?;
         self.inner.read_dir(path)
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
-        self.pass(OpKind::Exists, path)?;
+        self.check(OpKind::Exists, path)?;
         self.inner.exists(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.pass_two(OpKind::Rename, from, to)?;
+        self.check_two_paths(OpKind::Rename, from, to)?;
         self.inner.rename(from, to)
     }
 
-    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
-        self.pass_two(OpKind::Rename, from, to)?;
-        self.inner.rename_new(from, to)
+    fn rename_noreplace(&self, from: &Path, to: &Path) -> Result<()> {
+        self.check_two_paths(OpKind::Rename, from, to)?;
+        self.inner.rename_noreplace(from, to)
     }
 
     fn remove_file(&self, path: &Path) -> Result<()> {
-        self.pass(OpKind::RemoveFile, path)?;
+        self.check(OpKind::RemoveFile, path)?;
         self.inner.remove_file(path)
     }
 
     fn remove_dir_all(&self, path: &Path) -> Result<()> {
-        self.pass(OpKind::RemoveDir, path)?;
+        self.check(OpKind::RemoveDir, path)?;
         self.inner.remove_dir_all(path)
     }
 
     fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
-        self.pass_two(OpKind::HardLink, from, to)?;
+        self.check_two_paths(OpKind::HardLink, from, to)?;
         self.inner.hard_link(from, to)
     }
 
     fn sync_dir(&self, path: &Path) -> Result<()> {
-        let fault = enter(&self.board).note(OpKind::SyncDir, &[path]);
-        whole_or_error(fault, path)?;
-        let _slot = self.slot(path)?;
+        let fault = lock_state(&self.state).record_op(OpKind::SyncDir, &[path]);
+        fault_to_result(fault, path)?;
+        let _slot = self.open_token(path)?;
         if fault.is_some() { Ok(()) } else { self.inner.sync_dir(path) }
     }
 
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.pass(OpKind::Lock, path)?;
-        let slot = self.slot(path)?;
-        Ok(Box::new(FaultLock { _inner: self.inner.lock(path, mode)?, _slot: slot }))
+        self.check(OpKind::Lock, path)?;
+        let slot = self.open_token(path)?;
+        Ok(Box::new(FaultLock { _inner: self.inner.lock(path, mode)?, _token: slot }))
     }
 
     fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.pass(OpKind::Lock, dir)?;
+        self.check(OpKind::Lock, dir)?;
         self.inner.lock_dir(dir, mode)
     }
 
@@ -376,25 +381,25 @@ impl Fs for FaultFs {
         self.inner.overwrites_in_place(dir)
     }
 
-    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
-        self.inner.memory_level(dir)
+    fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
+        self.inner.persistence_level(dir)
     }
 }
 
 /// One open file, until it is dropped.
 #[derive(Debug)]
-struct Slot(Arc<Mutex<Board>>);
+struct OpenFileToken(Arc<Mutex<FaultState>>);
 
-impl Drop for Slot {
+impl Drop for OpenFileToken {
     fn drop(&mut self) {
-        enter(&self.0).open -= 1;
+        lock_state(&self.0).open -= 1;
     }
 }
 
 #[derive(Debug)]
 struct FaultLock {
     _inner: Box<dyn FileLock>,
-    _slot: Slot,
+    _token: OpenFileToken,
 }
 
 impl FileLock for FaultLock {}
@@ -403,34 +408,34 @@ impl FileLock for FaultLock {}
 struct FaultFile {
     inner: Arc<dyn File>,
     path: PathBuf,
-    board: Arc<Mutex<Board>>,
-    _slot: Slot,
+    state: Arc<Mutex<FaultState>>,
+    _token: OpenFileToken,
 }
 
 impl FaultFile {
-    fn note(&self, op: OpKind) -> Option<Fault> {
-        enter(&self.board).note(op, &[&self.path])
+    fn record_op(&self, op: OpKind) -> Option<Fault> {
+        lock_state(&self.state).record_op(op, &[&self.path])
     }
 
-    fn pass(&self, op: OpKind) -> Result<()> {
-        whole_or_error(self.note(op), &self.path)
+    fn check(&self, op: OpKind) -> Result<()> {
+        fault_to_result(self.record_op(op), &self.path)
     }
 
     fn sync(&self, done: impl FnOnce() -> Result<()>) -> Result<()> {
-        let fault = self.note(OpKind::Sync);
-        whole_or_error(fault, &self.path)?;
+        let fault = self.record_op(OpKind::Sync);
+        fault_to_result(fault, &self.path)?;
         if fault.is_some() { Ok(()) } else { done() }
     }
 
-    fn allocate_by(&self, len: u64, allocate: impl Fn(u64) -> Result<()>) -> Result<()> {
-        match self.note(OpKind::Allocate) {
+    fn allocate_with(&self, len: u64, allocate: impl Fn(u64) -> Result<()>) -> Result<()> {
+        match self.record_op(OpKind::Allocate) {
             Some(Fault::Short) => {
                 let now = self.inner.length()?;
                 allocate(now + len.saturating_sub(now) / 2)?;
-                Err(injected(io::ErrorKind::StorageFull, &self.path))
+                Err(injected_error(io::ErrorKind::StorageFull, &self.path))
             }
             fault => {
-                whole_or_error(fault, &self.path)?;
+                fault_to_result(fault, &self.path)?;
                 allocate(len)
             }
         }
@@ -439,13 +444,13 @@ impl FaultFile {
 
 impl File for FaultFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        match self.note(OpKind::Read) {
+        match self.record_op(OpKind::Read) {
             Some(Fault::Short) => {
                 let half = buf.len() / 2;
                 self.inner.read_at(&mut buf[..half], offset)
             }
             fault => {
-                whole_or_error(fault, &self.path)?;
+                fault_to_result(fault, &self.path)?;
                 self.inner.read_at(buf, offset)
             }
         }
@@ -453,38 +458,38 @@ impl File for FaultFile {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let got = self.read_at(buf, offset)?;
-        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
+        check_read_len(got, buf.len(), offset).map_err(|e| e.in_file(&self.path))
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
-        match self.note(OpKind::Write) {
+        match self.record_op(OpKind::Write) {
             Some(Fault::Short) => {
                 self.inner.write_at(&bytes[..bytes.len() / 2], offset)?;
-                Err(injected(io::ErrorKind::WriteZero, &self.path))
+                Err(injected_error(io::ErrorKind::WriteZero, &self.path))
             }
             fault => {
-                whole_or_error(fault, &self.path)?;
+                fault_to_result(fault, &self.path)?;
                 self.inner.write_at(bytes, offset)
             }
         }
     }
 
     fn length(&self) -> Result<u64> {
-        self.pass(OpKind::Length)?;
+        self.check(OpKind::Length)?;
         self.inner.length()
     }
 
     fn set_length(&self, len: u64) -> Result<()> {
-        self.pass(OpKind::SetLength)?;
+        self.check(OpKind::SetLength)?;
         self.inner.set_length(len)
     }
 
     fn allocate(&self, len: u64) -> Result<()> {
-        self.allocate_by(len, |len| self.inner.allocate(len))
+        self.allocate_with(len, |len| self.inner.allocate(len))
     }
 
     fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
-        self.allocate_by(len, |len| self.inner.allocate_from(from, len))
+        self.allocate_with(len, |len| self.inner.allocate_from(from, len))
     }
 
     fn sync_data(&self) -> Result<()> {
@@ -496,15 +501,15 @@ impl File for FaultFile {
     }
 
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        self.pass(OpKind::Map)?;
-        let (path, board) = (self.path.clone(), Arc::clone(&self.board));
-        Ok(self.inner.map(len)?.map(|inner| Box::new(FaultMapping { inner, path, board }) as Box<dyn Mapping>))
+        self.check(OpKind::Map)?;
+        let (path, board) = (self.path.clone(), Arc::clone(&self.state));
+        Ok(self.inner.map(len)?.map(|inner| Box::new(FaultMapping { inner, path, state: board }) as Box<dyn Mapping>))
     }
 
     /// Memory that is given out asks nobody again, so the fault is here or nowhere.
-    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
-        self.pass(OpKind::Map)?;
-        self.inner.map_words(len)
+    fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
+        self.check(OpKind::Map)?;
+        self.inner.map_memory(len)
     }
 }
 
@@ -512,7 +517,7 @@ impl File for FaultFile {
 struct FaultMapping {
     inner: Box<dyn Mapping>,
     path: PathBuf,
-    board: Arc<Mutex<Board>>,
+    state: Arc<Mutex<FaultState>>,
 }
 
 impl Mapping for FaultMapping {
@@ -521,13 +526,13 @@ impl Mapping for FaultMapping {
     }
 
     fn populate(&self, offset: u64, len: u64) -> Result<()> {
-        match enter(&self.board).note(OpKind::Populate, &[&self.path]) {
+        match lock_state(&self.state).record_op(OpKind::Populate, &[&self.path]) {
             Some(Fault::Short) => {
                 self.inner.populate(offset, len / 2)?;
-                Err(injected(io::ErrorKind::Other, &self.path))
+                Err(injected_error(io::ErrorKind::Other, &self.path))
             }
             fault => {
-                whole_or_error(fault, &self.path)?;
+                fault_to_result(fault, &self.path)?;
                 self.inner.populate(offset, len)
             }
         }
@@ -553,24 +558,24 @@ mod tests {
     }
 
     #[test]
-    fn strikes_the_nth_once_or_for_ever() {
+    fn nth_operation_fails_once_or_forever() {
         let (_, fs, file) = faulty();
-        fs.fail(FaultPlan::new(OpKind::Write, 3, error(io::ErrorKind::StorageFull)));
+        fs.inject(FaultPlan::new(OpKind::Write, 3, error(io::ErrorKind::StorageFull)));
         let outcome = |file: &Arc<dyn File>| (0..5).map(|_| file.write_at(b"x", 0).is_ok()).collect::<Vec<_>>();
         assert_eq!(outcome(&file), [true, true, false, true, true]);
-        fs.fail(FaultPlan::new(OpKind::Write, 4, error(io::ErrorKind::StorageFull)).forever());
+        fs.inject(FaultPlan::new(OpKind::Write, 4, error(io::ErrorKind::StorageFull)).forever());
         assert_eq!(outcome(&file), [true, true, true, false, false]);
         let e = file.write_at(b"x", 0).unwrap_err();
         assert_eq!((e.kind(), e.os_kind()), (ErrorKind::OutOfSpace, Some(io::ErrorKind::StorageFull)));
-        assert_eq!((e.file(), fs.struck(), fs.count(OpKind::Write)), (Some(Path::new("/f")), 4, 11));
-        fs.repair();
+        assert_eq!((e.file(), fs.fault_count(), fs.count(OpKind::Write)), (Some(Path::new("/f")), 4, 11));
+        fs.clear_faults();
         assert!(outcome(&file).iter().all(|ok| *ok));
     }
 
     #[test]
-    fn only_paths_that_contain_the_part_are_counted_and_struck() {
+    fn only_matching_paths_are_counted_and_fail() {
         let (_, fs, file) = faulty();
-        fs.fail(FaultPlan::new(OpKind::Any, 1, error(io::ErrorKind::Other)).in_path("wal").forever());
+        fs.inject(FaultPlan::new(OpKind::Any, 1, error(io::ErrorKind::Other)).in_path("wal").forever());
         file.write_at(b"x", 0).unwrap();
         assert!(fs.open(Path::new("/1.wal"), OpenMode::Create).is_err());
         assert!(fs.rename(Path::new("/f"), Path::new("/2.wal")).is_err(), "either path of a rename counts");
@@ -578,11 +583,11 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_after_strikes_waits_for_the_first_one() {
+    fn plan_after_faults_waits_for_first_fault() {
         let (_, fs, file) = faulty();
         let broken = error(io::ErrorKind::Other);
-        fs.fail(FaultPlan::new(OpKind::Write, 2, broken).after_strikes(1));
-        fs.fail(FaultPlan::new(OpKind::Write, 3, broken));
+        fs.inject(FaultPlan::new(OpKind::Write, 2, broken).after_faults(1));
+        fs.inject(FaultPlan::new(OpKind::Write, 3, broken));
         let outcome: Vec<bool> = (0..7).map(|_| file.write_at(b"x", 0).is_ok()).collect();
         assert_eq!(outcome, [true, true, false, true, false, true, true]);
     }
@@ -591,7 +596,7 @@ mod tests {
     fn short_does_the_first_half() {
         let (_, fs, file) = faulty();
         file.write_at(b"12345678", 0).unwrap();
-        let next = |op| fs.fail(FaultPlan::new(op, 1, Fault::Short));
+        let next = |op| fs.inject(FaultPlan::new(op, 1, Fault::Short));
         next(OpKind::Write);
         assert_eq!(file.write_at(b"abcd", 0).unwrap_err().kind(), ErrorKind::Io);
         let mut buf = [0; 8];
@@ -608,17 +613,17 @@ mod tests {
     }
 
     #[test]
-    fn a_lying_sync_says_yes_and_loses() {
+    fn lying_sync_reports_success_and_loses_data() {
         let (inner, fs, file) = faulty();
         file.write_at(b"synced", 0).unwrap();
         file.sync_data().unwrap();
-        fs.fail(FaultPlan::new(OpKind::Sync, 1, Fault::LyingSync));
-        fs.fail(FaultPlan::new(OpKind::SyncDir, 1, Fault::LyingSync));
+        fs.inject(FaultPlan::new(OpKind::Sync, 1, Fault::LyingSync));
+        fs.inject(FaultPlan::new(OpKind::SyncDir, 1, Fault::LyingSync));
         file.write_at(b"lied to", 0).unwrap();
         file.sync_data().unwrap();
         fs.rename(Path::new("/f"), Path::new("/g")).unwrap();
         fs.sync_dir(Path::new("/")).unwrap();
-        assert_eq!(fs.struck(), 2);
+        assert_eq!(fs.fault_count(), 2);
         inner.crash(Survival::Nothing, 0);
         assert_eq!(fs.open(Path::new("/f"), OpenMode::Read).unwrap().length().unwrap(), 6);
     }
@@ -628,7 +633,7 @@ mod tests {
         let (_, fs, file) = faulty();
         file.allocate(1 << 16).unwrap();
         let mapping = file.map(1 << 16).unwrap().unwrap();
-        fs.fail(FaultPlan::new(OpKind::Populate, 2, error(io::ErrorKind::StorageFull)));
+        fs.inject(FaultPlan::new(OpKind::Populate, 2, error(io::ErrorKind::StorageFull)));
         mapping.populate(0, 4096).unwrap();
         assert_eq!(mapping.populate(4096, 4096).unwrap_err().kind(), ErrorKind::OutOfSpace);
         mapping.write_at(b"here", 0);
@@ -638,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_operation_can_be_struck_and_is_counted() {
+    fn every_operation_kind_can_fail_and_is_counted() {
         let (_, fs, file) = faulty();
         file.allocate(8192).unwrap();
         let mapping = file.map(8192).unwrap().unwrap();
@@ -668,11 +673,14 @@ mod tests {
         ];
         for (op, run) in &all {
             let (ops, any) = (fs.count(*op), fs.count(OpKind::Any));
-            fs.fail(FaultPlan::new(*op, 0, error(io::ErrorKind::PermissionDenied)));
+            fs.inject(FaultPlan::new(*op, 0, error(io::ErrorKind::PermissionDenied)));
             assert_eq!(run().unwrap_err().os_kind(), Some(io::ErrorKind::PermissionDenied), "{op:?}");
             run().unwrap_or_else(|e| panic!("{op:?} did nothing wrong: {e}"));
             assert_eq!((fs.count(*op), fs.count(OpKind::Any)), (ops + 2, any + 2), "{op:?}");
         }
-        assert_eq!(all.iter().map(|(op, _)| *op as usize).collect::<std::collections::BTreeSet<_>>().len(), KINDS - 1);
+        assert_eq!(
+            all.iter().map(|(op, _)| *op as usize).collect::<std::collections::BTreeSet<_>>().len(),
+            OP_KIND_COUNT - 1
+        );
     }
 }

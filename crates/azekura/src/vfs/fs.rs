@@ -8,13 +8,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::sync::Words;
+use crate::base::sync::MappedMemory;
 use crate::base::{Error, Result};
 
 /// The name of the file that a database's lock is taken on.
-pub(crate) const LOCK: &str = "LOCK";
+pub(crate) const LOCK_FILE_NAME: &str = "LOCK";
 /// The name of the file that holds a database's disk reserve.
-pub(crate) const RESERVE: &str = "RESERVE";
+pub(crate) const DISK_RESERVE_FILE_NAME: &str = "RESERVE";
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if anything has that name.
     fn create_dir(&self, path: &Path) -> Result<()> {
-        check_free(self.exists(path)?, "create the directory", path)?;
+        check_not_exists(self.exists(path)?, "create the directory", path)?;
         self.create_dir_all(path)
     }
 
@@ -107,8 +107,8 @@ pub trait Fs: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `Io` with [`os_kind`](Error::os_kind) `AlreadyExists` if anything has the new name.
-    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
-        check_free(self.exists(to)?, "rename", to)?;
+    fn rename_noreplace(&self, from: &Path, to: &Path) -> Result<()> {
+        check_not_exists(self.exists(to)?, "rename", to)?;
         self.rename(from, to)
     }
 
@@ -133,28 +133,28 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// `Locked` if another handle, in this process or another, holds it in a mode that excludes this one.
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>>;
 
-    /// Takes the lock of a database directory without waiting: a lock on the file `LOCK` in it, and on the directory
-    /// itself where the file system has such locks. Then a second holder does not get in when the file was removed or
-    /// replaced. The default locks the file only.
+    /// Takes the lock of a database directory without waiting: a lock on the file `LOCK_FILE_NAME` in it, and on the
+    /// directory itself where the file system has such locks. Then a second holder does not get in when the file was
+    /// removed or replaced. The default locks the file only.
     ///
     /// # Errors
     /// As [`lock`](Fs::lock).
     fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.lock(&dir.join(LOCK), mode)
+        self.lock(&dir.join(LOCK_FILE_NAME), mode)
     }
 
     /// Whether stores into a mapping of an allocated file below `dir` can never fail for want of space. True only where
     /// overwriting an allocated block needs no new one (ext4, tmpfs, XFS without reflinks).
     fn overwrites_in_place(&self, dir: &Path) -> bool;
 
-    /// What stores into files below `dir` survive that are used as memory ([`File::map_words`]):
-    /// [`Power`](PersistenceLevel::Power) if what is flushed from the processor's caches is durable,
-    /// [`Process`](PersistenceLevel::Process) if the files are nowhere but in memory. As by default,
-    /// [`Logged`](PersistenceLevel::Logged) where the system writes them to a device when it likes, in any order: such
-    /// files are not used as memory.
-    fn memory_level(&self, dir: &Path) -> PersistenceLevel {
+    /// What stores into files below `dir` survive that are used as memory ([`File::map_memory`]):
+    /// [`PowerLoss`](PersistenceLevel::PowerLoss) if what is flushed from the processor's caches is durable,
+    /// [`ProcessCrash`](PersistenceLevel::ProcessCrash) if the files are nowhere but in memory. As by default,
+    /// [`WalOnly`](PersistenceLevel::WalOnly) where the system writes them to a device when it likes, in any order:
+    /// such files are not used as memory.
+    fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
         let _ = dir;
-        PersistenceLevel::Logged
+        PersistenceLevel::WalOnly
     }
 }
 
@@ -163,25 +163,25 @@ pub trait Fs: Send + Sync + fmt::Debug {
 #[non_exhaustive]
 pub enum PersistenceLevel {
     /// Nothing by itself: the log makes it durable.
-    Logged,
+    WalOnly,
     /// The end of the process.
-    Process,
+    ProcessCrash,
     /// Power loss.
-    Power,
+    PowerLoss,
 }
 
 impl std::fmt::Display for PersistenceLevel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            PersistenceLevel::Logged => "nothing, the log does",
-            PersistenceLevel::Process => "the end of the process",
-            PersistenceLevel::Power => "power loss",
+            PersistenceLevel::WalOnly => "nothing, the log does",
+            PersistenceLevel::ProcessCrash => "the end of the process",
+            PersistenceLevel::PowerLoss => "power loss",
         })
     }
 }
 
 /// Fails with `AlreadyExists` if the name that is wanted for `path` is `taken`.
-fn check_free(taken: bool, what: &str, path: &Path) -> Result<()> {
+fn check_not_exists(taken: bool, what: &str, path: &Path) -> Result<()> {
     match taken {
         true => Err(Error::io(what, &ErrorKind::AlreadyExists.into()).in_file(path)),
         false => Ok(()),
@@ -208,10 +208,10 @@ pub(crate) fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<usize> {
 /// error. The others existed. They are synced too, because the process that created them may have died before it synced
 /// them; but a parent that no sync is possible on (autofs, squashfs, procfs), or that this process may not read, is
 /// passed over.
-pub(crate) fn sync_names_above(fs: &dyn Fs, path: &Path, created: usize) -> Result<()> {
+pub(crate) fn sync_parent_dirs(fs: &dyn Fs, path: &Path, created: usize) -> Result<()> {
     for (height, parent) in path.ancestors().skip(1).enumerate() {
         match fs.sync_dir(parent) {
-            Err(error) if height >= created && cannot_be_synced(&error) => {}
+            Err(error) if height >= created && is_sync_unsupported(&error) => {}
             done => done?,
         }
     }
@@ -219,7 +219,7 @@ pub(crate) fn sync_names_above(fs: &dyn Fs, path: &Path, created: usize) -> Resu
 }
 
 /// Whether a sync failed because there are no syncs of that directory, not because the device failed.
-fn cannot_be_synced(error: &Error) -> bool {
+fn is_sync_unsupported(error: &Error) -> bool {
     let kinds =
         [ErrorKind::InvalidInput, ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem, ErrorKind::Unsupported];
     error.os_kind().is_some_and(|kind| kinds.contains(&kind))
@@ -259,9 +259,9 @@ pub trait File: Send + Sync + fmt::Debug {
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>>;
 
     /// The first `len` bytes as memory to be read and written beside others; they may reach past the end, but must not
-    /// be touched there. With [`Words::survives_power_loss`] where the file lies in memory that keeps its bytes and the
-    /// system answers for their places. `None` where this is not offered, as by default.
-    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+    /// be touched there. With [`MappedMemory::survives_power_loss`] where the file lies in memory that keeps its bytes
+    /// and the system answers for their places. `None` where this is not offered, as by default.
+    fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
         let _ = len;
         Ok(None)
     }
@@ -271,12 +271,12 @@ pub trait File: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Corruption` if the file ends before.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        all_or_corruption(self.read_at(buf, offset)?, buf.len(), offset)
+        check_read_len(self.read_at(buf, offset)?, buf.len(), offset)
     }
 }
 
 /// What it means that `got` bytes came where `wanted` were asked for.
-pub(crate) fn all_or_corruption(got: usize, wanted: usize, offset: u64) -> Result<()> {
+pub(crate) fn check_read_len(got: usize, wanted: usize, offset: u64) -> Result<()> {
     if got == wanted {
         return Ok(());
     }

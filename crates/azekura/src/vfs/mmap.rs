@@ -2,9 +2,9 @@
 //!
 //! A [`DiskMapping`] is never read and never handed out as a reference: bytes go in through `write_at`, and come back
 //! through `File::read_at`, which is coherent with it (one page cache). So no Rust reference ever points at memory that
-//! another process could change. [`MappedWords`] are read and written, but as atomics alone. What stays the caller's
-//! duty is that the file is not cut shorter than what is being stored into: that raises SIGBUS, which ends the process
-//! but corrupts nothing.
+//! another process could change. [`DiskMappedMemory`] are read and written, but as atomics alone. What stays the
+//! caller's duty is that the file is not cut shorter than what is being stored into: that raises SIGBUS, which ends the
+//! process but corrupts nothing.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use crate::base::sync::Words;
+use crate::base::sync::MappedMemory;
 use crate::base::{Error, Result};
 use crate::vfs::fs::Mapping;
 
@@ -110,22 +110,22 @@ impl fmt::Debug for DiskMapping {
 }
 
 /// The first `len` bytes of a file as atomic words.
-pub(crate) struct MappedWords {
+pub(crate) struct DiskMappedMemory {
     base: NonNull<AtomicU64>,
     len: usize,
-    in_place: bool,
+    map_sync: bool,
     path: PathBuf,
 }
 
 // SAFETY: the mapping belongs to this value alone, memory mappings are not bound to a thread, and atomics may be
 // shared.
-unsafe impl Send for MappedWords {}
+unsafe impl Send for DiskMappedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for MappedWords {}
+unsafe impl Sync for DiskMappedMemory {}
 
-impl MappedWords {
+impl DiskMappedMemory {
     /// Maps the first `len` bytes, a multiple of 8, of `file`, which must be open for reading and writing.
-    pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<MappedWords> {
+    pub(crate) fn new(file: &File, len: u64, path: &Path) -> Result<DiskMappedMemory> {
         let fits = |len: &usize| (1..=isize::MAX as usize).contains(len) && len.is_multiple_of(8);
         let len = usize::try_from(len).ok().filter(fits);
         let len =
@@ -134,8 +134,8 @@ impl MappedWords {
         // SAFETY: the kernel chooses a fresh range of addresses (null hint, no MAP_FIXED), so no memory in use is
         // touched.
         let map = |flags| unsafe { mmap(ptr::null_mut(), len, access, flags, file, 0) };
-        let (in_place, base) = match map(in_place_flags()) {
-            Ok(base) => (in_place_flags() != MapFlags::SHARED, base),
+        let (in_place, base) = match map(map_sync_flags()) {
+            Ok(base) => (map_sync_flags() != MapFlags::SHARED, base),
             // There is a cache of pages in between, or the system does not know how to do without.
             Err(Errno::OPNOTSUPP | Errno::INVAL) => {
                 let base = map(MapFlags::SHARED).map_err(|e| Error::io("map", &io::Error::from(e)).in_file(path))?;
@@ -144,34 +144,34 @@ impl MappedWords {
             Err(e) => return Err(Error::io("map", &io::Error::from(e)).in_file(path)),
         };
         let base = NonNull::new(base.cast()).expect("mmap never returns the null page without MAP_FIXED");
-        Ok(MappedWords { base, len, in_place, path: path.to_path_buf() })
+        Ok(DiskMappedMemory { base, len, map_sync: in_place, path: path.to_path_buf() })
     }
 }
 
 /// Flags that are refused unless stores go to the medium itself, and its places on it are settled before they do.
 #[cfg(target_os = "linux")]
-fn in_place_flags() -> MapFlags {
+fn map_sync_flags() -> MapFlags {
     MapFlags::SHARED_VALIDATE | MapFlags::SYNC
 }
 
 #[cfg(not(target_os = "linux"))]
-fn in_place_flags() -> MapFlags {
+fn map_sync_flags() -> MapFlags {
     MapFlags::SHARED
 }
 
-impl Words for MappedWords {
-    fn words(&self) -> &[AtomicU64] {
+impl MappedMemory for DiskMappedMemory {
+    fn atomic_words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is so long, begins with a page, and lives as long as `self`. It is only ever reached as
         // atomics. That no word behind the end of the file is touched is the caller's duty.
         unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len / 8) }
     }
 
     fn survives_power_loss(&self) -> bool {
-        self.in_place
+        self.map_sync
     }
 }
 
-impl Drop for MappedWords {
+impl Drop for DiskMappedMemory {
     fn drop(&mut self) {
         // SAFETY: base and length are those of a mapping that `new` made and nobody else unmaps; what `words` gave out
         // was borrowed from `self`.
@@ -180,9 +180,9 @@ impl Drop for MappedWords {
     }
 }
 
-impl fmt::Debug for MappedWords {
+impl fmt::Debug for DiskMappedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MappedWords { path, len, in_place, .. } = self;
+        let DiskMappedMemory { path, len, map_sync: in_place, .. } = self;
         f.debug_struct("MappedWords").field("path", path).field("len", len).field("in_place", in_place).finish()
     }
 }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_stores_to_the_same_bytes_leave_one_of_them_whole() {
+    fn concurrent_stores_do_not_interleave() {
         let (file, mapping) = mapped();
         mapping.populate(0, LEN).unwrap();
         std::thread::scope(|scope| {
@@ -258,19 +258,19 @@ mod tests {
     }
 
     #[test]
-    fn words_are_those_of_the_file() {
+    fn mapped_memory_reads_file_bytes() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        let mapped = MappedWords::new(&file, LEN, Path::new("map")).unwrap();
-        assert_eq!(mapped.words().len(), LEN as usize / 8);
-        mapped.words()[7].store(u64::from_le_bytes(*b"01234567"), Ordering::Relaxed);
+        let mapped = DiskMappedMemory::new(&file, LEN, Path::new("map")).unwrap();
+        assert_eq!(mapped.atomic_words().len(), LEN as usize / 8);
+        mapped.atomic_words()[7].store(u64::from_le_bytes(*b"01234567"), Ordering::Relaxed);
         let mut buf = [0; 8];
         file.read_exact_at(&mut buf, 56).unwrap();
         assert_eq!(&buf, b"01234567");
         file.write_all_at(b"abcdefgh", 4088).unwrap();
-        assert_eq!(mapped.words()[511].load(Ordering::Relaxed).to_le_bytes(), *b"abcdefgh");
+        assert_eq!(mapped.atomic_words()[511].load(Ordering::Relaxed).to_le_bytes(), *b"abcdefgh");
         for len in [0, 12, u64::MAX] {
-            assert_eq!(MappedWords::new(&file, len, Path::new("map")).unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(DiskMappedMemory::new(&file, len, Path::new("map")).unwrap_err().kind(), ErrorKind::Invalid);
         }
     }
 
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn populating_past_the_end_of_the_file_is_an_error_and_not_a_signal() {
+    fn populate_past_end_of_file_is_an_error() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let mapping = DiskMapping::new(&file, LEN, Path::new("map")).unwrap();

@@ -8,10 +8,10 @@
 //! - `write_at` writes everything or fails; `read_at` and `write_at` retry interrupted calls;
 //! - unsafe code stands only in `mmap.rs`.
 //!
-//! Rooms in reading order: [`fs`] (the contract), [`env`], [`disk`] with its [`disk_file`], [`direct`] and [`mmap`],
-//! [`process`] (which process runs), [`mem`] (with `crash()`), [`fault`], [`dice`] (seeded chance for the simulators);
-//! over the contract: [`limited`] (the limit on open files), [`files`] (which are open), [`ahead`] (few large reads),
-//! [`append`] (few large writes).
+//! Rooms in reading order: [`fs`] (the contract), [`env`](mod@env), [`disk`] with its [`disk_file`], [`direct_io`] and
+//! [`mmap`], [`process`] (which process runs), [`mem`] (with `crash()`), [`fault`], [`seeded_rng`] (seeded chance for
+//! the simulators); over the contract: [`handle_limit`] (the limit on open files), [`open_files`] (which are open),
+//! [`read_ahead`] (few large reads), [`buffered_writer`] (few large writes).
 
 #![expect(
     clippy::disallowed_methods,
@@ -19,20 +19,20 @@
     reason = "what clippy.toml bans everywhere else is what this folder is for"
 )]
 
-pub(crate) mod ahead;
-pub(crate) mod append;
-pub(crate) mod dice;
-pub(crate) mod direct;
+pub(crate) mod buffered_writer;
+pub(crate) mod direct_io;
 pub(crate) mod disk;
 pub(crate) mod disk_file;
 pub(crate) mod env;
 pub(crate) mod fault;
-pub(crate) mod files;
 pub(crate) mod fs;
-pub(crate) mod limited;
+pub(crate) mod handle_limit;
 pub(crate) mod mem;
 pub(crate) mod mmap;
+pub(crate) mod open_files;
 pub(crate) mod process;
+pub(crate) mod read_ahead;
+pub(crate) mod seeded_rng;
 
 pub(crate) use env::Env;
 pub(crate) use fs::{File, FileLock, Fs, LockMode, Mapping, OpenMode};

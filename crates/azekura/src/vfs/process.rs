@@ -13,7 +13,7 @@ pub(crate) fn process_token() -> u64 {
     static WORD: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
     let Some(word) = WORD.get_or_init(wiped_on_fork) else { return u64::from(std::process::id()) };
     match word.load(Ordering::Relaxed) {
-        0 => draw(word),
+        0 => assign_token(word),
         token => token,
     }
 }
@@ -21,7 +21,7 @@ pub(crate) fn process_token() -> u64 {
 /// Draws the number of a new process. The clock is in it because a process id alone comes again, in another namespace
 /// even at the same time.
 #[cold]
-fn draw(word: &AtomicU64) -> u64 {
+fn assign_token(word: &AtomicU64) -> u64 {
     let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let token = (u64::from(std::process::id()) << 32 ^ now_ns) | 1;
     word.compare_exchange(0, token, Ordering::Relaxed, Ordering::Relaxed).map_or_else(|other| other, |_| token)

@@ -9,34 +9,34 @@
 //! - replay reads only; a replayed segment is never appended to;
 //! - after a failed sync or a failed write of frames nothing is written any more.
 //!
-//! Rooms in reading order: [`format`](mod@format), [`payload`] (a commit's records), [`options`], [`host`], [`segment`]
-//! (the one being written), [`company`] (who syncs), [`log`] (the state), [`append`], [`sync`], [`retire`]; then
-//! reading: [`survey`] (what files there are), [`walk`] (from segment to segment), [`salvage`], [`replay`](mod@replay),
-//! [`rewrite`](mod@rewrite) (after damage that was passed over).
+//! Rooms in reading order: [`format`](mod@format), [`batch_codec`] (a commit's records), [`options`], [`callbacks`],
+//! [`segment`] (the one being written), [`sync_state`] (who syncs), [`writer`] (the state), [`append`], [`sync`],
+//! [`recycling`]; then reading: [`segment_set`] (what files there are), [`reader`] (from segment to segment),
+//! [`salvage`], [`replay`](mod@replay), [`rewrite`](mod@rewrite) (after damage that was passed over).
 
 pub(crate) mod append;
-pub(crate) mod company;
+pub(crate) mod batch_codec;
+pub(crate) mod callbacks;
 pub(crate) mod format;
-pub(crate) mod host;
-pub(crate) mod log;
 pub(crate) mod options;
-pub(crate) mod payload;
+pub(crate) mod reader;
+pub(crate) mod recycling;
 pub(crate) mod replay;
-pub(crate) mod retire;
 pub(crate) mod rewrite;
 pub(crate) mod salvage;
 pub(crate) mod segment;
-pub(crate) mod survey;
+pub(crate) mod segment_set;
 pub(crate) mod sync;
+pub(crate) mod sync_state;
 #[cfg(test)]
 pub(crate) mod testing;
-pub(crate) mod walk;
+pub(crate) mod writer;
 
 pub use options::RecoveryMode;
 
-pub(crate) use format::scan_bytes;
-pub(crate) use host::WalHost;
-pub(crate) use log::Wal;
-pub(crate) use options::{LogCommit, Mark, ReplayOptions, ReplayReport, WalOptions};
+pub(crate) use callbacks::WalCallbacks;
+pub(crate) use format::scan_segment_bytes;
+pub(crate) use options::{PartitionSeqno, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 pub(crate) use replay::replay;
-pub(crate) use rewrite::{Rewrite, rewrite};
+pub(crate) use rewrite::{WalRewriteOptions, rewrite_wal};
+pub(crate) use writer::Wal;

@@ -1,8 +1,8 @@
 //! The words that the log and its caller share.
 
 use crate::base::SeqNo;
-use crate::base::edit::{Epoch, FileId};
 use crate::base::event::DroppedAfterDamage;
+use crate::base::version_edit::{FileNumber, WalEpoch};
 
 /// How a log is written.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,24 +23,24 @@ impl Default for WalOptions {
 
 /// One commit as the log holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LogCommit<'a> {
-    pub(crate) first: SeqNo,
+pub(crate) struct WalCommit<'a> {
+    pub(crate) first_seqno: SeqNo,
     /// Sequence numbers it takes, at least 1.
-    pub(crate) count: u32,
+    pub(crate) seqno_count: u32,
     pub(crate) payload: &'a [u8],
 }
 
 /// A segment as others see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SegmentInfo {
-    pub(crate) epoch: Epoch,
-    pub(crate) file: FileId,
+pub(crate) struct WalSegmentInfo {
+    pub(crate) epoch: WalEpoch,
+    pub(crate) file: FileNumber,
     /// The first sequence number it holds, or would.
-    pub(crate) first: SeqNo,
+    pub(crate) first_seqno: SeqNo,
     /// The last it holds; `first` − 1 if it holds none.
-    pub(crate) last: SeqNo,
+    pub(crate) last_seqno: SeqNo,
     /// Bytes used, header included.
-    pub(crate) end: u64,
+    pub(crate) end_offset: u64,
 }
 
 /// What was written since the log was started.
@@ -79,7 +79,7 @@ pub enum RecoveryMode {
 
 /// A sequence number, and the partition that it is known from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct PartitionSeqno {
     pub(crate) seqno: SeqNo,
     /// A description of the partition; empty if the number is known from elsewhere.
     pub(crate) partition: String,
@@ -87,53 +87,53 @@ pub(crate) struct Mark {
 
 /// What a replay needs to know.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReplayOptions {
+pub(crate) struct WalReplayOptions {
     pub(crate) mode: RecoveryMode,
     /// The segments that the manifest lists.
-    pub(crate) live: Vec<(Epoch, FileId)>,
+    pub(crate) listed_segments: Vec<(WalEpoch, FileNumber)>,
     /// Where the last open or clean close found the log to end.
-    pub(crate) log_end: Option<(Epoch, SeqNo)>,
+    pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
     /// No partition needs a record of the log up to here: all of them are in permanent files.
-    pub(crate) from: SeqNo,
+    pub(crate) flushed_through: SeqNo,
     /// The log was durable up to here, because a permanent file holds something that is written only after that.
-    pub(crate) durable: Mark,
+    pub(crate) durable_through: PartitionSeqno,
     /// Pools that are memory may hold commits of the log up to here, durable or not.
-    pub(crate) held: Mark,
+    pub(crate) held_in_pools: PartitionSeqno,
     /// Segment files with this number or a higher one were not made by this database; 0 if all were.
-    pub(crate) files_end: u64,
+    pub(crate) file_number_limit: u64,
 }
 
 /// What a replay found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ReplayReport {
+pub(crate) struct WalReplayReport {
     /// The last sequence number that counts; never below `from` and what is known to be durable.
-    pub(crate) last: SeqNo,
+    pub(crate) last_seqno: SeqNo,
     /// The segment where the log ends; the next one names it as its predecessor.
-    pub(crate) last_epoch: Epoch,
+    pub(crate) last_epoch: WalEpoch,
     /// The highest epoch in the header of any segment file, dead ones included, or in the manifest; the next must be
     /// above it.
-    pub(crate) highest_epoch: Epoch,
+    pub(crate) highest_epoch: WalEpoch,
     /// The segments that a later replay needs, oldest first, with those that link to them although the manifest does
     /// not list them.
-    pub(crate) segments: Vec<SegmentInfo>,
+    pub(crate) segments: Vec<WalSegmentInfo>,
     /// Of the spare files, those that hold nothing which any recovery mode may need.
-    pub(crate) removable: Vec<FileId>,
+    pub(crate) removable_files: Vec<FileNumber>,
     /// Other segment files, free to be written over.
-    pub(crate) spares: Vec<FileId>,
+    pub(crate) spare_files: Vec<FileNumber>,
     /// Commits applied.
     pub(crate) commits: u64,
     pub(crate) dropped_after_damage: Option<DroppedAfterDamage>,
     /// Damage was passed over, or a commit is missing in between: a later replay would stop there, so the log has to be
-    /// [rewritten](crate::wal::rewrite()).
-    pub(crate) has_holes: bool,
+    /// [rewritten](crate::wal::rewrite_wal()).
+    pub(crate) has_gaps: bool,
     /// No partition needs anything up to here.
-    pub(crate) unneeded: SeqNo,
+    pub(crate) flushed_through: SeqNo,
 }
 
-impl ReplayReport {
+impl WalReplayReport {
     /// What the manifest has to note, so that a later replay ends where this one did: whatever has an epoch up to this
     /// one and is not listed is not a part of the log.
-    pub(crate) fn log_end(&self) -> (Epoch, SeqNo) {
-        (self.highest_epoch.max(self.last_epoch), self.last)
+    pub(crate) fn wal_end(&self) -> (WalEpoch, SeqNo) {
+        (self.highest_epoch.max(self.last_epoch), self.last_seqno)
     }
 }

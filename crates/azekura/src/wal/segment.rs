@@ -3,37 +3,43 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::edit::{Epoch, FileId};
+use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::record::frame::{self, Place};
-use crate::record::scan::{Item, Order, RecordReader};
-use crate::record::window::Source;
+use crate::record_log::frame::{self, LogFileIdentity};
+use crate::record_log::read_window::LogSource;
+use crate::record_log::reader::{LogReadResult, RecordLogReader, SeqnoOrder};
 use crate::vfs::{Env, File, Fs, Mapping, OpenMode};
-use crate::wal::format::{HEADER_LEN, SegmentHeader, segment_path};
-use crate::wal::options::SegmentInfo;
+use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, segment_path};
+use crate::wal::options::WalSegmentInfo;
 
 /// Files grow by steps that double from here…
-const STEP_MIN: u64 = 64 << 10;
+const ALLOCATION_STEP_MIN: u64 = 64 << 10;
 /// …to here, in bytes.
-const STEP_MAX: u64 = 4 << 20;
+const ALLOCATION_STEP_MAX: u64 = 4 << 20;
 /// A mapping is made resident in steps of this, in bytes.
 const POPULATE_STEP: u64 = 256 << 10;
 /// Sizes of segments are multiples of this, in bytes.
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) const WAL_PAGE_SIZE: u64 = 4096;
 
 /// Makes a file that can become a segment: space for the first step, a header that belongs to no epoch, contents and
 /// name durable.
-pub(crate) fn create_spare(fs: &dyn Fs, dir: &Path, file: FileId, database_id: [u8; 16], env: &dyn Env) -> Result<()> {
+pub(crate) fn create_spare_segment(
+    fs: &dyn Fs,
+    dir: &Path,
+    file: FileNumber,
+    database_id: [u8; 16],
+    env: &dyn Env,
+) -> Result<()> {
     let path = segment_path(dir, file);
     let handle = fs.open(&path, OpenMode::Create)?;
     let fill = || {
-        handle.allocate(STEP_MIN)?;
-        let header = SegmentHeader {
-            file_id: fresh_id(env),
+        handle.allocate(ALLOCATION_STEP_MIN)?;
+        let header = WalSegmentHeader {
+            file_id: random_file_id(env),
             database_id,
-            epoch: Epoch(0),
-            previous: Epoch(0),
-            first: SeqNo::ZERO,
+            epoch: WalEpoch(0),
+            previous_epoch: WalEpoch(0),
+            first_seqno: SeqNo::ZERO,
         };
         handle.write_at(&header.encode(), 0)?;
         handle.sync_data()?;
@@ -44,7 +50,7 @@ pub(crate) fn create_spare(fs: &dyn Fs, dir: &Path, file: FileId, database_id: [
     fill().inspect_err(|_| drop(fs.remove_file(&path)))
 }
 
-pub(crate) fn fresh_id(env: &dyn Env) -> [u8; 16] {
+pub(crate) fn random_file_id(env: &dyn Env) -> [u8; 16] {
     let mut id = [0; 16];
     env.random(&mut id);
     id
@@ -52,82 +58,82 @@ pub(crate) fn fresh_id(env: &dyn Env) -> [u8; 16] {
 
 /// A segment that frames are written to. Not thread safe.
 #[derive(Debug)]
-pub(crate) struct ActiveSegment {
-    pub(crate) epoch: Epoch,
-    pub(crate) file: FileId,
+pub(crate) struct ActiveWalSegment {
+    pub(crate) epoch: WalEpoch,
+    pub(crate) file: FileNumber,
     pub(crate) handle: Arc<dyn File>,
-    pub(crate) place: Place,
-    pub(crate) first: SeqNo,
+    pub(crate) identity: LogFileIdentity,
+    pub(crate) first_seqno: SeqNo,
     /// Where the next frame goes.
-    pub(crate) end: u64,
+    pub(crate) end_offset: u64,
     /// Whether the header survives power loss.
     pub(crate) header_synced: bool,
-    size: u64,
-    allocated: u64,
-    step: u64,
+    capacity: u64,
+    allocated_len: u64,
+    allocation_step: u64,
     mapping: Option<Box<dyn Mapping>>,
-    populated: u64,
+    populated_len: u64,
 }
 
-impl ActiveSegment {
+impl ActiveWalSegment {
     /// Opens a spare to become a segment of at least `size` bytes that has room for `need` bytes of frames now. Nothing
-    /// is written yet: [`ActiveSegment::write_header`] begins its life.
+    /// is written yet: [`ActiveWalSegment::write_header`] begins its life.
     ///
     /// # Errors
     /// `OutOfSpace` and `Io`, with nothing changed that matters.
     pub(crate) fn open(
         fs: &dyn Fs,
         dir: &Path,
-        numbers: (Epoch, FileId),
+        numbers: (WalEpoch, FileNumber),
         size: u64,
         need: u64,
-    ) -> Result<ActiveSegment> {
+    ) -> Result<ActiveWalSegment> {
         let (epoch, file) = numbers;
         let handle = fs.open(&segment_path(dir, file), OpenMode::Write)?;
-        let size = size.max(HEADER_LEN as u64 + need).next_multiple_of(PAGE);
+        let size = size.max(SEGMENT_HEADER_LEN as u64 + need).next_multiple_of(WAL_PAGE_SIZE);
         let length = handle.length()?.min(size);
-        let fits = HEADER_LEN as u64 + need;
-        let mut segment = ActiveSegment {
+        let fits = SEGMENT_HEADER_LEN as u64 + need;
+        let mut segment = ActiveWalSegment {
             epoch,
             file,
             handle,
-            place: Place { file_id: [0; 16], epoch: epoch.0 },
-            first: SeqNo::ZERO,
-            end: HEADER_LEN as u64,
+            identity: LogFileIdentity { file_id: [0; 16], epoch: epoch.0 },
+            first_seqno: SeqNo::ZERO,
+            end_offset: SEGMENT_HEADER_LEN as u64,
             header_synced: false,
-            size,
-            allocated: 0,
-            step: STEP_MIN,
+            capacity: size,
+            allocated_len: 0,
+            allocation_step: ALLOCATION_STEP_MIN,
             mapping: None,
-            populated: 0,
+            populated_len: 0,
         };
         // A length alone does not prove that there is space behind it.
         if let Err(error) = segment.allocate(length) {
-            if error.kind() != ErrorKind::OutOfSpace || length <= fits.max(STEP_MIN) {
+            if error.kind() != ErrorKind::OutOfSpace || length <= fits.max(ALLOCATION_STEP_MIN) {
                 return Err(error);
             }
             // Behind the header nothing of it is needed, and less may do.
-            segment.handle.set_length(fits.max(STEP_MIN).next_multiple_of(PAGE))?;
+            segment.handle.set_length(fits.max(ALLOCATION_STEP_MIN).next_multiple_of(WAL_PAGE_SIZE))?;
         }
-        segment.reserve(need)?;
+        segment.reserve_space(need)?;
         Ok(segment)
     }
 
     /// Whether the file still has the header of an older life.
-    pub(crate) fn is_spare(&self) -> bool {
-        let mut bytes = [0; HEADER_LEN];
-        let read = self.handle.read_exact_at(&mut bytes, 0).and_then(|()| SegmentHeader::decode(&bytes));
+    pub(crate) fn has_stale_header(&self) -> bool {
+        let mut bytes = [0; SEGMENT_HEADER_LEN];
+        let read = self.handle.read_exact_at(&mut bytes, 0).and_then(|()| WalSegmentHeader::decode(&bytes));
         read.is_ok_and(|header| header.epoch < self.epoch)
     }
 
     /// Writes the header, which begins this life of the file; the file is mapped if `map`.
-    pub(crate) fn write_header(&mut self, header: &SegmentHeader, map: bool) -> Result<()> {
+    pub(crate) fn write_header(&mut self, header: &WalSegmentHeader, map: bool) -> Result<()> {
         self.handle.write_at(&header.encode(), 0)?;
-        self.place = header.place();
-        self.first = header.first;
+        self.identity = header.identity();
+        self.first_seqno = header.first_seqno;
         if map {
             // A mapping is only quicker: without one, frames are written the other way.
-            self.mapping = self.handle.map(self.size).ok().flatten();
+            self.mapping = self.handle.map(self.capacity).ok().flatten();
         }
         Ok(())
     }
@@ -136,26 +142,26 @@ impl ActiveSegment {
     /// no more, unless a frame of the failed write is whole in it; what else of it lies behind the end no replay will
     /// reach, since the next segment begins with the same sequence number. Fails where a replay could take the failed
     /// write for a commit.
-    pub(crate) fn give_up(&mut self, error: Error) -> Result<Error> {
-        let killed = || self.handle.write_at(&[0; frame::HEADER_LEN], self.end).is_ok();
-        if error.kind() == ErrorKind::OutOfSpace && (self.holds_nothing_at_end() || killed()) {
-            self.size = self.end;
+    pub(crate) fn close_after_failed_write(&mut self, error: Error) -> Result<Error> {
+        let killed = || self.handle.write_at(&[0; frame::HEADER_LEN], self.end_offset).is_ok();
+        if error.kind() == ErrorKind::OutOfSpace && (self.has_no_frame_at_end() || killed()) {
+            self.capacity = self.end_offset;
             return Ok(error);
         }
         Err(error)
     }
 
-    fn holds_nothing_at_end(&self) -> bool {
+    fn has_no_frame_at_end(&self) -> bool {
         let before = SeqNo::ZERO;
-        RecordReader::new(Source::File(&*self.handle), self.place, self.end, before, Order::Rising)
+        RecordLogReader::new(LogSource::File(&*self.handle), self.identity, self.end_offset, before, SeqnoOrder::Rising)
             .and_then(|mut reader| reader.next())
-            .is_ok_and(|item| item == Item::Stop)
+            .is_ok_and(|item| item == LogReadResult::End)
     }
 
     /// Bytes of frames that it can still take.
     #[inline]
-    pub(crate) fn room(&self) -> u64 {
-        self.size - self.end
+    pub(crate) fn remaining_bytes(&self) -> u64 {
+        self.capacity - self.end_offset
     }
 
     /// Makes sure that `len` bytes can be written at the end without needing space.
@@ -163,12 +169,12 @@ impl ActiveSegment {
     /// # Errors
     /// `OutOfSpace` and `Io`; nothing was written.
     #[inline]
-    pub(crate) fn reserve(&mut self, len: u64) -> Result<()> {
-        let end = self.end + len;
-        if end > self.allocated {
+    pub(crate) fn reserve_space(&mut self, len: u64) -> Result<()> {
+        let end = self.end_offset + len;
+        if end > self.allocated_len {
             self.grow(end)?;
         }
-        if self.mapping.is_some() && end > self.populated {
+        if self.mapping.is_some() && end > self.populated_len {
             self.populate(end);
         }
         Ok(())
@@ -176,22 +182,22 @@ impl ActiveSegment {
 
     #[cold]
     fn grow(&mut self, end: u64) -> Result<()> {
-        let mut target = self.allocated;
+        let mut target = self.allocated_len;
         while target < end {
-            target = (target + self.step).min(self.size.max(end));
-            self.step = (self.step * 2).min(STEP_MAX);
+            target = (target + self.allocation_step).min(self.capacity.max(end));
+            self.allocation_step = (self.allocation_step * 2).min(ALLOCATION_STEP_MAX);
         }
         match self.allocate(target) {
             // There may be space for what is needed now.
-            Err(error) if error.kind() == ErrorKind::OutOfSpace => self.allocate(end.next_multiple_of(PAGE)),
+            Err(error) if error.kind() == ErrorKind::OutOfSpace => self.allocate(end.next_multiple_of(WAL_PAGE_SIZE)),
             done => done,
         }
     }
 
     fn allocate(&mut self, len: u64) -> Result<()> {
-        if len > self.allocated {
+        if len > self.allocated_len {
             self.handle.allocate(len)?;
-            self.allocated = len;
+            self.allocated_len = len;
         }
         Ok(())
     }
@@ -199,10 +205,10 @@ impl ActiveSegment {
     /// Makes the mapping resident ahead of `end`; where that fails, this segment goes on without a mapping.
     #[cold]
     fn populate(&mut self, end: u64) {
-        while let Some(mapping) = self.mapping.as_ref().filter(|_| self.populated < end) {
-            let len = POPULATE_STEP.min(self.allocated - self.populated);
-            match mapping.populate(self.populated, len) {
-                Ok(()) => self.populated += len,
+        while let Some(mapping) = self.mapping.as_ref().filter(|_| self.populated_len < end) {
+            let len = POPULATE_STEP.min(self.allocated_len - self.populated_len);
+            match mapping.populate(self.populated_len, len) {
+                Ok(()) => self.populated_len += len,
                 Err(_) => self.mapping = None,
             }
         }
@@ -212,13 +218,13 @@ impl ActiveSegment {
     ///
     /// # Errors
     /// `Io`, with nothing changed that matters.
-    pub(crate) fn trim(&mut self) -> Result<()> {
+    pub(crate) fn release_unused_space(&mut self) -> Result<()> {
         // A mapping must not be stored into behind the end of its file.
-        (self.mapping, self.populated) = (None, 0);
-        let len = self.end.next_multiple_of(PAGE);
-        if len < self.allocated {
+        (self.mapping, self.populated_len) = (None, 0);
+        let len = self.end_offset.next_multiple_of(WAL_PAGE_SIZE);
+        if len < self.allocated_len {
             self.handle.set_length(len)?;
-            self.allocated = len;
+            self.allocated_len = len;
         }
         Ok(())
     }
@@ -235,7 +241,13 @@ impl ActiveSegment {
         }
     }
 
-    pub(crate) fn info(&self, last: SeqNo) -> SegmentInfo {
-        SegmentInfo { epoch: self.epoch, file: self.file, first: self.first, last, end: self.end }
+    pub(crate) fn segment_info(&self, last: SeqNo) -> WalSegmentInfo {
+        WalSegmentInfo {
+            epoch: self.epoch,
+            file: self.file,
+            first_seqno: self.first_seqno,
+            last_seqno: last,
+            end_offset: self.end_offset,
+        }
     }
 }

@@ -4,22 +4,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread;
 
-use crate::base::edit::Epoch;
 use crate::base::sync::lock;
+use crate::base::version_edit::WalEpoch;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
-use crate::wal::company::SyncState;
-use crate::wal::log::{SealedSegment, Wal};
+use crate::wal::sync_state::SyncState;
+use crate::wal::writer::{SealedWalSegment, Wal};
 
 /// However slowly the clock goes, a leader looks around for company no more often than this.
-const GATHER_LOOKS: u32 = 4_000;
+const BATCHING_POLLS_MAX: u32 = 4_000;
 /// For so many groups after two threads last met, a leader expects company.
-const SOCIABLE_GROUPS: u32 = 8;
+const BATCHING_GROUPS: u32 = 8;
 
 /// Files to sync, in order.
-struct Batch {
-    sealed: Vec<(Epoch, Arc<dyn File>)>,
-    active: Option<(Epoch, Arc<dyn File>)>,
+struct UnsyncedSegments {
+    sealed: Vec<(WalEpoch, Arc<dyn File>)>,
+    active: Option<(WalEpoch, Arc<dyn File>)>,
     target: SeqNo,
 }
 
@@ -37,18 +37,18 @@ impl Wal {
             return Ok(());
         }
         let mut state = self.sync_state();
-        self.join(&mut state, through, all);
+        self.register_waiter(&mut state, through, all);
         loop {
             self.poison.check()?;
-            if self.durable() >= through && (!all || state.durable_all >= through) {
+            if self.durable() >= through && (!all || state.durable_with_metadata >= through) {
                 return Ok(());
             }
-            if !state.leading {
-                state.leading = true;
-                self.lead(state)?;
+            if !state.has_leader {
+                state.has_leader = true;
+                self.lead_sync(state)?;
                 state = self.sync_state();
             } else {
-                state = self.synced.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.sync_done.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -58,59 +58,59 @@ impl Wal {
     }
 
     /// Counts the caller among those whom the next sync serves, unless the running one does.
-    fn join(&self, state: &mut SyncState, through: SeqNo, all: bool) {
-        if state.leading {
-            state.sociable = SOCIABLE_GROUPS;
+    fn register_waiter(&self, state: &mut SyncState, through: SeqNo, all: bool) {
+        if state.has_leader {
+            state.batching_groups_left = BATCHING_GROUPS;
         }
-        if !all && state.reaches.is_some_and(|reaches| reaches >= through) {
+        if !all && state.sync_target.is_some_and(|reaches| reaches >= through) {
             return;
         }
-        state.joined += 1;
-        state.want_all |= all;
+        state.waiters += 1;
+        state.wants_metadata |= all;
     }
 
     /// Syncs everything appended so far, for all who joined.
-    fn lead<'a>(&'a self, mut state: MutexGuard<'a, SyncState>) -> Result<()> {
-        let role = LeaderRole { wal: self, done: false };
-        if let Some((wanted, patience)) = state.company() {
+    fn lead_sync<'a>(&'a self, mut state: MutexGuard<'a, SyncState>) -> Result<()> {
+        let role = SyncLeaderGuard { wal: self, finished: false };
+        if let Some((wanted, patience)) = state.batching_window() {
             drop(state);
-            self.gather(wanted, patience);
+            self.wait_for_followers(wanted, patience);
             state = self.sync_state();
         }
-        let (group, all) = (std::mem::take(&mut state.joined), std::mem::take(&mut state.want_all));
-        let batch = self.batch(true);
+        let (group, all) = (std::mem::take(&mut state.waiters), std::mem::take(&mut state.wants_metadata));
+        let batch = self.unsynced_segments(true);
         let target = batch.target;
-        state.reaches = Some(target);
-        state.groups = [state.groups[1], group];
-        state.sociable = state.sociable.saturating_sub(1);
+        state.sync_target = Some(target);
+        state.last_group_sizes = [state.last_group_sizes[1], group];
+        state.batching_groups_left = state.batching_groups_left.saturating_sub(1);
         drop(state);
 
         let start = self.env.monotonic_ns();
-        let ran = self.run(batch, all);
+        let ran = self.sync_files(batch, all);
         let took = self.env.monotonic_ns().saturating_sub(start);
         let mut state = self.sync_state();
         if let Err(error) = ran {
-            state.want_all |= all; // those who wait lead the next sync themselves
+            state.wants_metadata |= all; // those who wait lead the next sync themselves
             drop(state);
-            role.finish();
+            role.release();
             return Err(error);
         }
-        state.average_ns = if state.average_ns == 0 { took } else { (state.average_ns * 7 + took) / 8 };
+        state.average_sync_ns = if state.average_sync_ns == 0 { took } else { (state.average_sync_ns * 7 + took) / 8 };
         if all {
-            state.durable_all = state.durable_all.max(target);
+            state.durable_with_metadata = state.durable_with_metadata.max(target);
         }
         drop(state);
-        role.finish();
-        self.note_durable();
+        role.release();
+        self.append_watermark();
         Ok(())
     }
 
     /// Lets others run until enough have joined, or the time is over.
-    fn gather(&self, wanted: u32, patience: u64) {
+    fn wait_for_followers(&self, wanted: u32, patience: u64) {
         let start = self.env.monotonic_ns();
-        for _ in 0..GATHER_LOOKS {
+        for _ in 0..BATCHING_POLLS_MAX {
             thread::yield_now();
-            if self.sync_state().joined >= wanted || self.env.monotonic_ns().saturating_sub(start) >= patience {
+            if self.sync_state().waiters >= wanted || self.env.monotonic_ns().saturating_sub(start) >= patience {
                 return;
             }
         }
@@ -118,51 +118,51 @@ impl Wal {
 
     /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false
     /// if there were none.
-    pub(super) fn sync_alone(&self, with_active: bool) -> Result<bool> {
+    pub(super) fn sync_exclusively(&self, with_active: bool) -> Result<bool> {
         let mut state = self.sync_state();
-        while state.leading {
-            state = self.synced.wait(state).unwrap_or_else(PoisonError::into_inner);
+        while state.has_leader {
+            state = self.sync_done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         self.poison.check()?;
-        let batch = self.batch(with_active);
+        let batch = self.unsynced_segments(with_active);
         if batch.sealed.is_empty() && batch.active.is_none() {
             return Ok(false);
         }
-        state.leading = true;
-        state.reaches = Some(batch.target);
+        state.has_leader = true;
+        state.sync_target = Some(batch.target);
         drop(state);
-        let role = LeaderRole { wal: self, done: false };
-        let ran = self.run(batch, false);
-        role.finish();
+        let role = SyncLeaderGuard { wal: self, finished: false };
+        let ran = self.sync_files(batch, false);
+        role.release();
         ran?;
-        self.note_durable();
+        self.append_watermark();
         Ok(true)
     }
 
-    fn batch(&self, with_active: bool) -> Batch {
-        let mut log = self.log();
+    fn unsynced_segments(&self, with_active: bool) -> UnsyncedSegments {
+        let mut log = self.lock_writer();
         let unsynced =
-            |sealed: &SealedSegment| sealed.unsynced.as_ref().map(|file| (sealed.info.epoch, Arc::clone(file)));
+            |sealed: &SealedWalSegment| sealed.unsynced_file.as_ref().map(|file| (sealed.info.epoch, Arc::clone(file)));
         let sealed = log.sealed.iter().filter_map(unsynced).collect();
-        let target = if with_active { log.last() } else { SeqNo(log.active().first.0 - 1) };
+        let target = if with_active { log.last_seqno() } else { SeqNo(log.active().first_seqno.0 - 1) };
         let active = with_active.then(|| (log.active().epoch, Arc::clone(&log.active().handle)));
-        Batch { sealed, active, target }
+        UnsyncedSegments { sealed, active, target }
     }
 
     /// Syncs the files and moves the durable point. Only one thread at a time may be in here: the system reports a
     /// failed write-back once per open file, so of two syncs at the same time one would wrongly succeed.
-    fn run(&self, batch: Batch, all: bool) -> Result<()> {
-        self.host.before_sync().map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
+    fn sync_files(&self, batch: UnsyncedSegments, all: bool) -> Result<()> {
+        self.host.sync_dependencies().map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
         let sync_all_files = || {
             let mut files = batch.sealed.iter().chain(&batch.active);
             files.try_for_each(|(_, file)| if all { file.sync_all() } else { file.sync_data() })
         };
         sync_all_files().map_err(|e| self.poison.set(e))?;
         self.syncs.fetch_add(1, Ordering::Relaxed);
-        let mut log = self.log();
+        let mut log = self.lock_writer();
         for (epoch, _) in &batch.sealed {
             if let Some(sealed) = log.sealed.iter_mut().find(|sealed| sealed.info.epoch == *epoch) {
-                sealed.unsynced = None;
+                sealed.unsynced_file = None;
             }
         }
         if batch.active.is_some_and(|(epoch, _)| epoch == log.active().epoch) {
@@ -179,41 +179,41 @@ impl Wal {
     /// # Errors
     /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare could be made, which hurts nobody yet.
     pub(crate) fn sync_sealed(&self, keep_spare: bool) -> Result<bool> {
-        let synced = self.sync_alone(false)?;
-        let log = self.log();
-        if !keep_spare || log.begun < 2 || !log.spares.is_empty() {
+        let synced = self.sync_exclusively(false)?;
+        let log = self.lock_writer();
+        if !keep_spare || log.segments_started < 2 || !log.spare_files.is_empty() {
             return Ok(synced);
         }
         drop(log);
-        let (_, file) = self.host.new_segment()?;
-        self.create_spare(file)?;
-        self.log().spares.push(file);
+        let (_, file) = self.host.allocate_segment()?;
+        self.create_spare_file(file)?;
+        self.lock_writer().spare_files.push(file);
         Ok(true)
     }
 }
 
 /// Gives the leadership back and wakes everyone, however the leader ended; after a panic the log is poisoned.
-struct LeaderRole<'a> {
+struct SyncLeaderGuard<'a> {
     wal: &'a Wal,
-    done: bool,
+    finished: bool,
 }
 
-impl LeaderRole<'_> {
-    fn finish(mut self) {
-        self.done = true;
+impl SyncLeaderGuard<'_> {
+    fn release(mut self) {
+        self.finished = true;
     }
 }
 
-impl Drop for LeaderRole<'_> {
+impl Drop for SyncLeaderGuard<'_> {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.finished {
             self.wal.poison.set(Error::new(ErrorKind::Poisoned, "a sync of the log did not come to its end"));
         }
         let mut state = self.wal.sync_state();
-        state.leading = false;
-        state.reaches = None;
+        state.has_leader = false;
+        state.sync_target = None;
         drop(state);
-        self.wal.synced.notify_all();
+        self.wal.sync_done.notify_all();
     }
 }
 
@@ -227,18 +227,18 @@ mod tests {
     use crate::vfs::env::SystemEnv;
     use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::mem::MemFs;
-    use crate::wal::options::{LogCommit, RecoveryMode};
-    use crate::wal::testing::{Mini, options, read};
+    use crate::wal::options::{RecoveryMode, WalCommit};
+    use crate::wal::testing::{WalFixture, replay_with_mode, wal_options};
 
-    fn faulty() -> (FaultFs, Mini) {
+    fn open_on_fault_fs() -> (FaultFs, WalFixture) {
         let fs = FaultFs::new(Arc::new(MemFs::new()));
-        let mini = Mini::open(Arc::new(fs.clone()), options(1 << 20, true), 1).unwrap();
+        let mini = WalFixture::open(Arc::new(fs.clone()), wal_options(1 << 20, true), 1).unwrap();
         (fs, mini)
     }
 
     #[test]
-    fn nothing_is_synced_twice_and_the_manifest_comes_first() {
-        let (fs, mini) = faulty();
+    fn sync_is_skipped_when_already_durable() {
+        let (fs, mini) = open_on_fault_fs();
         mini.append(1, b"a").unwrap();
         mini.append(1, b"b").unwrap();
         let syncs = fs.count(OpKind::Sync);
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(mini.wal.durable(), SeqNo(2), "everything appended is covered");
         mini.wal.sync(SeqNo(2), false).unwrap();
         mini.wal.sync(SeqNo(99), false).unwrap();
-        assert_eq!((mini.wal.stats().syncs, mini.host.before_syncs.load(Ordering::Relaxed)), (1, 1));
+        assert_eq!((mini.wal.stats().syncs, mini.callbacks.sync_dependencies_calls.load(Ordering::Relaxed)), (1, 1));
         assert_eq!(fs.count(OpKind::Sync), syncs + 2, "manifest and segment");
         mini.wal.sync(SeqNo(2), true).unwrap();
         mini.wal.sync(SeqNo(2), true).unwrap();
@@ -256,23 +256,23 @@ mod tests {
     #[test]
     fn a_failed_sync_poisons_for_ever() {
         for path in [".wal", "MANIFEST"] {
-            let (fs, mini) = faulty();
+            let (fs, mini) = open_on_fault_fs();
             mini.append(1, b"a").unwrap();
             let syncs = fs.count(OpKind::Sync);
-            fs.fail(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(path));
+            fs.inject(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(path));
             for _ in 0..3 {
                 assert_eq!(mini.wal.sync(SeqNo(1), false).unwrap_err().kind(), ErrorKind::Poisoned);
                 assert_eq!(mini.append(1, b"b").unwrap_err().kind(), ErrorKind::Poisoned);
                 assert_eq!(mini.wal.sync_sealed(true).unwrap_err().kind(), ErrorKind::Poisoned);
             }
-            assert_eq!((mini.wal.durable(), fs.struck()), (SeqNo(0), 1));
+            assert_eq!((mini.wal.durable(), fs.fault_count()), (SeqNo(0), 1));
             let tried = if path == "MANIFEST" { 1 } else { 2 };
             assert_eq!(fs.count(OpKind::Sync), syncs + tried, "and is not tried again");
         }
     }
 
     /// Runs closed-loop writers; the order of commits is kept by a lock, as the database does.
-    fn writers(mini: &Mini, threads: usize, each: u64) -> Vec<Result<()>> {
+    fn run_closed_loop_writers(mini: &WalFixture, threads: usize, each: u64) -> Vec<Result<()>> {
         let env = SystemEnv::new();
         let (order, results) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
         let start = |_| {
@@ -280,7 +280,7 @@ mod tests {
             let write = move || {
                 let turn = lock(&order);
                 let first = wal.appended().plus(1);
-                wal.append(&[LogCommit { first, count: 1, payload: &[5; 140] }])?;
+                wal.append(&[WalCommit { first_seqno: first, seqno_count: 1, payload: &[5; 140] }])?;
                 drop(turn);
                 wal.sync(first, false)?;
                 assert!(wal.durable() >= first);
@@ -300,21 +300,21 @@ mod tests {
     #[test]
     fn eight_writers_share_syncs() {
         let env = Arc::new(SystemEnv::new());
-        let mini = Mini::open_in(Arc::new(MemFs::new()), options(1 << 20, true), env).unwrap();
-        mini.host.pause_us.store(1000, Ordering::Relaxed);
-        let results = writers(&mini, 8, 40);
+        let mini = WalFixture::open_with_env(Arc::new(MemFs::new()), wal_options(1 << 20, true), env).unwrap();
+        mini.callbacks.sync_delay_us.store(1000, Ordering::Relaxed);
+        let results = run_closed_loop_writers(&mini, 8, 40);
         assert!(results.len() == 8 && results.iter().all(Result::is_ok));
         let stats = mini.wal.stats();
         assert_eq!((stats.commits, mini.wal.durable()), (320, SeqNo(320)));
         assert!(stats.syncs < 160, "{} syncs for 320 commits", stats.syncs);
-        assert_eq!(read(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 320);
+        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 320);
     }
 
     #[test]
     fn every_waiter_wakes_when_a_sync_fails() {
-        let (fs, mini) = faulty();
-        fs.fail(FaultPlan::new(OpKind::Sync, 20, Fault::Error(io::ErrorKind::Other)).in_path(".wal").forever());
-        let results = writers(&mini, 8, 1000);
+        let (fs, mini) = open_on_fault_fs();
+        fs.inject(FaultPlan::new(OpKind::Sync, 20, Fault::Error(io::ErrorKind::Other)).in_path(".wal").forever());
+        let results = run_closed_loop_writers(&mini, 8, 1000);
         assert!(results.len() == 8);
         assert!(results.iter().all(|result| result.as_ref().unwrap_err().kind() == ErrorKind::Poisoned));
     }

@@ -19,12 +19,12 @@ fn config(dir: &Path) -> Config {
     Config::new(dir).workers(0)
 }
 
-fn error<T>(result: Result<T>) -> Error {
+fn expect_error<T>(result: Result<T>) -> Error {
     result.err().expect("an error")
 }
 
 /// Everything below a directory: mode, length, time of the last change, and bytes.
-fn whole(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
+fn snapshot_dir(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut open = vec![dir.to_path_buf()];
     while let Some(dir) = open.pop() {
@@ -42,19 +42,19 @@ fn whole(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
 }
 
 /// Both ways of opening fail with that kind and name that file, and change nothing.
-fn refused(dir: &Path, kind: ErrorKind, file: &Path) -> String {
-    let before = dir.exists().then(|| whole(dir));
-    let errors = [error(config(dir).open()), error(config(dir).open_read_only())];
+fn assert_open_refused(dir: &Path, kind: ErrorKind, file: &Path) -> String {
+    let before = dir.exists().then(|| snapshot_dir(dir));
+    let errors = [expect_error(config(dir).open()), expect_error(config(dir).open_read_only())];
     for error in &errors {
         assert_eq!(error.kind(), kind, "{error}");
         assert_eq!(error.file(), Some(file), "{error}");
     }
-    assert!(before == dir.exists().then(|| whole(dir)), "a failed open changed {}", dir.display());
+    assert!(before == dir.exists().then(|| snapshot_dir(dir)), "a failed open changed {}", dir.display());
     errors[0].message().to_owned()
 }
 
 /// A database with tables and records that are in the log only, as a killed process leaves it.
-fn sample(dir: &Path) {
+fn create_sample(dir: &Path) {
     let db: Database = config(dir).open().unwrap();
     let p = db.open_partition("p", Default::default()).unwrap();
     (0..100u8).for_each(|n| p.insert([n], [n; 50]).unwrap());
@@ -72,7 +72,7 @@ fn sample(dir: &Path) {
     fs::rename(copy, dir).unwrap();
 }
 
-fn files(dir: &Path, ending: &str) -> Vec<PathBuf> {
+fn files_ending_with(dir: &Path, ending: &str) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.to_string_lossy().ends_with(ending));
     files.sort();
@@ -80,26 +80,26 @@ fn files(dir: &Path, ending: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_is_no_database_is_left_alone() {
+fn directory_without_database_is_not_changed() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("photos");
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("cat.jpg"), b"meow").unwrap();
-    let message = refused(&dir, ErrorKind::Invalid, &dir);
+    let message = assert_open_refused(&dir, ErrorKind::Invalid, &dir);
     assert!(message.contains("cat.jpg") && message.contains("choose"), "{message}");
     let file = temporary.path().join("file");
     fs::write(&file, b"not a directory").unwrap();
     for opened in [config(&file).open(), config(&file).open_read_only()] {
-        assert_eq!(error(opened).file(), Some(&*file));
+        assert_eq!(expect_error(opened).file(), Some(&*file));
     }
     assert_eq!(fs::read(&file).unwrap(), b"not a directory");
     let missing = temporary.path().join("missing");
-    assert_eq!(error(config(&missing).open_read_only()).kind(), ErrorKind::Invalid);
+    assert_eq!(expect_error(config(&missing).open_read_only()).kind(), ErrorKind::Invalid);
     assert!(!missing.exists(), "opening for reading creates nothing");
     let empty = temporary.path().join("empty");
     fs::create_dir(&empty).unwrap();
-    assert_eq!(error(config(&empty).open_read_only()).kind(), ErrorKind::Invalid);
-    assert!(whole(&empty).is_empty());
+    assert_eq!(expect_error(config(&empty).open_read_only()).kind(), ErrorKind::Invalid);
+    assert!(snapshot_dir(&empty).is_empty());
     config(&empty).open().unwrap();
 }
 
@@ -107,17 +107,17 @@ fn what_is_no_database_is_left_alone() {
 fn missing_and_truncated_files_are_named() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
-    sample(&dir);
-    let names = [files(&dir, ".sst"), files(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat();
+    create_sample(&dir);
+    let names = [files_ending_with(&dir, ".sst"), files_ending_with(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat();
     assert!(names.len() >= 3);
     for path in names {
         let bytes = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        let message = refused(&dir, ErrorKind::Corruption, &path);
+        let message = assert_open_refused(&dir, ErrorKind::Corruption, &path);
         assert!(message.contains("missing"), "{message}");
         for keep in [0, 1, 63, 100] {
             fs::write(&path, &bytes[..keep]).unwrap();
-            refused(&dir, ErrorKind::Corruption, &path);
+            assert_open_refused(&dir, ErrorKind::Corruption, &path);
         }
         fs::write(&path, &bytes).unwrap();
     }
@@ -127,11 +127,11 @@ fn missing_and_truncated_files_are_named() {
 }
 
 #[test]
-fn newer_formats_are_told_to_be_newer() {
+fn newer_format_is_unsupported() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
-    sample(&dir);
-    let names = [files(&dir, ".sst"), files(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat();
+    create_sample(&dir);
+    let names = [files_ending_with(&dir, ".sst"), files_ending_with(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat();
     for path in names {
         let bytes = fs::read(&path).unwrap();
         // Format version, incompatible features, encryption context: see docs/format/file_header.md.
@@ -144,10 +144,10 @@ fn newer_formats_are_told_to_be_newer() {
             if path.extension().is_some_and(|e| e == "sst") {
                 // Tables are opened when they are first needed.
                 let db = config(&dir).open_read_only().unwrap();
-                let found = error(db.open_partition("p", Default::default()).unwrap().get([1]));
+                let found = expect_error(db.open_partition("p", Default::default()).unwrap().get([1]));
                 assert_eq!((found.kind(), found.file()), (ErrorKind::Unsupported, Some(&*path)), "{found}");
             } else {
-                let message = refused(&dir, ErrorKind::Unsupported, &path);
+                let message = assert_open_refused(&dir, ErrorKind::Unsupported, &path);
                 assert!(message.contains(what), "{message}");
             }
         }
@@ -164,17 +164,17 @@ fn newer_formats_are_told_to_be_newer() {
 }
 
 #[test]
-fn links_in_place_of_files_are_not_followed() {
+fn symlinks_to_files_are_not_followed() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
-    sample(&dir);
-    for path in [files(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat() {
+    create_sample(&dir);
+    for path in [files_ending_with(&dir, ".wal"), vec![dir.join("MANIFEST")]].concat() {
         let elsewhere = temporary.path().join("elsewhere");
         fs::rename(&path, &elsewhere).unwrap();
         symlink(&elsewhere, &path).unwrap();
         let before = fs::read(&elsewhere).unwrap();
         for opened in [config(&dir).open(), config(&dir).open_read_only()] {
-            assert_eq!(error(opened).file(), Some(&*path));
+            assert_eq!(expect_error(opened).file(), Some(&*path));
         }
         assert!(fs::read(&elsewhere).unwrap() == before && fs::symlink_metadata(&path).unwrap().is_symlink());
         fs::remove_file(&path).unwrap();
@@ -191,7 +191,7 @@ fn files_and_directories_are_their_owners() {
     p.insert("k", "v").unwrap();
     p.flush().unwrap();
     db.checkpoint(temporary.path().join("copy")).unwrap();
-    let modes = whole(temporary.path());
+    let modes = snapshot_dir(temporary.path());
     assert!(modes.len() > 8);
     for (path, (mode, ..)) in modes {
         let wanted = if path.is_dir() { 0o700 } else { 0o600 };
@@ -203,14 +203,14 @@ fn files_and_directories_are_their_owners() {
 fn a_directory_that_may_not_be_written_is_named() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
-    sample(&dir);
+    create_sample(&dir);
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o500)).unwrap();
     // The superuser may write everywhere.
     let is_superuser = fs::write(dir.join("probe"), b"").is_ok();
     if is_superuser {
         fs::remove_file(dir.join("probe")).unwrap();
     } else {
-        let refused = error(config(&dir).open());
+        let refused = expect_error(config(&dir).open());
         assert!(
             refused.kind() == ErrorKind::Io && refused.file().is_some_and(|file| file.starts_with(&dir)),
             "{refused}"

@@ -9,29 +9,29 @@
 //! Rooms in reading order: `script` (a workload and its player), `search` (crash, open, judge), `gates` (bugs that must
 //! turn the search red).
 
-mod gates;
+mod planted_bugs;
 mod script;
 mod search;
 
-use crate::world::dice::seeds;
-use crate::world::number;
-use script::Script;
-use search::{Planted, Search};
+use crate::testkit::env_u64;
+use crate::testkit::rng::test_seeds;
+use script::CrashScript;
+use search::{CrashSearch, InjectedBug};
 
 /// Steps of a script; about ten times as many operations of the file system.
-const STEPS: usize = 45;
+const SCRIPT_STEPS: usize = 45;
 
 #[test]
 fn every_crash_leaves_a_whole_commit_prefix() {
-    let points = number("AZEKURA_CRASH_POINTS", 800);
-    let mut search = Search::default();
+    let points = env_u64("AZEKURA_CRASH_POINTS", 800);
+    let mut search = CrashSearch::default();
     let mut left = points;
-    for seed in seeds(points) {
+    for seed in test_seeds(points) {
         if std::env::var("AZEKURA_CRASH_AT").is_ok() {
-            search.retell(&Script::new(seed, STEPS), number("AZEKURA_CRASH_AT", 0));
+            search.reproduce(&CrashScript::new(seed, SCRIPT_STEPS), env_u64("AZEKURA_CRASH_AT", 0));
             break;
         }
-        left -= search.explore(&Script::new(seed, STEPS), &Planted::Nothing, left, 10).min(left);
+        left -= search.explore(&CrashScript::new(seed, SCRIPT_STEPS), &InjectedBug::Nothing, left, 10).min(left);
         if left == 0 || search.findings.len() >= 10 {
             break;
         }
@@ -42,10 +42,10 @@ fn every_crash_leaves_a_whole_commit_prefix() {
 }
 
 #[test]
-fn a_manifest_that_is_written_anew_is_never_missing() {
-    let mut search = Search::default();
-    let points = (number("AZEKURA_CRASH_POINTS", 400) / 8).min(300);
-    search.explore(&Script::with_a_fat_manifest(3), &Planted::Nothing, points, 10);
+fn rewritten_manifest_is_never_missing() {
+    let mut search = CrashSearch::default();
+    let points = (env_u64("AZEKURA_CRASH_POINTS", 400) / 8).min(300);
+    search.explore(&CrashScript::with_large_manifest(3), &InjectedBug::Nothing, points, 10);
     println!("{search}");
     let list: Vec<String> = search.findings.iter().map(ToString::to_string).collect();
     assert!(list.is_empty(), "{search}:\n{}", list.join("\n"));

@@ -8,8 +8,8 @@
 //! Rooms in reading order: `sample` (the database), `worn` (the same after a few lives), `check` (what it may do).
 
 mod check;
+mod reused_files;
 mod sample;
-mod worn;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,25 +18,30 @@ use std::sync::Arc;
 use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode};
 use azekura::{ErrorKind, RecoveryMode, inspect};
 
-use crate::world::disk::{image, put};
-use crate::world::number;
-use check::{Damage, How, Outcome};
-use sample::{DIR, Sample};
+use crate::testkit::env_u64;
+use crate::testkit::test_dir::{dir_contents, write_file};
+use check::{DamageOpenMode, DamageOutcome, DamagedDatabase};
+use sample::{DIR, SampleDatabase};
 
-fn path(name: &str) -> PathBuf {
+fn file_path(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 
 /// How often each outcome came, by kind of file, and what must not be.
 #[derive(Default)]
-struct Toll {
-    outcomes: BTreeMap<(String, Outcome), u64>,
+struct DamageOutcomes {
+    outcomes: BTreeMap<(String, DamageOutcome), u64>,
     total: u64,
     wrong: Vec<String>,
 }
 
-impl Toll {
-    fn note(&mut self, file: &str, what: &str, outcome: Result<Outcome, String>) -> Option<Outcome> {
+impl DamageOutcomes {
+    fn record_outcome(
+        &mut self,
+        file: &str,
+        what: &str,
+        outcome: Result<DamageOutcome, String>,
+    ) -> Option<DamageOutcome> {
         self.total += 1;
         let kind = file.rsplit('.').next().unwrap_or(file).to_owned();
         match outcome {
@@ -51,7 +56,7 @@ impl Toll {
         }
     }
 
-    fn finish(self, name: &str) {
+    fn assert_no_failures(self, name: &str) {
         println!("{name}: {} pieces of damage: {:?}", self.total, self.outcomes);
         let shown: Vec<&String> = self.wrong.iter().take(12).collect();
         assert!(self.wrong.is_empty(), "{name}: {} of {} wrong: {shown:#?}", self.wrong.len(), self.total);
@@ -59,70 +64,74 @@ impl Toll {
 }
 
 /// Damage to one file that leaves every frame behind it in place.
-fn in_place<'a>(sample: &'a Sample, file: &str) -> Damage<'a> {
+fn damage_in_place<'a>(sample: &'a SampleDatabase, file: &str) -> DamagedDatabase<'a> {
     let floor = sample.history.durable;
-    Damage { sample, files: vec![file.into()], floor, is_cut: false, reports_dropped: file.ends_with(".wal") }
+    DamagedDatabase { sample, files: vec![file.into()], floor, is_cut: false, reports_dropped: file.ends_with(".wal") }
 }
 
 /// What `verify` finds wrong with a file.
-fn verified(machine: &MemFs, file: &str) -> bool {
+fn verify_finds_damage_in(machine: &MemFs, file: &str) -> bool {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let report = inspect::verify(&fs, Path::new(DIR), &mut |_, _| {}).unwrap();
     report.dropped_after_damage.is_some()
-        || report.files.iter().any(|found| found.path == path(file) && found.problem.is_some())
+        || report.files.iter().any(|found| found.path == file_path(file) && found.problem.is_some())
 }
 
 /// Flips every `stride`-th byte of every file in two ways, opens and reads.
-fn flip(name: &str, sample: &Sample, stride: usize) {
+fn check_flipped_bytes(name: &str, sample: &SampleDatabase, stride: usize) {
     let machine = sample.machine();
-    let mut toll = Toll::default();
+    let mut toll = DamageOutcomes::default();
     let mut unseen = Vec::new();
     for (name, bytes) in &sample.files {
-        let damage = in_place(sample, name);
+        let damage = damage_in_place(sample, name);
         // Whole pages under one checksum each, most of them empty.
         let stride = if name.ends_with(".pool") || name.ends_with(".shadow") { 5 * stride } else { stride };
         for at in (0..bytes.len()).step_by(stride) {
-            for (pattern, how) in [(0x01, How::Writing), (0xff, How::ReadOnly)] {
+            for (pattern, how) in [(0x01, DamageOpenMode::Writing), (0xff, DamageOpenMode::ReadOnly)] {
                 let flipped = machine.fork();
-                let file = flipped.open(&path(name), OpenMode::Write).unwrap();
+                let file = flipped.open(&file_path(name), OpenMode::Write).unwrap();
                 file.write_at(&[bytes[at] ^ pattern], at as u64).unwrap();
                 drop(file);
-                let seen = !(at / stride).is_multiple_of(5) || verified(&flipped, name);
+                let seen = !(at / stride).is_multiple_of(5) || verify_finds_damage_in(&flipped, name);
                 let outcome = damage.check(&flipped, how);
-                let outcome = toll.note(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
+                let outcome = toll.record_outcome(name, &format!("byte {at} ^ {pattern:#x}"), outcome);
                 // A torn tail is nothing wrong.
-                let harmless = [Some(Outcome::Same), Some(Outcome::Shorter)].contains(&outcome);
+                let harmless = [Some(DamageOutcome::Unaffected), Some(DamageOutcome::WalEndsEarly)].contains(&outcome);
                 if !seen && (name.ends_with(".sst") || name.ends_with(".blob") || !harmless) {
                     unseen.push(format!("{name} byte {at} ^ {pattern:#x} ({outcome:?})"));
                 }
             }
         }
     }
-    toll.finish(name);
+    toll.assert_no_failures(name);
     let shown = &unseen[..unseen.len().min(9)];
     assert!(unseen.is_empty(), "{name}: verify finds nothing wrong with {}: {shown:#?}", unseen.len());
 }
 
 #[test]
-fn every_flipped_byte_is_harmless_or_told() {
-    flip("flips", &Sample::new(1), number("AZEKURA_FLIP_STRIDE", 1).max(1) as usize);
+fn flipped_byte_is_harmless_or_reported() {
+    check_flipped_bytes("flips", &SampleDatabase::new(1), env_u64("AZEKURA_FLIP_STRIDE", 1).max(1) as usize);
 }
 
 #[test]
-fn flipped_bytes_of_a_worn_database_are_harmless_or_told() {
-    flip("flips, worn", &Sample::worn(1), number("AZEKURA_FLIP_STRIDE", 1).max(1) as usize * 211);
+fn flipped_bytes_in_reused_files_are_reported() {
+    check_flipped_bytes(
+        "flips, worn",
+        &SampleDatabase::with_reused_files(1),
+        env_u64("AZEKURA_FLIP_STRIDE", 1).max(1) as usize * 211,
+    );
 }
 
 /// With recovery modes that forgive damage, the log's damage keeps nobody out, and nothing is made up.
 #[test]
 fn forgiving_modes_open_and_make_nothing_up() {
-    let sample = Sample::new(7);
+    let sample = SampleDatabase::new(7);
     let machine = sample.machine();
     let mut opened = 0;
     for (name, bytes) in sample.files.iter().filter(|(name, _)| name.ends_with(".wal")) {
         for at in (0..bytes.len()).step_by(13) {
             let flipped = machine.fork();
-            let file = flipped.open(&path(name), OpenMode::Write).unwrap();
+            let file = flipped.open(&file_path(name), OpenMode::Write).unwrap();
             file.write_at(&[bytes[at] ^ 0x10], at as u64).unwrap();
             drop(file);
             for mode in [RecoveryMode::PointInTime, RecoveryMode::Salvage] {
@@ -130,7 +139,7 @@ fn forgiving_modes_open_and_make_nothing_up() {
                 let db = sample::config(fs, 3).recovery_mode(mode).open();
                 let db = db.unwrap_or_else(|e| panic!("{mode:?}, byte {at}: {e}"));
                 opened += 1;
-                check::makes_nothing_up(&db, &sample, mode == RecoveryMode::PointInTime)
+                check::check_only_written_pairs(&db, &sample, mode == RecoveryMode::PointInTime)
                     .unwrap_or_else(|e| panic!("{mode:?}, byte {at}: {e}"));
             }
         }
@@ -139,80 +148,85 @@ fn forgiving_modes_open_and_make_nothing_up() {
 }
 
 #[test]
-fn every_truncation_is_harmless_or_told() {
-    let stride = number("AZEKURA_CUT_STRIDE", 3).max(1) as usize;
-    let mut toll = Toll::default();
-    for (sample, stride) in [(Sample::new(2), stride), (Sample::closed(2), stride), (Sample::worn(2), stride * 300)] {
+fn truncation_is_harmless_or_reported() {
+    let stride = env_u64("AZEKURA_CUT_STRIDE", 3).max(1) as usize;
+    let mut toll = DamageOutcomes::default();
+    for (sample, stride) in [
+        (SampleDatabase::new(2), stride),
+        (SampleDatabase::closed(2), stride),
+        (SampleDatabase::with_reused_files(2), stride * 300),
+    ] {
         let machine = sample.machine();
         for (name, bytes) in &sample.files {
             // A log that is cut loses its watermarks with its end: that cannot be told from power loss.
-            let whole = in_place(&sample, name);
-            let damage = Damage { floor: sample.flushed, is_cut: true, reports_dropped: false, ..whole };
+            let whole = damage_in_place(&sample, name);
+            let damage = DamagedDatabase { floor: sample.flushed, is_cut: true, reports_dropped: false, ..whole };
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             for len in (0..used.min(bytes.len())).step_by(stride) {
                 let cut = machine.fork();
-                cut.open(&path(name), OpenMode::Write).unwrap().set_length(len as u64).unwrap();
-                let how = if len % 2 == 0 { How::Writing } else { How::ReadOnly };
-                toll.note(name, &format!("cut to {len} of {}", bytes.len()), damage.check(&cut, how));
+                cut.open(&file_path(name), OpenMode::Write).unwrap().set_length(len as u64).unwrap();
+                let how = if len % 2 == 0 { DamageOpenMode::Writing } else { DamageOpenMode::ReadOnly };
+                toll.record_outcome(name, &format!("cut to {len} of {}", bytes.len()), damage.check(&cut, how));
             }
         }
     }
-    toll.finish("truncations");
+    toll.assert_no_failures("truncations");
 }
 
 #[test]
-fn missing_empty_and_longer_files_are_told() {
-    let mut toll = Toll::default();
-    for sample in [Sample::new(3), Sample::closed(3)] {
+fn missing_empty_and_longer_files_are_reported() {
+    let mut toll = DamageOutcomes::default();
+    for sample in [SampleDatabase::new(3), SampleDatabase::closed(3)] {
         let machine = sample.machine();
         for name in sample.files.keys() {
-            let damage = Damage { floor: sample.flushed, reports_dropped: false, ..in_place(&sample, name) };
-            for how in [How::Writing, How::ReadOnly] {
+            let damage =
+                DamagedDatabase { floor: sample.flushed, reports_dropped: false, ..damage_in_place(&sample, name) };
+            for how in [DamageOpenMode::Writing, DamageOpenMode::ReadOnly] {
                 let missing = machine.fork();
-                missing.remove_file(&path(name)).unwrap();
-                toll.note(name, "missing", damage.check(&missing, how));
+                missing.remove_file(&file_path(name)).unwrap();
+                toll.record_outcome(name, "missing", damage.check(&missing, how));
                 let empty = machine.fork();
-                put(&empty, &path(name), b"");
-                toll.note(name, "empty", damage.check(&empty, how));
+                write_file(&empty, &file_path(name), b"");
+                toll.record_outcome(name, "empty", damage.check(&empty, how));
                 let zeros = machine.fork();
-                put(&zeros, &path(name), &vec![0; sample.files[name].len()]);
-                toll.note(name, "zeros", damage.check(&zeros, how));
+                write_file(&zeros, &file_path(name), &vec![0; sample.files[name].len()]);
+                toll.record_outcome(name, "zeros", damage.check(&zeros, how));
                 let longer = machine.fork();
-                let file = longer.open(&path(name), OpenMode::Write).unwrap();
+                let file = longer.open(&file_path(name), OpenMode::Write).unwrap();
                 file.write_at(&[7; 100], file.length().unwrap()).unwrap();
                 drop(file);
-                toll.note(name, "longer", damage.check(&longer, how));
+                toll.record_outcome(name, "longer", damage.check(&longer, how));
             }
         }
     }
-    toll.finish("missing, empty, zeros, longer");
+    toll.assert_no_failures("missing, empty, zeros, longer");
 }
 
 #[test]
-fn swapped_and_foreign_files_are_told() {
-    let mut toll = Toll::default();
-    let (sample, twin) = (Sample::new(4), Sample::new(5));
+fn swapped_and_foreign_files_are_reported() {
+    let mut toll = DamageOutcomes::default();
+    let (sample, twin) = (SampleDatabase::new(4), SampleDatabase::new(5));
     let machine = sample.machine();
     let names: Vec<&String> = sample.files.keys().collect();
     for (i, one) in names.iter().enumerate() {
         for other in &names[i + 1..] {
             let swapped = machine.fork();
-            put(&swapped, &path(one), &sample.files[*other]);
-            put(&swapped, &path(other), &sample.files[*one]);
-            let mut damage = in_place(&sample, one);
+            write_file(&swapped, &file_path(one), &sample.files[*other]);
+            write_file(&swapped, &file_path(other), &sample.files[*one]);
+            let mut damage = damage_in_place(&sample, one);
             damage.files.push(other.to_string());
-            toll.note(one, &format!("swapped with {other}"), damage.check(&swapped, How::Writing));
+            toll.record_outcome(one, &format!("swapped with {other}"), damage.check(&swapped, DamageOpenMode::Writing));
         }
         if let Some(bytes) = twin.files.get(*one) {
             let foreign = machine.fork();
-            put(&foreign, &path(one), bytes);
+            write_file(&foreign, &file_path(one), bytes);
             // Any file may be the one that does not fit to the others.
             let files = sample.files.keys().cloned().collect();
-            let damage = Damage { files, ..in_place(&sample, one) };
-            toll.note(one, "of another database", damage.check(&foreign, How::Writing));
+            let damage = DamagedDatabase { files, ..damage_in_place(&sample, one) };
+            toll.record_outcome(one, "of another database", damage.check(&foreign, DamageOpenMode::Writing));
         }
     }
-    toll.finish("swapped, foreign");
+    toll.assert_no_failures("swapped, foreign");
 }
 
 /// The files of a database with two pools, each of which has a shadow whose pages have not reached the image.
@@ -226,19 +240,19 @@ fn pools_at(salt: u64, checkpoints: u32) -> BTreeMap<String, Vec<u8>> {
             (0..40).for_each(|k| part.insert(format!("{k:02}"), format!("{salt} {name} {n}")).unwrap());
             if n == checkpoints {
                 let broken = Fault::Error(std::io::ErrorKind::Other);
-                faulty.fail(FaultPlan::new(OpKind::Write, 1, broken).in_path(".pool").forever());
+                faulty.inject(FaultPlan::new(OpKind::Write, 1, broken).in_path(".pool").forever());
             }
             assert_eq!(part.flush().is_err(), n == checkpoints);
         }
     }
-    image(&mem.fork(), Path::new(DIR))
+    dir_contents(&mem.fork(), Path::new(DIR))
 }
 
 /// What pools hold on a machine with `files`.
 fn pools_in(files: &BTreeMap<String, Vec<u8>>) -> azekura::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let machine = MemFs::new();
     machine.create_dir_all(Path::new(DIR))?;
-    files.iter().for_each(|(name, bytes)| put(&machine, &path(name), bytes));
+    files.iter().for_each(|(name, bytes)| write_file(&machine, &file_path(name), bytes));
     let db = sample::config(Arc::new(machine), 1).open()?;
     let mut pairs = Vec::new();
     for name in ["one", "two"] {
@@ -281,8 +295,8 @@ fn swapped_pool_files_are_right_or_refused() {
 }
 
 #[test]
-fn unknown_files_do_no_harm_and_stay() {
-    let sample = Sample::new(6);
+fn unknown_files_are_ignored_and_kept() {
+    let sample = SampleDatabase::new(6);
     let table = sample.files.iter().find(|(name, _)| name.ends_with(".sst")).map(|(_, bytes)| bytes.clone()).unwrap();
     let extras: [(&str, &[u8], bool); 8] = [
         ("notes.txt", b"mine", true),
@@ -295,16 +309,16 @@ fn unknown_files_do_no_harm_and_stay() {
         ("009997.wal", b"no segment", false),
     ];
     let machine = sample.machine();
-    machine.create_dir_all(&path("directory")).unwrap();
+    machine.create_dir_all(&file_path("directory")).unwrap();
     for (name, bytes, _) in extras {
-        put(&machine, &path(name), bytes);
+        write_file(&machine, &file_path(name), bytes);
     }
-    let damage = in_place(&sample, "");
-    for how in [How::ReadOnly, How::Writing, How::Writing] {
-        assert_eq!(damage.check(&machine, how), Ok(Outcome::Same), "{how:?}");
+    let damage = damage_in_place(&sample, "");
+    for how in [DamageOpenMode::ReadOnly, DamageOpenMode::Writing, DamageOpenMode::Writing] {
+        assert_eq!(damage.check(&machine, how), Ok(DamageOutcome::Unaffected), "{how:?}");
     }
     for (name, _, stays) in extras {
-        assert!(!stays || machine.exists(&path(name)).unwrap(), "{name} was removed by guess");
+        assert!(!stays || machine.exists(&file_path(name)).unwrap(), "{name} was removed by guess");
     }
-    assert!(machine.exists(&path("directory")).unwrap());
+    assert!(machine.exists(&file_path("directory")).unwrap());
 }

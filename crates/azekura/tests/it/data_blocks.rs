@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use azekura::fs::{Fs, MemFs, TestEnv};
-use azekura::inspect::{DataBlocks, Place};
+use azekura::inspect::{DataBlockPosition, DataBlocks};
 use azekura::{Config, DataBlockIndexType, Database, ErrorKind, PartitionCreateOptions};
 
-use crate::world::order::Order;
+use crate::testkit::comparators::TestOrder;
 
 const DIR: &str = "/db";
 const TYPES: [DataBlockIndexType; 3] =
@@ -28,7 +28,7 @@ fn value_len(n: usize) -> usize {
 }
 
 #[test]
-fn every_record_is_found_in_its_block_and_nothing_else_is() {
+fn lookup_finds_exactly_the_records_of_a_block() {
     for index_type in TYPES {
         let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
         let db = open(&fs);
@@ -40,7 +40,7 @@ fn every_record_is_found_in_its_block_and_nothing_else_is() {
             partition.flush().unwrap();
         }
         drop(db);
-        let mut entries: Vec<(Place, Vec<u8>)> = Vec::new();
+        let mut entries: Vec<(DataBlockPosition, Vec<u8>)> = Vec::new();
         let blocks =
             DataBlocks::read(&fs, Path::new(DIR), &mut |place, key| entries.push((place, key.to_vec()))).unwrap();
         assert!(blocks.count() > 30, "{index_type:?}: {} blocks", blocks.count());
@@ -49,7 +49,7 @@ fn every_record_is_found_in_its_block_and_nothing_else_is() {
         for (i, (place, key)) in entries.iter().enumerate() {
             let n: usize = std::str::from_utf8(&key[4..]).unwrap().parse().unwrap();
             assert_eq!(blocks.find(*place, key).unwrap(), Some(value_len(n)), "{index_type:?}: record {n}");
-            assert_eq!(blocks.reach(*place, key).unwrap(), Some(key.len()));
+            assert_eq!(blocks.lookup_overhead(*place, key).unwrap(), Some(key.len()));
             // Far from it in the order, so in another block.
             let (elsewhere, _) = entries[(i + 400) % 800];
             assert_eq!(blocks.find(elsewhere, key).unwrap(), None, "{index_type:?}: record {n} in another block");
@@ -63,8 +63,9 @@ fn every_record_is_found_in_its_block_and_nothing_else_is() {
 fn an_order_that_only_its_owner_knows_is_refused() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = open(&fs);
-    let partition =
-        db.open_partition_with_comparator("r", PartitionCreateOptions::default(), Arc::new(Order::Reversed)).unwrap();
+    let partition = db
+        .open_partition_with_comparator("r", PartitionCreateOptions::default(), Arc::new(TestOrder::Reversed))
+        .unwrap();
     partition.insert("a", "1").unwrap();
     partition.flush().unwrap();
     drop((partition, db));
@@ -76,7 +77,7 @@ fn an_order_that_only_its_owner_knows_is_refused() {
 /// A value that has its block for itself is handed out where it lies, and stays there when the cache lets the block
 /// go; one among others is copied, and keeps no block.
 #[test]
-fn a_large_value_is_handed_out_without_a_copy_and_a_small_one_keeps_no_block() {
+fn large_value_is_shared_small_value_is_copied() {
     for index in TYPES {
         let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
         let db = Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(3))).cache_size(1 << 20).workers(0).open().unwrap();

@@ -8,9 +8,9 @@
 //! second fault after the first), `rules` (failed syncs poison, a full disk does not), `full` (workloads on small
 //! disks), `setbacks` (work that always fails does not stop other work).
 
-mod full;
-mod life;
+mod backoff;
+mod error_handling;
+mod full_disk;
 mod pairs;
-mod rules;
-mod setbacks;
+mod run;
 mod sweep;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode};
-use azekura::inspect::{Decoder, decode};
+use azekura::inspect::{FuzzDecoder, decode};
 use azekura::{
     Config, EngineType, ErrorKind, KvSeparationOptions, PartitionCreateOptions, PersistMode, PersistenceLevel,
     PmemOptions, Result,
@@ -21,38 +21,38 @@ const INPUT_MAX: Duration = Duration::from_secs(2);
 /// Mutations do not let an input grow beyond this.
 const INPUT_BYTES_MAX: usize = 1 << 20;
 
-type Target = (&'static str, fn(&[u8]) -> Result<()>);
+type FuzzTarget = (&'static str, fn(&[u8]) -> Result<()>);
 
 /// Every decoder under the name of its fuzz target and of its folder in the corpus.
-const TARGETS: &[Target] = &[
-    ("batch", |bytes| decode(Decoder::Batch, bytes)),
-    ("blob_directory", |bytes| decode(Decoder::BlobDirectory, bytes)),
-    ("blob_file", |bytes| decode(Decoder::BlobFile, bytes)),
-    ("blob_page", |bytes| decode(Decoder::BlobPage, bytes)),
-    ("blob_pointer", |bytes| decode(Decoder::BlobPointer, bytes)),
-    ("blob_references", |bytes| decode(Decoder::BlobReferences, bytes)),
-    ("block", |bytes| decode(Decoder::Block, bytes)),
-    ("block_hashed", |bytes| decode(Decoder::HashedBlock, bytes)),
-    ("block_slotted", |bytes| decode(Decoder::SlottedBlock, bytes)),
-    ("edits", |bytes| decode(Decoder::Edits, bytes)),
-    ("file_header", |bytes| decode(Decoder::FileHeader, bytes)),
-    ("filter_piece", |bytes| decode(Decoder::FilterPiece, bytes)),
-    ("frame", |bytes| decode(Decoder::Frame, bytes)),
-    ("manifest", |bytes| decode(Decoder::Manifest, bytes)),
-    ("pool", |bytes| decode(Decoder::Pool, bytes)),
-    ("pool_shadow", |bytes| decode(Decoder::PoolShadow, bytes)),
-    ("table", |bytes| decode(Decoder::Table, bytes)),
-    ("wal_frame", |bytes| decode(Decoder::WalFrame, bytes)),
+const FUZZ_TARGETS: &[FuzzTarget] = &[
+    ("batch", |bytes| decode(FuzzDecoder::Batch, bytes)),
+    ("blob_metaindex", |bytes| decode(FuzzDecoder::BlobMetaindex, bytes)),
+    ("blob_file", |bytes| decode(FuzzDecoder::BlobFile, bytes)),
+    ("blob_index_page", |bytes| decode(FuzzDecoder::BlobIndexPage, bytes)),
+    ("blob_pointer", |bytes| decode(FuzzDecoder::BlobPointer, bytes)),
+    ("blob_references", |bytes| decode(FuzzDecoder::BlobReferences, bytes)),
+    ("block", |bytes| decode(FuzzDecoder::Block, bytes)),
+    ("block_hash_index", |bytes| decode(FuzzDecoder::BlockWithHashIndex, bytes)),
+    ("block_fingerprint", |bytes| decode(FuzzDecoder::FingerprintBlock, bytes)),
+    ("version_edits", |bytes| decode(FuzzDecoder::VersionEdits, bytes)),
+    ("file_header", |bytes| decode(FuzzDecoder::FileHeader, bytes)),
+    ("filter_partition", |bytes| decode(FuzzDecoder::FilterPartition, bytes)),
+    ("frame", |bytes| decode(FuzzDecoder::Frame, bytes)),
+    ("manifest", |bytes| decode(FuzzDecoder::Manifest, bytes)),
+    ("pool", |bytes| decode(FuzzDecoder::Pool, bytes)),
+    ("pool_shadow", |bytes| decode(FuzzDecoder::PoolShadow, bytes)),
+    ("table", |bytes| decode(FuzzDecoder::Table, bytes)),
+    ("wal_frame", |bytes| decode(FuzzDecoder::WalFrame, bytes)),
 ];
 
 /// Inputs named `good-…` decode, those named `bad-…` give an error that says the bytes are to blame, and any other must
 /// only be harmless.
 #[test]
-fn the_corpus_is_harmless_and_told_apart() {
+fn corpus_inputs_give_expected_results() {
     let mut inputs = 0;
-    for target in TARGETS {
-        for (path, bytes) in corpus(target.0) {
-            let outcome = run(*target, &bytes, &path.display().to_string());
+    for target in FUZZ_TARGETS {
+        for (path, bytes) in corpus_inputs(target.0) {
+            let outcome = run_target(*target, &bytes, &path.display().to_string());
             let name = path.file_name().and_then(|name| name.to_str()).expect("names are UTF-8");
             match outcome {
                 Err(error) if name.starts_with("good-") => panic!("{} does not decode: {error}", path.display()),
@@ -61,24 +61,24 @@ fn the_corpus_is_harmless_and_told_apart() {
             }
         }
     }
-    println!("{inputs} inputs of the corpus, {} decoders", TARGETS.len());
+    println!("{inputs} inputs of the corpus, {} decoders", FUZZ_TARGETS.len());
 }
 
 #[test]
 fn mutated_inputs_are_harmless() {
-    let seconds = number("AZEKURA_FUZZ_SECONDS", 2);
-    let seed = number("AZEKURA_SEED", 1);
-    let share = Duration::from_millis(seconds * 1000 / TARGETS.len() as u64);
+    let seconds = env_u64_or("AZEKURA_FUZZ_SECONDS", 2);
+    let seed = env_u64_or("AZEKURA_SEED", 1);
+    let share = Duration::from_millis(seconds * 1000 / FUZZ_TARGETS.len() as u64);
     let database = files_of_a_database();
-    for (i, target) in TARGETS.iter().enumerate() {
-        let mut good: Vec<Vec<u8>> = corpus(target.0).into_iter().map(|(_, bytes)| bytes).collect();
+    for (i, target) in FUZZ_TARGETS.iter().enumerate() {
+        let mut good: Vec<Vec<u8>> = corpus_inputs(target.0).into_iter().map(|(_, bytes)| bytes).collect();
         good.extend(database.iter().filter(|(name, _)| *name == target.0).map(|(_, bytes)| bytes.clone()));
         assert!(!good.is_empty(), "no input to mutate for {}", target.0);
-        let mut dice = Dice::new(seed ^ ((i as u64) << 32));
+        let mut dice = FuzzRng::new(seed ^ ((i as u64) << 32));
         let (start, mut inputs) = (Instant::now(), 0u64);
         while inputs < 100 || start.elapsed() < share {
             let input = mutate(&good, &mut dice);
-            let _ = run(*target, &input, &format!("AZEKURA_SEED={seed}, input {inputs}"));
+            let _ = run_target(*target, &input, &format!("AZEKURA_SEED={seed}, input {inputs}"));
             inputs += 1;
         }
         println!("{:<16} {inputs:>9} inputs from {} good ones", target.0, good.len());
@@ -86,7 +86,7 @@ fn mutated_inputs_are_harmless() {
 }
 
 /// Decodes; a panic, a long wait or an error that does not blame the bytes keeps the input and fails the test.
-fn run((name, decode): Target, input: &[u8], origin: &str) -> Result<()> {
+fn run_target((name, decode): FuzzTarget, input: &[u8], origin: &str) -> Result<()> {
     let start = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| decode(input)));
     let took = start.elapsed();
@@ -103,8 +103,8 @@ fn run((name, decode): Target, input: &[u8], origin: &str) -> Result<()> {
     panic!("{name} {what} on {} bytes ({origin}); kept as {}", input.len(), kept.display());
 }
 
-/// Inputs under `testdata/corpus/NAME`, by name.
-fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
+/// Inputs under `testdata/corpus/MANIFEST_NAME`, by name.
+fn corpus_inputs(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/corpus").join(name);
     let Ok(entries) = std::fs::read_dir(&folder) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = entries.map(|e| e.expect("the corpus can be read").path()).collect();
@@ -158,10 +158,10 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
 fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
     let (mut files, dir) = (Vec::new(), Path::new("/db"));
     for (level, fails) in
-        [(PersistenceLevel::Logged, false), (PersistenceLevel::Process, false), (PersistenceLevel::Logged, true)]
+        [(PersistenceLevel::WalOnly, false), (PersistenceLevel::ProcessCrash, false), (PersistenceLevel::WalOnly, true)]
     {
         let mem = MemFs::new();
-        mem.offer_memory(level);
+        mem.set_mapped_memory(level);
         let fs = FaultFs::new(Arc::new(mem.clone()));
         let database = Config::new(dir).fs(Arc::new(fs.clone())).open().expect("a fresh database opens");
         let pool = EngineType::Pmem(PmemOptions::default().max_size(256 << 10).growth_step(16 << 10));
@@ -172,7 +172,7 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
         }
         if fails {
             let broken = FaultPlan::new(OpKind::Write, 1, Fault::Error(std::io::ErrorKind::Other));
-            fs.fail(broken.in_path(".pool").forever());
+            fs.inject(broken.in_path(".pool").forever());
         }
         assert_eq!(partition.flush().is_err(), fails, "the image does not get to its place, or it does");
         let (suffix, target) = if fails { (".shadow", "pool_shadow") } else { (".pool", "pool") };
@@ -181,7 +181,7 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
                 let mut bytes = vec![0; entry.len as usize];
                 let file = mem.open(&dir.join(&entry.name), OpenMode::Read).expect("the file opens");
                 file.read_exact_at(&mut bytes, 0).expect("the file can be read");
-                decode(if fails { Decoder::PoolShadow } else { Decoder::Pool }, &bytes).expect("it decodes");
+                decode(if fails { FuzzDecoder::PoolShadow } else { FuzzDecoder::Pool }, &bytes).expect("it decodes");
                 files.push((target, bytes));
             }
         }
@@ -190,7 +190,7 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// One good input, changed in a few places.
-fn mutate(good: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
+fn mutate(good: &[Vec<u8>], dice: &mut FuzzRng) -> Vec<u8> {
     const NUMBERS: &[u64] = &[0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 40, u64::MAX];
     let mut input = good[dice.below(good.len())].clone();
     for _ in 0..=dice.below(4) {
@@ -199,7 +199,7 @@ fn mutate(good: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
         let len = dice.below(room.min(64) + 1);
         match dice.below(9) {
             0 if room > 0 => input[at] ^= 1 << dice.below(8),
-            1 if room > 0 => input[at] = dice.next() as u8,
+            1 if room > 0 => input[at] = dice.next_u64() as u8,
             2 => input.truncate(at),
             3 => drop(input.drain(at..at + len)),
             4 => {
@@ -219,7 +219,7 @@ fn mutate(good: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
                 input.truncate(at);
                 input.extend_from_slice(&other[from..]);
             }
-            _ => input.extend((0..len).map(|_| dice.next() as u8)),
+            _ => input.extend((0..len).map(|_| dice.next_u64() as u8)),
         }
         input.truncate(INPUT_BYTES_MAX);
     }
@@ -227,14 +227,14 @@ fn mutate(good: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
 }
 
 /// xorshift64*: the same seed, the same inputs.
-struct Dice(u64);
+struct FuzzRng(u64);
 
-impl Dice {
-    fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+impl FuzzRng {
+    fn new(seed: u64) -> FuzzRng {
+        FuzzRng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    fn next(&mut self) -> u64 {
+    fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -243,11 +243,11 @@ impl Dice {
 
     /// Of 0..n; `n` is not 0.
     fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        (self.next_u64() % n as u64) as usize
     }
 }
 
-fn number(variable: &str, default: u64) -> u64 {
+fn env_u64_or(variable: &str, default: u64) -> u64 {
     match std::env::var(variable) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")),
         Err(_) => default,

@@ -24,43 +24,44 @@ use azekura::{
 };
 use tempfile::TempDir;
 
-use crate::world::{Dice, Map, Replay, number};
+use crate::testkit::{FailureReport, Map, SeededRng, env_u64};
 
 /// Tells the process that it is the writer, and where.
-const WRITER: &str = "AZEKURA_KILL_WRITER";
+const WRITER_ENV: &str = "AZEKURA_KILL_WRITER";
 /// Tells the process that it is the one who checks, and where.
-const CHECKER: &str = "AZEKURA_KILL_CHECKER";
+const CHECKER_ENV: &str = "AZEKURA_KILL_CHECKER";
 /// Each has keys of its own.
 const WRITERS: u64 = 2;
 const KEYS: u64 = 40;
-const PARTS: [&str; 2] = ["left", "right"];
+const PARTITION_NAMES: [&str; 2] = ["left", "right"];
 /// A file that stands where the writer is to collect blob files too.
-const COLLECTS: &str = "collects";
+const BLOB_GC_FLAG_FILE: &str = "collects";
 /// One that stands where the partitions are pools.
-const POOLS: &str = "pools";
+const POOLS_FLAG_FILE: &str = "pools";
 /// Of these there is one more, for single changes.
-const ALONE: &str = "alone";
+const SINGLE_WRITE_PARTITION: &str = "alone";
 /// The writer appends a byte for each collection that it has finished.
-const COLLECTED: &str = "collected";
+const BLOB_GC_COUNT_FILE: &str = "collected";
 
 /// What the writer's `n`-th commit (from 1 on) does, in both partitions alike.
-fn commit(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
-    let mut dice = Dice::new(writer << 40 | n);
+fn commit_contents(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
+    let mut dice = SeededRng::new(writer << 40 | n);
     let mut writes = Vec::new();
     for _ in 0..1 + dice.below(4) {
         let key = format!("w{writer} {:02}", dice.below(KEYS));
-        let len = if dice.one_in(30) { 20_000 } else { dice.below(300) };
-        let value = (!dice.one_in(5)).then(|| [format!("{n:08} ").into_bytes(), dice.noise(len as usize)].concat());
+        let len = if dice.chance_one_in(30) { 20_000 } else { dice.below(300) };
+        let value = (!dice.chance_one_in(5))
+            .then(|| [format!("{n:08} ").into_bytes(), dice.random_bytes(len as usize)].concat());
         writes.push((key, value));
     }
     writes
 }
 
 /// What the writer's keys hold after so many commits.
-fn state(writer: u64, commits: u64) -> Map {
+fn expected_state(writer: u64, commits: u64) -> Map {
     let mut state = Map::new();
     for n in 1..=commits {
-        for (key, value) in commit(writer, n) {
+        for (key, value) in commit_contents(writer, n) {
             match value {
                 Some(value) => _ = state.insert(key.into(), value),
                 None => _ = state.remove(key.as_bytes()),
@@ -71,46 +72,50 @@ fn state(writer: u64, commits: u64) -> Map {
 }
 
 fn open(dir: &Path) -> azekura::Result<Database> {
-    Config::new(dir.join("db")).workers(2).log_segment_size(128 << 10).cache_size(1 << 20).open()
+    Config::new(dir.join("db")).workers(2).wal_segment_size(128 << 10).cache_size(1 << 20).open()
 }
 
-fn collects(dir: &Path) -> bool {
-    dir.join(COLLECTS).exists()
+fn runs_blob_gc(dir: &Path) -> bool {
+    dir.join(BLOB_GC_FLAG_FILE).exists()
 }
 
 fn has_pools(dir: &Path) -> bool {
-    dir.join(POOLS).exists()
+    dir.join(POOLS_FLAG_FILE).exists()
 }
 
 /// Both have values that go ahead of their commit; of the last, more go to blob files where it is collected.
-fn parts(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>> {
+fn open_partitions(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>> {
     if has_pools(dir) {
         let small = PmemOptions::default().max_size(64 << 20).growth_step(64 << 10);
         let options = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
-        return PARTS.into_iter().chain([ALONE]).map(|name| db.open_partition(name, options.clone())).collect();
+        return PARTITION_NAMES
+            .into_iter()
+            .chain([SINGLE_WRITE_PARTITION])
+            .map(|name| db.open_partition(name, options.clone()))
+            .collect();
     }
     let apart = KvSeparationOptions::default().separation_threshold(150).blob_file_target_size(64 << 10);
-    let apart = apart.early_from(200);
+    let apart = apart.direct_write_threshold(200);
     let collected = apart.clone().separation_threshold(100).blob_file_target_size(16 << 10);
-    let last = if collects(dir) { collected } else { apart.clone() };
+    let last = if runs_blob_gc(dir) { collected } else { apart.clone() };
     let options = PartitionCreateOptions::default().max_memtable_size(24 << 10).block_size(512);
     let open = |(name, apart)| db.open_partition(name, options.clone().with_kv_separation(apart));
-    PARTS.into_iter().zip([apart, last]).map(open).collect()
+    PARTITION_NAMES.into_iter().zip([apart, last]).map(open).collect()
 }
 
-fn notes(dir: &Path, writer: u64) -> PathBuf {
+fn ack_file(dir: &Path, writer: u64) -> PathBuf {
     dir.join(format!("acknowledged {writer}"))
 }
 
 /// How many commits the writer has noted as acknowledged.
-fn acknowledged(dir: &Path, writer: u64) -> u64 {
-    fs::read(notes(dir, writer)).map_or(0, |bytes| bytes.len() as u64 / 8)
+fn acknowledged_commits(dir: &Path, writer: u64) -> u64 {
+    fs::read(ack_file(dir, writer)).map_or(0, |bytes| bytes.len() as u64 / 8)
 }
 
 /// The writer: goes on where the notes end, until it is killed.
 #[test]
 fn writer() {
-    let Some(dir) = std::env::var_os(WRITER).map(PathBuf::from) else { return };
+    let Some(dir) = std::env::var_os(WRITER_ENV).map(PathBuf::from) else { return };
     let out = Mutex::new(std::io::stdout());
     let say = |what: &str| {
         let mut out = out.lock().unwrap();
@@ -118,24 +123,24 @@ fn writer() {
     };
     say("opening");
     let db = open(&dir).unwrap();
-    let parts = parts(&dir, &db).unwrap();
+    let parts = open_partitions(&dir, &db).unwrap();
     say("open");
     thread::scope(|scope| {
         for writer in 0..WRITERS {
             let (dir, db, parts) = (&dir, &db, &parts);
-            scope.spawn(move || write_for_ever(dir, db, parts, writer));
+            scope.spawn(move || write_until_killed(dir, db, parts, writer));
         }
-        if collects(&dir) {
-            scope.spawn(|| collect_for_ever(&dir, &parts[1]));
+        if runs_blob_gc(&dir) {
+            scope.spawn(|| run_blob_gc_until_killed(&dir, &parts[1]));
         }
         if has_pools(&dir) {
-            scope.spawn(|| flush_for_ever(&dir, &parts));
+            scope.spawn(|| flush_until_killed(&dir, &parts));
         }
     });
 }
 
-fn collect_for_ever(dir: &Path, part: &Partition) {
-    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(COLLECTED)).unwrap();
+fn run_blob_gc_until_killed(dir: &Path, part: &Partition) {
+    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(BLOB_GC_COUNT_FILE)).unwrap();
     for n in 0u64.. {
         let freed = match n % 4 {
             0 => part.gc_with_space_amp_target(1.0),
@@ -151,8 +156,8 @@ fn collect_for_ever(dir: &Path, part: &Partition) {
     }
 }
 
-fn flush_for_ever(dir: &Path, parts: &[Partition]) {
-    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(COLLECTED)).unwrap();
+fn flush_until_killed(dir: &Path, parts: &[Partition]) {
+    let mut notes = OpenOptions::new().append(true).create(true).open(dir.join(BLOB_GC_COUNT_FILE)).unwrap();
     loop {
         for part in parts {
             part.flush().unwrap();
@@ -161,52 +166,54 @@ fn flush_for_ever(dir: &Path, parts: &[Partition]) {
     }
 }
 
-fn number_key(writer: u64) -> String {
+fn counter_key(writer: u64) -> String {
     format!("n {writer}")
 }
 
-fn odd_key(writer: u64) -> String {
+fn odd_round_key(writer: u64) -> String {
     format!("odd {writer}")
 }
 
 /// Changes a pool twice, each by itself.
-fn change_alone(alone: &Partition, writer: u64, n: u64) {
-    alone.insert(number_key(writer), n.to_le_bytes()).unwrap();
+fn write_single_changes(alone: &Partition, writer: u64, n: u64) {
+    alone.insert(counter_key(writer), n.to_le_bytes()).unwrap();
     match n % 2 {
-        1 => alone.insert(odd_key(writer), n.to_le_bytes()).unwrap(),
-        _ => alone.remove(odd_key(writer)).unwrap(),
+        1 => alone.insert(odd_round_key(writer), n.to_le_bytes()).unwrap(),
+        _ => alone.remove(odd_round_key(writer)).unwrap(),
     }
 }
 
 /// What must be left of the changes that were made alone, when so many commits were acknowledged.
-fn check_alone(alone: &Partition, writer: u64, acknowledged: u64) {
+fn check_single_changes(alone: &Partition, writer: u64, acknowledged: u64) {
     let read = |key: String| {
         let value = alone.get(key).unwrap();
         value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().expect("eight bytes")))
     };
-    let n = read(number_key(writer));
+    let n = read(counter_key(writer));
     assert!(n == acknowledged || n == acknowledged + 1, "{n} where {acknowledged} were acknowledged");
     let odd = |n: u64| if n % 2 == 1 { n } else { 0 };
-    let there = read(odd_key(writer));
+    let there = read(odd_round_key(writer));
     assert!(there == odd(n) || there == odd(n.saturating_sub(1)), "{there} beside {n}");
 }
 
-fn write_for_ever(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
-    let mut notes = OpenOptions::new().append(true).create(true).open(notes(dir, writer)).unwrap();
+fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
+    let mut notes = OpenOptions::new().append(true).create(true).open(ack_file(dir, writer)).unwrap();
     // The database may be ahead of the notes by the commit that was under way.
-    let mut n = acknowledged(dir, writer);
-    if held(parts, writer).as_ref() == Ok(&state(writer, n + 1)) && state(writer, n) != state(writer, n + 1) {
+    let mut n = acknowledged_commits(dir, writer);
+    if writer_state(parts, writer).as_ref() == Ok(&expected_state(writer, n + 1))
+        && expected_state(writer, n) != expected_state(writer, n + 1)
+    {
         n += 1;
         notes.write_all(&n.to_le_bytes()).unwrap();
     }
     loop {
         n += 1;
         if let Some(alone) = parts.get(2) {
-            change_alone(alone, writer, n);
+            write_single_changes(alone, writer, n);
         }
         let mode = if n.is_multiple_of(50) { PersistMode::SyncData } else { PersistMode::Buffer };
         let mut batch = db.batch().durability(mode);
-        for (key, value) in commit(writer, n) {
+        for (key, value) in commit_contents(writer, n) {
             for part in &parts[..2] {
                 match &value {
                     Some(value) => batch.insert(part, &key, value),
@@ -220,7 +227,7 @@ fn write_for_ever(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
 }
 
 /// What a writer's keys hold; the partitions must agree.
-fn held(parts: &[Partition], writer: u64) -> Result<Map, String> {
+fn writer_state(parts: &[Partition], writer: u64) -> Result<Map, String> {
     let read = |part: &Partition| -> Result<Map, String> {
         let pairs = part.prefix(format!("w{writer} ")).map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())));
         pairs.collect::<azekura::Result<Map>>().map_err(|e| e.to_string())
@@ -231,7 +238,7 @@ fn held(parts: &[Partition], writer: u64) -> Result<Map, String> {
 
 /// How often each thing happened.
 #[derive(Debug, Default)]
-struct Tally {
+struct KillCounters {
     kills: u64,
     before_opening: u64,
     while_creating: u64,
@@ -239,13 +246,13 @@ struct Tally {
     while_writing: u64,
     acknowledged: u64,
     replayed: u64,
-    collections: u64,
+    blob_gc_runs: u64,
     /// Kills that left blob files without an owner: a flush or a collection was under way.
-    interrupted: u64,
+    orphaned_blob_files: u64,
 }
 
 /// This program, to do what one of its tests says, in the place that `role` tells it.
-pub(crate) fn program(test: &str, role: &str, dir: &Path) -> Command {
+pub(crate) fn test_process(test: &str, role: &str, dir: &Path) -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(role, dir);
     program
@@ -253,7 +260,7 @@ pub(crate) fn program(test: &str, role: &str, dir: &Path) -> Command {
 
 /// Starts the writer and kills it some time after it says `word`.
 fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
-    let mut writer = program("kill::writer", WRITER, dir);
+    let mut writer = test_process("kill::writer", WRITER_ENV, dir);
     let mut child: Child = writer.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut said = Vec::new();
@@ -278,13 +285,13 @@ fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
 }
 
 /// Has what the killed process left checked by another process.
-fn check(dir: &Path, tally: &mut Tally) {
-    let output = program("kill::checker", CHECKER, dir).output().unwrap();
+fn check(dir: &Path, tally: &mut KillCounters) {
+    let output = test_process("kill::checker", CHECKER_ENV, dir).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     let figures = out.lines().find_map(|line| line.strip_prefix("found ")?.split_once(' '));
     let (interrupted, replayed) = figures.expect("it says what it has found");
-    tally.interrupted += interrupted.parse::<u64>().unwrap();
+    tally.orphaned_blob_files += interrupted.parse::<u64>().unwrap();
     tally.replayed += replayed.parse::<u64>().unwrap();
 }
 
@@ -292,39 +299,41 @@ fn check(dir: &Path, tally: &mut Tally) {
 /// needs while this one closes: the file stays for the next open to remove then.
 #[test]
 fn checker() {
-    let Some(dir) = std::env::var_os(CHECKER).map(PathBuf::from) else { return };
-    let (interrupted, replayed) = check_left(&dir);
+    let Some(dir) = std::env::var_os(CHECKER_ENV).map(PathBuf::from) else { return };
+    let (interrupted, replayed) = check_database(&dir);
     println!("\nfound {} {replayed}", u64::from(interrupted));
 }
 
 /// Opens what the killed process left and compares it with its notes. Says whether there were blob files without an
 /// owner, and how many records were replayed.
-fn check_left(dir: &Path) -> (bool, u64) {
+fn check_database(dir: &Path) -> (bool, u64) {
     let interrupted = blob_files(dir).is_ok_and(|(owned, there)| owned != there);
     let db = open(dir).unwrap_or_else(|e| panic!("does not open: {e}"));
-    let parts = parts(dir, &db).unwrap();
-    let states: Vec<Map> = (0..WRITERS).map(|writer| held(&parts, writer).unwrap()).collect();
+    let parts = open_partitions(dir, &db).unwrap();
+    let states: Vec<Map> = (0..WRITERS).map(|writer| writer_state(&parts, writer).unwrap()).collect();
     for (writer, held) in (0..WRITERS).zip(&states) {
-        let noted = acknowledged(dir, writer);
-        let whole = *held == state(writer, noted) || *held == state(writer, noted + 1);
+        let noted = acknowledged_commits(dir, writer);
+        let whole = *held == expected_state(writer, noted) || *held == expected_state(writer, noted + 1);
         assert!(
             whole,
             "writer {writer}: {noted} commits were acknowledged, and this is neither their state nor the next"
         );
         if let Some(alone) = parts.get(2) {
-            check_alone(alone, writer, noted);
+            check_single_changes(alone, writer, noted);
         }
     }
     let replayed = db.metrics().replayed_records;
-    for name in PARTS {
+    for name in PARTITION_NAMES {
         assert!(db.partition_exists(name));
     }
-    if collects(dir) {
+    if runs_blob_gc(dir) {
         // What the killed process left of a collection is in nobody's way.
         parts[1].gc_with_space_amp_target(1.0).unwrap();
         let report = parts[1].gc_scan().unwrap();
         assert_eq!(report.stale_bytes, 0, "{report}");
-        (0..WRITERS).zip(&states).for_each(|(writer, before)| assert_eq!(held(&parts, writer).as_ref(), Ok(before)));
+        (0..WRITERS)
+            .zip(&states)
+            .for_each(|(writer, before)| assert_eq!(writer_state(&parts, writer).as_ref(), Ok(before)));
     }
     drop(parts);
     db.close().unwrap();
@@ -337,7 +346,7 @@ fn check_left(dir: &Path) -> (bool, u64) {
 fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>)> {
     let db = Config::new(dir.join("db")).open_read_only()?;
     let mut owned = BTreeSet::new();
-    for name in PARTS.iter().filter(|name| db.partition_exists(name)) {
+    for name in PARTITION_NAMES.iter().filter(|name| db.partition_exists(name)) {
         owned.extend(db.partition(name)?.metrics().blob_files.iter().map(|file| format!("{:06}.blob", file.id)));
     }
     let there = fs::read_dir(dir.join("db")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -346,25 +355,25 @@ fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill() {
-    let tally = kill_again_and_again("kill::nothing_acknowledged_is_lost_by_kill", number("AZEKURA_KILLS", 80), &plain);
+    let tally = kill_repeatedly("kill::nothing_acknowledged_is_lost_by_kill", env_u64("AZEKURA_KILLS", 80), &plain_dir);
     println!("{tally:?}");
 }
 
 #[test]
-fn nothing_is_lost_by_kill_while_blob_files_are_collected() {
-    let test = "kill::nothing_is_lost_by_kill_while_blob_files_are_collected";
-    let collects = || fresh_place(std::env::temp_dir(), Some(COLLECTS));
-    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), &collects);
+fn kill_during_blob_gc_loses_nothing() {
+    let test = "kill::kill_during_blob_gc_loses_nothing";
+    let collects = || new_test_dir(std::env::temp_dir(), Some(BLOB_GC_FLAG_FILE));
+    let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &collects);
     println!("{tally:?}");
     // How many there are between two kills, and how many a kill interrupts, is up to who else uses the machine.
-    assert!(tally.acknowledged > 0 && tally.collections > 0, "{tally:?}");
+    assert!(tally.acknowledged > 0 && tally.blob_gc_runs > 0, "{tally:?}");
 }
 
 #[test]
 fn nothing_is_lost_by_kill_of_pools_on_disk() {
     let test = "kill::nothing_is_lost_by_kill_of_pools_on_disk";
-    let pools = || fresh_place(std::env::temp_dir(), Some(POOLS));
-    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), &pools);
+    let pools = || new_test_dir(std::env::temp_dir(), Some(POOLS_FLAG_FILE));
+    let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
     println!("{tally:?}, of them checkpoints: collections");
     // How many checkpoints come between two kills is up to the device.
     assert!(tally.acknowledged > 0, "{tally:?}");
@@ -373,22 +382,22 @@ fn nothing_is_lost_by_kill_of_pools_on_disk() {
 #[test]
 fn nothing_is_lost_by_kill_of_pools_in_memory() {
     let memory = Path::new("/dev/shm");
-    if !memory.is_dir() || DiskFs::new().memory_level(memory) != PersistenceLevel::Process {
+    if !memory.is_dir() || DiskFs::new().persistence_level(memory) != PersistenceLevel::ProcessCrash {
         return println!("skipped: there is no file system in memory");
     }
     let test = "kill::nothing_is_lost_by_kill_of_pools_in_memory";
-    let pools = || fresh_place(memory.into(), Some(POOLS));
-    let tally = kill_again_and_again(test, number("AZEKURA_KILLS", 80).div_ceil(2), &pools);
+    let pools = || new_test_dir(memory.into(), Some(POOLS_FLAG_FILE));
+    let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
     println!("{tally:?}");
     assert!(tally.acknowledged > 0, "{tally:?}");
 }
 
-fn plain() -> TempDir {
-    fresh_place(std::env::temp_dir(), None)
+fn plain_dir() -> TempDir {
+    new_test_dir(std::env::temp_dir(), None)
 }
 
 /// A directory below `root`, with what tells the writer what to do there.
-fn fresh_place(root: PathBuf, scene: Option<&str>) -> TempDir {
+fn new_test_dir(root: PathBuf, scene: Option<&str>) -> TempDir {
     let place = tempfile::tempdir_in(root).unwrap();
     if let Some(scene) = scene {
         fs::write(place.path().join(scene), "").unwrap();
@@ -396,14 +405,14 @@ fn fresh_place(root: PathBuf, scene: Option<&str>) -> TempDir {
     place
 }
 
-fn kill_again_and_again(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> TempDir) -> Tally {
-    let seed = number("AZEKURA_SEED", 1);
-    let replay = Replay::new(test, seed);
-    let mut dice = Dice::new(seed);
-    let mut tally = Tally::default();
+fn kill_repeatedly(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> TempDir) -> KillCounters {
+    let seed = env_u64("AZEKURA_SEED", 1);
+    let replay = FailureReport::new(test, seed);
+    let mut dice = SeededRng::new(seed);
+    let mut tally = KillCounters::default();
     let mut place = fresh_place();
     for kill in 0..kills {
-        replay.at(format!("kill {kill}"));
+        replay.set_progress(format!("kill {kill}"));
         // A new database every fourth time, killed within a moment of its creation every second time.
         let fresh = kill % 4 == 0;
         if fresh {
@@ -431,7 +440,7 @@ fn kill_again_and_again(test: &'static str, kills: u64, fresh_place: &dyn Fn() -
     tally
 }
 
-fn count_acknowledged(dir: &Path, tally: &mut Tally) {
-    tally.acknowledged += (0..WRITERS).map(|writer| acknowledged(dir, writer)).sum::<u64>();
-    tally.collections += fs::read(dir.join(COLLECTED)).map_or(0, |notes| notes.len() as u64);
+fn count_acknowledged(dir: &Path, tally: &mut KillCounters) {
+    tally.acknowledged += (0..WRITERS).map(|writer| acknowledged_commits(dir, writer)).sum::<u64>();
+    tally.blob_gc_runs += fs::read(dir.join(BLOB_GC_COUNT_FILE)).map_or(0, |notes| notes.len() as u64);
 }

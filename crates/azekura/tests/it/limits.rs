@@ -3,9 +3,9 @@
 //! Rooms in reading order: `sizes` (keys, values, batches), `names` (of partitions, and options), `handles` (what lives
 //! on after what), `orders` (comparators that do not fit), `panics` (foreign code that does not return).
 
+mod comparators;
 mod handles;
 mod names;
-mod orders;
 mod panics;
 mod sizes;
 
@@ -25,27 +25,27 @@ fn open(machine: &MemFs) -> Database {
     config(machine).open().unwrap()
 }
 
-fn part(db: &Database, name: &str) -> Partition {
+fn open_partition(db: &Database, name: &str) -> Partition {
     db.open_partition(name, Default::default()).unwrap()
 }
 
-fn error<T>(result: Result<T>) -> Error {
+fn expect_error<T>(result: Result<T>) -> Error {
     result.err().expect("an error")
 }
 
-fn kind<T>(result: Result<T>) -> ErrorKind {
-    error(result).kind()
+fn error_kind<T>(result: Result<T>) -> ErrorKind {
+    expect_error(result).kind()
 }
 
 /// Runs calls that must all be refused as `Invalid`, and shows that none of them reached the log.
-fn refused(db: &Database, calls: &mut [(&str, &mut dyn FnMut() -> Result<()>)]) {
+fn assert_all_invalid(db: &Database, calls: &mut [(&str, &mut dyn FnMut() -> Result<()>)]) {
     let written = |db: &Database| {
         let metrics = db.metrics();
-        (metrics.commits, metrics.records, metrics.log_bytes, metrics.user_bytes)
+        (metrics.commits, metrics.records, metrics.wal_bytes, metrics.user_bytes)
     };
     let before = written(db);
     for (what, call) in calls {
-        assert_eq!(kind(call()), ErrorKind::Invalid, "{what}");
+        assert_eq!(error_kind(call()), ErrorKind::Invalid, "{what}");
         assert_eq!(written(db), before, "{what} left something behind");
     }
 }

@@ -3,11 +3,11 @@
 //! Modules: `memory` (files that are used as memory), `space` (full pools), `full` (full pools that are killed),
 //! `together` (several writers), `found` (bugs).
 
-mod found;
-mod full;
+mod concurrency;
+mod full_pool_crashes;
 mod memory;
+mod recovery;
 mod space;
-mod together;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,17 +25,17 @@ pub(crate) fn config(fs: &MemFs) -> Config {
 }
 
 /// A pool of at most so many bytes.
-pub(crate) fn pool(max_size: u64) -> PartitionCreateOptions {
+pub(crate) fn pool_options(max_size: u64) -> PartitionCreateOptions {
     let sizes = PmemOptions::default().max_size(max_size).growth_step(4 << 10);
     PartitionCreateOptions::default().engine(EngineType::Pmem(sizes))
 }
 
 pub(crate) fn open_pool(db: &Database, name: &str) -> Partition {
-    db.open_partition(name, pool(4 << 20)).unwrap()
+    db.open_partition(name, pool_options(4 << 20)).unwrap()
 }
 
 #[test]
-fn batches_snapshots_and_iterators_span_both_kinds() {
+fn batch_snapshot_and_iter_span_both_engines() {
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
     let (left, right) = (open_pool(&db, "pool"), db.open_partition("tree", Default::default()).unwrap());
@@ -77,19 +77,19 @@ fn batches_snapshots_and_iterators_span_both_kinds() {
 }
 
 #[test]
-fn the_kind_stays_and_what_it_cannot_do_is_said() {
+fn engine_is_fixed_and_unsupported_calls_fail() {
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
     let part = open_pool(&db, "pool");
     let other = db.open_partition("pool", Default::default()).unwrap_err();
     assert!(other.kind() == ErrorKind::Invalid && other.to_string().contains("Pmem"), "{other}");
     db.open_partition("tree", Default::default()).unwrap();
-    assert_eq!(db.open_partition("tree", pool(1 << 20)).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(db.open_partition("tree", pool_options(1 << 20)).unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(part.gc_scan().unwrap_err().kind(), ErrorKind::Invalid);
-    let both = pool(1 << 20).with_kv_separation(KvSeparationOptions::default());
+    let both = pool_options(1 << 20).with_kv_separation(KvSeparationOptions::default());
     assert_eq!(db.open_partition("both", both).unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(db.open_partition("tiny", pool(1)).unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Logged);
+    assert_eq!(db.open_partition("tiny", pool_options(1)).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(part.metrics().pool.unwrap().persistence, PersistenceLevel::WalOnly);
     part.insert("large", vec![7; 100_000]).unwrap();
     assert_eq!(part.get("large").unwrap().unwrap().len(), 100_000);
     part.major_compact().unwrap();
@@ -99,9 +99,9 @@ fn the_kind_stays_and_what_it_cannot_do_is_said() {
 
 /// What a checkpoint costs follows what was changed, and it lets the log go.
 #[test]
-fn checkpoints_cost_what_was_changed() {
+fn checkpoint_writes_only_changed_pages() {
     let fs = MemFs::new();
-    let db = config(&fs).log_segment_size(64 << 10).max_log_size(1 << 20).open().unwrap();
+    let db = config(&fs).wal_segment_size(64 << 10).max_wal_size(1 << 20).open().unwrap();
     let part = open_pool(&db, "pool");
     (0..8_000u32).for_each(|n| part.insert(n.to_be_bytes(), [1; 100]).unwrap());
     part.flush().unwrap();
@@ -115,7 +115,7 @@ fn checkpoints_cost_what_was_changed() {
         (0..1_000u32).for_each(|n| part.insert((n * 7).to_be_bytes(), [round as u8; 100]).unwrap());
         while db.step().unwrap() {}
     }
-    assert!(db.metrics().log_live_bytes < 2 << 20, "{}", db.metrics().log_live_bytes);
+    assert!(db.metrics().wal_live_bytes < 2 << 20, "{}", db.metrics().wal_live_bytes);
     assert!(part.metrics().pool.unwrap().checkpoints > 3);
     fs.crash(Survival::Everything, 0);
     let db = config(&fs).open().unwrap();

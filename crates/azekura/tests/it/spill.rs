@@ -10,7 +10,7 @@ use azekura::{
     PersistMode, PmemOptions, Result, inspect,
 };
 
-use crate::world::order::Order;
+use crate::testkit::comparators::TestOrder;
 
 const DIR: &str = "/db";
 const MAX_LOG: u64 = 128 << 10;
@@ -25,12 +25,13 @@ fn config(machine: &MemFs, salt: u64) -> Config {
         .fs(fs)
         .env(Arc::new(TestEnv::new(salt)))
         .workers(0)
-        .log_segment_size(64 << 10)
-        .max_log_size(MAX_LOG)
+        .wal_segment_size(64 << 10)
+        .max_wal_size(MAX_LOG)
 }
 
 fn late(db: &Database, name: &str) -> Result<Partition> {
-    let apart = KvSeparationOptions::default().separation_threshold(500).early_from(2_000).automatic_gc(None);
+    let apart =
+        KvSeparationOptions::default().separation_threshold(500).direct_write_threshold(2_000).automatic_gc(None);
     let options = match name {
         "pool" => PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(1 << 20))),
         _ => PartitionCreateOptions::default()
@@ -38,7 +39,7 @@ fn late(db: &Database, name: &str) -> Result<Partition> {
             .compression(CompressionType::None)
             .with_kv_separation(apart),
     };
-    db.open_partition_with_comparator(name, options, Order::Reversed.comparator().unwrap())
+    db.open_partition_with_comparator(name, options, TestOrder::Reversed.comparator().unwrap())
 }
 
 /// What the partitions with a comparator hold.
@@ -150,7 +151,7 @@ impl Lives {
         fill(&db, 1)?;
         self.kill(db);
         assert!(self.machine.is_frozen() || spilled_tables(&self.machine).len() == 2);
-        let db = config(&self.machine, 90).max_log_size(1 << 20).open()?;
+        let db = config(&self.machine, 90).max_wal_size(1 << 20).open()?;
         self.check(&db)?;
         self.commit(&db, &[(b"k\x01", Some(vec![9; 50])), (b"k\x05", None)])?;
         // What filled a memtable was sealed, and only that is flushed: the last of the spilled records is not.
@@ -191,7 +192,7 @@ fn abandoned_partition_does_not_hold_the_log() {
     for salt in 0..5 {
         let db = lives.open().unwrap();
         fill(&db, salt).unwrap();
-        let live = db.metrics().log_live_bytes;
+        let live = db.metrics().wal_live_bytes;
         assert!(live <= 2 * MAX_LOG, "{live} bytes of log in life {salt}");
         assert_eq!(db.partition("tables").unwrap_err().kind(), ErrorKind::Invalid);
         lives.kill(db);

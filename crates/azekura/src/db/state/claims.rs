@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use crate::base::Result;
 use crate::db::catalog::PartitionState;
-use crate::lsm::blobs::early::Claim;
+use crate::lsm::blob::direct_file::DirectBlobWrite;
 
 /// What a commit has written to early files. Dropped before the commit is in memory it gives all of it up, so that the
 /// files know that nobody will ever point there.
 #[derive(Default)]
-pub(crate) struct Claims {
-    held: Vec<(Arc<PartitionState>, Claim)>,
+pub(crate) struct DirectBlobWrites {
+    writes: Vec<(Arc<PartitionState>, DirectBlobWrite)>,
     bytes: u64,
 }
 
-impl Claims {
-    pub(crate) fn add(&mut self, partition: &Arc<PartitionState>, claim: Claim) {
-        self.bytes += u64::from(claim.pointer.len);
-        self.held.push((Arc::clone(partition), claim));
+impl DirectBlobWrites {
+    pub(crate) fn add(&mut self, partition: &Arc<PartitionState>, claim: DirectBlobWrite) {
+        self.bytes += u64::from(claim.pointer.value_len);
+        self.writes.push((Arc::clone(partition), claim));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.writes.is_empty()
     }
 
     /// Bytes of the values.
@@ -35,28 +35,28 @@ impl Claims {
     /// `Poisoned` if values of other commits may be lost; else the commit can fail alone.
     pub(crate) fn sync(&self) -> Result<()> {
         let mut done: Vec<&Arc<PartitionState>> = Vec::new();
-        for (partition, _) in &self.held {
+        for (partition, _) in &self.writes {
             if done.iter().any(|other| Arc::ptr_eq(other, partition)) {
                 continue;
             }
             done.push(partition);
-            let own = self.held.iter().filter(|(other, _)| Arc::ptr_eq(other, partition)).map(|(_, claim)| claim);
-            partition.lsm()?.sync_claims(own)?;
+            let own = self.writes.iter().filter(|(other, _)| Arc::ptr_eq(other, partition)).map(|(_, claim)| claim);
+            partition.lsm()?.sync_direct_writes(own)?;
         }
         Ok(())
     }
 
     /// Memory points to the values now, or nobody knows whether it does.
-    pub(crate) fn settle(mut self) {
-        self.held.clear();
+    pub(crate) fn mark_applied(mut self) {
+        self.writes.clear();
     }
 }
 
-impl Drop for Claims {
+impl Drop for DirectBlobWrites {
     fn drop(&mut self) {
-        for (partition, claim) in self.held.drain(..) {
+        for (partition, claim) in self.writes.drain(..) {
             if let Some(tree) = partition.lsm_if_built() {
-                tree.release(&claim);
+                tree.release_direct_write(&claim);
             }
         }
     }

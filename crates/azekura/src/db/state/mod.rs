@@ -5,19 +5,19 @@
 //! - the ledger changes only by edits, and only after they are in the manifest;
 //! - numbers of files, partitions and epochs are never handed out twice, across restarts too.
 //!
-//! Rooms in reading order: [`metadata`] (ledger and manifest), [`tree`], [`events`] (for the listener), [`poison`],
-//! [`shifts`] (work that closing waits for), [`throttle`], [`setbacks`], [`tally`] (a sum), [`claims`] (large values
-//! that a commit has written ahead), [`rooms`] (space that pools have set aside for one), [`reserve`] (space on the
-//! disk that ordinary writes cannot use).
+//! Rooms in reading order: [`version_set`] (ledger and manifest), [`partition_tree`], [`event_queue`] (for the
+//! listener), [`poison`], [`shifts`] (work that closing waits for), [`write_stall`], [`backoff`], [`tally`] (a sum),
+//! [`claims`] (large values that a commit has written ahead), [`reservations`] (space that pools have set aside for
+//! one), [`disk_reserve`] (space on the disk that ordinary writes cannot use).
 
+pub(crate) mod backoff;
 pub(crate) mod claims;
-pub(crate) mod events;
-pub(crate) mod metadata;
+pub(crate) mod disk_reserve;
+pub(crate) mod event_queue;
+pub(crate) mod partition_tree;
 pub(crate) mod poison;
-pub(crate) mod reserve;
-pub(crate) mod rooms;
-pub(crate) mod setbacks;
+pub(crate) mod reservations;
 pub(crate) mod shifts;
 pub(crate) mod tally;
-pub(crate) mod throttle;
-pub(crate) mod tree;
+pub(crate) mod version_set;
+pub(crate) mod write_stall;

@@ -4,26 +4,26 @@ use std::sync::{Arc, OnceLock};
 
 use crate::base::event::{Event, Listener};
 use crate::base::{Error, ErrorKind, Result};
-use crate::db::state::events::Events;
+use crate::db::state::event_queue::EventQueue;
 
 /// Set once, by the first failed sync of log or manifest, or by a panic; reads go on, writes fail. After a failed sync
 /// the kernel may have marked the pages clean, so neither a retry nor a later sync proves anything: only opening the
 /// database anew does.
-pub(crate) struct Poison {
+pub(crate) struct DbPoison {
     error: OnceLock<Error>,
-    events: Events,
+    events: EventQueue,
 }
 
-impl Poison {
-    pub(crate) fn new(listener: Option<Arc<dyn Listener>>) -> Poison {
-        Poison { error: OnceLock::new(), events: Events::new(listener) }
+impl DbPoison {
+    pub(crate) fn new(listener: Option<Arc<dyn Listener>>) -> DbPoison {
+        DbPoison { error: OnceLock::new(), events: EventQueue::new(listener) }
     }
 
     /// Poisons; returns the error that writers get.
     pub(crate) fn set(&self, cause: Error) -> Error {
         let error = cause.with_kind(ErrorKind::Poisoned);
         if self.error.set(error.clone()).is_ok() {
-            self.tell(&Event::Poisoned { error: error.clone() });
+            self.emit(&Event::Poisoned { error: error.clone() });
         }
         error
     }
@@ -42,17 +42,17 @@ impl Poison {
     }
 
     /// Queues an event for the listener, which may poison by a panic when it gets it.
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn emit(&self, event: &Event) {
         self.events.push(event);
     }
 
-    /// The events for the listener; what delivers them reports a panic by [`heard`](Poison::heard).
-    pub(crate) fn events(&self) -> &Events {
+    /// The events for the listener; what delivers them reports a panic by [`heard`](DbPoison::record_delivery).
+    pub(crate) fn events(&self) -> &EventQueue {
         &self.events
     }
 
     /// Notes whether the listener took its events `calm`ly, or panicked.
-    pub(crate) fn heard(&self, calm: bool) {
+    pub(crate) fn record_delivery(&self, calm: bool) {
         if !calm {
             let error = Error::new(ErrorKind::Poisoned, "a listener panicked");
             let _already = self.error.set(error);
@@ -60,7 +60,7 @@ impl Poison {
     }
 
     /// Passes a result on, and poisons if it failed in a way that ends writing.
-    pub(crate) fn watch<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn poison_on_failure<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| if error.kind() == ErrorKind::Poisoned { self.set(error) } else { error })
     }
 }
@@ -69,25 +69,25 @@ impl Poison {
 mod tests {
     use super::*;
 
-    struct Panics;
-    impl Listener for Panics {
+    struct PanickingListener;
+    impl Listener for PanickingListener {
         fn on_event(&self, _: &Event) {
             panic!("listener");
         }
     }
 
     #[test]
-    fn the_first_cause_stays_and_a_panicking_listener_is_contained() {
-        let poison = Poison::new(None);
+    fn first_error_stays_and_listener_panic_poisons() {
+        let poison = DbPoison::new(None);
         poison.check().unwrap();
         poison.set(Error::new(ErrorKind::Io, "first"));
         poison.set(Error::new(ErrorKind::Io, "second"));
         let error = poison.check().unwrap_err();
         assert_eq!((error.kind(), error.message()), (ErrorKind::Poisoned, "first"));
 
-        let poison = Poison::new(Some(Arc::new(Panics)));
-        poison.tell(&Event::Closed);
-        poison.heard(poison.events().begin());
+        let poison = DbPoison::new(Some(Arc::new(PanickingListener)));
+        poison.emit(&Event::Closed);
+        poison.record_delivery(poison.events().start_delivery());
         assert!(poison.check().is_err());
     }
 }

@@ -3,32 +3,32 @@
 use std::collections::BTreeSet;
 
 use crate::base::SeqNo;
-use crate::base::edit::FileId;
-use crate::lsm::collect::job::Collection;
-use crate::lsm::compaction::job::Job;
-use crate::lsm::compaction::view::Positions;
+use crate::base::version_edit::FileNumber;
+use crate::lsm::blob_gc::job::BlobGcJob;
+use crate::lsm::compaction::job::CompactionJob;
+use crate::lsm::compaction::picker::CompactPointers;
 
 /// What compaction remembers from task to task.
-pub(crate) struct Remembered {
-    pub(crate) positions: Positions,
+pub(crate) struct CompactionState {
+    pub(crate) compact_pointers: CompactPointers,
     /// The oldest read point when a task last asked; the largest number there is while nobody has.
-    pub(crate) oldest_point: SeqNo,
+    pub(crate) oldest_snapshot: SeqNo,
     /// A merge that yielded.
-    pub(crate) paused: Option<Job>,
+    pub(crate) paused_compaction: Option<CompactionJob>,
     /// A collection of blob files that yielded.
-    pub(crate) collecting: Option<Collection>,
+    pub(crate) paused_blob_gc: Option<BlobGcJob>,
     /// Blob files that collection by itself leaves alone until the database is opened again: they could not be read.
-    pub(crate) damaged: BTreeSet<FileId>,
+    pub(crate) damaged_blob_files: BTreeSet<FileNumber>,
 }
 
-impl Default for Remembered {
-    fn default() -> Remembered {
-        Remembered {
-            positions: Positions::default(),
-            oldest_point: SeqNo::MAX,
-            paused: None,
-            collecting: None,
-            damaged: BTreeSet::new(),
+impl Default for CompactionState {
+    fn default() -> CompactionState {
+        CompactionState {
+            compact_pointers: CompactPointers::default(),
+            oldest_snapshot: SeqNo::MAX,
+            paused_compaction: None,
+            paused_blob_gc: None,
+            damaged_blob_files: BTreeSet::new(),
         }
     }
 }

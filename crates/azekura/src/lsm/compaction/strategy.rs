@@ -9,40 +9,43 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::base::SeqNo;
-use crate::base::edit::FileId;
+use crate::base::version_edit::FileNumber;
 use crate::lsm::compaction::leveled;
-use crate::lsm::compaction::plan::{Plan, Reason};
-use crate::lsm::compaction::view::{View, ids};
-use crate::lsm::version::{BOTTOM, Described};
+use crate::lsm::compaction::picker::{CompactionPicker, file_ids};
+use crate::lsm::compaction::plan::{CompactionReason, PickedCompaction};
+use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta};
 
 /// Tables of a tree are few beside blob files if they have no more than this part of the bytes.
 const TREE_SHARE: u64 = 4;
 
 /// The most useful compaction, if any is worth it.
-pub(crate) fn choose<T: Described>(view: &View<'_, T>, forced: bool) -> Option<Plan> {
-    let shape = leveled::choose(view).or_else(|| tombstones(view)).or_else(|| superseded(view));
-    let shape = shape.or_else(|| leveled::at_rest(view)).or_else(|| hiding(view));
-    shape.or_else(|| if forced { force(view) } else { None })
+pub(crate) fn pick_compaction<T: HasTableMeta>(
+    picker: &CompactionPicker<'_, T>,
+    forced: bool,
+) -> Option<PickedCompaction> {
+    let shape = leveled::pick_leveled(picker).or_else(|| pick_tombstones(picker)).or_else(|| pick_superseded(picker));
+    let shape = shape.or_else(|| leveled::pick_idle_l0(picker)).or_else(|| pick_hidden_blobs(picker));
+    shape.or_else(|| if forced { pick_forced(picker) } else { None })
 }
 
 /// A table whose tombstones are more than half of it goes where they meet what they hide; at the bottom, or with
 /// nothing below, it is rewritten without them.
-fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
+fn pick_tombstones<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     let dense = |table: &T| table.meta().tombstones > table.meta().entries / 2;
-    for (number, level) in view.version.levels().filter(|(_, level)| level.tombstones > 0) {
+    for (number, level) in picker.version.levels().filter(|(_, level)| level.tombstones > 0) {
         if number == 0 {
             if level.iter().any(|table| dense(table)) {
-                let base = leveled::targets(view.version, &view.options.compaction).base;
-                return Some(view.young(Reason::Tombstones, view.below_young(base), false));
+                let base = leveled::level_targets(picker.version, &picker.options.compaction).base_level;
+                return Some(picker.pick_l0(CompactionReason::Tombstones, picker.l0_output_level(base), false));
             }
             continue;
         }
         for (at, table) in level.iter().enumerate().filter(|(_, table)| dense(table)) {
-            if view.overlaps_below(number, table) {
-                return Some(view.push_down(Reason::Tombstones, number, number + 1, at, 1, true));
+            if picker.overlaps_below(number, table) {
+                return Some(picker.pick_from_level(CompactionReason::Tombstones, number, number + 1, at, 1, true));
             }
-            if view.may_be_cleaned(number, table) {
-                return Some(rewrite(Reason::Tombstones, number, vec![table]));
+            if picker.can_drop_entries(number, table) {
+                return Some(in_place(CompactionReason::Tombstones, number, vec![table]));
             }
         }
     }
@@ -51,274 +54,354 @@ fn tombstones<T: Described>(view: &View<'_, T>) -> Option<Plan> {
 
 /// A bottom table of which at least a quarter are versions behind newer ones, if some of them can go now: a snapshot
 /// needed them when the table was written. Each rewrite drops at least one.
-fn superseded<T: Described>(view: &View<'_, T>) -> Option<Plan> {
-    let mut tables = view.version.run(BOTTOM)?.tables().iter();
+fn pick_superseded<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
+    let mut tables = picker.version.run(BOTTOM_LEVEL)?.tables().iter();
     let table = tables.find(|table| {
         let superseded = table.superseded();
-        superseded.can_go(view.oldest_point) && superseded.versions >= table.meta().entries.div_ceil(4)
+        superseded.can_drop(picker.oldest_snapshot) && superseded.count >= table.meta().entries.div_ceil(4)
     })?;
-    Some(rewrite(Reason::Superseded, BOTTOM, vec![table]))
+    Some(in_place(CompactionReason::Superseded, BOTTOM_LEVEL, vec![table]))
 }
 
 /// What may hide most of what blob files hold, one level down, if that may be more than automatic collection allows.
 /// Unless the tree is at rest that has to be worth a merge.
-fn hiding<T: Described>(view: &View<'_, T>) -> Option<Plan> {
-    let target = view.options.kv_separation.as_ref()?.automatic_gc?;
-    let (hides, totals) = (view.version.may_hide(), view.version.blobs().totals());
+fn pick_hidden_blobs<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
+    let target = picker.options.kv_separation.as_ref()?.automatic_gc?;
+    let (hides, totals) = (picker.version.max_hidden_bytes_per_level(), picker.version.blobs().totals());
     let hidden: u64 = hides.iter().sum();
-    let worth = view.at_rest || hidden >= totals.worth_showing();
-    if hidden == 0 || !worth || !totals.exceed(target, hidden) {
+    let worth = picker.idle || hidden >= totals.min_hidden_bytes_to_compact();
+    if hidden == 0 || !worth || !totals.exceed_space_amp(target, hidden) {
         return None;
     }
-    let tables: u64 = view.version.levels().map(|(_, level)| level.bytes).sum();
+    let tables: u64 = picker.version.levels().map(|(_, level)| level.bytes).sum();
     // Merges below level 0 carry all that tables hold: little, where most of the bytes are in blob files.
-    let deepest = if tables <= totals.bytes / TREE_SHARE { BOTTOM } else { 0 };
+    let deepest = if tables <= totals.bytes / TREE_SHARE { BOTTOM_LEVEL } else { 0 };
     let from = (0..=deepest).max_by_key(|&level| (hides[usize::from(level)], Reverse(level)))?;
     match (from, hides[usize::from(from)]) {
         (_, 0) => None,
         (0, _) => {
-            let base = leveled::targets(view.version, &view.options.compaction).base;
-            Some(view.young(Reason::Collection, view.below_young(base), true))
+            let base = leveled::level_targets(picker.version, &picker.options.compaction).base_level;
+            Some(picker.pick_l0(CompactionReason::HiddenBlobs, picker.l0_output_level(base), true))
         }
         (from, _) => {
-            let to = view.next_with_data(from);
-            let hides = |table: &Arc<T>| view.version.hides(table.meta().pointed_bytes(), table.meta().tombstones);
-            let tables = view.version.run(from)?.tables();
+            let to = picker.next_nonempty_level(from);
+            let hides = |table: &Arc<T>| {
+                picker.version.max_hidden_bytes(table.meta().referenced_blob_bytes(), table.meta().tombstones)
+            };
+            let tables = picker.version.run(from)?.tables();
             let first = (0..tables.len()).max_by_key(|&at| (hides(&tables[at]), Reverse(at)))?;
-            Some(view.push_down(Reason::Collection, from, to, first, u64::MAX, true))
+            Some(picker.pick_from_level(CompactionReason::HiddenBlobs, from, to, first, u64::MAX, true))
         }
     }
 }
 
-fn rewrite<T: Described>(reason: Reason, level: u8, tables: Vec<&Arc<T>>) -> Plan {
-    Plan { reason, from: level, to: level, upper: ids(tables), lower: Vec::new(), moves: false }
+fn in_place<T: HasTableMeta>(reason: CompactionReason, level: u8, tables: Vec<&Arc<T>>) -> PickedCompaction {
+    PickedCompaction {
+        reason,
+        start_level: level,
+        output_level: level,
+        start_level_inputs: file_ids(tables),
+        output_level_inputs: Vec::new(),
+        trivial_move: false,
+    }
 }
 
 /// Pushes the shallowest records up to `through` down, a bounded merge at a time, until all of them are at the bottom.
 /// What others write meanwhile may come along and does not keep it from ending.
-pub(crate) fn push_to_bottom<T: Described>(view: &View<'_, T>, through: SeqNo) -> Option<Plan> {
-    let old = |table: &Arc<T>| table.meta().lowest <= through;
-    let (from, level) = view.version.levels().take(usize::from(BOTTOM)).find(|(_, level)| level.iter().any(old))?;
-    let to = view.next_with_data(from);
+pub(crate) fn pick_to_bottom<T: HasTableMeta>(
+    picker: &CompactionPicker<'_, T>,
+    through: SeqNo,
+) -> Option<PickedCompaction> {
+    let old = |table: &Arc<T>| table.meta().smallest_seqno <= through;
+    let (from, level) =
+        picker.version.levels().take(usize::from(BOTTOM_LEVEL)).find(|(_, level)| level.iter().any(old))?;
+    let to = picker.next_nonempty_level(from);
     if from == 0 {
-        return Some(view.young(Reason::Collection, to, true));
+        return Some(picker.pick_l0(CompactionReason::HiddenBlobs, to, true));
     }
-    Some(view.push_down(Reason::Collection, from, to, level.iter().position(old)?, u64::MAX, true))
+    Some(picker.pick_from_level(CompactionReason::HiddenBlobs, from, to, level.iter().position(old)?, u64::MAX, true))
 }
 
 /// Rewrites tables of the bottom, as many of these as a bounded merge takes, for what they hold that nobody can see.
-pub(crate) fn rewrite_at_bottom<T: Described>(view: &View<'_, T>, wanted: &BTreeSet<FileId>) -> Option<Plan> {
-    let mut tables = view.version.run(BOTTOM)?.tables().iter().filter(|table| wanted.contains(&table.meta().id));
+pub(crate) fn pick_bottom_rewrite<T: HasTableMeta>(
+    picker: &CompactionPicker<'_, T>,
+    wanted: &BTreeSet<FileNumber>,
+) -> Option<PickedCompaction> {
+    let mut tables =
+        picker.version.run(BOTTOM_LEVEL)?.tables().iter().filter(|table| wanted.contains(&table.meta().number));
     let first = tables.next()?;
     let mut bytes = first.meta().size;
     let more = tables.take_while(|table| {
         bytes += table.meta().size;
-        bytes <= view.merge_bytes_max()
+        bytes <= picker.compaction_bytes_max()
     });
-    Some(rewrite(Reason::Collection, BOTTOM, std::iter::once(first).chain(more).collect()))
+    Some(in_place(CompactionReason::HiddenBlobs, BOTTOM_LEVEL, std::iter::once(first).chain(more).collect()))
 }
 
-/// Tables of the bottom that [`force`] would rewrite.
-pub(crate) fn unclean_at_bottom<T: Described>(view: &View<'_, T>) -> BTreeSet<FileId> {
-    let tables = view.version.run(BOTTOM).map(|run| run.tables()).unwrap_or_default();
-    tables.iter().filter(|table| view.may_be_cleaned(BOTTOM, table)).map(|table| table.meta().id).collect()
+/// Tables of the bottom that [`pick_forced`] would rewrite.
+pub(crate) fn bottom_tables_to_clean<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> BTreeSet<FileNumber> {
+    let tables = picker.version.run(BOTTOM_LEVEL).map(|run| run.tables()).unwrap_or_default();
+    tables
+        .iter()
+        .filter(|table| picker.can_drop_entries(BOTTOM_LEVEL, table))
+        .map(|table| table.meta().number)
+        .collect()
 }
 
 /// Pushes the shallowest data down, a bounded merge at a time, until all of it is at the bottom; then rewrites the
 /// bottom tables that hold tombstones or superseded versions.
-fn force<T: Described>(view: &View<'_, T>) -> Option<Plan> {
-    let (shallowest, _) = view.version.levels().find(|(_, level)| !level.is_empty())?;
-    let to = view.next_with_data(shallowest);
+fn pick_forced<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
+    let (shallowest, _) = picker.version.levels().find(|(_, level)| !level.is_empty())?;
+    let to = picker.next_nonempty_level(shallowest);
     if shallowest == 0 {
-        return Some(view.young(Reason::Forced, to, to < BOTTOM));
+        return Some(picker.pick_l0(CompactionReason::Forced, to, to < BOTTOM_LEVEL));
     }
-    if shallowest < BOTTOM {
-        return Some(view.push_down(Reason::Forced, shallowest, to, 0, u64::MAX, false));
+    if shallowest < BOTTOM_LEVEL {
+        return Some(picker.pick_from_level(CompactionReason::Forced, shallowest, to, 0, u64::MAX, false));
     }
-    let tables = view.version.run(BOTTOM)?.tables();
-    let first = tables.iter().position(|table| view.may_be_cleaned(BOTTOM, table))?;
+    let tables = picker.version.run(BOTTOM_LEVEL)?.tables();
+    let first = tables.iter().position(|table| picker.can_drop_entries(BOTTOM_LEVEL, table))?;
     let mut bytes = 0;
     let in_row = tables[first..].iter().take_while(|table| {
         bytes += table.meta().size;
-        view.may_be_cleaned(BOTTOM, table) && bytes <= view.merge_bytes_max()
+        picker.can_drop_entries(BOTTOM_LEVEL, table) && bytes <= picker.compaction_bytes_max()
     });
     let some: Vec<&Arc<T>> = in_row.collect();
-    Some(rewrite(Reason::Forced, BOTTOM, if some.is_empty() { vec![&tables[first]] } else { some }))
+    Some(in_place(CompactionReason::Forced, BOTTOM_LEVEL, if some.is_empty() { vec![&tables[first]] } else { some }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::KeyOrder;
-    use crate::base::edit::{BlobMeta, BlobSection, BlobUse, TableMeta};
-    use crate::lsm::blobs::options::KvSeparationOptions;
-    use crate::lsm::compaction::view::Positions;
+    use crate::base::version_edit::{BlobFileMeta, BlobFileSection, TableBlobUsage, TableMeta};
+    use crate::lsm::blob::options::KvSeparationOptions;
+    use crate::lsm::compaction::picker::CompactPointers;
     use crate::lsm::options::LsmOptions;
-    use crate::lsm::tests::harness::World;
+    use crate::lsm::tests::harness::LsmFixture;
     use crate::lsm::version::tests::table;
-    use crate::lsm::version::{Change, Version};
+    use crate::lsm::version::{Version, VersionChange};
 
     /// From, to, upper, lower, whether it is a move.
-    type Chosen = (u8, u8, Vec<u64>, Vec<u64>, bool);
-    type Table = Arc<TableMeta>;
+    type HiddenBlobPick = (u8, u8, Vec<u64>, Vec<u64>, bool);
+    type TestTable = Arc<TableMeta>;
 
-    fn version(young: Vec<Table>, deep: Vec<(u8, Table)>) -> Version<TableMeta> {
-        let change = Change { flushed: young, added: deep, ..Change::default() };
-        Version::empty().with(change, &KeyOrder::bytewise())
+    fn version(l0: Vec<TestTable>, deep: Vec<(u8, TestTable)>) -> Version<TableMeta> {
+        let change = VersionChange { flushed: l0, added: deep, ..VersionChange::default() };
+        Version::empty().with_changes(change, &KeyOrder::bytewise())
     }
 
-    fn ask(
+    fn run_pick(
         version: &Version<TableMeta>,
         options: &LsmOptions,
-        choose: impl FnOnce(&View<'_, TableMeta>) -> Option<Plan>,
-    ) -> Option<Chosen> {
-        ask_at(false, version, options, choose)
+        choose: impl FnOnce(&CompactionPicker<'_, TableMeta>) -> Option<PickedCompaction>,
+    ) -> Option<HiddenBlobPick> {
+        run_pick_with_idle(false, version, options, choose)
     }
 
-    fn ask_at(
+    fn run_pick_with_idle(
         at_rest: bool,
         version: &Version<TableMeta>,
         options: &LsmOptions,
-        choose: impl FnOnce(&View<'_, TableMeta>) -> Option<Plan>,
-    ) -> Option<Chosen> {
-        let (order, positions, oldest_point) = (KeyOrder::bytewise(), Positions::default(), SeqNo::MAX);
-        let plan = choose(&View { version, order: &order, options, positions: &positions, oldest_point, at_rest })?;
-        assert_eq!(plan.reason, Reason::Collection);
-        let ids = |ids: Vec<FileId>| ids.into_iter().map(|id| id.0).collect();
-        Some((plan.from, plan.to, ids(plan.upper), ids(plan.lower), plan.moves))
+        choose: impl FnOnce(&CompactionPicker<'_, TableMeta>) -> Option<PickedCompaction>,
+    ) -> Option<HiddenBlobPick> {
+        let (order, positions, oldest_point) = (KeyOrder::bytewise(), CompactPointers::default(), SeqNo::MAX);
+        let plan = choose(&CompactionPicker {
+            version,
+            order: &order,
+            options,
+            compact_pointers: &positions,
+            oldest_snapshot: oldest_point,
+            idle: at_rest,
+        })?;
+        assert_eq!(plan.reason, CompactionReason::HiddenBlobs);
+        let ids = |ids: Vec<FileNumber>| ids.into_iter().map(|id| id.0).collect();
+        Some((
+            plan.start_level,
+            plan.output_level,
+            ids(plan.start_level_inputs),
+            ids(plan.output_level_inputs),
+            plan.trivial_move,
+        ))
     }
 
     fn small_tables(table_size: u64) -> LsmOptions {
         let mut options = LsmOptions::default();
-        options.compaction.table_size = table_size;
+        options.compaction.target_file_size = table_size;
         options
     }
 
-    fn push(version: &Version<TableMeta>, through: u64) -> Option<Chosen> {
-        ask(version, &small_tables(100), |view| push_to_bottom(view, SeqNo(through)))
+    fn run_pick_to_bottom(version: &Version<TableMeta>, through: u64) -> Option<HiddenBlobPick> {
+        run_pick(version, &small_tables(100), |picker| pick_to_bottom(picker, SeqNo(through)))
     }
 
     #[test]
-    fn what_is_old_enough_goes_down_from_the_shallowest_level() {
+    fn to_bottom_starts_at_shallowest_level() {
         let deep = vec![(5, table(3, "a", "c")), (6, table(1, "a", "c")), (6, table(2, "x", "z"))];
         let three = version(vec![table(4, "b", "f")], deep);
-        assert_eq!(push(&three, 49), Some((0, 5, vec![4], vec![3], false)), "to the next level that has data");
-        assert_eq!(push(&three, 40), push(&three, 49), "one record is enough");
-        assert_eq!(push(&three, 39), Some((5, 6, vec![3], vec![1], false)), "4 came later");
-        assert_eq!(push(&three, 29), None, "what is at the bottom already does not count");
-        let apart = version(vec![], vec![(2, table(3, "p", "q")), (2, table(4, "r", "s")), (6, table(1, "a", "c"))]);
-        assert_eq!(push(&apart, 39), Some((2, 6, vec![3, 4], vec![], true)), "what meets nothing is moved");
-        assert_eq!(push(&version(vec![table(1, "a", "c")], vec![]), 99), Some((0, 6, vec![1], vec![], true)));
-        assert_eq!(push(&version(vec![], vec![]), 99), None);
+        assert_eq!(
+            run_pick_to_bottom(&three, 49),
+            Some((0, 5, vec![4], vec![3], false)),
+            "to the next level that has data"
+        );
+        assert_eq!(run_pick_to_bottom(&three, 40), run_pick_to_bottom(&three, 49), "one record is enough");
+        assert_eq!(run_pick_to_bottom(&three, 39), Some((5, 6, vec![3], vec![1], false)), "4 came later");
+        assert_eq!(run_pick_to_bottom(&three, 29), None, "what is at the bottom already does not count");
+        let separation =
+            version(vec![], vec![(2, table(3, "p", "q")), (2, table(4, "r", "s")), (6, table(1, "a", "c"))]);
+        assert_eq!(
+            run_pick_to_bottom(&separation, 39),
+            Some((2, 6, vec![3, 4], vec![], true)),
+            "what meets nothing is moved"
+        );
+        assert_eq!(
+            run_pick_to_bottom(&version(vec![table(1, "a", "c")], vec![]), 99),
+            Some((0, 6, vec![1], vec![], true))
+        );
+        assert_eq!(run_pick_to_bottom(&version(vec![], vec![]), 99), None);
     }
 
     #[test]
-    fn pushing_down_ends_also_while_others_write() {
+    fn to_bottom_ends_while_writes_continue() {
         let deep = (1..40u64).map(|n| (1 + (n % 6) as u8, table(n, &format!("k{n:02}"), &format!("k{n:02}x"))));
         let mut now = version(vec![table(50, "k00", "k30"), table(51, "k31", "k99")], deep.collect());
         let (through, mut next_id) = (600, 100);
         for round in 0..100 {
-            let Some((_, to, upper, lower, moves)) = push(&now, through) else {
-                let above = now.tables().filter(|(level, _)| *level < BOTTOM);
-                assert!(above.into_iter().all(|(_, table)| table.lowest.0 > through) && round > 3, "round {round}");
+            let Some((_, to, upper, lower, moves)) = run_pick_to_bottom(&now, through) else {
+                let above = now.tables().filter(|(level, _)| *level < BOTTOM_LEVEL);
+                assert!(
+                    above.into_iter().all(|(_, table)| table.smallest_seqno.0 > through) && round > 3,
+                    "round {round}"
+                );
                 return;
             };
-            let taken: Vec<Table> = now
+            let taken: Vec<TestTable> = now
                 .tables()
-                .filter(|(_, t)| upper.iter().chain(&lower).any(|id| *id == t.id.0))
+                .filter(|(_, t)| upper.iter().chain(&lower).any(|id| *id == t.number.0))
                 .map(|t| Arc::clone(t.1))
                 .collect();
-            let removed = taken.iter().map(|table| table.id).collect();
+            let removed = taken.iter().map(|table| table.number).collect();
             let added = match moves {
                 true => taken.into_iter().map(|table| (to, table)).collect(),
                 false => {
-                    let smallest = taken.iter().map(|table| table.smallest.clone()).min().unwrap();
-                    let largest = taken.iter().map(|table| table.largest.clone()).max().unwrap();
-                    let lowest = taken.iter().map(|table| table.lowest).min().unwrap();
+                    let smallest = taken.iter().map(|table| table.smallest_key.clone()).min().unwrap();
+                    let largest = taken.iter().map(|table| table.largest_key.clone()).max().unwrap();
+                    let lowest = taken.iter().map(|table| table.smallest_seqno).min().unwrap();
                     next_id += 1;
-                    let id = FileId(next_id);
-                    vec![(to, Arc::new(TableMeta { id, smallest, largest, lowest, ..(*taken[0]).clone() }))]
+                    let id = FileNumber(next_id);
+                    vec![(
+                        to,
+                        Arc::new(TableMeta {
+                            number: id,
+                            smallest_key: smallest,
+                            largest_key: largest,
+                            smallest_seqno: lowest,
+                            ..(*taken[0]).clone()
+                        }),
+                    )]
                 }
             };
             let flushed = vec![table(1_000 + round, "k00", "k99")];
-            now = now.with(Change { flushed, added, removed, ..Change::default() }, &KeyOrder::bytewise());
+            now = now.with_changes(
+                VersionChange { flushed, added, removed, ..VersionChange::default() },
+                &KeyOrder::bytewise(),
+            );
         }
         panic!("it does not end");
     }
 
     #[test]
-    fn of_the_bottom_only_what_is_wanted_is_rewritten_and_no_more_than_a_merge_takes() {
+    fn bottom_rewrite_is_bounded_and_selective() {
         let bottom = vec![(6, table(1, "a", "c")), (6, table(2, "d", "e")), (6, table(3, "f", "g"))];
         let all = version(vec![], [bottom, vec![(5, table(4, "a", "b"))]].concat());
         let rewritten = |wanted: &[u64], table_size| {
-            let wanted = wanted.iter().map(|&id| FileId(id)).collect();
-            ask(&all, &small_tables(table_size), |view| rewrite_at_bottom(view, &wanted))
+            let wanted = wanted.iter().map(|&id| FileNumber(id)).collect();
+            run_pick(&all, &small_tables(table_size), |picker| pick_bottom_rewrite(picker, &wanted))
         };
         assert_eq!(rewritten(&[1, 3], 100), Some((6, 6, vec![1, 3], vec![], false)));
         assert_eq!(rewritten(&[1, 2, 3], 8), Some((6, 6, vec![1, 2], vec![], false)), "25 times 8 bytes");
         assert_eq!(rewritten(&[2, 3], 1), Some((6, 6, vec![2], vec![], false)), "one at least");
         assert_eq!(rewritten(&[4, 9], 100), None, "one is not at the bottom, one is gone");
         assert_eq!(rewritten(&[], 100), None);
-        let empty =
-            ask(&version(vec![], vec![]), &small_tables(100), |view| rewrite_at_bottom(view, &[FileId(1)].into()));
+        let empty = run_pick(&version(vec![], vec![]), &small_tables(100), |picker| {
+            pick_bottom_rewrite(picker, &[FileNumber(1)].into())
+        });
         assert_eq!(empty, None);
     }
 
     /// A table that refers to so many bytes of a logical file, and holds so many tombstones.
-    fn referring(id: u64, range: (&str, &str), uses: &[(u64, u64)], tombstones: u64) -> Table {
-        let uses = uses.iter().map(|&(logical, bytes)| BlobUse { logical: FileId(logical), count: 1, bytes });
+    fn referring(id: u64, range: (&str, &str), uses: &[(u64, u64)], tombstones: u64) -> TestTable {
+        let uses =
+            uses.iter().map(|&(logical, bytes)| TableBlobUsage { logical_file: FileNumber(logical), count: 1, bytes });
         let blobs = uses.collect();
-        Arc::new(TableMeta { blobs, tombstones, ..(*table(id, range.0, range.1)).clone() })
+        Arc::new(TableMeta { blob_usage: blobs, tombstones, ..(*table(id, range.0, range.1)).clone() })
     }
 
     #[test]
-    fn level_0_goes_down_if_it_may_hide_more_than_is_allowed() {
-        let world = World::new(KeyOrder::bytewise(), LsmOptions::default(), 1);
+    fn l0_compacts_when_it_hides_too_much() {
+        let fixture = LsmFixture::new(KeyOrder::bytewise(), LsmOptions::default(), 1);
         let file = |id: u64, bytes| {
-            let sections = vec![BlobSection { logical: FileId(id), values: 10, bytes, rewritten: false }];
-            world.tree.context.blob_handle(BlobMeta { id: FileId(id), size: bytes + 100, created_ms: 0, sections })
+            let sections = vec![BlobFileSection { logical_file: FileNumber(id), values: 10, bytes, rewritten: false }];
+            fixture.tree.context.blob_handle(BlobFileMeta {
+                number: FileNumber(id),
+                size: bytes + 100,
+                created_ms: 0,
+                sections,
+            })
         };
-        let apart = |target| {
-            let apart = KvSeparationOptions::default().automatic_gc(target);
-            LsmOptions { kv_separation: Some(apart), ..LsmOptions::default() }
+        let separation = |target| {
+            let separation = KvSeparationOptions::default().automatic_gc(target);
+            LsmOptions { kv_separation: Some(separation), ..LsmOptions::default() }
         };
         let bottom = || vec![(6, referring(1, ("a", "m"), &[(7, 1_000)], 0))];
-        let asked = |young: &[Table], options: &LsmOptions| {
+        let asked = |l0: &[TestTable], options: &LsmOptions| {
             let blobs_added = vec![file(7, 1_000), file(8, 300)];
-            let change = Change { flushed: young.to_vec(), added: bottom(), blobs_added, ..Change::default() };
-            let version = Version::empty().with(change, &KeyOrder::bytewise());
-            ask(&version, options, hiding)
+            let change =
+                VersionChange { flushed: l0.to_vec(), added: bottom(), blobs_added, ..VersionChange::default() };
+            let version = Version::empty().with_changes(change, &KeyOrder::bytewise());
+            run_pick(&version, options, pick_hidden_blobs)
         };
         // Its 300 bytes may overwrite 300 of the 1,000: 1,300 for each 1,000.
         let overwriting = [referring(4, ("b", "f"), &[(8, 300)], 0)];
         let merged = Some((0, 6, vec![4], vec![1], false));
-        assert_eq!(asked(&overwriting, &apart(Some(1.29))), merged);
-        assert_eq!(asked(&overwriting, &apart(Some(1.31))), None);
-        assert_eq!(asked(&overwriting, &apart(None)), None, "left to the caller");
+        assert_eq!(asked(&overwriting, &separation(Some(1.29))), merged);
+        assert_eq!(asked(&overwriting, &separation(Some(1.31))), None);
+        assert_eq!(asked(&overwriting, &separation(None)), None, "left to the caller");
         assert_eq!(asked(&overwriting, &LsmOptions::default()), None);
         // 300 are stale already. Six tombstones among 14 values may hide 6/14 of the 1,000: 1,300 for each 571.
         let burying = [referring(4, ("b", "f"), &[], 6)];
-        assert_eq!(asked(&burying, &apart(Some(2.2))), merged);
-        assert_eq!(asked(&burying, &apart(Some(2.3))), None);
-        assert_eq!(asked(&[], &apart(Some(1.0))), None, "level 0 is empty");
+        assert_eq!(asked(&burying, &separation(Some(2.2))), merged);
+        assert_eq!(asked(&burying, &separation(Some(2.3))), None);
+        assert_eq!(asked(&[], &separation(Some(1.0))), None, "level 0 is empty");
         let no_blobs = version(burying.to_vec(), vec![(6, table(1, "a", "m"))]);
-        assert_eq!(ask(&no_blobs, &apart(Some(1.0)), hiding), None);
+        assert_eq!(run_pick(&no_blobs, &separation(Some(1.0)), pick_hidden_blobs), None);
     }
 
     /// Deletes that leave the memtable and level 0 soon, and then lie for long on a level between.
     #[test]
-    fn the_level_that_may_hide_most_goes_down_one_level_and_only_if_that_is_worth_it() {
-        let world = World::new(KeyOrder::bytewise(), LsmOptions::default(), 1);
+    fn level_hiding_most_compacts_when_worth_it() {
+        let fixture = LsmFixture::new(KeyOrder::bytewise(), LsmOptions::default(), 1);
         let file = |id: u64, bytes| {
-            let sections = vec![BlobSection { logical: FileId(id), values: 10, bytes, rewritten: false }];
-            world.tree.context.blob_handle(BlobMeta { id: FileId(id), size: bytes + 100, created_ms: 0, sections })
+            let sections = vec![BlobFileSection { logical_file: FileNumber(id), values: 10, bytes, rewritten: false }];
+            fixture.tree.context.blob_handle(BlobFileMeta {
+                number: FileNumber(id),
+                size: bytes + 100,
+                created_ms: 0,
+                sections,
+            })
         };
-        let asked = |young: &[Table], deep: &[(u8, Table)], target, at_rest| {
-            let apart = KvSeparationOptions::default().automatic_gc(Some(target));
-            let options = LsmOptions { kv_separation: Some(apart), ..LsmOptions::default() };
+        let asked = |l0: &[TestTable], deep: &[(u8, TestTable)], target, at_rest| {
+            let separation = KvSeparationOptions::default().automatic_gc(Some(target));
+            let options = LsmOptions { kv_separation: Some(separation), ..LsmOptions::default() };
             let blobs_added = vec![file(7, 100_000), file(8, 9_000)];
-            let change = Change { flushed: young.to_vec(), added: deep.to_vec(), blobs_added, ..Change::default() };
-            ask_at(at_rest, &Version::empty().with(change, &KeyOrder::bytewise()), &options, hiding)
+            let change =
+                VersionChange { flushed: l0.to_vec(), added: deep.to_vec(), blobs_added, ..VersionChange::default() };
+            run_pick_with_idle(
+                at_rest,
+                &Version::empty().with_changes(change, &KeyOrder::bytewise()),
+                &options,
+                pick_hidden_blobs,
+            )
         };
         let bottom =
             || [(6, referring(1, ("a", "g"), &[(7, 60_000)], 0)), (6, referring(2, ("h", "z"), &[(7, 40_000)], 0))];
@@ -330,18 +413,18 @@ mod tests {
         assert_eq!(asked(&[], &deep(0, 5), 1.2, false), Some((4, 6, vec![4], vec![2], false)), "the fuller table");
         assert_eq!(asked(&[], &deep(5, 0), 1.2, false), Some((4, 6, vec![3], vec![1], false)));
         assert_eq!(asked(&[], &deep(0, 5), 2.0, false), None, "that much is allowed");
-        let young = [referring(5, ("b", "f"), &[], 9)];
-        assert_eq!(asked(&young, &deep(0, 5), 1.2, false), Some((0, 4, vec![5], vec![3], false)));
-        assert_eq!(asked(&young, &bottom(), 1.2, false), Some((0, 6, vec![5], vec![1], false)));
+        let l0 = [referring(5, ("b", "f"), &[], 9)];
+        assert_eq!(asked(&l0, &deep(0, 5), 1.2, false), Some((0, 4, vec![5], vec![3], false)));
+        assert_eq!(asked(&l0, &bottom(), 1.2, false), Some((0, 6, vec![5], vec![1], false)));
         // 9,000 bytes are more than a sixteenth of 109,000, half of that is not.
         let few = |bytes| [&bottom()[..], &[(4, referring(3, ("b", "c"), &[(8, bytes)], 0))]].concat();
         assert_eq!(asked(&[], &few(9_000), 1.0, false), Some((4, 6, vec![3], vec![1], false)));
         assert_eq!(asked(&[], &few(4_500), 1.0, false), None);
         assert_eq!(asked(&[], &few(4_500), 1.0, true), Some((4, 6, vec![3], vec![1], false)), "at rest, anything is");
         // Where tables are a good part of it all, a merge below level 0 costs more than it shows.
-        let large = |table: &Table| Arc::new(TableMeta { size: 30_000, ..(**table).clone() });
-        let heavy: Vec<(u8, Table)> = deep(0, 5).iter().map(|(level, table)| (*level, large(table))).collect();
+        let large = |table: &TestTable| Arc::new(TableMeta { size: 30_000, ..(**table).clone() });
+        let heavy: Vec<(u8, TestTable)> = deep(0, 5).iter().map(|(level, table)| (*level, large(table))).collect();
         assert_eq!(asked(&[], &heavy, 1.2, false), None);
-        assert_eq!(asked(&young, &heavy, 1.2, false), Some((0, 4, vec![5], vec![3], false)));
+        assert_eq!(asked(&l0, &heavy, 1.2, false), Some((0, 4, vec![5], vec![3], false)));
     }
 }

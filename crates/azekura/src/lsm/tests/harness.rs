@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::edit::{BlobMeta, BlobUse, Edit, FileId, PartitionId, TableMeta};
+use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId, TableBlobUsage, TableMeta, VersionEdit};
 use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::BlockCache;
-use crate::cursor::visible::{Ascending, Descending};
-use crate::engine::{Engine, Host, KeyBounds, ReadPoint, ReadPoints, Task, TaskReport, Visible};
-use crate::lsm::handle::TreeContext;
+use crate::engine::{Engine, EngineHost, KeyBounds, LastVisibleSeqno, ReadSeqno, SnapshotList, Task, TaskReport};
+use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter};
 use crate::lsm::options::LsmOptions;
+use crate::lsm::table_handle::TreeContext;
 use crate::lsm::tree::LsmTree;
-use crate::lsm::version::Described;
-use crate::table::graveyard::Graveyard;
+use crate::lsm::version::HasTableMeta;
+use crate::table::obsolete_files::ObsoleteFiles;
 use crate::vfs::fault::FaultFs;
-use crate::vfs::files::{DataFiles, DataKind, DirectPolicy, parse_name};
 use crate::vfs::mem::{MemFs, Survival};
+use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
 use crate::vfs::{Env, Fs};
 
 pub(crate) const PARTITION: PartitionId = PartitionId(3);
@@ -27,30 +27,30 @@ const SEED: u64 = 77;
 pub(crate) const ALL: KeyBounds<'static> = (Bound::Unbounded, Bound::Unbounded);
 
 /// The tables with their levels, the blob files, and the flushed point that a list of edits leaves.
-pub(crate) fn replay(edits: &[Edit]) -> (Vec<(u8, TableMeta)>, Vec<BlobMeta>, SeqNo) {
-    let (mut tables, mut flushed): (BTreeMap<FileId, (u8, TableMeta)>, _) = (BTreeMap::new(), SeqNo::ZERO);
-    let mut blobs: BTreeMap<FileId, BlobMeta> = BTreeMap::new();
+pub(crate) fn replay(edits: &[VersionEdit]) -> (Vec<(u8, TableMeta)>, Vec<BlobFileMeta>, SeqNo) {
+    let (mut tables, mut flushed): (BTreeMap<FileNumber, (u8, TableMeta)>, _) = (BTreeMap::new(), SeqNo::ZERO);
+    let mut blobs: BTreeMap<FileNumber, BlobFileMeta> = BTreeMap::new();
     for edit in edits {
         match edit.clone() {
-            Edit::TableAdded { partition, level, table } => {
+            VersionEdit::TableAdded { partition, level, table } => {
                 assert_eq!(partition, PARTITION);
-                assert!(tables.insert(table.id, (level, table)).is_none(), "a table is added once");
+                assert!(tables.insert(table.number, (level, table)).is_none(), "a table is added once");
             }
-            Edit::TableRemoved { table, .. } => {
+            VersionEdit::TableRemoved { table, .. } => {
                 assert!(tables.remove(&table).is_some(), "only what is there is removed")
             }
-            Edit::TableMoved { table, level, .. } => {
+            VersionEdit::TableMoved { table, level, .. } => {
                 tables.get_mut(&table).expect("only what is there is moved").0 = level
             }
-            Edit::Flushed { through, .. } => {
+            VersionEdit::Flushed { through, .. } => {
                 assert!(through >= flushed);
                 flushed = through;
             }
-            Edit::BlobFileAdded { partition, file } => {
+            VersionEdit::BlobFileAdded { partition, file } => {
                 assert_eq!(partition, PARTITION);
-                assert!(blobs.insert(file.id, file).is_none(), "a blob file is added once");
+                assert!(blobs.insert(file.number, file).is_none(), "a blob file is added once");
             }
-            Edit::BlobFileRemoved { file, .. } => {
+            VersionEdit::BlobFileRemoved { file, .. } => {
                 assert!(blobs.remove(&file).is_some(), "only what is there is removed");
             }
             other => panic!("a tree does not write {other:?}"),
@@ -60,23 +60,23 @@ pub(crate) fn replay(edits: &[Edit]) -> (Vec<(u8, TableMeta)>, Vec<BlobMeta>, Se
 }
 
 /// All that a list of edits names.
-fn named(edits: &[Edit]) -> HashMap<(DataKind, FileId), u64> {
+fn named_files(edits: &[VersionEdit]) -> HashMap<(DataFileKind, FileNumber), u64> {
     let (tables, blobs, _) = replay(edits);
-    let tables = tables.iter().map(|(_, table)| ((DataKind::Table, table.id), table.size));
-    tables.chain(blobs.iter().map(|file| ((DataKind::Blob, file.id), file.size))).collect()
+    let tables = tables.iter().map(|(_, table)| ((DataFileKind::Table, table.number), table.size));
+    tables.chain(blobs.iter().map(|file| ((DataFileKind::Blob, file.number), file.size))).collect()
 }
 
 /// Checks that tables point to values of blob files that are there, and that no blob file is without any.
-fn check_references(edits: &[Edit], counts: bool) {
+fn check_references(edits: &[VersionEdit], counts: bool) {
     let (tables, blobs, _) = replay(edits);
-    let mut uses: BTreeMap<FileId, (u64, u64)> = BTreeMap::new();
-    for blob in tables.iter().flat_map(|(_, table)| &table.blobs) {
-        let sum = uses.entry(blob.logical).or_default();
+    let mut uses: BTreeMap<FileNumber, (u64, u64)> = BTreeMap::new();
+    for blob in tables.iter().flat_map(|(_, table)| &table.blob_usage) {
+        let sum = uses.entry(blob.logical_file).or_default();
         *sum = (sum.0 + blob.count, sum.1 + blob.bytes);
     }
     for file in &blobs {
         let used = file.sections.iter().filter(|section| {
-            let (count, bytes) = uses.remove(&section.logical).unwrap_or_default();
+            let (count, bytes) = uses.remove(&section.logical_file).unwrap_or_default();
             assert!(count <= section.values && bytes <= section.bytes);
             count > 0
         });
@@ -86,46 +86,46 @@ fn check_references(edits: &[Edit], counts: bool) {
 }
 
 /// Records edits, and checks at each that the rules were kept.
-pub(crate) struct FakeHost {
+pub(crate) struct CheckingHost {
     fs: MemFs,
-    pub(crate) edits: Mutex<Vec<Edit>>,
+    pub(crate) edits: Mutex<Vec<VersionEdit>>,
     pub(crate) snapshots: Mutex<Vec<u64>>,
-    pub(crate) visible: Visible,
+    pub(crate) visible: LastVisibleSeqno,
     durable: AtomicU64,
     pub(crate) yields: AtomicBool,
     pub(crate) refuse_edits: AtomicBool,
     /// Blob files may be without references while memory points into them.
-    pub(crate) counts: AtomicBool,
+    pub(crate) allow_unreferenced_blobs: AtomicBool,
 }
 
-pub(crate) fn tables_in(fs: &dyn Fs) -> HashMap<FileId, u64> {
+pub(crate) fn tables_in(fs: &dyn Fs) -> HashMap<FileNumber, u64> {
     let entries = fs.read_dir(Path::new("/db")).unwrap().into_iter();
-    entries.filter_map(|e| Some((FileId(e.name.strip_suffix(".sst")?.parse().ok()?), e.len))).collect()
+    entries.filter_map(|e| Some((FileNumber(e.name.strip_suffix(".sst")?.parse().ok()?), e.len))).collect()
 }
 
 /// Tables and blob files.
-pub(crate) fn files_in(fs: &dyn Fs) -> HashMap<(DataKind, FileId), u64> {
+pub(crate) fn files_in(fs: &dyn Fs) -> HashMap<(DataFileKind, FileNumber), u64> {
     let entries = fs.read_dir(Path::new("/db")).unwrap().into_iter();
-    entries.filter_map(|e| Some((parse_name(&e.name)?, e.len))).collect()
+    entries.filter_map(|e| Some((parse_data_file_name(&e.name)?, e.len))).collect()
 }
 
-impl Host for FakeHost {
-    fn log_end(&self) -> SeqNo {
+impl EngineHost for CheckingHost {
+    fn wal_end(&self) -> SeqNo {
         SeqNo::MAX
     }
 
-    fn make_log_durable(&self, through: SeqNo) -> Result<()> {
+    fn sync_wal_through(&self, through: SeqNo) -> Result<()> {
         self.durable.fetch_max(through.0, Ordering::SeqCst);
         Ok(())
     }
 
-    fn commit_edits(&self, new: &[Edit]) -> Result<()> {
+    fn commit_edits(&self, new: &[VersionEdit]) -> Result<()> {
         if self.refuse_edits.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::OutOfSpace, "no space for edits"));
         }
         let mut edits = self.edits.lock().unwrap();
         let present = files_in(&self.fs);
-        for (file, size) in named(&edits) {
+        for (file, size) in named_files(&edits) {
             assert_eq!(present.get(&file), Some(&size), "a named file was removed too early");
         }
         let after_power_loss = self.fs.fork();
@@ -133,28 +133,30 @@ impl Host for FakeHost {
         let durable = files_in(&after_power_loss);
         for edit in new {
             match edit {
-                Edit::TableAdded { table, .. } => {
-                    let file = (DataKind::Table, table.id);
+                VersionEdit::TableAdded { table, .. } => {
+                    let file = (DataFileKind::Table, table.number);
                     assert_eq!(durable.get(&file), Some(&table.size), "an edit names a table that is not durable");
                 }
-                Edit::BlobFileAdded { file: meta, .. } => {
-                    let file = (DataKind::Blob, meta.id);
+                VersionEdit::BlobFileAdded { file: meta, .. } => {
+                    let file = (DataFileKind::Blob, meta.number);
                     assert_eq!(durable.get(&file), Some(&meta.size), "an edit names a blob file that is not durable");
                 }
-                Edit::Flushed { through, .. } => assert!(through.0 <= self.durable.load(Ordering::SeqCst), "log first"),
+                VersionEdit::Flushed { through, .. } => {
+                    assert!(through.0 <= self.durable.load(Ordering::SeqCst), "log first")
+                }
                 _ => {}
             }
         }
         edits.extend_from_slice(new);
-        check_references(&edits, self.counts.load(Ordering::SeqCst));
+        check_references(&edits, self.allow_unreferenced_blobs.load(Ordering::SeqCst));
         Ok(())
     }
 
-    fn read_points(&self) -> Vec<SeqNo> {
-        let mut points = self.snapshots.lock().unwrap().clone();
-        points.push(self.visible.get().0);
-        points.sort_unstable();
-        points.into_iter().map(SeqNo).collect()
+    fn snapshot_seqnos(&self) -> Vec<SeqNo> {
+        let mut snapshots = self.snapshots.lock().unwrap().clone();
+        snapshots.push(self.visible.get().0);
+        snapshots.sort_unstable();
+        snapshots.into_iter().map(SeqNo).collect()
     }
 
     fn now_ms(&self) -> u64 {
@@ -166,21 +168,21 @@ impl Host for FakeHost {
     }
 }
 
-type Log = Vec<(u64, RecordKind, Vec<u8>, Vec<u8>)>;
+type WrittenRecords = Vec<(u64, RecordKind, Vec<u8>, Vec<u8>)>;
 /// By sequence number what the key shows, oldest first.
-type Versions = Vec<(u64, Option<Vec<u8>>)>;
+type ValueHistory = Vec<(u64, Option<Vec<u8>>)>;
 
-pub(crate) struct World {
+pub(crate) struct LsmFixture {
     pub(crate) fs: MemFs,
     pub(crate) faults: FaultFs,
     pub(crate) order: KeyOrder,
     pub(crate) options: LsmOptions,
     next_file_id: Arc<AtomicU64>,
     env: Arc<dyn Env>,
-    pub(crate) host: FakeHost,
+    pub(crate) host: CheckingHost,
     pub(crate) tree: LsmTree,
-    log: Log,
-    versions: Vec<(Vec<u8>, Versions)>,
+    log: WrittenRecords,
+    versions: Vec<(Vec<u8>, ValueHistory)>,
     random: u64,
 }
 
@@ -188,10 +190,10 @@ pub(crate) fn small_options() -> LsmOptions {
     let mut options = LsmOptions::default();
     options.table.block_size = 256;
     options.table.metadata_block_size = 256;
-    options.compaction.table_size = 2 << 10;
-    options.compaction.base_size = 10 << 10;
-    options.compaction.level_ratio = 3;
-    options.compaction.l0_trigger = 3;
+    options.compaction.target_file_size = 2 << 10;
+    options.compaction.base_level_size = 10 << 10;
+    options.compaction.level_size_multiplier = 3;
+    options.compaction.l0_compaction_trigger = 3;
     options
 }
 
@@ -200,24 +202,24 @@ fn context(
     order: &KeyOrder,
     next: &Arc<AtomicU64>,
     env: &Arc<dyn Env>,
-    visible: &Visible,
+    visible: &LastVisibleSeqno,
 ) -> TreeContext {
     let fs: Arc<dyn Fs> = Arc::new(fs.clone());
     let dir = PathBuf::from("/db");
-    let files = Arc::new(DataFiles::tables(Arc::clone(&fs), &dir, 4, DirectPolicy::never()));
+    let files = Arc::new(DataFiles::tables(Arc::clone(&fs), &dir, 4, DirectIoPolicy::never()));
     let cache = Arc::new(BlockCache::new(1 << 20));
     TreeContext {
-        graveyard: Arc::new(Graveyard::new(Arc::clone(&files), Arc::clone(&cache), Arc::default())),
+        obsolete_files: Arc::new(ObsoleteFiles::new(Arc::clone(&files), Arc::clone(&cache), Arc::default())),
         files,
         cache,
         fs,
         dir,
         env: Arc::clone(env),
         next_file_id: Arc::clone(next),
-        unsynced: Arc::default(),
-        visible: visible.clone(),
-        points: ReadPoints::new(Visible::default()),
-        memory: Arc::default(),
+        unsynced_blobs: Arc::default(),
+        last_visible: visible.clone(),
+        snapshots: SnapshotList::new(LastVisibleSeqno::default()),
+        memtable_memory: Arc::default(),
         hash_seed: SEED,
         order: order.clone(),
         partition: PARTITION,
@@ -225,16 +227,16 @@ fn context(
     }
 }
 
-impl World {
-    pub(crate) fn new(order: KeyOrder, options: LsmOptions, seed: u64) -> World {
+impl LsmFixture {
+    pub(crate) fn new(order: KeyOrder, options: LsmOptions, seed: u64) -> LsmFixture {
         let fs = MemFs::new();
         fs.create_dir_all(Path::new("/db")).unwrap();
         fs.sync_dir(Path::new("/")).unwrap();
         let faults = FaultFs::new(Arc::new(fs.clone()));
         let next_file_id = Arc::new(AtomicU64::new(1));
         let env: Arc<dyn Env> = Arc::new(crate::vfs::env::TestEnv::new(seed));
-        let visible = Visible::default();
-        let host = FakeHost {
+        let visible = LastVisibleSeqno::default();
+        let host = CheckingHost {
             fs: fs.clone(),
             edits: Mutex::default(),
             snapshots: Mutex::default(),
@@ -242,12 +244,12 @@ impl World {
             durable: AtomicU64::new(0),
             yields: AtomicBool::new(false),
             refuse_edits: AtomicBool::new(false),
-            counts: AtomicBool::new(false),
+            allow_unreferenced_blobs: AtomicBool::new(false),
         };
         let context = context(&faults, &order, &next_file_id, &env, &visible);
         let tree = LsmTree::restore(context, options.clone(), Vec::new(), Vec::new(), SeqNo::ZERO).unwrap();
         let (log, versions, random) = (Vec::new(), Vec::new(), seed.max(1));
-        World { fs, faults, order, options, next_file_id, env, host, tree, log, versions, random }
+        LsmFixture { fs, faults, order, options, next_file_id, env, host, tree, log, versions, random }
     }
 
     pub(crate) fn random(&mut self, below: u64) -> u64 {
@@ -268,22 +270,22 @@ impl World {
     }
 
     pub(crate) fn write_unpublished(&mut self, kind: RecordKind, key: &[u8], value: &[u8]) {
-        self.record(kind, key, value, (kind == RecordKind::Put).then(|| value.to_vec()));
+        self.apply_record(kind, key, value, (kind == RecordKind::Put).then(|| value.to_vec()));
     }
 
     /// Writes a value to an early file, and a record that points to it.
-    pub(crate) fn put_early(&mut self, key: &str, value: &str) {
-        let claim = self.tree.put_early(value.as_bytes()).unwrap();
+    pub(crate) fn put_direct(&mut self, key: &str, value: &str) {
+        let claim = self.tree.write_blob_directly(value.as_bytes()).unwrap();
         let mut pointer = Vec::new();
         claim.pointer.encode(&mut pointer);
-        self.record(RecordKind::BlobPointer, key.as_bytes(), &pointer, Some(value.as_bytes().to_vec()));
+        self.apply_record(RecordKind::BlobPointer, key.as_bytes(), &pointer, Some(value.as_bytes().to_vec()));
         self.host.visible.publish(SeqNo(self.log.len() as u64));
     }
 
-    fn record(&mut self, kind: RecordKind, key: &[u8], value: &[u8], shown: Option<Vec<u8>>) {
+    fn apply_record(&mut self, kind: RecordKind, key: &[u8], value: &[u8], shown: Option<Vec<u8>>) {
         let seqno = self.log.len() as u64 + 1;
         self.log.push((seqno, kind, key.to_vec(), value.to_vec()));
-        self.tree.apply(EntryRef { user: key, seqno: SeqNo(seqno), kind, value }, None).unwrap();
+        self.tree.apply(EntryRef { user_key: key, seqno: SeqNo(seqno), kind, value }, None).unwrap();
         let order = &self.order;
         match self.versions.iter_mut().find(|(other, _)| order.cmp(other, key).is_eq()) {
             Some((_, versions)) => versions.push((seqno, shown)),
@@ -310,34 +312,34 @@ impl World {
     }
 
     /// Checks gets and walks, both ways, of every moment that somebody may look at.
-    pub(crate) fn check(&self) {
-        let mut points = self.host.snapshots.lock().unwrap().clone();
-        points.push(self.visible());
-        for &at in &points {
+    pub(crate) fn check_reads(&self) {
+        let mut snapshots = self.host.snapshots.lock().unwrap().clone();
+        snapshots.push(self.visible());
+        for &at in &snapshots {
             let mut expected: Vec<(&[u8], Vec<u8>)> = Vec::new();
             for (key, versions) in &self.versions {
                 let shown = self.shown(versions, at);
-                let got = self.tree.get(key, ReadPoint::At(SeqNo(at))).unwrap();
+                let got = self.tree.get(key, ReadSeqno::At(SeqNo(at))).unwrap();
                 assert_eq!(got.as_ref().map(|v| v.to_vec()), shown, "{} at {at}", key.escape_ascii());
-                let size = self.tree.size_of(key, ReadPoint::At(SeqNo(at))).unwrap();
+                let size = self.tree.size_of(key, ReadSeqno::At(SeqNo(at))).unwrap();
                 assert_eq!(size, shown.as_ref().map(|value| value.len() as u32));
                 expected.extend(shown.map(|value| (key.as_slice(), value)));
             }
             expected.sort_by(|a, b| self.order.cmp(a.0, b.0));
-            self.check_walks(at, &expected);
+            self.check_scans(at, &expected);
         }
-        assert_eq!(self.tree.get(b"no such key", ReadPoint::Latest).unwrap(), None);
+        assert_eq!(self.tree.get(b"no such key", ReadSeqno::Latest).unwrap(), None);
     }
 
-    fn check_walks(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
+    fn check_scans(&self, at: u64, expected: &[(&[u8], Vec<u8>)]) {
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        let mut values = self.tree.view().values();
+        let mut values = self.tree.view().blob_resolver();
         let mut shown_value = |kind, value: &[u8]| match kind {
-            RecordKind::BlobPointer => values.read(value).unwrap().to_vec(),
+            RecordKind::BlobPointer => values.resolve(value).unwrap().to_vec(),
             _ => value.to_vec(),
         };
-        let mut cursor = Ascending::new(
-            self.tree.view().cursor(SeqNo(at), ALL).unwrap(),
+        let mut cursor = ForwardVisibleIter::new(
+            self.tree.view().iter(SeqNo(at), ALL).unwrap(),
             self.order.clone(),
             SeqNo(at),
             Bound::Unbounded,
@@ -345,11 +347,11 @@ impl World {
         cursor.seek(Bound::Unbounded).unwrap();
         while cursor.valid() {
             let entry = cursor.entry();
-            up.push((entry.user.to_vec(), shown_value(entry.kind, entry.value)));
+            up.push((entry.user_key.to_vec(), shown_value(entry.kind, entry.value)));
             cursor.next().unwrap();
         }
-        let mut cursor = Descending::new(
-            self.tree.view().cursor(SeqNo(at), ALL).unwrap(),
+        let mut cursor = BackwardVisibleIter::new(
+            self.tree.view().iter(SeqNo(at), ALL).unwrap(),
             self.order.clone(),
             SeqNo(at),
             Bound::Unbounded,
@@ -370,7 +372,7 @@ impl World {
 
     pub(crate) fn run(&self, task: Task, forced: bool) -> Result<TaskReport> {
         let result = self.tree.run(task, forced, &self.host);
-        self.tree.context.graveyard.remove_all();
+        self.tree.context.obsolete_files.remove_all();
         result
     }
 
@@ -380,7 +382,7 @@ impl World {
     }
 
     /// Runs tasks until there are none.
-    pub(crate) fn settle(&self, forced: bool) {
+    pub(crate) fn run_all_tasks(&self, forced: bool) {
         for _ in 0..10_000 {
             let Some(task) = self.tree.next_task(forced, &[]) else { return };
             self.run(task, forced).unwrap();
@@ -390,21 +392,24 @@ impl World {
 
     pub(crate) fn major_compact(&self) {
         self.tree.seal();
-        self.settle(true);
+        self.run_all_tasks(true);
     }
 
     /// The tables by level, from the tree, after checking that the edits say the same.
     pub(crate) fn tables(&self) -> Vec<(u8, TableMeta)> {
         let version = self.tree.version();
         let mut tables: Vec<_> = version.tables().map(|(level, table)| (level, table.meta().clone())).collect();
-        tables.sort_by_key(|(_, table)| table.id);
+        tables.sort_by_key(|(_, table)| table.number);
         let (named, blobs, flushed) = replay(&self.host.edits.lock().unwrap());
         assert_eq!(tables, named);
-        let held: Vec<BlobMeta> = version.blobs().handles().map(|handle| handle.meta().clone()).collect();
+        let held: Vec<BlobFileMeta> = version.blobs().handles().map(|handle| handle.meta().clone()).collect();
         assert_eq!(held, blobs);
-        for file in version.blobs().uses() {
-            let here = |uses: &&BlobUse| version.blobs().file(uses.logical).is_some_and(|h| h.meta().id == file.id);
-            let uses: Vec<&BlobUse> = tables.iter().flat_map(|(_, table)| &table.blobs).filter(here).collect();
+        for file in version.blobs().stats() {
+            let here = |uses: &&TableBlobUsage| {
+                version.blobs().handle(uses.logical_file).is_some_and(|h| h.meta().number == file.id)
+            };
+            let uses: Vec<&TableBlobUsage> =
+                tables.iter().flat_map(|(_, table)| &table.blob_usage).filter(here).collect();
             let sums = (uses.iter().map(|uses| uses.count).sum(), uses.iter().map(|uses| uses.bytes).sum());
             assert_eq!((file.referenced_values, file.referenced_bytes), sums, "the sums are kept up");
         }
@@ -415,13 +420,13 @@ impl World {
     /// Waits for files that other threads' pins keep a little longer, then checks that only named ones are left.
     pub(crate) fn check_files(&self) {
         self.tables();
-        let named = named(&self.host.edits.lock().unwrap());
+        let named = named_files(&self.host.edits.lock().unwrap());
         for _ in 0..2_000_000 {
             if files_in(&self.fs) == named {
                 return;
             }
             self.tree.flushed_through(); // whoever unpins frees
-            self.tree.context.graveyard.remove_all();
+            self.tree.context.obsolete_files.remove_all();
             std::thread::yield_now();
         }
         panic!("{:?} are there and should be {named:?}", files_in(&self.fs));
@@ -429,25 +434,25 @@ impl World {
 
     /// Lets go of what is under way, as closing does.
     pub(crate) fn close(&self) {
-        self.tree.give_up_paused();
-        self.tree.give_up_early();
-        self.tree.context.graveyard.close();
+        self.tree.abandon_paused();
+        self.tree.abandon_direct_blob_files();
+        self.tree.context.obsolete_files.close();
     }
 
     /// Closes the tree and restores it from its edits and the log.
     pub(crate) fn reopen(&mut self) {
         self.close();
         let (tables, blobs, flushed) = replay(&self.host.edits.lock().unwrap());
-        let named = named(&self.host.edits.lock().unwrap());
+        let named = named_files(&self.host.edits.lock().unwrap());
         for (kind, id) in files_in(&self.fs).into_keys().filter(|file| !named.contains_key(file)) {
             let files = &self.tree.context.files;
-            let path = if kind == DataKind::Table { files.path(id) } else { files.blobs().path(id) };
+            let path = if kind == DataFileKind::Table { files.path(id) } else { files.blob_files().path(id) };
             self.fs.remove_file(&path).unwrap(); // a pin of another test kept it until now
         }
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
         self.tree = LsmTree::restore(context, self.options.clone(), tables, blobs, flushed).unwrap();
         for (seqno, kind, user, value) in self.log.iter().filter(|record| record.0 > flushed.0) {
-            self.tree.apply(EntryRef { user, seqno: SeqNo(*seqno), kind: *kind, value }, None).unwrap();
+            self.tree.apply(EntryRef { user_key: user, seqno: SeqNo(*seqno), kind: *kind, value }, None).unwrap();
         }
     }
 }

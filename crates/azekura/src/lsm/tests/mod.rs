@@ -4,8 +4,8 @@
 //! [`blobs`] (those of key-value separation), [`collect`] (those of its garbage collection),
 //! [`early`] (those of values that are written ahead of their commit).
 
+mod blob_gc;
 mod blobs;
-mod collect;
-mod early;
+mod direct_write;
 pub(super) mod harness;
 mod model;

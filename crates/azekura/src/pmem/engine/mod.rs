@@ -14,6 +14,6 @@ pub(crate) mod memory;
 pub(crate) mod pool;
 pub(crate) mod stored;
 
-pub(crate) use contract::{PmemTree, PoolFigures, TakeNumber};
-pub(crate) use home::{PoolHome, is_memory};
-pub(crate) use stored::{KnownPool, StoredPool};
+pub(crate) use contract::{AssignSeqnoFn, PmemEngine, PoolStats};
+pub(crate) use home::{PoolLocation, uses_mapped_pools};
+pub(crate) use stored::{ManifestPoolInfo, StoredPool};

@@ -4,49 +4,52 @@ use std::sync::Arc;
 
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::{Error, KeyOrder, Result};
-use crate::engine::ReadPoints;
+use crate::engine::SnapshotList;
 use crate::mem::atomic::Ordering;
 use crate::mem::region::PAGE;
-use crate::pmem::inner::Inner;
-use crate::pmem::leaf::{Commit, LEAF_LEN, Leaf};
-use crate::pmem::medium::{Medium, Site};
-use crate::pmem::recover::leaves::{Report, Trust};
-use crate::pmem::recover::walk::Walk;
-use crate::pmem::space::Space;
-use crate::pmem::tree::{HEAD, PoolOptions, Tree, seal_of};
+use crate::pmem::allocator::Allocator;
+use crate::pmem::inner::InnerTree;
+use crate::pmem::leaf::{LEAF_LEN, LeafCommitWord, PoolLeaf};
+use crate::pmem::persistence::{PersistSite, PersistenceBackend};
+use crate::pmem::recover::leaves::{PoolCheckLevel, PoolRecoveryReport};
+use crate::pmem::recover::walk::PoolRecovery;
+use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolOptions, PoolTree, leaf_check_seed};
 use crate::vfs::Env;
 
 /// Makes an empty pool on `medium`, which holds nothing yet. Durable when it returns; before, there is no pool.
 ///
 /// # Errors
 /// `OutOfSpace` if not even that fits.
-pub(crate) fn create<M: Medium>(
-    medium: M,
+pub(crate) fn create<M: PersistenceBackend>(
+    backend: M,
     file_id: [u8; 16],
     order: KeyOrder,
     options: &PoolOptions,
-    points: Arc<ReadPoints>,
-) -> Result<Tree<M>> {
+    snapshots: Arc<SnapshotList>,
+) -> Result<PoolTree<M>> {
     let least = 2 * PAGE;
     let len = options.grow_by.max(least).min(options.len_max) / PAGE * PAGE;
     if len < least {
         return Err(Error::invalid(format!("a pool has at least {least} bytes")));
     }
-    medium.grow(len)?;
-    let seal = seal_of(&file_id);
-    medium.write(0, &[&FileHeader { kind: FileKind::Pool, file_id }.encode()]);
-    medium.flush(0, FileHeader::LEN as u64, Site::FormatHeader);
-    let leaf = Leaf::new(medium.region(), HEAD);
-    medium.store(leaf.at, Commit::empty(seal, leaf.at).0);
-    medium.store(leaf.next_at(), seal.next_word(leaf.at, 0));
-    medium.flush(leaf.at, 16, Site::FormatLeaf);
-    medium.fence(Site::FormatDone);
-    let mut space = Space::new(len, options.len_max, options.grow_by);
-    space.set_addresses(medium.region().reserved());
-    space.add((HEAD + LEAF_LEN, len - HEAD - LEAF_LEN));
-    let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
-    let mut tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 1), points);
-    tree.inner = Inner::build(&[(Vec::new(), tree.orders.spot(HEAD).0)], tree.order.clone());
+    backend.grow(len)?;
+    let seal = leaf_check_seed(&file_id);
+    backend.write(0, &[&FileHeader { kind: FileKind::Pool, file_id }.encode()]);
+    backend.flush(0, FileHeader::LEN as u64, PersistSite::FormatHeader);
+    let leaf = PoolLeaf::new(backend.region(), HEAD_LEAF_OFFSET);
+    backend.store(leaf.offset, LeafCommitWord::empty(seal, leaf.offset).0);
+    backend.store(leaf.next_offset(), seal.next_word(leaf.offset, 0));
+    backend.flush(leaf.offset, 16, PersistSite::FormatLeaf);
+    backend.fence(PersistSite::FormatDone);
+    let mut space = Allocator::new(len, options.len_max, options.grow_by);
+    space.set_addresses(backend.region().reserved());
+    space.add_free_at_open((HEAD_LEAF_OFFSET + LEAF_LEN, len - HEAD_LEAF_OFFSET - LEAF_LEN));
+    let inner = InnerTree::bulk_load(&[(Vec::new(), HEAD_LEAF_OFFSET)], order.clone());
+    let mut tree = PoolTree::assemble(backend, file_id, order, options, (inner, space, 0, 1), snapshots);
+    tree.inner = InnerTree::bulk_load(
+        &[(Vec::new(), tree.leaf_orders.new_leaf_addr(HEAD_LEAF_OFFSET).0)],
+        tree.key_order.clone(),
+    );
     Ok(tree)
 }
 
@@ -55,16 +58,16 @@ pub(crate) fn create<M: Medium>(
 /// # Errors
 /// `Corruption` if it is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there is no
 /// memory. Then nothing was changed.
-pub(crate) fn open_with<M: Medium>(
-    medium: M,
+pub(crate) fn open_with<M: PersistenceBackend>(
+    backend: M,
     order: KeyOrder,
     options: &PoolOptions,
-    points: Arc<ReadPoints>,
-    trust: Trust,
+    snapshots: Arc<SnapshotList>,
+    check_level: PoolCheckLevel,
     env: Option<&dyn Env>,
-) -> Result<(Tree<M>, Report)> {
-    let region = medium.region();
-    if !region.contains(HEAD, LEAF_LEN) {
+) -> Result<(PoolTree<M>, PoolRecoveryReport)> {
+    let region = backend.region();
+    if !region.contains(HEAD_LEAF_OFFSET, LEAF_LEN) {
         return Err(Error::corruption("the pool ends before its first leaf"));
     }
     let mut header = [0; FileHeader::LEN];
@@ -72,31 +75,31 @@ pub(crate) fn open_with<M: Medium>(
     let file_id = FileHeader::decode(FileKind::Pool, &header)?.file_id;
     let len = region.len();
     // A tree without leaves lends its comparisons: nothing of it is used before the walk is over.
-    let inner = Inner::build(&[(Vec::new(), HEAD)], order.clone());
-    let mut space = Space::new(len, options.len_max, options.grow_by);
+    let inner = InnerTree::bulk_load(&[(Vec::new(), HEAD_LEAF_OFFSET)], order.clone());
+    let mut space = Allocator::new(len, options.len_max, options.grow_by);
     space.set_addresses(region.reserved());
-    let tree = Tree::assemble(medium, file_id, order, options, (inner, space, 0, 0), points);
-    let (mut tree, used, found) = Walk::new(tree, trust).run(env)?;
+    let tree = PoolTree::assemble(backend, file_id, order, options, (inner, space, 0, 0), snapshots);
+    let (mut tree, used, found) = PoolRecovery::new(tree, check_level).run(env)?;
     for (at, word) in &found.repairs {
-        tree.medium.publish(*at, *word);
-        tree.medium.flush(*at, 8, Site::RepairCommit);
+        tree.backend.publish(*at, *word);
+        tree.backend.flush(*at, 8, PersistSite::RepairCommit);
     }
     if !found.repairs.is_empty() {
-        tree.medium.fence(Site::RepairDone);
+        tree.backend.fence(PersistSite::RepairDone);
     }
-    let leaves = found.kept.len() as u64;
-    let spot = |(separator, at)| (separator, tree.orders.spot(at).0);
-    let spots: Vec<_> = found.kept.into_iter().map(spot).collect();
-    tree.inner = Inner::build(&spots, tree.order.clone());
+    let leaves = found.leaves.len() as u64;
+    let addr = |(separator, at)| (separator, tree.leaf_orders.new_leaf_addr(at).0);
+    let addrs: Vec<_> = found.leaves.into_iter().map(addr).collect();
+    tree.inner = InnerTree::bulk_load(&addrs, tree.key_order.clone());
     let mut free = Vec::new();
-    used.free_ranges(|range| free.push(range));
+    used.for_each_free_range(|range| free.push(range));
     {
-        let mut space = tree.space()?;
-        free.into_iter().for_each(|range| space.add(range));
+        let mut space = tree.lock_allocator()?;
+        free.into_iter().for_each(|range| space.add_free_at_open(range));
     }
-    let report = Report { leaves, repairs: found.repairs.len() as u64, ..found.report };
-    tree.len.store(report.records, Ordering::Relaxed);
-    tree.leaves.store(report.leaves, Ordering::Relaxed);
+    let report = PoolRecoveryReport { leaves, repairs: found.repairs.len() as u64, ..found.report };
+    tree.records_at_open.store(report.records, Ordering::Relaxed);
+    tree.leaf_count.store(report.leaves, Ordering::Relaxed);
     Ok((tree, report))
 }
 
@@ -104,34 +107,34 @@ pub(crate) fn open_with<M: Medium>(
 mod tests {
     use super::*;
     use crate::base::{ErrorKind, SeqNo};
-    use crate::engine::Visible;
+    use crate::engine::LastVisibleSeqno;
     use crate::memtable::speed::{random_key, time};
-    use crate::pmem::leaf::bits;
-    use crate::pmem::medium::Image;
+    use crate::pmem::leaf::set_bits;
+    use crate::pmem::persistence::PoolImage;
     use crate::vfs::env::SystemEnv;
 
     fn options() -> PoolOptions {
-        PoolOptions { len_max: 64 << 20, grow_by: 64 * PAGE, slots: 20 }
+        PoolOptions { len_max: 64 << 20, grow_by: 64 * PAGE, slots_per_leaf: 20 }
     }
 
-    fn points() -> Arc<ReadPoints> {
-        let visible = Visible::default();
+    fn new_snapshots() -> Arc<SnapshotList> {
+        let visible = LastVisibleSeqno::default();
         visible.publish(SeqNo::MAX);
-        ReadPoints::new(visible)
+        SnapshotList::new(visible)
     }
 
-    fn reopened(bytes: &[u8], env: Option<&dyn Env>) -> Result<(Tree<Image>, Report)> {
-        let image = Image::new(options().len_max).unwrap();
+    fn reopen_bytes(bytes: &[u8], env: Option<&dyn Env>) -> Result<(PoolTree<PoolImage>, PoolRecoveryReport)> {
+        let image = PoolImage::new(options().len_max).unwrap();
         image.grow(bytes.len() as u64).unwrap();
-        image.load(0, bytes);
-        open_with(image, KeyOrder::bytewise(), &options(), points(), Trust::Nothing, env)
+        image.load_words(0, bytes);
+        open_with(image, KeyOrder::bytewise(), &options(), new_snapshots(), PoolCheckLevel::Full, env)
     }
 
     /// However many read it, the same is found, and the same is refused.
     #[test]
-    fn threads_find_what_one_does() {
-        let image = Image::new(options().len_max).unwrap();
-        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), points()).unwrap();
+    fn parallel_open_equals_single_threaded() {
+        let image = PoolImage::new(options().len_max).unwrap();
+        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), new_snapshots()).unwrap();
         let key = |n: u64| (n * 7919 % 10_007).to_be_bytes();
         for n in 0..10_007 {
             tree.put(&key(n), SeqNo(n + 1), &[n as u8; 30]).unwrap();
@@ -143,10 +146,10 @@ mod tests {
         let mut bytes = vec![0; tree.region().len() as usize];
         tree.region().read(0, &mut bytes);
         let env = SystemEnv::new();
-        let (alone, report) = reopened(&bytes, None).unwrap();
+        let (alone, report) = reopen_bytes(&bytes, None).unwrap();
         assert_eq!((report.records, report.repairs), (tree.len(), 0));
         for _ in 0..20 {
-            let (together, same) = reopened(&bytes, Some(&env)).unwrap();
+            let (together, same) = reopen_bytes(&bytes, Some(&env)).unwrap();
             assert_eq!((same, together.usage().unwrap()), (report, alone.usage().unwrap()));
             for n in (0..10_007).step_by(17) {
                 assert_eq!(together.get(&key(n)).unwrap(), tree.get(&key(n)).unwrap());
@@ -156,7 +159,7 @@ mod tests {
         for at in (4096..bytes.len()).step_by(bytes.len() / 80) {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x10;
-            let (alone, together) = (reopened(&damaged, None), reopened(&damaged, Some(&env)));
+            let (alone, together) = (reopen_bytes(&damaged, None), reopen_bytes(&damaged, Some(&env)));
             match (alone, together) {
                 (Ok((_, alone)), Ok((_, together))) => assert_eq!(alone, together),
                 (Err(alone), Err(together)) => {
@@ -175,36 +178,40 @@ mod tests {
     #[test]
     fn leaf_goes_when_all_of_it_is_in_the_next() {
         for left in 0..8 {
-            let image = Image::new(options().len_max).unwrap();
-            let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), points()).unwrap();
+            let image = PoolImage::new(options().len_max).unwrap();
+            let tree = create(image, [3; 16], KeyOrder::bytewise(), &options(), new_snapshots()).unwrap();
             let keys: Vec<_> = (0..300u64).map(u64::to_be_bytes).collect();
             for (key, n) in keys.iter().zip(1..) {
                 tree.put(key, SeqNo(n), &[7; 30]).unwrap();
             }
             // Sparse, so that leaves are joined.
             keys.iter().step_by(2).for_each(|key| assert!(tree.remove(key, SeqNo(400)).unwrap()));
-            let next = |leaf: Leaf<'_>| Leaf::new(tree.region(), leaf.next(tree.seal).unwrap());
-            let chain: Vec<_> = std::iter::successors(Some(Leaf::new(tree.region(), HEAD)), |leaf| Some(next(*leaf)))
-                .take(left + 2)
-                .collect();
+            let next = |leaf: PoolLeaf<'_>| PoolLeaf::new(tree.region(), leaf.next_leaf(tree.check_seed).unwrap());
+            let chain: Vec<_> =
+                std::iter::successors(Some(PoolLeaf::new(tree.region(), HEAD_LEAF_OFFSET)), |leaf| Some(next(*leaf)))
+                    .take(left + 2)
+                    .collect();
             let (left, right) = (chain[left], chain[left + 1]);
-            let mut commit = Commit::empty(tree.seal, left.at);
-            for n in bits(right.commit().valid()) {
-                let (slot, print) = (right.slot(n), right.print(n));
-                tree.medium.store(left.slot_at(n), slot.0);
-                tree.medium.store(left.print_at(n), left.print_word(n, print));
-                commit = commit.flipped(n, tree.seal.of_slot(left.at, n, print, slot));
+            let mut commit = LeafCommitWord::empty(tree.check_seed, left.offset);
+            for n in set_bits(right.commit_word().valid_slots()) {
+                let (slot, fingerprint) = (right.slot(n), right.fingerprint(n));
+                tree.backend.store(left.slot_offset(n), slot.0);
+                tree.backend.store(left.fingerprint_offset(n), left.fingerprint_word(n, fingerprint));
+                commit = commit.flipped(n, tree.check_seed.slot_check(left.offset, n, fingerprint, slot));
             }
-            tree.medium.publish(left.at, commit.0);
+            tree.backend.publish(left.offset, commit.0);
             let mut bytes = vec![0; tree.region().len() as usize];
             tree.region().read(0, &mut bytes);
 
-            let (opened, report) = reopened(&bytes, None).unwrap();
+            let (opened, report) = reopen_bytes(&bytes, None).unwrap();
             let there: Vec<_> = keys.iter().filter(|key| opened.get(&key[..]).unwrap().is_some()).collect();
             assert_eq!(there.len() as u64, report.records);
-            while opened.pack().unwrap() > 0 {}
+            while opened.merge_sparse_leaves().unwrap() > 0 {}
             assert!(there.iter().all(|key| opened.get(&key[..]).unwrap().is_some()), "a join lost a leaf");
-            assert_eq!(report.leaves + u64::from(left.at != HEAD), tree.leaves.load(Ordering::Relaxed));
+            assert_eq!(
+                report.leaves + u64::from(left.offset != HEAD_LEAF_OFFSET),
+                tree.leaf_count.load(Ordering::Relaxed)
+            );
         }
     }
 
@@ -215,8 +222,8 @@ mod tests {
     fn speed() {
         let (options, count) =
             (PoolOptions { len_max: 1 << 30, grow_by: 16 << 20, ..PoolOptions::default() }, 1_000_000);
-        let image = Image::new(options.len_max).unwrap();
-        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options, points()).unwrap();
+        let image = PoolImage::new(options.len_max).unwrap();
+        let tree = create(image, [3; 16], KeyOrder::bytewise(), &options, new_snapshots()).unwrap();
         for n in 0..count {
             tree.put(&random_key(n), SeqNo(n + 1), &[7; 100]).unwrap();
         }
@@ -224,15 +231,19 @@ mod tests {
         tree.region().read(0, &mut bytes);
         let env = SystemEnv::new();
         for round in 0..16 {
-            let image = Image::new(options.len_max).unwrap();
+            let image = PoolImage::new(options.len_max).unwrap();
             image.grow(bytes.len() as u64).unwrap();
-            image.load(0, &bytes);
+            image.load_words(0, &bytes);
             let env: Option<&dyn Env> = if round % 2 == 0 { None } else { Some(&env) };
-            let trust = if round / 2 % 2 == 0 { Trust::Nothing } else { Trust::Bytes };
+            let check_level = if round / 2 % 2 == 0 { PoolCheckLevel::Full } else { PoolCheckLevel::StructureOnly };
             let mut tree = None;
-            time(&format!("open, {trust:?} trusted, {} threads", if env.is_some() { 4 } else { 1 }), count, || {
-                tree = open_with(image, KeyOrder::bytewise(), &options, points(), trust, env).ok();
-            });
+            time(
+                &format!("open, {check_level:?} trusted, {} threads", if env.is_some() { 4 } else { 1 }),
+                count,
+                || {
+                    tree = open_with(image, KeyOrder::bytewise(), &options, new_snapshots(), check_level, env).ok();
+                },
+            );
             assert!(tree.is_some());
         }
     }

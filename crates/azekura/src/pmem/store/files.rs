@@ -9,72 +9,75 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::edit::PartitionId;
 use crate::base::file_header::{FileHeader, FileKind};
 use crate::base::sync::lock;
+use crate::base::version_edit::PartitionId;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::mem::region::PAGE;
-use crate::pmem::medium::{Image, Medium};
-use crate::pmem::store::format::{Before, GROUP, Head, PAGE_LEN, Sums, check_place, file_len, place};
+use crate::pmem::persistence::{PersistenceBackend, PoolImage};
+use crate::pmem::store::format::{
+    ImageChecksums, ImageHeader, PAGE_LEN, PAGES_PER_GROUP, SavedChecksums, file_len, file_page_of,
+    file_page_of_check_page,
+};
 use crate::pmem::store::load::{load_image, load_raw};
-use crate::pmem::store::pages::Cut;
+use crate::pmem::store::pages::PageSnapshot;
 use crate::pmem::store::shadow::{Shadow, ShadowWriter, shadow_len};
 use crate::vfs::{Env, File, Fs, OpenMode};
 
 /// A shadow that is longer than this is cut when nobody needs it any more, in bytes.
-const SHADOW_KEPT: u64 = 8 << 20;
+const SHADOW_KEEP_MAX: u64 = 8 << 20;
 
 /// Bytes that are copied at once.
-const PIECE: usize = 1 << 20;
+const COPY_CHUNK_LEN: usize = 1 << 20;
 
 /// What a file of a pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum PoolFile {
+pub(crate) enum PoolFileKind {
     /// The pool itself, used as memory or as the place of an image.
     Pool,
     /// Where the pages of a checkpoint are written first.
     Shadow,
 }
 
-impl PoolFile {
+impl PoolFileKind {
     /// The name of the file of a partition.
     pub(crate) fn name(self, partition: PartitionId) -> String {
         let suffix = match self {
-            PoolFile::Pool => "pool",
-            PoolFile::Shadow => "shadow",
+            PoolFileKind::Pool => "pool",
+            PoolFileKind::Shadow => "shadow",
         };
         format!("p{:06}.{suffix}", partition.0)
     }
 }
 
 /// What the file called `name` is, and of which partition, if it is one of these.
-pub(crate) fn parse_name(name: &str) -> Option<(PartitionId, PoolFile)> {
+pub(crate) fn parse_pool_file_name(name: &str) -> Option<(PartitionId, PoolFileKind)> {
     let partition = PartitionId(name.strip_prefix('p')?.split_once('.')?.0.parse().ok()?);
-    let file = [PoolFile::Pool, PoolFile::Shadow].into_iter().find(|file| file.name(partition) == name)?;
+    let file = [PoolFileKind::Pool, PoolFileKind::Shadow].into_iter().find(|file| file.name(partition) == name)?;
     Some((partition, file))
 }
 
 /// What files held.
-pub(crate) struct Loaded {
-    pub(crate) image: Image,
+pub(crate) struct LoadedImage {
+    pub(crate) image: PoolImage,
     /// All that was visible through this number is in the image.
     pub(crate) replay_from: SeqNo,
     /// The highest number that may be in it. Both are 0 of a pool that was used as memory: it says itself what is
     /// known.
-    pub(crate) highest: SeqNo,
+    pub(crate) max_seqno: SeqNo,
     /// It was used as memory.
     pub(crate) is_raw: bool,
 }
 
-impl Loaded {
-    fn raw(image: Image) -> Loaded {
-        Loaded { image, replay_from: SeqNo::ZERO, highest: SeqNo::ZERO, is_raw: true }
+impl LoadedImage {
+    fn raw(image: PoolImage) -> LoadedImage {
+        LoadedImage { image, replay_from: SeqNo::ZERO, max_seqno: SeqNo::ZERO, is_raw: true }
     }
 }
 
 /// What a checkpoint has cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Written {
+pub(crate) struct PoolCheckpointStats {
     /// Of the image.
     pub(crate) pages: u64,
     /// To all files, twice what is in them.
@@ -88,25 +91,25 @@ pub(crate) struct ImageStore {
     partition: PartitionId,
     path: PathBuf,
     read_only: bool,
-    files: Mutex<Files>,
+    files: Mutex<ImageFiles>,
     /// That the files take: of the pool, and of the shadow.
-    bytes: [AtomicU64; 2],
+    disk_bytes: [AtomicU64; 2],
 }
 
 #[derive(Default)]
-struct Files {
+struct ImageFiles {
     pool: Option<Arc<dyn File>>,
     shadow: Option<Arc<dyn File>>,
     /// Whether the names survive power loss.
-    named: bool,
+    names_are_durable: bool,
     /// The last checkpoint that is permanent.
-    last: Option<Head>,
+    last: Option<ImageHeader>,
     /// There was none, and the file is a pool that was used as memory.
-    raw: bool,
-    sums: Sums,
+    is_raw: bool,
+    checksums: ImageChecksums,
     /// A shadow that is permanent, and whose pages are perhaps not where they belong: until they are, the file of the
     /// pool is worth nothing without it.
-    owed: Option<Shadow>,
+    pending_shadow: Option<Shadow>,
 }
 
 impl ImageStore {
@@ -126,15 +129,15 @@ impl ImageStore {
         never_written: bool,
         read_only: bool,
         env: Option<&dyn Env>,
-    ) -> Result<(ImageStore, Option<Loaded>)> {
+    ) -> Result<(ImageStore, Option<LoadedImage>)> {
         let store = ImageStore {
             fs: Arc::clone(fs),
             dir: dir.to_path_buf(),
             partition,
-            path: dir.join(PoolFile::Pool.name(partition)),
+            path: dir.join(PoolFileKind::Pool.name(partition)),
             read_only,
             files: Mutex::default(),
-            bytes: Default::default(),
+            disk_bytes: Default::default(),
         };
         if never_written {
             return Ok((store, None));
@@ -148,12 +151,12 @@ impl ImageStore {
     ///
     /// # Errors
     /// Those of the files.
-    pub(crate) fn is_there(fs: &dyn Fs, dir: &Path, partition: PartitionId) -> Result<bool> {
-        let shadow = dir.join(PoolFile::Shadow.name(partition));
+    pub(crate) fn exists(fs: &dyn Fs, dir: &Path, partition: PartitionId) -> Result<bool> {
+        let shadow = dir.join(PoolFileKind::Shadow.name(partition));
         if fs.exists(&shadow)? && Shadow::read(&*fs.open(&shadow, OpenMode::Read)?)?.is_some() {
             return Ok(true);
         }
-        let path = dir.join(PoolFile::Pool.name(partition));
+        let path = dir.join(PoolFileKind::Pool.name(partition));
         if !fs.exists(&path)? {
             return Ok(false);
         }
@@ -178,12 +181,12 @@ impl ImageStore {
     }
 
     fn shadow_path(&self) -> PathBuf {
-        self.dir.join(PoolFile::Shadow.name(self.partition))
+        self.dir.join(PoolFileKind::Shadow.name(self.partition))
     }
 
     /// That the files take.
     pub(crate) fn disk_bytes(&self) -> u64 {
-        self.bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+        self.disk_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// Space that a checkpoint takes beyond what the files have, for an image of `len` bytes of which `changed` pages
@@ -192,21 +195,21 @@ impl ImageStore {
         if changed == 0 {
             return 0;
         }
-        let [pool, shadow] = [&self.bytes[0], &self.bytes[1]].map(|bytes| bytes.load(Ordering::Relaxed));
+        let [pool, shadow] = [&self.disk_bytes[0], &self.disk_bytes[1]].map(|bytes| bytes.load(Ordering::Relaxed));
         let pages = len / PAGE;
-        let checks = changed.min(pages.div_ceil(GROUP));
+        let checks = changed.min(pages.div_ceil(PAGES_PER_GROUP));
         let grows = file_len(len).unwrap_or(u64::MAX).saturating_sub(pool);
         grows.saturating_add(shadow_len(changed.min(pages) + checks + 1).saturating_sub(shadow))
     }
 
-    fn measure(&self, files: &Files) -> Result<()> {
+    fn update_disk_bytes(&self, files: &ImageFiles) -> Result<()> {
         let len = |file: &Option<Arc<dyn File>>| file.as_ref().map_or(Ok(0), |file| file.length());
-        self.bytes[0].store(len(&files.pool)?, Ordering::Relaxed);
-        self.bytes[1].store(len(&files.shadow)?, Ordering::Relaxed);
+        self.disk_bytes[0].store(len(&files.pool)?, Ordering::Relaxed);
+        self.disk_bytes[1].store(len(&files.shadow)?, Ordering::Relaxed);
         Ok(())
     }
 
-    fn load(&self, files: &mut Files, len_max: u64, env: Option<&dyn Env>) -> Result<Loaded> {
+    fn load(&self, files: &mut ImageFiles, len_max: u64, env: Option<&dyn Env>) -> Result<LoadedImage> {
         let mode = if self.read_only { OpenMode::Read } else { OpenMode::Write };
         if !self.fs.exists(&self.path)? {
             return Err(Error::corruption("the file of a pool is missing").in_file(&self.path));
@@ -215,34 +218,34 @@ impl ImageStore {
         let mut page = vec![0; PAGE_LEN];
         let got = pool.read_at(&mut page, 0)?;
         page.truncate(got);
-        let head = Head::decode(&page);
+        let head = ImageHeader::decode(&page);
         let shadow_path = self.shadow_path();
         if self.fs.exists(&shadow_path)? {
             let shadow = self.fs.open(&shadow_path, mode)?;
             // Older than the pool it may be where a sync had lied; then it is of no use.
             let of_use = |found: &Shadow| match &head {
-                Ok(head) => head.file_id == found.file_id && head.number <= found.number,
+                Ok(head) => head.file_id == found.file_id && head.checkpoint_number <= found.checkpoint_number,
                 // Torn, and the shadow mends it; or a pool that this is the first image of.
                 Err(_) => FileHeader::decode(FileKind::Pool, &page).map_or(true, |pool| pool.file_id == found.file_id),
             };
-            files.owed = Shadow::read(&*shadow)?.filter(of_use);
+            files.pending_shadow = Shadow::read(&*shadow)?.filter(of_use);
             files.shadow = Some(shadow);
         }
         files.pool = Some(Arc::clone(&pool));
-        files.named = !self.read_only;
-        files.raw = files.owed.is_none() && FileHeader::decode(FileKind::Pool, &page).is_ok();
+        files.names_are_durable = !self.read_only;
+        files.is_raw = files.pending_shadow.is_none() && FileHeader::decode(FileKind::Pool, &page).is_ok();
         // Opening changes no file: the pages of the shadow are put where they belong before the next checkpoint.
-        let newer = files.owed.as_ref().zip(files.shadow.as_deref());
-        let loaded = match files.raw {
-            true => load_raw(&*pool, len_max).map(Loaded::raw),
+        let newer = files.pending_shadow.as_ref().zip(files.shadow.as_deref());
+        let loaded = match files.is_raw {
+            true => load_raw(&*pool, len_max).map(LoadedImage::raw),
             false => load_image(&pool, page, newer, self.partition, len_max, env).map(|(image, sums, head)| {
-                let (replay_from, highest) = (head.replay_from, head.highest);
-                (files.sums, files.last) = (sums, Some(head));
-                Loaded { image, replay_from, highest, is_raw: false }
+                let (replay_from, highest) = (head.replay_from, head.max_seqno);
+                (files.checksums, files.last) = (sums, Some(head));
+                LoadedImage { image, replay_from, max_seqno: highest, is_raw: false }
             }),
         };
         let loaded = loaded.map_err(|error| error.in_file(&self.path))?;
-        self.measure(files)?;
+        self.update_disk_bytes(files)?;
         Ok(loaded)
     }
 
@@ -255,31 +258,39 @@ impl ImageStore {
     /// last checkpoint, or already this one, and all that was to be written is to be written again.
     pub(crate) fn checkpoint(
         &self,
-        image: &Image,
+        image: &PoolImage,
         cut: &mut dyn FnMut() -> SeqNo,
         make_durable: &mut dyn FnMut(SeqNo) -> Result<SeqNo>,
-    ) -> Result<Written> {
+    ) -> Result<PoolCheckpointStats> {
         if self.read_only {
             return Err(Error::invalid("the database was opened only to be read"));
         }
         let files = &mut *lock(&self.files);
         // A shadow that is still needed is not written over.
-        self.settle(files)?;
-        let (pool, shadow) = self.files_to_write(files)?;
+        self.apply_pending_shadow(files)?;
+        let (pool, shadow) = self.open_for_write(files)?;
         let replay_from = cut();
-        let mut taken = image.cut()?;
-        let file_id = id_of(image)?;
+        let mut taken = image.snapshot_pages()?;
+        let file_id = pool_file_id(image)?;
         let mut writer = ShadowWriter::new(&*shadow, file_id);
         let changed = copy_pages(&mut taken, &mut writer)?;
         let highest = make_durable(replay_from)?;
-        let (number, len) = (files.last.as_ref().map_or(1, |last| last.number + 1), taken.len());
-        let mut head = Head { file_id, partition: self.partition, number, replay_from, highest, len, root: 0 };
-        files.sums.grow(len / PAGE)?;
-        let before = files.sums.set(&changed);
-        let finished = finish(&mut files.sums, &before, &mut head, writer, &*pool);
+        let (number, len) = (files.last.as_ref().map_or(1, |last| last.checkpoint_number + 1), taken.image_len());
+        let mut head = ImageHeader {
+            file_id,
+            partition: self.partition,
+            checkpoint_number: number,
+            replay_from,
+            max_seqno: highest,
+            image_len: len,
+            root_checksum: 0,
+        };
+        files.checksums.grow(len / PAGE)?;
+        let before = files.checksums.replace_pages(&changed);
+        let finished = finish_shadow(&mut files.checksums, &before, &mut head, writer, &*pool);
         let permanent = finished.and_then(|finished| {
             shadow.sync_data()?;
-            if !files.named {
+            if !files.names_are_durable {
                 self.fs.sync_dir(&self.dir)?;
             }
             Ok(finished)
@@ -287,20 +298,20 @@ impl ImageStore {
         let owed = match permanent {
             Ok(owed) => owed,
             Err(error) => {
-                files.sums.put_back(&before);
+                files.checksums.restore(&before);
                 return Err(error);
             }
         };
-        let written = Written { pages: changed.len() as u64, bytes: 2 * owed.pages() * PAGE };
-        (files.named, files.last, files.owed) = (true, Some(head), Some(owed));
-        self.settle(files)?;
-        taken.keep();
-        self.measure(files)?;
+        let written = PoolCheckpointStats { pages: changed.len() as u64, bytes: 2 * owed.page_count() * PAGE };
+        (files.names_are_durable, files.last, files.pending_shadow) = (true, Some(head), Some(owed));
+        self.apply_pending_shadow(files)?;
+        taken.finish();
+        self.update_disk_bytes(files)?;
         Ok(written)
     }
 
     /// The file of the pool and that of the shadow, made if need be.
-    fn files_to_write(&self, files: &mut Files) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
+    fn open_for_write(&self, files: &mut ImageFiles) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
         let open = |path: &Path| match self.fs.exists(path)? {
             true => self.fs.open(path, OpenMode::Write),
             false => self.fs.open(path, OpenMode::Create),
@@ -312,7 +323,7 @@ impl ImageStore {
         let shadow = match &files.shadow {
             Some(shadow) => Arc::clone(shadow),
             None => {
-                files.named = false;
+                files.names_are_durable = false;
                 // Before the first checkpoint it means nothing, whoever left it there.
                 if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
                     self.fs.remove_file(&self.shadow_path())?;
@@ -324,14 +335,16 @@ impl ImageStore {
     }
 
     /// Brings the pages of a shadow that is needed to where they belong; then it is needed no more.
-    fn settle(&self, files: &mut Files) -> Result<()> {
-        let (Some(owed), Some(pool), Some(shadow)) = (&files.owed, &files.pool, &files.shadow) else { return Ok(()) };
+    fn apply_pending_shadow(&self, files: &mut ImageFiles) -> Result<()> {
+        let (Some(owed), Some(pool), Some(shadow)) = (&files.pending_shadow, &files.pool, &files.shadow) else {
+            return Ok(());
+        };
         owed.apply(&**shadow, &**pool)?;
         pool.sync_data()?;
-        files.owed = None;
+        files.pending_shadow = None;
         // Whether this succeeds, and survives, does not matter: to apply it again changes nothing.
         let _ = match shadow.length() {
-            Ok(len) if len > SHADOW_KEPT => shadow.set_length(0),
+            Ok(len) if len > SHADOW_KEEP_MAX => shadow.set_length(0),
             _ => shadow.write_at(&[0; FileHeader::LEN], 0),
         };
         Ok(())
@@ -344,11 +357,11 @@ impl ImageStore {
     /// Those of the files.
     pub(crate) fn copy_to(&self, dir: &Path) -> Result<()> {
         let files = lock(&self.files);
-        if files.last.is_none() && !files.raw {
+        if files.last.is_none() && !files.is_raw {
             return Ok(());
         }
-        for (file, kind) in [(&files.pool, PoolFile::Pool), (&files.shadow, PoolFile::Shadow)] {
-            let needed = kind == PoolFile::Pool || files.owed.is_some();
+        for (file, kind) in [(&files.pool, PoolFileKind::Pool), (&files.shadow, PoolFileKind::Shadow)] {
+            let needed = kind == PoolFileKind::Pool || files.pending_shadow.is_some();
             if let Some(file) = file.as_ref().filter(|_| needed) {
                 self.copy(&**file, &dir.join(kind.name(self.partition)))?;
             }
@@ -358,7 +371,7 @@ impl ImageStore {
 
     fn copy(&self, file: &dyn File, path: &Path) -> Result<()> {
         let target = self.fs.open(path, OpenMode::Create)?;
-        let (len, mut piece) = (file.length()?, vec![0; PIECE]);
+        let (len, mut piece) = (file.length()?, vec![0; COPY_CHUNK_LEN]);
         target.set_length(len)?;
         let mut at = 0;
         while at < len {
@@ -374,7 +387,7 @@ impl ImageStore {
 }
 
 /// What binds the files to a pool: the id in its own header, which never changes.
-fn id_of(image: &Image) -> Result<[u8; 16]> {
+fn pool_file_id(image: &PoolImage) -> Result<[u8; 16]> {
     let mut header = [0; FileHeader::LEN];
     if !image.region().contains(0, PAGE) {
         return Err(Error::invalid("a pool without a page has no checkpoint"));
@@ -384,31 +397,32 @@ fn id_of(image: &Image) -> Result<[u8; 16]> {
 }
 
 /// Writes the pages of a cut to a shadow; their checksums.
-fn copy_pages(taken: &mut Cut<'_>, writer: &mut ShadowWriter<'_>) -> Result<Vec<(u64, u64)>> {
+fn copy_pages(taken: &mut PageSnapshot<'_>, writer: &mut ShadowWriter<'_>) -> Result<Vec<(u64, u64)>> {
     let (mut page, mut changed) = (vec![0; PAGE_LEN], Vec::new());
-    while let Some(number) = taken.next(&mut page) {
-        changed.push((number, writer.push(place(number), &page)?));
+    while let Some(number) = taken.next_page(&mut page) {
+        changed.push((number, writer.push(file_page_of(number), &page)?));
     }
     Ok(changed)
 }
 
 /// Adds the check pages and the first page to a shadow, and makes it one; it is not synced. There is room for it in the
 /// file of the pool then.
-fn finish(
-    sums: &mut Sums,
-    before: &Before,
-    head: &mut Head,
+fn finish_shadow(
+    sums: &mut ImageChecksums,
+    before: &SavedChecksums,
+    head: &mut ImageHeader,
     mut writer: ShadowWriter<'_>,
     pool: &dyn File,
 ) -> Result<Shadow> {
     for group in before.groups() {
-        writer.push(check_place(group), &sums.check_page(&head.file_id, group))?;
+        writer.push(file_page_of_check_page(group), &sums.encode_check_page(&head.file_id, group))?;
     }
-    head.root = sums.root(&head.file_id);
+    head.root_checksum = sums.root_checksum(&head.file_id);
     writer.push(0, &head.encode())?;
-    let len = file_len(head.len).ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "a pool is too large for a file"))?;
+    let len =
+        file_len(head.image_len).ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "a pool is too large for a file"))?;
     if pool.length()? < len {
         pool.allocate(len)?;
     }
-    writer.finish(head.number, len)
+    writer.finish(head.checkpoint_number, len)
 }

@@ -5,8 +5,8 @@
 //! - the files hold a whole checkpoint at every moment, whichever writes were lost;
 //! - what a checkpoint costs follows the pages that were changed.
 //!
-//! Rooms in reading order: [`pages`] (what was changed, and the cut), [`format`] (bytes), [`shadow`], [`load`] (reading
-//! an image), [`files`].
+//! Rooms in reading order: [`pages`] (what was changed, and the cut), [`format`](mod@format) (bytes), [`shadow`],
+//! [`load`] (reading an image), [`files`].
 
 pub(crate) mod files;
 pub(crate) mod format;
@@ -16,4 +16,4 @@ pub(crate) mod shadow;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use files::{ImageStore, PoolFile, parse_name};
+pub(crate) use files::{ImageStore, PoolFileKind, parse_pool_file_name};

@@ -4,21 +4,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::base::edit::PartitionId;
 use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::version_edit::PartitionId;
 use crate::base::{Error, ErrorKind, KeyOrder, Result, SeqNo};
-use crate::engine::{ReadPoints, Visible};
+use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
-use crate::pmem::medium::{Image, Medium};
-use crate::pmem::recover::{self, Trust};
-use crate::pmem::store::files::{ImageStore, Loaded, PoolFile, parse_name};
-use crate::pmem::store::format::GROUP;
-use crate::pmem::tree::{PoolOptions, Tree};
-use crate::vfs::dice::Dice;
+use crate::pmem::persistence::{PersistenceBackend, PoolImage};
+use crate::pmem::recover::{self, PoolCheckLevel};
+use crate::pmem::store::files::{ImageStore, LoadedImage, PoolFileKind, parse_pool_file_name};
+use crate::pmem::store::format::PAGES_PER_GROUP;
+use crate::pmem::tree::{PoolOptions, PoolTree};
 use crate::vfs::env::SystemEnv;
 use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
 use crate::vfs::mem::{MemFs, Survival};
+use crate::vfs::seeded_rng::SeededRng;
 use crate::vfs::{Env, Fs, OpenMode};
 
 const DIR: &str = "/db";
@@ -26,20 +26,20 @@ const PARTITION: PartitionId = PartitionId(3);
 const LEN_MAX: u64 = 1200 * PAGE;
 
 /// One state that files may hold: the bytes of the image and `replay_from`.
-type State = (Vec<u8>, u64);
+type ImageFileState = (Vec<u8>, u64);
 
-fn open(fs: &Arc<dyn Fs>, never_written: bool, read_only: bool) -> Result<(ImageStore, Option<Loaded>)> {
+fn open(fs: &Arc<dyn Fs>, never_written: bool, read_only: bool) -> Result<(ImageStore, Option<LoadedImage>)> {
     ImageStore::open(fs, Path::new(DIR), PARTITION, LEN_MAX, never_written, read_only, None)
 }
 
-fn bytes_of(image: &Image) -> Vec<u8> {
+fn bytes_of(image: &PoolImage) -> Vec<u8> {
     let mut bytes = vec![0; image.region().len() as usize];
     image.region().read(0, &mut bytes);
     bytes
 }
 
-fn state_of(loaded: &Loaded) -> State {
-    assert_eq!(loaded.highest.0, loaded.replay_from.0 + 5);
+fn state_of(loaded: &LoadedImage) -> ImageFileState {
+    assert_eq!(loaded.max_seqno.0, loaded.replay_from.0 + 5);
     (bytes_of(&loaded.image), loaded.replay_from.0)
 }
 
@@ -57,42 +57,56 @@ fn fresh() -> (MemFs, Arc<dyn Fs>) {
 }
 
 /// An image that goes through a life, and what its files may hold.
-struct Life {
+struct CheckpointHistory {
     store: ImageStore,
-    image: Image,
-    dice: Dice,
+    image: PoolImage,
+    rng: SeededRng,
     round: u64,
-    finished: Option<State>,
-    under_way: Option<State>,
+    last_durable: Option<ImageFileState>,
+    in_progress: Option<ImageFileState>,
 }
 
-impl Life {
-    fn begin(fs: &Arc<dyn Fs>, seed: u64) -> Result<Life> {
+impl CheckpointHistory {
+    fn create(fs: &Arc<dyn Fs>, seed: u64) -> Result<CheckpointHistory> {
         let (store, _) = open(fs, true, false)?;
-        let image = Image::new(LEN_MAX).unwrap();
+        let image = PoolImage::new(LEN_MAX).unwrap();
         image.grow(3 * PAGE).unwrap();
         image.write(0, &[&FileHeader { kind: FileKind::Pool, file_id: [seed as u8; 16] }.encode()]);
-        Ok(Life { store, image, dice: Dice::new(seed, 0), round: 0, finished: None, under_way: None })
+        Ok(CheckpointHistory {
+            store,
+            image,
+            rng: SeededRng::new(seed, 0),
+            round: 0,
+            last_durable: None,
+            in_progress: None,
+        })
     }
 
-    fn go_on(fs: &Arc<dyn Fs>, seed: u64) -> Life {
+    fn reopen(fs: &Arc<dyn Fs>, seed: u64) -> CheckpointHistory {
         let (store, loaded) = open(fs, false, false).unwrap();
         let loaded = loaded.unwrap();
         let finished = Some(state_of(&loaded));
-        Life { store, image: loaded.image, dice: Dice::new(seed, 1), round: 1000, finished, under_way: None }
+        CheckpointHistory {
+            store,
+            image: loaded.image,
+            rng: SeededRng::new(seed, 1),
+            round: 1000,
+            last_durable: finished,
+            in_progress: None,
+        }
     }
 
     fn change(&mut self, count: usize) {
         for _ in 0..count {
             let words = self.image.region().len() as usize / 8 - 8;
-            let at = 8 * (8 + self.dice.below(words - 300)) as u64;
-            match self.dice.below(8) {
-                0 => self.image.write(at, &[&vec![self.dice.throw() as u8; 1 + self.dice.below(2000)]]),
-                _ => self.image.publish(at, self.dice.throw()),
+            let at = 8 * (8 + self.rng.below(words - 300)) as u64;
+            match self.rng.below(8) {
+                0 => self.image.write(at, &[&vec![self.rng.next_u64() as u8; 1 + self.rng.below(2000)]]),
+                _ => self.image.publish(at, self.rng.next_u64()),
             }
         }
-        if self.dice.below(4) == 0 {
-            let more = if self.dice.below(3) == 0 { 600 } else { 2 };
+        if self.rng.below(4) == 0 {
+            let more = if self.rng.below(3) == 0 { 600 } else { 2 };
             let _full = self.image.grow(self.image.region().len() + more * PAGE);
         }
     }
@@ -101,7 +115,7 @@ impl Life {
         self.round += 1;
         let number = self.round;
         let state = (bytes_of(&self.image), number);
-        self.under_way = Some(state.clone());
+        self.in_progress = Some(state.clone());
         let image = &self.image;
         let cut = &mut || SeqNo(number);
         let written = self.store.checkpoint(image, cut, &mut |at| {
@@ -111,14 +125,14 @@ impl Life {
             Ok(SeqNo(number + 5))
         })?;
         assert!(written.bytes <= 4 * PAGE * (written.pages + 2), "{written:?}");
-        (self.finished, self.under_way) = (Some(state), None);
+        (self.last_durable, self.in_progress) = (Some(state), None);
         Ok(())
     }
 
     /// A few checkpoints, until something fails.
     fn run(&mut self, rounds: usize) -> Result<()> {
         for _ in 0..rounds {
-            let count = self.dice.below(12);
+            let count = self.rng.below(12);
             self.change(count);
             self.checkpoint()?;
         }
@@ -126,36 +140,36 @@ impl Life {
     }
 
     /// What is on `fs` now is one of the states that it may be.
-    fn is_kept(&self, fs: &Arc<dyn Fs>, what: &str) {
-        let Some(finished) = &self.finished else { return };
+    fn assert_recovers(&self, fs: &Arc<dyn Fs>, what: &str) {
+        let Some(finished) = &self.last_durable else { return };
         for read_only in [true, false, false] {
             let loaded = open(fs, false, read_only).unwrap_or_else(|error| panic!("{what}: {error}")).1.unwrap();
             let found = state_of(&loaded);
-            let known = [Some(finished), self.under_way.as_ref()].into_iter().flatten().any(|state| *state == found);
+            let known = [Some(finished), self.in_progress.as_ref()].into_iter().flatten().any(|state| *state == found);
             assert!(known, "{what}, read only {read_only}: {} was found, {} was finished", found.1, finished.1);
         }
     }
 }
 
 #[test]
-fn names_are_told_apart() {
-    assert_eq!(PoolFile::Pool.name(PARTITION), "p000003.pool");
-    assert_eq!(parse_name("p000003.shadow"), Some((PARTITION, PoolFile::Shadow)));
-    assert_eq!(parse_name("p1234567.pool"), Some((PartitionId(1_234_567), PoolFile::Pool)));
+fn pool_file_names_round_trip() {
+    assert_eq!(PoolFileKind::Pool.name(PARTITION), "p000003.pool");
+    assert_eq!(parse_pool_file_name("p000003.shadow"), Some((PARTITION, PoolFileKind::Shadow)));
+    assert_eq!(parse_pool_file_name("p1234567.pool"), Some((PartitionId(1_234_567), PoolFileKind::Pool)));
     for name in ["p3.pool", "000003.pool", "p000003.sst", "p000003.pool.tmp", "p+00003.pool", "pool"] {
-        assert_eq!(parse_name(name), None, "{name}");
+        assert_eq!(parse_pool_file_name(name), None, "{name}");
     }
 }
 
 #[test]
-fn a_life_of_checkpoints_comes_back() {
+fn image_recovers_after_many_checkpoints() {
     let (_, fs) = fresh();
-    let mut life = Life::begin(&fs, 1).unwrap();
+    let mut life = CheckpointHistory::create(&fs, 1).unwrap();
     assert_eq!(life.store.disk_bytes(), 0);
     life.store.copy_to(Path::new("/nowhere")).unwrap();
     life.run(40).unwrap();
-    life.is_kept(&fs, "after a life");
-    assert!(life.image.region().len() > GROUP * PAGE, "more than one group");
+    life.assert_recovers(&fs, "after a life");
+    assert!(life.image.region().len() > PAGES_PER_GROUP * PAGE, "more than one group");
     assert!(life.store.disk_bytes() >= life.image.region().len());
     // Nothing changed, but for what was stored after the last cut.
     let written = life.store.checkpoint(&life.image, &mut || SeqNo(99), &mut |_| Ok(SeqNo(104))).unwrap();
@@ -178,18 +192,18 @@ fn a_life_of_checkpoints_comes_back() {
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
     // Whoever knows of no checkpoint does not look, and begins anew.
     assert!(open(&fs, true, true).unwrap().1.is_none());
-    let mut life = Life::begin(&fs, 2).unwrap();
+    let mut life = CheckpointHistory::create(&fs, 2).unwrap();
     assert!(fs.exists(Path::new("/db/p000003.pool")).unwrap(), "to open changes nothing");
     life.run(2).unwrap();
-    life.is_kept(&fs, "in another life");
+    life.assert_recovers(&fs, "in another life");
 }
 
 #[test]
-fn a_large_shadow_does_not_stay() {
+fn large_shadow_is_truncated() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     directory(&*fs);
     let (store, _) = ImageStore::open(&fs, Path::new(DIR), PARTITION, 3000 * PAGE, true, false, None).unwrap();
-    let image = Image::new(3000 * PAGE).unwrap();
+    let image = PoolImage::new(3000 * PAGE).unwrap();
     image.grow(3000 * PAGE).unwrap();
     image.write(0, &[&FileHeader { kind: FileKind::Pool, file_id: [1; 16] }.encode()]);
     (1..2500).for_each(|page| image.store(page * PAGE, page));
@@ -201,7 +215,7 @@ fn a_large_shadow_does_not_stay() {
 }
 
 #[test]
-fn power_loss_after_every_operation_leaves_one_moment() {
+fn image_is_one_moment_after_power_loss() {
     let mut crashes = 0;
     for seed in 1..3 {
         let mut after = 0;
@@ -210,7 +224,7 @@ fn power_loss_after_every_operation_leaves_one_moment() {
             directory(&mem);
             mem.freeze_after(Some(after));
             let fs: Arc<dyn Fs> = Arc::new(mem.clone());
-            let Ok(mut life) = Life::begin(&fs, seed) else {
+            let Ok(mut life) = CheckpointHistory::create(&fs, seed) else {
                 after += 1;
                 continue;
             };
@@ -222,12 +236,12 @@ fn power_loss_after_every_operation_leaves_one_moment() {
                 fork.crash(survival, seed);
                 let fs: Arc<dyn Fs> = Arc::new(fork);
                 let what = format!("after {after} operations, {survival:?} {seed}");
-                life.is_kept(&fs, &what);
+                life.assert_recovers(&fs, &what);
                 crashes += 1;
-                if life.finished.is_some() && after % 5 == 0 {
-                    let mut next = Life::go_on(&fs, seed);
+                if life.last_durable.is_some() && after % 5 == 0 {
+                    let mut next = CheckpointHistory::reopen(&fs, seed);
                     next.run(2).unwrap();
-                    next.is_kept(&fs, &what);
+                    next.assert_recovers(&fs, &what);
                 }
             }
             if ended.is_ok() {
@@ -241,20 +255,20 @@ fn power_loss_after_every_operation_leaves_one_moment() {
 }
 
 #[test]
-fn power_loss_while_a_shadow_is_applied_again_leaves_it() {
+fn shadow_survives_power_loss_when_reapplied() {
     let (mem, fs) = fresh();
-    let mut life = Life::begin(&fs, 8).unwrap();
+    let mut life = CheckpointHistory::create(&fs, 8).unwrap();
     life.run(3).unwrap();
     life.change(20);
     let faulty = FaultFs::new(Arc::clone(&fs));
     let through: Arc<dyn Fs> = Arc::new(faulty.clone());
-    let mut life = Life { store: open(&through, false, false).unwrap().0, ..life };
+    let mut life = CheckpointHistory { store: open(&through, false, false).unwrap().0, ..life };
     // The shadow gets there, its pages do not.
-    faulty.fail(FaultPlan::new(OpKind::Write, 2, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool").forever());
+    faulty.inject(FaultPlan::new(OpKind::Write, 2, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool").forever());
     assert!(life.checkpoint().is_err());
     // Permanent all the same; the next checkpoint brings it to its place first.
-    life.finished = life.under_way.clone();
-    life.under_way = life.finished.as_ref().map(|(bytes, _)| (bytes.clone(), 777));
+    life.last_durable = life.in_progress.clone();
+    life.in_progress = life.last_durable.as_ref().map(|(bytes, _)| (bytes.clone(), 777));
     let mut after = 0;
     loop {
         let fork = mem.fork();
@@ -267,7 +281,7 @@ fn power_loss_while_a_shadow_is_applied_again_leaves_it() {
         for seed in 0..8 {
             let left = fork.fork();
             left.crash(Survival::Random, seed);
-            life.is_kept(&(Arc::new(left) as Arc<dyn Fs>), &format!("after {after} operations, {seed}"));
+            life.assert_recovers(&(Arc::new(left) as Arc<dyn Fs>), &format!("after {after} operations, {seed}"));
         }
         if opened.is_ok() && !fork.is_frozen() {
             break;
@@ -279,7 +293,7 @@ fn power_loss_while_a_shadow_is_applied_again_leaves_it() {
 
 /// Whatever fails, it is told, the files keep a whole checkpoint, and the next one succeeds.
 #[test]
-fn failures_are_told_and_the_next_one_tries_again() {
+fn checkpoint_retries_after_io_error() {
     let full = Fault::Error(std::io::ErrorKind::StorageFull);
     let mut struck = 0;
     for what in [Fault::Error(std::io::ErrorKind::Other), full, Fault::Short] {
@@ -288,23 +302,23 @@ fn failures_are_told_and_the_next_one_tries_again() {
             directory(&mem);
             let faulty = FaultFs::new(Arc::new(mem.clone()));
             let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
-            let mut life = Life::begin(&fs, nth).unwrap();
+            let mut life = CheckpointHistory::create(&fs, nth).unwrap();
             life.run(2).unwrap();
             life.change(9);
-            faulty.fail(FaultPlan::new(OpKind::Any, nth, what));
+            faulty.inject(FaultPlan::new(OpKind::Any, nth, what));
             let ended = life.checkpoint();
-            let hit = faulty.struck() > 0;
-            faulty.repair();
+            let hit = faulty.fault_count() > 0;
+            faulty.clear_faults();
             // To void the shadow may fail: then nobody is told, because it changes nothing.
             assert!(hit || ended.is_ok());
             for (survival, seed) in [(Survival::Nothing, 0), (Survival::Random, 1), (Survival::Random, 2)] {
                 let fork = mem.fork();
                 fork.crash(survival, seed);
-                life.is_kept(&(Arc::new(fork) as Arc<dyn Fs>), &format!("{what:?} at {nth}, {survival:?}"));
+                life.assert_recovers(&(Arc::new(fork) as Arc<dyn Fs>), &format!("{what:?} at {nth}, {survival:?}"));
             }
             life.run(2).unwrap();
             mem.crash(Survival::Nothing, 0);
-            life.is_kept(&(Arc::new(mem) as Arc<dyn Fs>), "after a repair");
+            life.assert_recovers(&(Arc::new(mem) as Arc<dyn Fs>), "after a repair");
             struck += u64::from(hit && ended.is_err());
             if !hit {
                 break;
@@ -315,22 +329,22 @@ fn failures_are_told_and_the_next_one_tries_again() {
 }
 
 #[test]
-fn a_log_that_cannot_be_made_durable_stops_a_checkpoint() {
+fn checkpoint_fails_when_wal_sync_fails() {
     let (_, fs) = fresh();
-    let mut life = Life::begin(&fs, 4).unwrap();
+    let mut life = CheckpointHistory::create(&fs, 4).unwrap();
     life.run(2).unwrap();
     life.change(5);
     let poisoned = || Error::new(ErrorKind::Poisoned, "the log failed");
     let failed = life.store.checkpoint(&life.image, &mut || SeqNo(9), &mut |_| Err(poisoned()));
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Poisoned);
-    life.is_kept(&fs, "nothing of it counts");
+    life.assert_recovers(&fs, "nothing of it counts");
     life.checkpoint().unwrap();
-    life.is_kept(&fs, "all of it counts");
+    life.assert_recovers(&fs, "all of it counts");
 }
 
 /// A device that says that it has synced, and has not: what is found after a crash is a checkpoint, or an error.
 #[test]
-fn lying_syncs_are_found_out() {
+fn lying_sync_is_detected_at_open() {
     let (mut found, mut fine) = (0, 0);
     for nth in 1..9 {
         for seed in 0..40 {
@@ -338,13 +352,13 @@ fn lying_syncs_are_found_out() {
             directory(&mem);
             let faulty = FaultFs::new(Arc::new(mem.clone()));
             let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
-            let mut life = Life::begin(&fs, seed).unwrap();
+            let mut life = CheckpointHistory::create(&fs, seed).unwrap();
             let mut states = Vec::new();
-            faulty.fail(FaultPlan::new(OpKind::Sync, nth, Fault::LyingSync).forever());
+            faulty.inject(FaultPlan::new(OpKind::Sync, nth, Fault::LyingSync).forever());
             for _ in 0..5 {
                 life.change(6);
                 life.checkpoint().unwrap();
-                states.extend(life.finished.clone());
+                states.extend(life.last_durable.clone());
             }
             mem.crash(Survival::Random, seed);
             match open(&(Arc::new(mem) as Arc<dyn Fs>), false, false) {
@@ -370,10 +384,10 @@ fn contents(fs: &dyn Fs, name: &str) -> Vec<u8> {
 }
 
 /// Opens files of these bytes.
-fn opened(pool: &[u8], shadow: &[u8], read_only: bool) -> Option<State> {
+fn open_bytes(pool: &[u8], shadow: &[u8], read_only: bool) -> Option<ImageFileState> {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     directory(&*fs);
-    for (bytes, file) in [(pool, PoolFile::Pool), (shadow, PoolFile::Shadow)] {
+    for (bytes, file) in [(pool, PoolFileKind::Pool), (shadow, PoolFileKind::Shadow)] {
         let file = fs.open(&Path::new(DIR).join(file.name(PARTITION)), OpenMode::Create).unwrap();
         file.write_at(bytes, 0).unwrap();
     }
@@ -388,79 +402,79 @@ fn opened(pool: &[u8], shadow: &[u8], read_only: bool) -> Option<State> {
 }
 
 #[test]
-fn flipped_bytes_and_cut_files_are_found_or_mean_nothing() {
+fn damaged_image_is_refused_or_unchanged() {
     let (_, fs) = fresh();
-    let mut life = Life::begin(&fs, 3).unwrap();
+    let mut life = CheckpointHistory::create(&fs, 3).unwrap();
     life.image.grow(4 * PAGE).unwrap();
     life.change(3);
     life.checkpoint().unwrap();
-    let (old_pool, old) = (contents(&*fs, "p000003.pool"), life.finished.clone().unwrap());
+    let (old_pool, old) = (contents(&*fs, "p000003.pool"), life.last_durable.clone().unwrap());
     life.image.publish(PAGE + 800, 4711);
     let faulty = FaultFs::new(Arc::clone(&fs));
     let through: Arc<dyn Fs> = Arc::new(faulty.clone());
-    let mut life = Life { store: open(&through, false, false).unwrap().0, ..life };
-    faulty.fail(FaultPlan::new(OpKind::Write, 1, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool"));
+    let mut life = CheckpointHistory { store: open(&through, false, false).unwrap().0, ..life };
+    faulty.inject(FaultPlan::new(OpKind::Write, 1, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool"));
     assert!(life.checkpoint().is_err());
-    let (shadow, new) = (contents(&*fs, "p000003.shadow"), life.under_way.clone().unwrap());
+    let (shadow, new) = (contents(&*fs, "p000003.shadow"), life.in_progress.clone().unwrap());
     life.checkpoint().unwrap();
-    let (new_pool, newest) = (contents(&*fs, "p000003.pool"), life.finished.clone().unwrap());
+    let (new_pool, newest) = (contents(&*fs, "p000003.pool"), life.last_durable.clone().unwrap());
 
-    assert_eq!(opened(&old_pool, &[], false), Some(old.clone()));
-    assert_eq!(opened(&old_pool, &shadow, false), Some(new.clone()));
-    assert_eq!(opened(&old_pool, &shadow, true), Some(new.clone()));
-    assert_eq!(opened(&new_pool, &shadow, false), Some(newest.clone()), "a shadow of before");
-    let (mut dice, mut refused) = (Dice::new(9, 0), 0);
+    assert_eq!(open_bytes(&old_pool, &[], false), Some(old.clone()));
+    assert_eq!(open_bytes(&old_pool, &shadow, false), Some(new.clone()));
+    assert_eq!(open_bytes(&old_pool, &shadow, true), Some(new.clone()));
+    assert_eq!(open_bytes(&new_pool, &shadow, false), Some(newest.clone()), "a shadow of before");
+    let (mut rng, mut refused) = (SeededRng::new(9, 0), 0);
     for at in (0..new_pool.len()).step_by(29).chain(0..200) {
         let mut bad = new_pool.clone();
-        bad[at] ^= 1 << dice.below(8);
-        let found = opened(&bad, &[], at % 2 == 0);
+        bad[at] ^= 1 << rng.below(8);
+        let found = open_bytes(&bad, &[], at % 2 == 0);
         assert!(found.is_none() || found.as_ref() == Some(&newest), "byte {at}");
         refused += usize::from(found.is_none());
     }
     assert!(refused > 500, "{refused}");
     for at in (0..shadow.len()).step_by(29).chain(0..200) {
         let mut bad = shadow.clone();
-        bad[at] ^= 1 << dice.below(8);
-        let found = opened(&old_pool, &bad, at % 2 == 0);
+        bad[at] ^= 1 << rng.below(8);
+        let found = open_bytes(&old_pool, &bad, at % 2 == 0);
         assert!([Some(&old), Some(&new)].contains(&found.as_ref()), "byte {at}");
     }
     for len in (0..new_pool.len()).step_by(1021) {
-        assert_eq!(opened(&new_pool[..len], &[], len % 2 == 0), None, "{len} bytes");
+        assert_eq!(open_bytes(&new_pool[..len], &[], len % 2 == 0), None, "{len} bytes");
     }
     for len in (0..shadow.len()).step_by(1021) {
-        assert_eq!(opened(&old_pool, &shadow[..len], len % 2 == 0), Some(old.clone()));
+        assert_eq!(open_bytes(&old_pool, &shadow[..len], len % 2 == 0), Some(old.clone()));
     }
     for _ in 0..300 {
         let mut bad = shadow.clone();
-        let (from, len) = (dice.below(bad.len()), dice.below(9000));
-        let to = dice.below(bad.len());
+        let (from, len) = (rng.below(bad.len()), rng.below(9000));
+        let to = rng.below(bad.len());
         let len = len.min(bad.len() - from.max(to));
         bad.copy_within(from..from + len, to);
-        let found = opened(&old_pool, &bad, false);
+        let found = open_bytes(&old_pool, &bad, false);
         assert!([Some(&old), Some(&new)].contains(&found.as_ref()), "{from} {to} {len}");
     }
 }
 
 /// However many read an image, under a shadow or not: the same is found, and the same is refused.
 #[test]
-fn threads_read_what_one_does() {
+fn parallel_load_equals_single_threaded() {
     let (_, fs) = fresh();
-    let mut life = Life::begin(&fs, 12).unwrap();
+    let mut life = CheckpointHistory::create(&fs, 12).unwrap();
     life.image.grow(LEN_MAX).unwrap();
     (1..1190).for_each(|page| life.image.publish(page * PAGE + 800, page));
     life.checkpoint().unwrap();
     (100..900).step_by(3).for_each(|page| life.image.publish(page * PAGE + 808, page));
     let faulty = FaultFs::new(Arc::clone(&fs));
     let through: Arc<dyn Fs> = Arc::new(faulty.clone());
-    let mut life = Life { store: open(&through, false, false).unwrap().0, ..life };
+    let mut life = CheckpointHistory { store: open(&through, false, false).unwrap().0, ..life };
     // Half of the shadow's pages get where they belong.
-    faulty.fail(FaultPlan::new(OpKind::Write, 100, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool"));
+    faulty.inject(FaultPlan::new(OpKind::Write, 100, Fault::Error(std::io::ErrorKind::Other)).in_path(".pool"));
     assert!(life.checkpoint().is_err());
     let env = SystemEnv::new();
     let load = |pool: &[u8], shadow: &[u8], env: Option<&dyn Env>| {
         let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
         directory(&*fs);
-        for (bytes, file) in [(pool, PoolFile::Pool), (shadow, PoolFile::Shadow)] {
+        for (bytes, file) in [(pool, PoolFileKind::Pool), (shadow, PoolFileKind::Shadow)] {
             let file = fs.open(&Path::new(DIR).join(file.name(PARTITION)), OpenMode::Create).unwrap();
             file.write_at(bytes, 0).unwrap();
         }
@@ -468,23 +482,23 @@ fn threads_read_what_one_does() {
         loaded.map(|(_, loaded)| state_of(&loaded.unwrap())).map_err(|error| (error.kind(), error.offset()))
     };
     let (pool, shadow) = (contents(&*fs, "p000003.pool"), contents(&*fs, "p000003.shadow"));
-    let (mut dice, mut seen) = (Dice::new(3, 3), [0; 3]);
+    let (mut rng, mut seen) = (SeededRng::new(3, 3), [0; 3]);
     for round in 0..80 {
         let (mut pool, mut shadow) = (pool.clone(), shadow.clone());
         for _ in 0..round % 3 {
-            let place = dice.below(pool.len());
-            pool[place] ^= 1 << dice.below(8);
+            let place = rng.below(pool.len());
+            pool[place] ^= 1 << rng.below(8);
         }
         if round % 8 == 7 {
-            let place = dice.below(shadow.len());
+            let place = rng.below(shadow.len());
             shadow[place] ^= 1;
         }
         let (alone, together) = (load(&pool, &shadow, None), load(&pool, &shadow, Some(&env)));
         assert_eq!(alone.as_ref().err().map(|error| error.0), together.as_ref().err().map(|error| error.0));
         assert!(alone.is_err() || alone == together, "round {round}");
         seen[match &alone {
-            Ok(found) if Some(found) == life.under_way.as_ref() => 0,
-            Ok(found) => usize::from(Some(found) == life.finished.as_ref()),
+            Ok(found) if Some(found) == life.in_progress.as_ref() => 0,
+            Ok(found) => usize::from(Some(found) == life.last_durable.as_ref()),
             Err(_) => 2,
         }] += 1;
     }
@@ -506,20 +520,20 @@ fn value(n: u64, round: u64) -> Vec<u8> {
     value
 }
 
-fn numbers(of: &[AtomicU64]) -> Vec<u64> {
+fn load_numbers(of: &[AtomicU64]) -> Vec<u64> {
     of.iter().map(|number| number.load(Ordering::SeqCst)).collect()
 }
 
 /// A tree that two threads change, and how far each key is.
-struct Changing {
-    tree: Tree<Image>,
-    visible: Visible,
+struct ConcurrentTree {
+    tree: PoolTree<PoolImage>,
+    visible: LastVisibleSeqno,
     next: AtomicU64,
     begun: Vec<AtomicU64>,
     ended: Vec<AtomicU64>,
 }
 
-impl Changing {
+impl ConcurrentTree {
     fn change(&self, n: u64) {
         let round = self.begun[n as usize].fetch_add(1, Ordering::SeqCst) + 1;
         let (seqno, key) = (SeqNo(self.next.fetch_add(1, Ordering::SeqCst)), n.to_be_bytes());
@@ -536,15 +550,16 @@ impl Changing {
 }
 
 /// Opens what a crash leaves, and looks whether each key is where it was at the cut, or a little further.
-fn is_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at_end: &[u64]) {
+fn assert_recovers_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at_end: &[u64]) {
     let fork = fs.fork();
     fork.crash(Survival::Nothing, 0);
     let loaded = open(&(Arc::new(fork) as Arc<dyn Fs>), false, false).unwrap().1.unwrap();
-    let visible = Visible::default();
-    let readers = ReadPoints::new(visible.clone());
+    let visible = LastVisibleSeqno::default();
+    let readers = SnapshotList::new(visible.clone());
     let (tree, report) =
-        recover::open_with(loaded.image, KeyOrder::bytewise(), options, readers, Trust::Bytes, None).unwrap();
-    assert!(report.highest <= loaded.highest);
+        recover::open_with(loaded.image, KeyOrder::bytewise(), options, readers, PoolCheckLevel::StructureOnly, None)
+            .unwrap();
+    assert!(report.max_seqno <= loaded.max_seqno);
     visible.publish(SeqNo::MAX);
     let mut present = 0;
     for n in 0..KEYS {
@@ -563,31 +578,31 @@ fn is_between(fs: &MemFs, options: &PoolOptions, at_cut: &[u64], at_end: &[u64])
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
-fn a_tree_that_never_stands_still_is_found_as_it_was() {
+fn checkpoint_beside_writers_is_one_moment() {
     for slots in [4, SLOTS] {
         let (mem, fs) = fresh();
         let (store, _) = open(&fs, true, false).unwrap();
         // Small, so that leaves and buffers are reused soon.
-        let options = PoolOptions { len_max: 512 * PAGE, grow_by: 4 * PAGE, slots };
-        let visible = Visible::default();
-        let readers = ReadPoints::new(visible.clone());
-        let image = Image::new(options.len_max).unwrap();
+        let options = PoolOptions { len_max: 512 * PAGE, grow_by: 4 * PAGE, slots_per_leaf: slots };
+        let visible = LastVisibleSeqno::default();
+        let readers = SnapshotList::new(visible.clone());
+        let image = PoolImage::new(options.len_max).unwrap();
         let tree = recover::create(image, [5; 16], KeyOrder::bytewise(), &options, readers).unwrap();
         let numbers_of_keys = || (0..KEYS).map(|_| AtomicU64::new(0)).collect();
         let next = AtomicU64::new(1);
-        let world = Changing { tree, visible, next, begun: numbers_of_keys(), ended: numbers_of_keys() };
+        let fixture = ConcurrentTree { tree, visible, next, begun: numbers_of_keys(), ended: numbers_of_keys() };
         let (stop, mut pages) = (AtomicBool::new(false), 0);
         std::thread::scope(|s| {
             for writer in 0..2 {
-                let (world, stop) = (&world, &stop);
+                let (fixture, stop) = (&fixture, &stop);
                 s.spawn(move || {
-                    let mut dice = Dice::new(writer, 3);
+                    let mut rng = SeededRng::new(writer, 3);
                     while !stop.load(Ordering::Relaxed) {
-                        world.change(dice.below(KEYS as usize / 2) as u64 * 2 + writer);
+                        fixture.change(rng.below(KEYS as usize / 2) as u64 * 2 + writer);
                     }
                 });
             }
-            let (mut last, next) = (0, || world.next.load(Ordering::SeqCst));
+            let (mut last, next) = (0, || fixture.next.load(Ordering::SeqCst));
             for _ in 0..100 {
                 last = next().max(last + 40);
                 while next() < last + 40 {
@@ -595,28 +610,28 @@ fn a_tree_that_never_stands_still_is_found_as_it_was() {
                 }
                 let mut at_cut = Vec::new();
                 let cut = &mut || {
-                    let visible = world.visible.get();
-                    at_cut = numbers(&world.ended);
+                    let visible = fixture.visible.get();
+                    at_cut = load_numbers(&fixture.ended);
                     visible
                 };
-                let highest = &mut |_| Ok(SeqNo(world.next.load(Ordering::SeqCst)));
-                pages += store.checkpoint(&world.tree.medium, cut, highest).unwrap().pages;
-                is_between(&mem, &options, &at_cut, &numbers(&world.begun));
+                let highest = &mut |_| Ok(SeqNo(fixture.next.load(Ordering::SeqCst)));
+                pages += store.checkpoint(&fixture.tree.backend, cut, highest).unwrap().pages;
+                assert_recovers_between(&mem, &options, &at_cut, &load_numbers(&fixture.begun));
             }
             stop.store(true, Ordering::Relaxed);
         });
-        let ended = numbers(&world.ended);
-        store.checkpoint(&world.tree.medium, &mut || world.visible.get(), &mut Ok).unwrap();
-        is_between(&mem, &options, &ended, &ended);
+        let ended = load_numbers(&fixture.ended);
+        store.checkpoint(&fixture.tree.backend, &mut || fixture.visible.get(), &mut Ok).unwrap();
+        assert_recovers_between(&mem, &options, &ended, &ended);
         assert!(pages > 100, "{pages}");
     }
 }
 
 /// A pool that was used as memory, copied to where files are none: it stays as it is until an image of it is permanent.
 #[test]
-fn a_pool_that_was_memory_becomes_an_image() {
+fn mapped_pool_becomes_image() {
     let (mem, fs) = fresh();
-    let mut life = Life::begin(&fs, 6).unwrap();
+    let mut life = CheckpointHistory::create(&fs, 6).unwrap();
     life.change(30);
     let bytes = bytes_of(&life.image);
     let file = fs.open(Path::new("/db/p000003.pool"), OpenMode::Create).unwrap();

@@ -5,9 +5,9 @@
 
 mod crash;
 mod damage;
+mod fixture;
 mod model;
 mod schedules;
+mod seqno_schedules;
 mod speed;
 mod threads;
-mod turn_schedules;
-mod world;

@@ -4,69 +4,69 @@
 use std::collections::BTreeMap;
 use std::hint::black_box;
 
-use super::model::{options, world};
-use super::world::{Op, World};
-use crate::base::{KeyRef, SeqNo};
-use crate::cursor::Cursor;
+use super::fixture::{PoolFixture, PoolOp};
+use super::model::{new_fixture, options};
+use crate::base::{InternalKey, SeqNo};
+use crate::iter::InternalIter;
 use crate::mem::region::PAGE;
 use crate::mem::slice::Slice;
 use crate::memtable::speed::{mixed, random_key, time};
 use crate::pmem::leaf::SLOTS;
-use crate::pmem::medium::{Image, Medium, Shared};
+use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
 use crate::pmem::tree::PoolOptions;
 use crate::vfs::disk::DiskFs;
-use crate::vfs::disk::tests::scratch;
+use crate::vfs::disk::tests::temp_dir;
 use crate::vfs::{Fs, OpenMode};
 
 /// What a record costs beside its key and value, in bytes: in the pool, and in memory with all that is built over it.
-fn overhead<M: Medium>(world: &World<M>, bytes: u64) -> (f64, f64) {
-    let (usage, _) = world.tree.usage().unwrap();
-    let records = world.tree.len() as f64;
-    let idle = usage.leaves_free as u64 * crate::pmem::leaf::LEAF_LEN;
-    let pool = (usage.len - usage.free - idle) as f64 / records;
-    let memory = pool + (world.tree.inner.bytes() + world.tree.orders.bytes()) as f64 / records;
+fn overhead<M: PersistenceBackend>(fixture: &PoolFixture<M>, bytes: u64) -> (f64, f64) {
+    let (usage, _) = fixture.tree.usage().unwrap();
+    let records = fixture.tree.len() as f64;
+    let idle = usage.free_leaves as u64 * crate::pmem::leaf::LEAF_LEN;
+    let pool = (usage.len - usage.free_bytes - idle) as f64 / records;
+    let memory = pool + (fixture.tree.inner.memory_bytes() + fixture.tree.leaf_orders.bytes()) as f64 / records;
     (pool - bytes as f64, memory - bytes as f64)
 }
 
 #[test]
-fn a_record_costs_forty_bytes_more_than_itself_at_most() {
+fn record_overhead_is_at_most_40_bytes() {
     for (seqno, what) in [(1u64, "young"), (1 << 36, "old")] {
-        let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots: SLOTS };
-        let mut world = world(&options);
-        world.seqno = seqno;
+        let options = PoolOptions { len_max: 64 << 20, grow_by: 1 << 20, slots_per_leaf: SLOTS };
+        let mut fixture = new_fixture(&options);
+        fixture.seqno = seqno;
         for n in 0..40_000 {
-            world.apply(&Op::Put(random_key(n).to_vec(), vec![7; 100])).unwrap();
+            fixture.apply(&PoolOp::Put(random_key(n).to_vec(), vec![7; 100])).unwrap();
         }
-        let (pool, memory) = overhead(&world, 116);
+        let (pool, memory) = overhead(&fixture, 116);
         println!("{what}: {pool:.1} bytes in the pool, {memory:.1} in memory");
         assert!(pool <= 40.0 && memory <= 40.0, "{what}: {pool} and {memory}");
-        let (usage, _) = world.tree.usage().unwrap();
-        assert!(usage.free < 2 << 20, "what is free at the end of a run or a step: {}", usage.free);
+        let (usage, _) = fixture.tree.usage().unwrap();
+        assert!(usage.free_bytes < 2 << 20, "what is free at the end of a run or a step: {}", usage.free_bytes);
     }
 }
 
 /// Prints what records cost, and how long the pool takes to open.
-fn reopen(world: World<Image>, options: &PoolOptions) {
-    let count = world.tree.len();
-    let (pool, memory) = overhead(&world, 116);
+fn reopen(fixture: PoolFixture<PoolImage>, options: &PoolOptions) {
+    let count = fixture.tree.len();
+    let (pool, memory) = overhead(&fixture, 116);
     println!("  {pool:.1} bytes of overhead in the pool, {memory:.1} in memory");
-    let bytes = world.tree.region().len();
-    let image = Image::new(options.len_max).unwrap();
+    let bytes = fixture.tree.region().len();
+    let image = PoolImage::new(options.len_max).unwrap();
     image.grow(bytes).unwrap();
     let mut piece = vec![0; 1 << 20];
     for at in (0..bytes).step_by(1 << 20) {
         let piece = &mut piece[..(bytes - at).min(1 << 20) as usize];
-        world.tree.region().read(at, piece);
+        fixture.tree.region().read(at, piece);
         image.write(at, &[piece]);
     }
-    drop(world);
+    drop(fixture);
     time("open, per record", count, || {
-        World::open(image, options).unwrap();
+        PoolFixture::open(image, options).unwrap();
     });
 }
 
 /// What `BTreeMap` takes for the same: insert, get hit, get miss, scan.
-fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64; 5] {
+fn measure_btree_map(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64; 5] {
     println!("beside it, BTreeMap<[u8; 16], Box<[u8]>>");
     let (count, value) = (keys.len() as u64, [7; 100]);
     let mut map = BTreeMap::new();
@@ -92,10 +92,10 @@ fn beside(keys: &[[u8; 16]], absent: &[[u8; 16]], shuffled: &[[u8; 16]]) -> [f64
 }
 
 /// The first walk, which finds leaves in no order, and another one; walks back, and short ones.
-fn scans(world: &World<Image>, from: &[[u8; 16]]) -> [f64; 2] {
-    let count = world.tree.len();
-    let pin = world.points.register();
-    let mut cursor = world.tree.cursor(pin.at());
+fn scans(fixture: &PoolFixture<PoolImage>, from: &[[u8; 16]]) -> [f64; 2] {
+    let count = fixture.tree.len();
+    let pin = fixture.snapshots.register();
+    let mut cursor = fixture.tree.iter(pin.seqno());
     let forward = ["first scan, per entry", "scan forward, per entry"].map(|what| {
         time(what, count, || {
             let mut met = 0;
@@ -117,7 +117,7 @@ fn scans(world: &World<Image>, from: &[[u8; 16]]) -> [f64; 2] {
     let seeks = count / 10;
     time("seek and 10 entries", seeks, || {
         for key in &from[..seeks as usize] {
-            cursor.seek(KeyRef::first_of(key)).unwrap();
+            cursor.seek(InternalKey::before_versions_of(key)).unwrap();
             for _ in 0..10 {
                 if cursor.valid() {
                     black_box(cursor.entry().value[0]);
@@ -130,8 +130,8 @@ fn scans(world: &World<Image>, from: &[[u8; 16]]) -> [f64; 2] {
 }
 
 fn measure(count: u64) {
-    let options = PoolOptions { len_max: 4 << 30, grow_by: 64 << 20, slots: SLOTS };
-    let world = World::create(Image::new(options.len_max).unwrap(), &options);
+    let options = PoolOptions { len_max: 4 << 30, grow_by: 64 << 20, slots_per_leaf: SLOTS };
+    let fixture = PoolFixture::create(PoolImage::new(options.len_max).unwrap(), &options);
     let keys: Vec<[u8; 16]> = (0..count).map(random_key).collect();
     let shuffled: Vec<[u8; 16]> = (0..count).map(|n| keys[(mixed(n + 7) % count) as usize]).collect();
     let absent: Vec<[u8; 16]> = (count..2 * count).map(random_key).collect();
@@ -140,30 +140,30 @@ fn measure(count: u64) {
     let mut ours = Vec::new();
     ours.push(time("insert", count, || {
         for (n, key) in keys.iter().enumerate() {
-            world.tree.put(key, SeqNo(n as u64 + 1), &value).unwrap();
+            fixture.tree.put(key, SeqNo(n as u64 + 1), &value).unwrap();
         }
     }));
-    world.visible.publish(SeqNo(count));
+    fixture.visible.publish(SeqNo(count));
     ours.push(time("get hit", count, || {
         for key in &shuffled {
-            black_box(world.tree.get(key).unwrap().unwrap());
+            black_box(fixture.tree.get(key).unwrap().unwrap());
         }
     }));
     ours.push(time("get miss", count, || {
         for key in &absent {
-            black_box(world.tree.get(key).unwrap().is_none());
+            black_box(fixture.tree.get(key).unwrap().is_none());
         }
     }));
-    ours.extend(scans(&world, &shuffled));
+    ours.extend(scans(&fixture, &shuffled));
     time("replace", count / 5, || {
         for (n, key) in shuffled.iter().take(count as usize / 5).enumerate() {
             let seqno = SeqNo(count + n as u64 + 1);
-            world.tree.put(key, seqno, &value).unwrap();
-            world.visible.publish(seqno);
+            fixture.tree.put(key, seqno, &value).unwrap();
+            fixture.visible.publish(seqno);
         }
     });
-    reopen(world, &options);
-    let theirs = beside(&keys, &absent, &shuffled);
+    reopen(fixture, &options);
+    let theirs = measure_btree_map(&keys, &absent, &shuffled);
     for ((what, ours), theirs) in ["insert", "get hit", "get miss", "first scan", "scan"].iter().zip(ours).zip(theirs) {
         println!("  {what:<10} {:.2} of BTreeMap's time", ours / theirs);
     }
@@ -171,50 +171,50 @@ fn measure(count: u64) {
 
 /// The same tree on different media, and two writers with keys of their own.
 #[expect(clippy::disallowed_methods, reason = "the writers race, and in vfs no threads are scoped")]
-fn media<M: Medium>(what: &str, medium: impl Fn() -> M) {
+fn measure_backend<M: PersistenceBackend>(what: &str, backend: impl Fn() -> M) {
     let count = 1_000_000;
-    let options = PoolOptions { len_max: 1 << 30, grow_by: 16 << 20, slots: SLOTS };
+    let options = PoolOptions { len_max: 1 << 30, grow_by: 16 << 20, slots_per_leaf: SLOTS };
     let keys: Vec<[u8; 16]> = (0..count).map(random_key).collect();
     println!("{count} records on {what}");
-    let world = World::create(medium(), &options);
+    let fixture = PoolFixture::create(backend(), &options);
     let one = time("insert", count, || {
         for (n, key) in keys.iter().enumerate() {
-            world.tree.put(key, SeqNo(n as u64 + 1), &[7; 100]).unwrap();
+            fixture.tree.put(key, SeqNo(n as u64 + 1), &[7; 100]).unwrap();
         }
     });
-    world.visible.publish(SeqNo(count));
+    fixture.visible.publish(SeqNo(count));
     time("get hit", count, || {
         for n in 0..count {
-            black_box(world.tree.get(&keys[(mixed(n + 7) % count) as usize]).unwrap().unwrap());
+            black_box(fixture.tree.get(&keys[(mixed(n + 7) % count) as usize]).unwrap().unwrap());
         }
     });
-    drop(world);
-    let world = World::create(medium(), &options);
+    drop(fixture);
+    let fixture = PoolFixture::create(backend(), &options);
     let two = time("insert, two writers", count, || {
         std::thread::scope(|s| {
             for writer in 0..2 {
-                let (world, keys) = (&world, &keys);
+                let (fixture, keys) = (&fixture, &keys);
                 s.spawn(move || {
                     for n in (writer..count as usize).step_by(2) {
-                        world.tree.put(&keys[n], SeqNo(n as u64 + 1), &[7; 100]).unwrap();
+                        fixture.tree.put(&keys[n], SeqNo(n as u64 + 1), &[7; 100]).unwrap();
                     }
                 });
             }
         });
     });
-    assert_eq!(world.tree.len(), count);
+    assert_eq!(fixture.tree.len(), count);
     println!("  two writers are {:.2} times as fast as one", one / two);
 }
 
 #[test]
 #[ignore = "measures speed; run it alone, in release"]
 fn speed() {
-    media("an image", || Image::new(1 << 30).unwrap());
-    let root = scratch(true);
-    media("a file used as memory", || {
+    measure_backend("an image", || PoolImage::new(1 << 30).unwrap());
+    let root = temp_dir(true);
+    measure_backend("a file used as memory", || {
         let _ = DiskFs::new().remove_file(&root.path().join("pool"));
         let file = DiskFs::new().open(&root.path().join("pool"), OpenMode::Create).unwrap();
-        Shared::new(file, 1 << 30).unwrap()
+        MappedPoolFile::new(file, 1 << 30).unwrap()
     });
     measure(500_000);
     measure(5_000_000);
@@ -224,16 +224,17 @@ fn speed() {
 #[ignore = "for counting instructions: run it alone, in release, under callgrind"]
 fn counted_gets_and_scans() {
     let options = options(256 << 20, SLOTS);
-    let world = World::create(Image::new(options.len_max).unwrap(), &PoolOptions { grow_by: 256 * PAGE, ..options });
+    let fixture =
+        PoolFixture::create(PoolImage::new(options.len_max).unwrap(), &PoolOptions { grow_by: 256 * PAGE, ..options });
     for n in 0..100_000u64 {
-        world.tree.put(&random_key(n), SeqNo(n + 1), &[7; 100]).unwrap();
+        fixture.tree.put(&random_key(n), SeqNo(n + 1), &[7; 100]).unwrap();
     }
-    world.visible.publish(SeqNo(100_000));
+    fixture.visible.publish(SeqNo(100_000));
     for n in 0..100_000u64 {
-        black_box(world.tree.get(&random_key(mixed(n) % 100_000)).unwrap().unwrap());
+        black_box(fixture.tree.get(&random_key(mixed(n) % 100_000)).unwrap().unwrap());
     }
-    let pin = world.points.register();
-    let mut cursor = world.tree.cursor(pin.at());
+    let pin = fixture.snapshots.register();
+    let mut cursor = fixture.tree.iter(pin.seqno());
     cursor.seek_to_first().unwrap();
     while cursor.valid() {
         black_box(cursor.entry().value[0]);

@@ -3,33 +3,33 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::model::{options, reopened, world};
-use super::world::{Op, World};
+use super::fixture::{PoolFixture, PoolOp};
+use super::model::{new_fixture, options, reopen_fixture};
 use crate::base::{ErrorKind, SeqNo};
-use crate::cursor::Cursor;
+use crate::iter::InternalIter;
 use crate::mem::region::PAGE;
 use crate::pmem::leaf::SLOTS;
-use crate::pmem::medium::{Image, Medium, Shared};
+use crate::pmem::persistence::{MappedPoolFile, PersistenceBackend, PoolImage};
 use crate::pmem::tree::PoolOptions;
-use crate::vfs::dice::Dice;
 use crate::vfs::disk::DiskFs;
-use crate::vfs::disk::tests::scratch;
+use crate::vfs::disk::tests::temp_dir;
+use crate::vfs::seeded_rng::SeededRng;
 use crate::vfs::{Fs, OpenMode};
 
 /// Gives sequence numbers out, and makes them visible in their order.
-struct Order<'a, M: Medium> {
-    world: &'a World<M>,
+struct OrderedPublisher<'a, M: PersistenceBackend> {
+    fixture: &'a PoolFixture<M>,
     next: AtomicU64,
 }
 
-impl<M: Medium> Order<'_, M> {
+impl<M: PersistenceBackend> OrderedPublisher<'_, M> {
     fn commit(&self, change: impl FnOnce(SeqNo)) {
         let seqno = self.next.fetch_add(1, Ordering::SeqCst);
         change(SeqNo(seqno));
-        while self.world.visible.get().0 + 1 != seqno {
+        while self.fixture.visible.get().0 + 1 != seqno {
             std::thread::yield_now();
         }
-        self.world.visible.publish(SeqNo(seqno));
+        self.fixture.visible.publish(SeqNo(seqno));
     }
 }
 
@@ -56,10 +56,10 @@ fn round_of(n: u64, bytes: &[u8]) -> u64 {
 const KEYS: u64 = 240;
 
 /// Looks keys up while others write: what is always there is found, and no key's value goes back.
-fn look_up<M: Medium>(world: &World<M>, dice: &mut Dice, seen: &mut [u64]) {
+fn check_gets<M: PersistenceBackend>(fixture: &PoolFixture<M>, rng: &mut SeededRng, seen: &mut [u64]) {
     for _ in 0..200 {
-        let n = dice.below(KEYS as usize) as u64;
-        let got = world.tree.get(&key(n)).unwrap();
+        let n = rng.below(KEYS as usize) as u64;
+        let got = fixture.tree.get(&key(n)).unwrap();
         assert!(got.is_some() || !n.is_multiple_of(3), "a key that is always there was not found");
         if let Some(got) = got {
             let round = round_of(n, &got);
@@ -70,51 +70,51 @@ fn look_up<M: Medium>(world: &World<M>, dice: &mut Dice, seen: &mut [u64]) {
 }
 
 /// One point shows the same forward, backward and key by key.
-fn walk<M: Medium>(world: &World<M>) {
-    let held = world.points.register();
-    let mut cursor = world.tree.cursor(held.at());
+fn check_scan<M: PersistenceBackend>(fixture: &PoolFixture<M>) {
+    let held = fixture.snapshots.register();
+    let mut cursor = fixture.tree.iter(held.seqno());
     let (mut forward, mut backward) = (Vec::new(), Vec::new());
     cursor.seek_to_first().unwrap();
-    while let Some(entry) = cursor.peek() {
-        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
+    while let Some(entry) = cursor.current() {
+        let n = u64::from_be_bytes(entry.user_key.try_into().unwrap());
         forward.push((n, round_of(n, entry.value)));
         cursor.next().unwrap();
     }
     assert!(forward.windows(2).all(|pair| pair[0].0 < pair[1].0));
     assert_eq!(forward.iter().filter(|(n, _)| n % 3 == 0).count() as u64, KEYS / 3);
     cursor.seek_to_last().unwrap();
-    while let Some(entry) = cursor.peek() {
-        let n = u64::from_be_bytes(entry.user.try_into().unwrap());
+    while let Some(entry) = cursor.current() {
+        let n = u64::from_be_bytes(entry.user_key.try_into().unwrap());
         backward.push((n, round_of(n, entry.value)));
         cursor.prev().unwrap();
     }
     backward.reverse();
     assert_eq!(forward, backward, "one point showed two things");
     for &(n, round) in forward.iter().step_by(7) {
-        let got = world.tree.get_at(&key(n), held.at()).unwrap().expect("it was there");
+        let got = fixture.tree.get_at(&key(n), held.seqno()).unwrap().expect("it was there");
         assert_eq!(round_of(n, &got), round);
     }
 }
 
 /// Two writers, each with keys of its own between those that never change, and readers of all of them.
-fn race<M: Medium>(world: &World<M>, rounds: u64) {
-    let order = Order { world, next: AtomicU64::new(1) };
+fn race<M: PersistenceBackend>(fixture: &PoolFixture<M>, rounds: u64) {
+    let order = OrderedPublisher { fixture, next: AtomicU64::new(1) };
     for n in (0..KEYS).step_by(3) {
-        order.commit(|seqno| world.tree.put(&key(n), seqno, &value(n, 0)).unwrap());
+        order.commit(|seqno| fixture.tree.put(&key(n), seqno, &value(n, 0)).unwrap());
     }
     let (stop, walked) = (AtomicBool::new(false), AtomicU64::new(0));
     let write = |writer: u64| {
-        let mut dice = Dice::new(writer, 8);
+        let mut rng = SeededRng::new(writer, 8);
         for round in 1..=rounds {
-            let n = dice.below(KEYS as usize / 3) as u64 * 3 + writer;
+            let n = rng.below(KEYS as usize / 3) as u64 * 3 + writer;
             // For a while there are many, then few: leaves are split and joined.
-            let put = dice.eighths(if round / 400 % 2 == 0 { 7 } else { 1 });
+            let put = rng.chance_in_8(if round / 400 % 2 == 0 { 7 } else { 1 });
             order.commit(|seqno| match put {
-                true => world.tree.put(&key(n), seqno, &value(n, round)).unwrap(),
-                false => drop(world.tree.remove(&key(n), seqno).unwrap()),
+                true => fixture.tree.put(&key(n), seqno, &value(n, round)).unwrap(),
+                false => drop(fixture.tree.remove(&key(n), seqno).unwrap()),
             });
             if round % 16 == 0 {
-                world.tree.pack().unwrap();
+                fixture.tree.merge_sparse_leaves().unwrap();
             }
         }
     };
@@ -122,11 +122,11 @@ fn race<M: Medium>(world: &World<M>, rounds: u64) {
         for reader in 0..2u64 {
             let (stop, walked) = (&stop, &walked);
             s.spawn(move || {
-                let (mut dice, mut seen) = (Dice::new(reader, 9), vec![0; KEYS as usize]);
+                let (mut rng, mut seen) = (SeededRng::new(reader, 9), vec![0; KEYS as usize]);
                 // Once at least, should the writers be done before this has begun.
                 loop {
-                    look_up(world, &mut dice, &mut seen);
-                    walk(world);
+                    check_gets(fixture, &mut rng, &mut seen);
+                    check_scan(fixture);
                     walked.fetch_add(1, Ordering::Relaxed);
                     if stop.load(Ordering::Relaxed) {
                         break;
@@ -140,68 +140,68 @@ fn race<M: Medium>(world: &World<M>, rounds: u64) {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(walked.load(Ordering::Relaxed) >= 2);
-    world.is_sound();
+    fixture.check_invariants();
 }
 
 #[test]
-fn readers_and_two_writers_never_see_what_is_not_there() {
+fn readers_see_valid_state_beside_two_writers() {
     for slots in [4, SLOTS] {
         // Small, so that buffers are reused soon.
         let options = options(256 * PAGE, slots);
-        let world = world(&options);
-        race(&world, 1600);
-        reopened(&world.tree, &options).is_sound();
+        let fixture = new_fixture(&options);
+        race(&fixture, 1600);
+        reopen_fixture(&fixture.tree, &options).check_invariants();
     }
 }
 
 #[test]
-fn a_file_used_as_memory_is_there_in_the_next_life() {
-    let root = scratch(true);
+fn mapped_pool_reopens_with_same_contents() {
+    let root = temp_dir(true);
     let (fs, path) = (DiskFs::new(), root.path().join("pool"));
-    let options = PoolOptions { len_max: 1 << 20, grow_by: 16 * PAGE, slots: 5 };
-    let shared = |mode| Shared::new(fs.open(&path, mode).unwrap(), options.len_max).unwrap();
-    let world = World::create(shared(OpenMode::Create), &options);
-    race(&world, 800);
-    let (before, len) = (world.contents(), world.tree.region().len());
-    drop(world);
-    let (again, report) = World::open(shared(OpenMode::Write), &options).unwrap();
+    let options = PoolOptions { len_max: 1 << 20, grow_by: 16 * PAGE, slots_per_leaf: 5 };
+    let shared = |mode| MappedPoolFile::new(fs.open(&path, mode).unwrap(), options.len_max).unwrap();
+    let fixture = PoolFixture::create(shared(OpenMode::Create), &options);
+    race(&fixture, 800);
+    let (before, len) = (fixture.contents(), fixture.tree.region().len());
+    drop(fixture);
+    let (again, report) = PoolFixture::open(shared(OpenMode::Write), &options).unwrap();
     assert_eq!((again.contents(), report.repairs, again.tree.region().len()), (before, 0, len));
-    again.is_sound();
+    again.check_invariants();
 }
 
 #[test]
-fn writers_of_the_same_leaf_lose_nothing() {
+fn two_writers_of_one_leaf_lose_nothing() {
     let options = options(8 << 20, SLOTS);
-    let world: World<Image> = world(&options);
+    let fixture: PoolFixture<PoolImage> = new_fixture(&options);
     let count = 8000u64;
     std::thread::scope(|s| {
         for writer in 0..2 {
-            let world = &world;
+            let fixture = &fixture;
             s.spawn(move || {
                 for n in (writer..count).step_by(2) {
-                    world.tree.put(&key(n), SeqNo(n + 1), &value(n, 0)).unwrap();
+                    fixture.tree.put(&key(n), SeqNo(n + 1), &value(n, 0)).unwrap();
                 }
             });
         }
     });
-    world.visible.publish(SeqNo(count));
-    assert_eq!(world.tree.len(), count);
-    assert!((0..count).all(|n| world.tree.get(&key(n)).unwrap().is_some()));
-    world.is_sound();
+    fixture.visible.publish(SeqNo(count));
+    assert_eq!(fixture.tree.len(), count);
+    assert!((0..count).all(|n| fixture.tree.get(&key(n)).unwrap().is_some()));
+    fixture.check_invariants();
 }
 
 /// Two threads fill a pool, each from a shelf of its own; a third one finds what they have left there before it finds
 /// the pool full.
 #[test]
-fn a_full_pool_has_nothing_on_its_shelves() {
+fn thread_caches_are_empty_when_pool_is_full() {
     let options = options(4 << 20, SLOTS);
-    let world: World<Image> = world(&options);
+    let fixture: PoolFixture<PoolImage> = new_fixture(&options);
     let fill = |from: u64| {
         let mut count = 0;
         let order = AtomicU64::new(from);
         let take = || Ok(Some(SeqNo(order.fetch_add(1, Ordering::Relaxed))));
         loop {
-            match world.tree.put_in_turn(&key(from + count), &[7; 60], take) {
+            match fixture.tree.put_assigning_seqno(&key(from + count), &[7; 60], take) {
                 Ok(put) => assert!(put),
                 Err(error) => {
                     assert_eq!(error.kind(), crate::base::ErrorKind::OutOfSpace);
@@ -218,62 +218,65 @@ fn a_full_pool_has_nothing_on_its_shelves() {
         }
     });
     fill(3 << 20);
-    let (usage, _) = world.tree.usage().unwrap();
-    assert!(usage.len == 4 << 20 && usage.free < 64 << 10, "{usage:?}");
-    assert_eq!(world.tree.shelves.bytes(), 0);
-    world.visible.publish(SeqNo(4 << 20));
-    world.is_sound();
+    let (usage, _) = fixture.tree.usage().unwrap();
+    assert!(usage.len == 4 << 20 && usage.free_bytes < 64 << 10, "{usage:?}");
+    assert_eq!(fixture.tree.thread_caches.bytes(), 0);
+    fixture.visible.publish(SeqNo(4 << 20));
+    fixture.check_invariants();
 }
 
 /// Who makes space for a change that has no number yet stands outside of what closing waits for. It happened that a
 /// leaf was split in a file that the next process had opened.
 #[test]
-fn nothing_is_changed_behind_the_end() {
+fn nothing_changes_after_stop_writes() {
     let options = options(64 * PAGE, 4);
-    let world = world(&options);
+    let fixture = new_fixture(&options);
     let mut seqno = 0;
     let mut put = |key: &[u8]| {
-        world.tree.put_in_turn(key, &[7; 100], || {
+        fixture.tree.put_assigning_seqno(key, &[7; 100], || {
             seqno += 1;
             Ok(Some(SeqNo(seqno)))
         })
     };
     // Three are all that a leaf of four slots takes.
     (0..3).for_each(|n| assert!(put(&key(n)).unwrap()));
-    world.tree.end_changes();
-    let region = world.tree.region();
+    fixture.tree.stop_writes();
+    let region = fixture.tree.region();
     let bytes = || region.slice(0, region.len() as usize);
-    let (before, leaves) = (bytes(), world.tree.usage().unwrap().1);
+    let (before, leaves) = (bytes(), fixture.tree.usage().unwrap().1);
     assert_eq!(put(&key(3)).unwrap_err().kind(), ErrorKind::Closed, "it would split the leaf");
     let long = vec![7; 200 * PAGE as usize];
-    let too_long = world.tree.put_in_turn(&key(4), &long, || panic!("there is no space for it"));
+    let too_long = fixture.tree.put_assigning_seqno(&key(4), &long, || panic!("there is no space for it"));
     assert_eq!(too_long.unwrap_err().kind(), ErrorKind::Closed, "the pool would grow, or be full");
-    assert!(bytes() == before && world.tree.usage().unwrap().1 == leaves && seqno == 3);
+    assert!(bytes() == before && fixture.tree.usage().unwrap().1 == leaves && seqno == 3);
 }
 
 /// As who makes a copy sees to it that nobody gets a number, and forgot that leaves are split before one is asked for:
 /// the copy had one half of a leaf as it was before, and the other as it was after.
 #[test]
-fn a_copy_is_of_one_shape() {
+fn copy_has_one_tree_structure() {
     let options = options(4096 * PAGE, 8);
-    let mut world = world(&options);
+    let mut fixture = new_fixture(&options);
     let stop = AtomicBool::new(false);
     let some_key = |n: u64| key(n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     for round in 0..20u64 {
         for n in 0..300 {
-            world.apply(&Op::Put(some_key(300 * round + n).to_vec(), vec![7; 20])).unwrap();
+            fixture.apply(&PoolOp::Put(some_key(300 * round + n).to_vec(), vec![7; 20])).unwrap();
         }
-        let copy = Image::new(options.len_max).unwrap();
+        let copy = PoolImage::new(options.len_max).unwrap();
         std::thread::scope(|s| {
             s.spawn(|| {
-                let mut dice = Dice::new(round, 5);
+                let mut rng = SeededRng::new(round, 5);
                 while !stop.load(Ordering::SeqCst) {
-                    let key = key(dice.throw());
-                    assert!(!world.tree.put_in_turn(&key, &[7; 20], || Ok(None)).unwrap(), "it gets no number");
+                    let key = key(rng.next_u64());
+                    assert!(
+                        !fixture.tree.put_assigning_seqno(&key, &[7; 20], || Ok(None)).unwrap(),
+                        "it gets no number"
+                    );
                 }
             });
-            let copied = world.tree.while_still(|| {
-                let region = world.tree.region();
+            let copied = fixture.tree.with_structure_locked(|| {
+                let region = fixture.tree.region();
                 copy.grow(region.len())?;
                 let mut piece = [0; PAGE as usize];
                 for at in (0..region.len()).step_by(piece.len()) {
@@ -287,7 +290,7 @@ fn a_copy_is_of_one_shape() {
             copied.unwrap();
         });
         stop.store(false, Ordering::SeqCst);
-        let (copied, _) = World::open(copy, &options).unwrap();
+        let (copied, _) = PoolFixture::open(copy, &options).unwrap();
         assert_eq!(copied.tree.len(), 300 * (round + 1));
     }
 }

@@ -13,21 +13,26 @@ pub(crate) const MAX_LEN: u64 = 1 << 40;
 const CHUNK_PAGES: usize = 64;
 const CHUNK: u64 = (PAGE * CHUNK_PAGES) as u64;
 
-type Page = [u8; PAGE];
-type Chunk = [Option<Arc<Page>>; CHUNK_PAGES];
+type ContentPage = [u8; PAGE];
+type ContentChunk = [Option<Arc<ContentPage>>; CHUNK_PAGES];
 
-const NO_PAGES: Chunk = [const { None }; CHUNK_PAGES];
-const ZEROS: Page = [0; PAGE];
+const NO_PAGES: ContentChunk = [const { None }; CHUNK_PAGES];
+const ZEROS: ContentPage = [0; PAGE];
 
 /// Length and pages. What has no page is zero.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Content {
+pub(crate) struct FileContent {
     len: u64,
-    chunks: Arc<Vec<Option<Arc<Chunk>>>>,
+    chunks: Arc<Vec<Option<Arc<ContentChunk>>>>,
 }
 
 /// Splits `len` bytes at `offset` at the borders of units: calls `each` with offset and range in the bytes.
-pub(crate) fn pieces(offset: u64, len: usize, unit: u64, mut each: impl FnMut(u64, std::ops::Range<usize>)) {
+pub(crate) fn split_at_boundaries(
+    offset: u64,
+    len: usize,
+    unit: u64,
+    mut each: impl FnMut(u64, std::ops::Range<usize>),
+) {
     let mut done = 0;
     while done < len {
         let at = offset + done as u64;
@@ -37,17 +42,17 @@ pub(crate) fn pieces(offset: u64, len: usize, unit: u64, mut each: impl FnMut(u6
     }
 }
 
-impl Content {
+impl FileContent {
     pub(crate) fn length(&self) -> u64 {
         self.len
     }
 
-    fn page(&self, index: u64) -> Option<&Page> {
+    fn page(&self, index: u64) -> Option<&ContentPage> {
         let chunk = self.chunks.get((index / CHUNK_PAGES as u64) as usize)?.as_ref()?;
         chunk[(index % CHUNK_PAGES as u64) as usize].as_deref()
     }
 
-    fn page_mut(&mut self, index: u64) -> &mut Page {
+    fn page_mut(&mut self, index: u64) -> &mut ContentPage {
         let at = (index / CHUNK_PAGES as u64) as usize;
         let chunks = Arc::make_mut(&mut self.chunks);
         if chunks.len() <= at {
@@ -61,7 +66,7 @@ impl Content {
     /// Fills `buf` from `offset` up to the end; how many bytes.
     pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> usize {
         let count = self.len.saturating_sub(offset).min(buf.len() as u64) as usize;
-        pieces(offset, count, PAGE as u64, |at, range| {
+        split_at_boundaries(offset, count, PAGE as u64, |at, range| {
             let start = (at % PAGE as u64) as usize;
             let page = self.page(at / PAGE as u64).unwrap_or(&ZEROS);
             let len = range.len();
@@ -73,7 +78,7 @@ impl Content {
     /// Puts bytes into the pages, leaving the length alone. The end must not lie behind [`MAX_LEN`].
     pub(crate) fn store(&mut self, bytes: &[u8], offset: u64) {
         assert!(offset + bytes.len() as u64 <= MAX_LEN, "the caller has checked the end");
-        pieces(offset, bytes.len(), PAGE as u64, |at, range| {
+        split_at_boundaries(offset, bytes.len(), PAGE as u64, |at, range| {
             let index = at / PAGE as u64;
             // Files are often filled with zeros ahead of time: those take no page.
             if self.page(index).is_none() && bytes[range.clone()] == ZEROS[..range.len()] {
@@ -122,9 +127,9 @@ impl Content {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vfs::dice::Dice;
+    use crate::vfs::seeded_rng::SeededRng;
 
-    fn all(content: &Content) -> Vec<u8> {
+    fn all(content: &FileContent) -> Vec<u8> {
         let mut buf = vec![7; content.length() as usize];
         assert_eq!(content.read(&mut buf, 0), buf.len());
         buf
@@ -132,15 +137,15 @@ mod tests {
 
     #[test]
     fn agrees_with_a_plain_vector() {
-        let mut dice = Dice::new(3, 0);
-        let (mut content, mut model) = (Content::default(), Vec::new());
+        let mut rng = SeededRng::new(3, 0);
+        let (mut content, mut model) = (FileContent::default(), Vec::new());
         for round in 0..600 {
-            let offset = dice.below(700_000);
-            if dice.eighths(2) {
+            let offset = rng.below(700_000);
+            if rng.chance_in_8(2) {
                 model.resize(offset, 0);
                 content.set_length(offset as u64);
             } else {
-                let bytes = vec![round as u8; dice.below(20_000)];
+                let bytes = vec![round as u8; rng.below(20_000)];
                 model.resize(model.len().max(offset + bytes.len()), 0);
                 model[offset..offset + bytes.len()].copy_from_slice(&bytes);
                 content.store(&bytes, offset as u64);
@@ -154,7 +159,7 @@ mod tests {
 
     #[test]
     fn copies_share_pages_until_one_writes() {
-        let mut a = Content::default();
+        let mut a = FileContent::default();
         a.set_length(64 << 20);
         a.store(&[1; 3 * PAGE], 10 << 20);
         let before = a.clone();
@@ -166,7 +171,7 @@ mod tests {
 
     #[test]
     fn zeros_and_what_is_cut_take_no_pages() {
-        let mut content = Content::default();
+        let mut content = FileContent::default();
         content.set_length(1 << 30);
         content.store(&vec![0; 1 << 20], 0);
         assert_eq!(content.resident_pages(), 0);
@@ -182,7 +187,7 @@ mod tests {
 
     #[test]
     fn reads_end_at_the_length() {
-        let mut content = Content::default();
+        let mut content = FileContent::default();
         content.store(b"hidden", 0);
         assert_eq!(content.read(&mut [0; 6], 0), 0);
         content.set_length(4);

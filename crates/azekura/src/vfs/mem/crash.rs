@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::vfs::dice::Dice;
-use crate::vfs::mem::content::{PAGE, pieces};
+use crate::vfs::mem::content::{PAGE, split_at_boundaries};
 use crate::vfs::mem::inode::{DirNode, FileNode, FileOp, Ino, Inode};
+use crate::vfs::seeded_rng::SeededRng;
 
 /// What is left of unsynced changes after [`MemFs::crash`](crate::fs::MemFs::crash). What was synced always stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,12 +31,12 @@ pub enum Survival {
 const SECTOR: usize = 512;
 
 /// The state of one file or directory after the power failure.
-pub(crate) fn survivor(inode: &Inode, ino: Ino, survival: Survival, seed: u64) -> Inode {
-    let mut dice = Dice::new(seed, ino);
+pub(crate) fn state_after_crash(inode: &Inode, ino: Ino, survival: Survival, seed: u64) -> Inode {
+    let mut rng = SeededRng::new(seed, ino);
     match inode {
-        Inode::File(file) => Inode::File(surviving_file(file, survival, &mut dice)),
+        Inode::File(file) => Inode::File(surviving_file(file, survival, &mut rng)),
         Inode::Dir(dir) => {
-            let names = surviving_names(dir, survival, seed, &mut dice);
+            let names = surviving_names(dir, survival, seed, &mut rng);
             Inode::Dir(DirNode { live: names.clone(), synced: names, pending: Vec::new() })
         }
     }
@@ -44,53 +44,53 @@ pub(crate) fn survivor(inode: &Inode, ino: Ino, survival: Survival, seed: u64) -
 
 /// Which of a number of things survive. Plain coins would hardly ever lose one of a hundred or keep a clean head of
 /// them, and those are the cases in which bugs hide.
-enum Pattern {
+enum SurvivalPattern {
     None,
     All,
     First(usize),
     Last(usize),
     Only(usize),
     AllBut(usize),
-    Coins(usize),
+    Random(usize),
 }
 
-impl Pattern {
-    fn draw(dice: &mut Dice, count: usize) -> Pattern {
-        match dice.below(8) {
-            0 => Pattern::None,
-            1 => Pattern::All,
-            2 => Pattern::First(dice.below(count + 1)),
-            3 => Pattern::Last(dice.below(count + 1)),
-            4 => Pattern::Only(dice.below(count)),
-            5 => Pattern::AllBut(dice.below(count)),
-            _ => Pattern::Coins(1 + dice.below(7)),
+impl SurvivalPattern {
+    fn draw(rng: &mut SeededRng, count: usize) -> SurvivalPattern {
+        match rng.below(8) {
+            0 => SurvivalPattern::None,
+            1 => SurvivalPattern::All,
+            2 => SurvivalPattern::First(rng.below(count + 1)),
+            3 => SurvivalPattern::Last(rng.below(count + 1)),
+            4 => SurvivalPattern::Only(rng.below(count)),
+            5 => SurvivalPattern::AllBut(rng.below(count)),
+            _ => SurvivalPattern::Random(1 + rng.below(7)),
         }
     }
 
-    fn keeps(&self, index: usize, count: usize, dice: &mut Dice) -> bool {
+    fn keeps(&self, index: usize, count: usize, rng: &mut SeededRng) -> bool {
         match *self {
-            Pattern::None => false,
-            Pattern::All => true,
-            Pattern::First(n) => index < n,
-            Pattern::Last(n) => index + n >= count,
-            Pattern::Only(n) => index == n,
-            Pattern::AllBut(n) => index != n,
-            Pattern::Coins(hits) => dice.eighths(hits),
+            SurvivalPattern::None => false,
+            SurvivalPattern::All => true,
+            SurvivalPattern::First(n) => index < n,
+            SurvivalPattern::Last(n) => index + n >= count,
+            SurvivalPattern::Only(n) => index == n,
+            SurvivalPattern::AllBut(n) => index != n,
+            SurvivalPattern::Random(hits) => rng.chance_in_8(hits),
         }
     }
 }
 
-fn surviving_file(file: &FileNode, survival: Survival, dice: &mut Dice) -> FileNode {
+fn surviving_file(file: &FileNode, survival: Survival, rng: &mut SeededRng) -> FileNode {
     if survival == Survival::Everything {
-        return FileNode::settled(file.live.clone());
+        return FileNode::new_synced(file.live.clone());
     }
     let mut content = file.synced.clone();
     let count = file.pending.len();
-    let pattern = Pattern::draw(dice, count);
+    let pattern = SurvivalPattern::draw(rng, count);
     for (index, op) in file.pending.iter().enumerate() {
         let kept = match survival {
             Survival::Nothing | Survival::Everything => false,
-            Survival::Random => pattern.keeps(index, count, dice),
+            Survival::Random => pattern.keeps(index, count, rng),
             Survival::DataOnly => matches!(op, FileOp::Store { .. }),
             Survival::MetadataOnly => matches!(op, FileOp::Length(_)),
         };
@@ -98,7 +98,7 @@ fn surviving_file(file: &FileNode, survival: Survival, dice: &mut Dice) -> FileN
             FileOp::Length(len) if kept => content.discard_from(*len),
             FileOp::Store { offset, bytes, mapped, .. } if kept => {
                 let torn = survival == Survival::Random;
-                store_part(bytes, *offset, *mapped, torn, dice, |bytes, offset| content.store(bytes, offset));
+                store_part(bytes, *offset, *mapped, torn, rng, |bytes, offset| content.store(bytes, offset));
             }
             _ => {}
         }
@@ -106,27 +106,34 @@ fn surviving_file(file: &FileNode, survival: Survival, dice: &mut Dice) -> FileN
     let len = match survival {
         Survival::Nothing | Survival::DataOnly => file.synced.length(),
         Survival::Everything | Survival::MetadataOnly => file.live.length(),
-        Survival::Random => surviving_length(file, dice),
+        Survival::Random => surviving_length(file, rng),
     };
     content.discard_from(len);
     content.set_length(len);
-    FileNode::settled(content)
+    FileNode::new_synced(content)
 }
 
 /// Hands to `store` what survives of one store that was not lost altogether.
-fn store_part(bytes: &[u8], offset: u64, mapped: bool, torn: bool, dice: &mut Dice, mut store: impl FnMut(&[u8], u64)) {
-    let unit = match if torn { dice.below(if mapped { 5 } else { 4 }) } else { 0 } {
+fn store_part(
+    bytes: &[u8],
+    offset: u64,
+    mapped: bool,
+    torn: bool,
+    rng: &mut SeededRng,
+    mut store: impl FnMut(&[u8], u64),
+) {
+    let unit = match if torn { rng.below(if mapped { 5 } else { 4 }) } else { 0 } {
         2 => PAGE,
         3 => SECTOR,
-        4 => return store(&bytes[..dice.below(bytes.len())], offset),
+        4 => return store(&bytes[..rng.below(bytes.len())], offset),
         _ => return store(bytes, offset),
     };
     let mut count = 0;
-    pieces(offset, bytes.len(), unit as u64, |_, _| count += 1);
-    let pattern = Pattern::draw(dice, count);
+    split_at_boundaries(offset, bytes.len(), unit as u64, |_, _| count += 1);
+    let pattern = SurvivalPattern::draw(rng, count);
     let mut index = 0;
-    pieces(offset, bytes.len(), unit as u64, |at, range| {
-        if pattern.keeps(index, count, dice) {
+    split_at_boundaries(offset, bytes.len(), unit as u64, |at, range| {
+        if pattern.keeps(index, count, rng) {
             store(&bytes[range], at);
         }
         index += 1;
@@ -134,11 +141,11 @@ fn store_part(bytes: &[u8], offset: u64, mapped: bool, torn: bool, dice: &mut Di
 }
 
 /// The synced length, the last one, or any between.
-fn surviving_length(file: &FileNode, dice: &mut Dice) -> u64 {
-    let choices = match dice.below(3) {
+fn surviving_length(file: &FileNode, rng: &mut SeededRng) -> u64 {
+    let choices = match rng.below(3) {
         0 => 0,
         1 => file.pending.len(),
-        _ => dice.below(file.pending.len() + 1),
+        _ => rng.below(file.pending.len() + 1),
     };
     match choices.checked_sub(1).map(|last| &file.pending[last]) {
         None => file.synced.length(),
@@ -146,17 +153,17 @@ fn surviving_length(file: &FileNode, dice: &mut Dice) -> u64 {
     }
 }
 
-fn surviving_names(dir: &DirNode, survival: Survival, seed: u64, dice: &mut Dice) -> BTreeMap<String, Ino> {
+fn surviving_names(dir: &DirNode, survival: Survival, seed: u64, rng: &mut SeededRng) -> BTreeMap<String, Ino> {
     let mut names = dir.synced.clone();
     let count = dir.pending.len();
-    let pattern = Pattern::draw(dice, count);
+    let pattern = SurvivalPattern::draw(rng, count);
     for (index, op) in dir.pending.iter().enumerate() {
         let kept = match (survival, op.group) {
             (Survival::Everything | Survival::MetadataOnly, _) => true,
-            (Survival::Nothing | Survival::DataOnly, _) => op.sure,
+            (Survival::Nothing | Survival::DataOnly, _) => op.must_survive,
             // Both halves ask the same dice.
-            (Survival::Random, Some(group)) => op.sure || Dice::new(seed, !group).eighths(4),
-            (Survival::Random, None) => pattern.keeps(index, count, dice),
+            (Survival::Random, Some(group)) => op.must_survive || SeededRng::new(seed, !group).chance_in_8(4),
+            (Survival::Random, None) => pattern.keeps(index, count, rng),
         };
         if kept {
             op.apply(&mut names);
@@ -171,7 +178,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn crashed(file: &FileNode, survival: Survival, seed: u64) -> Vec<u8> {
-        let Inode::File(after) = survivor(&Inode::File(file.clone()), 5, survival, seed) else { panic!("a file") };
+        let Inode::File(after) = state_after_crash(&Inode::File(file.clone()), 5, survival, seed) else {
+            panic!("a file")
+        };
         assert!(after.pending.is_empty());
         let mut bytes = vec![0; after.live.length() as usize];
         after.live.read(&mut bytes, 0);
@@ -182,15 +191,15 @@ mod tests {
     fn every_subset_of_a_few_things_is_drawn() {
         let mut seen = BTreeSet::new();
         for seed in 0..400 {
-            let mut dice = Dice::new(seed, 0);
-            let pattern = Pattern::draw(&mut dice, 3);
-            seen.insert([0, 1, 2].map(|index| pattern.keeps(index, 3, &mut dice)));
+            let mut rng = SeededRng::new(seed, 0);
+            let pattern = SurvivalPattern::draw(&mut rng, 3);
+            seen.insert([0, 1, 2].map(|index| pattern.keeps(index, 3, &mut rng)));
         }
         assert_eq!(seen.len(), 8);
     }
 
     #[test]
-    fn modes_without_chance_leave_what_they_say() {
+    fn deterministic_modes_keep_documented_state() {
         let mut file = FileNode::default();
         file.store(b"old old", 0, false);
         file.sync();
@@ -205,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_bytes_survive_apart() {
+    fn length_and_bytes_survive_independently() {
         let mut file = FileNode::default();
         file.store(b"ab", 0, false);
         let seen: BTreeSet<_> = (0..300).map(|seed| crashed(&file, Survival::Random, seed)).collect();
@@ -213,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_may_be_undone_and_leaves_zeros_if_only_its_length_is() {
+    fn truncate_may_be_lost_and_leaves_zeros() {
         let mut file = FileNode::default();
         file.store(b"abcd", 0, false);
         file.sync();
@@ -223,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_tear_at_sectors_and_mapped_stores_at_bytes() {
+    fn writes_tear_at_sectors_and_stores_at_bytes() {
         let torn_at = |mapped| {
             let mut file = FileNode::default();
             file.set_length(3 * PAGE as u64);

@@ -6,45 +6,45 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::sync::Words;
+use crate::base::sync::MappedMemory;
 use crate::base::{Error, Result};
-use crate::vfs::fs::{File, FileLock, Mapping, PersistenceLevel, all_or_corruption};
+use crate::vfs::fs::{File, FileLock, Mapping, PersistenceLevel, check_read_len};
 use crate::vfs::mem::content::{MAX_LEN, PAGE};
 use crate::vfs::mem::inode::Ino;
-use crate::vfs::mem::memory::Shared;
-use crate::vfs::mem::tree::Tree;
+use crate::vfs::mem::mapped_words::SharedWords;
+use crate::vfs::mem::tree::MemFsTree;
 
 /// The tree, shared by all handles.
-pub(crate) type SharedTree = Arc<Mutex<Tree>>;
+pub(crate) type SharedMemFsTree = Arc<Mutex<MemFsTree>>;
 
 /// The tree for one operation. A panic elsewhere leaves it whole: nothing in it panics between two changes.
-pub(crate) fn enter(tree: &SharedTree) -> MutexGuard<'_, Tree> {
+pub(crate) fn lock_tree(tree: &SharedMemFsTree) -> MutexGuard<'_, MemFsTree> {
     tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps an inode alive, for the life in which it was opened.
 #[derive(Debug)]
-pub(crate) struct Handle {
-    tree: SharedTree,
+pub(crate) struct InodeHandle {
+    tree: SharedMemFsTree,
     ino: Ino,
-    life: u64,
+    boot: u64,
     path: PathBuf,
 }
 
-impl Handle {
+impl InodeHandle {
     /// `entered` is the tree behind `tree`.
-    pub(crate) fn new(tree: &SharedTree, entered: &mut Tree, ino: Ino, path: &Path) -> Handle {
-        entered.opened(ino);
-        Handle { tree: Arc::clone(tree), ino, life: entered.life(), path: path.to_path_buf() }
+    pub(crate) fn new(tree: &SharedMemFsTree, entered: &mut MemFsTree, ino: Ino, path: &Path) -> InodeHandle {
+        entered.add_handle(ino);
+        InodeHandle { tree: Arc::clone(tree), ino, boot: entered.boot(), path: path.to_path_buf() }
     }
 
     /// The tree, if this handle still means something in it and the power is on.
-    fn enter(&self) -> io::Result<MutexGuard<'_, Tree>> {
-        let tree = enter(&self.tree);
-        if tree.life() != self.life {
+    fn lock_tree(&self) -> io::Result<MutexGuard<'_, MemFsTree>> {
+        let tree = lock_tree(&self.tree);
+        if tree.boot() != self.boot {
             return Err(io::Error::other("the simulated machine lost power since this was opened"));
         }
-        tree.check()?;
+        tree.check_power()?;
         Ok(tree)
     }
 
@@ -53,11 +53,11 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for InodeHandle {
     fn drop(&mut self) {
-        let mut tree = enter(&self.tree);
-        if tree.life() == self.life {
-            tree.closed(self.ino);
+        let mut tree = lock_tree(&self.tree);
+        if tree.boot() == self.boot {
+            tree.remove_handle(self.ino);
         }
     }
 }
@@ -65,38 +65,38 @@ impl Drop for Handle {
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct MemFile {
-    handle: Arc<Handle>,
+    handle: Arc<InodeHandle>,
     writable: bool,
 }
 
 impl MemFile {
-    pub(crate) fn new(handle: Handle, writable: bool) -> MemFile {
+    pub(crate) fn new(handle: InodeHandle, writable: bool) -> MemFile {
         MemFile { handle: Arc::new(handle), writable }
     }
 
     /// The tree for a change that makes the file end at `end` at the furthest.
-    fn change(&self, end: Option<u64>) -> io::Result<MutexGuard<'_, Tree>> {
-        let mut tree = self.handle.enter()?;
+    fn change(&self, end: Option<u64>) -> io::Result<MutexGuard<'_, MemFsTree>> {
+        let mut tree = self.handle.lock_tree()?;
         if !self.writable {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         if end.is_none_or(|end| end > MAX_LEN) {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        tree.step()?;
+        tree.begin_op()?;
         Ok(tree)
     }
 
     /// The same for a change that needs space up to `end`.
-    fn grow(&self, end: Option<u64>) -> io::Result<MutexGuard<'_, Tree>> {
+    fn grow(&self, end: Option<u64>) -> io::Result<MutexGuard<'_, MemFsTree>> {
         let tree = self.change(end)?;
         tree.check_space(self.handle.ino, end.unwrap_or(u64::MAX))?;
         Ok(tree)
     }
 
     fn sync(&self) -> Result<()> {
-        let done = self.handle.enter().and_then(|mut tree| {
-            tree.step()?;
+        let done = self.handle.lock_tree().and_then(|mut tree| {
+            tree.begin_op()?;
             tree.file_mut(self.handle.ino)?.sync();
             Ok(())
         });
@@ -106,13 +106,13 @@ impl MemFile {
 
 impl File for MemFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let done = self.handle.enter().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.read(buf, offset)));
+        let done = self.handle.lock_tree().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.read(buf, offset)));
         done.map_err(|e| self.handle.failed("read", e).at_offset(offset))
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let got = self.read_at(buf, offset)?;
-        all_or_corruption(got, buf.len(), offset).map_err(|e| e.in_file(&self.handle.path))
+        check_read_len(got, buf.len(), offset).map_err(|e| e.in_file(&self.handle.path))
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
@@ -127,7 +127,7 @@ impl File for MemFile {
     }
 
     fn length(&self) -> Result<u64> {
-        let done = self.handle.enter().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.length()));
+        let done = self.handle.lock_tree().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.length()));
         done.map_err(|e| self.handle.failed("ask for the length", e))
     }
 
@@ -157,7 +157,8 @@ impl File for MemFile {
     }
 
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        let maps = self.handle.enter().map(|tree| tree.maps).map_err(|e| self.handle.failed("map", e))?;
+        let maps =
+            self.handle.lock_tree().map(|tree| tree.mappings_enabled).map_err(|e| self.handle.failed("map", e))?;
         if !maps {
             return Ok(None);
         }
@@ -171,30 +172,32 @@ impl File for MemFile {
         Ok(Some(Box::new(MemMapping { handle: Arc::clone(&self.handle), len, resident })))
     }
 
-    fn map_words(&self, len: u64) -> Result<Option<Box<dyn Words>>> {
+    fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
         if !(8..=MAX_LEN).contains(&len) || !len.is_multiple_of(8) {
             return Err(Error::invalid("mapped words are one or more, and fit into memory").in_file(&self.handle.path));
         }
-        let words =
-            self.handle.enter().and_then(|mut tree| Ok((tree.memory_level, tree.begin_memory(self.handle.ino, len)?)));
+        let words = self
+            .handle
+            .lock_tree()
+            .and_then(|mut tree| Ok((tree.persistence_level, tree.map_words(self.handle.ino, len)?)));
         let (level, words) = words.map_err(|e| self.handle.failed("map", e))?;
-        let survives = level == PersistenceLevel::Power;
+        let survives = level == PersistenceLevel::PowerLoss;
         Ok(words.map(|words| {
-            Box::new(MemWords { handle: Arc::clone(&self.handle), words, survives_power_loss: survives })
-                as Box<dyn Words>
+            Box::new(MemMappedMemory { handle: Arc::clone(&self.handle), words, survives_power_loss: survives })
+                as Box<dyn MappedMemory>
         }))
     }
 }
 
 /// The words of an open file, for as long as somebody has them.
-struct MemWords {
-    handle: Arc<Handle>,
-    words: Shared,
+struct MemMappedMemory {
+    handle: Arc<InodeHandle>,
+    words: SharedWords,
     survives_power_loss: bool,
 }
 
-impl Words for MemWords {
-    fn words(&self) -> &[AtomicU64] {
+impl MappedMemory for MemMappedMemory {
+    fn atomic_words(&self) -> &[AtomicU64] {
         self.words.words()
     }
 
@@ -203,16 +206,16 @@ impl Words for MemWords {
     }
 }
 
-impl Drop for MemWords {
+impl Drop for MemMappedMemory {
     fn drop(&mut self) {
-        let mut tree = enter(&self.handle.tree);
-        if tree.life() == self.handle.life {
-            tree.end_memory(self.handle.ino);
+        let mut tree = lock_tree(&self.handle.tree);
+        if tree.boot() == self.handle.boot {
+            tree.unmap_words(self.handle.ino);
         }
     }
 }
 
-impl fmt::Debug for MemWords {
+impl fmt::Debug for MemMappedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemWords").field("words", &self.words.words().len()).finish_non_exhaustive()
     }
@@ -221,7 +224,7 @@ impl fmt::Debug for MemWords {
 /// A mapping. Stricter than a real one: a store into a range that was not populated panics, because on disk it could
 /// raise a signal.
 struct MemMapping {
-    handle: Arc<Handle>,
+    handle: Arc<InodeHandle>,
     len: u64,
     /// One bit for each populated page.
     resident: Mutex<Vec<u64>>,
@@ -252,10 +255,10 @@ impl Mapping for MemMapping {
         }
         assert!(self.is_resident(offset, len), "a store lies where the mapping was populated");
         // A machine without power stores nothing, and nobody is left to be told.
-        let Ok(mut tree) = self.handle.enter() else { return };
+        let Ok(mut tree) = self.handle.lock_tree() else { return };
         let length = tree.file(self.handle.ino).map_or(0, |file| file.live.length());
         let past_the_end = offset + len > length;
-        if !past_the_end && tree.step().is_ok() {
+        if !past_the_end && tree.begin_op().is_ok() {
             let file = tree.file_mut(self.handle.ino).expect("only files are mapped");
             file.store(bytes, offset, true);
         }
@@ -268,7 +271,7 @@ impl Mapping for MemMapping {
             let error = Error::invalid("the range lies outside the mapping");
             return Err(error.in_file(&self.handle.path).at_offset(offset));
         }
-        let length = self.handle.enter().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.length()));
+        let length = self.handle.lock_tree().and_then(|tree| Ok(tree.file(self.handle.ino)?.live.length()));
         let length = length.map_err(|e| self.handle.failed("populate", e).at_offset(offset))?;
         if len == 0 {
             return Ok(());
@@ -296,14 +299,14 @@ impl fmt::Debug for MemMapping {
 
 /// A lock on a file.
 #[derive(Debug)]
-pub(crate) struct MemLock(pub(crate) Handle);
+pub(crate) struct MemLock(pub(crate) InodeHandle);
 
 impl FileLock for MemLock {}
 
 impl Drop for MemLock {
     fn drop(&mut self) {
-        let mut tree = enter(&self.0.tree);
-        if tree.life() == self.0.life {
+        let mut tree = lock_tree(&self.0.tree);
+        if tree.boot() == self.0.boot {
             tree.unlock(self.0.ino);
         }
     }
@@ -337,7 +340,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "was populated")]
-    fn a_store_must_be_populated() {
+    fn store_panics_when_range_is_not_populated() {
         let (_fs, _file, mapping) = mapped(100_000);
         mapping.populate(0, 4096).unwrap();
         mapping.write_at(&[1; 2], 4095);
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_are_seen_counted_and_synced_by_the_file() {
+    fn mapped_stores_are_visible_counted_and_synced() {
         let (fs, file, mapping) = mapped(100_000);
         fs.sync_dir(Path::new("/")).unwrap();
         mapping.populate(0, 100_000).unwrap();

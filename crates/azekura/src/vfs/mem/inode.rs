@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::vfs::mem::content::{Content, PAGE, pieces};
+use crate::vfs::mem::content::{FileContent, PAGE, split_at_boundaries};
 
 /// Number of a file or directory, never used twice.
 pub(crate) type Ino = u64;
@@ -35,8 +35,8 @@ impl FileOp {
 /// A file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FileNode {
-    pub(crate) live: Content,
-    pub(crate) synced: Content,
+    pub(crate) live: FileContent,
+    pub(crate) synced: FileContent,
     pub(crate) pending: Vec<FileOp>,
     /// What `pending` takes in memory, in bytes, roughly.
     weight: u64,
@@ -50,7 +50,7 @@ const FREE_WEIGHT: u64 = 1 << 20;
 
 impl FileNode {
     /// A file that is on the device as it is seen.
-    pub(crate) fn settled(content: Content) -> FileNode {
+    pub(crate) fn new_synced(content: FileContent) -> FileNode {
         FileNode { live: content.clone(), synced: content, pending: Vec::new(), weight: 0 }
     }
 
@@ -96,7 +96,7 @@ impl FileNode {
                 FileOp::Length(len) => shortest = shortest.min(*len),
                 FileOp::Store { offset, bytes, mapped, .. } => {
                     any_mapped |= mapped;
-                    pieces(*offset, bytes.len(), PAGE as u64, |at, _| _ = pages.insert(at / PAGE as u64));
+                    split_at_boundaries(*offset, bytes.len(), PAGE as u64, |at, _| _ = pages.insert(at / PAGE as u64));
                 }
             }
         }
@@ -120,13 +120,13 @@ impl FileNode {
 
 /// One unsynced change of a directory: a name gets a target or loses it.
 #[derive(Clone, Debug)]
-pub(crate) struct EntryOp {
+pub(crate) struct DirEntryOp {
     pub(crate) name: String,
     pub(crate) target: Option<Ino>,
     /// Changes of one group survive together or not at all (the two halves of a directory's rename).
     pub(crate) group: Option<u64>,
     /// The other half of its group is already durable, so this must survive.
-    pub(crate) sure: bool,
+    pub(crate) must_survive: bool,
 }
 
 /// A directory.
@@ -134,13 +134,13 @@ pub(crate) struct EntryOp {
 pub(crate) struct DirNode {
     pub(crate) live: BTreeMap<String, Ino>,
     pub(crate) synced: BTreeMap<String, Ino>,
-    pub(crate) pending: Vec<EntryOp>,
+    pub(crate) pending: Vec<DirEntryOp>,
 }
 
 impl DirNode {
     /// Points a name at `target`, or removes it.
     pub(crate) fn set(&mut self, name: &str, target: Option<Ino>, group: Option<u64>) {
-        let op = EntryOp { name: name.to_owned(), target, group, sure: false };
+        let op = DirEntryOp { name: name.to_owned(), target, group, must_survive: false };
         op.apply(&mut self.live);
         self.pending.push(op);
     }
@@ -152,7 +152,7 @@ impl DirNode {
     }
 }
 
-impl EntryOp {
+impl DirEntryOp {
     pub(crate) fn apply(&self, names: &mut BTreeMap<String, Ino>) {
         match self.target {
             Some(ino) => names.insert(self.name.clone(), ino),
@@ -165,14 +165,14 @@ impl EntryOp {
 mod tests {
     use super::*;
 
-    fn bytes(content: &Content) -> Vec<u8> {
+    fn bytes(content: &FileContent) -> Vec<u8> {
         let mut buf = vec![0; content.length() as usize];
         content.read(&mut buf, 0);
         buf
     }
 
     /// What the synced state becomes when every pending change is applied.
-    fn caught_up(file: &FileNode) -> Content {
+    fn apply_pending(file: &FileNode) -> FileContent {
         let mut content = file.synced.clone();
         for op in &file.pending {
             match op {
@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn pending_changes_lead_from_synced_to_live_and_stay_bounded() {
-        let mut dice = crate::vfs::dice::Dice::new(5, 0);
+    fn pending_changes_are_bounded_and_reach_live() {
+        let mut rng = crate::vfs::seeded_rng::SeededRng::new(5, 0);
         let mut file = FileNode::default();
         file.set_length(300_000);
         file.store(&[9; 200_000], 0, false);
@@ -196,14 +196,14 @@ mod tests {
         let mut squashed = 0;
         for round in 0..4_000u32 {
             let before = file.pending.len();
-            match dice.below(40) {
-                0 => file.set_length(dice.below(400_000) as u64),
-                _ => file.store(&vec![round as u8; dice.below(3_000)], dice.below(300_000) as u64, dice.eighths(4)),
+            match rng.below(40) {
+                0 => file.set_length(rng.below(400_000) as u64),
+                _ => file.store(&vec![round as u8; rng.below(3_000)], rng.below(300_000) as u64, rng.chance_in_8(4)),
             }
             squashed += usize::from(file.pending.len() < before);
             assert!(file.weight <= 2 * file.live.length() + FREE_WEIGHT + 4_096);
             if round % 100 == 0 || file.pending.len() < before {
-                assert!(bytes(&caught_up(&file)) == bytes(&file.live), "round {round}");
+                assert!(bytes(&apply_pending(&file)) == bytes(&file.live), "round {round}");
             }
         }
         assert!(squashed > 1, "never squashed");

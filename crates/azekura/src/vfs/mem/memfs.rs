@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::base::{Error, ErrorKind, Result};
-use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK, LockMode, OpenMode, PersistenceLevel};
+use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK_FILE_NAME, LockMode, OpenMode, PersistenceLevel};
 use crate::vfs::mem::crash::Survival;
-use crate::vfs::mem::handle::{Handle, MemDirLock, MemFile, MemLock, SharedTree, enter};
+use crate::vfs::mem::handle::{InodeHandle, MemDirLock, MemFile, MemLock, SharedMemFsTree, lock_tree};
 use crate::vfs::mem::inode::Ino;
-use crate::vfs::mem::tree::Tree;
+use crate::vfs::mem::tree::MemFsTree;
 
 /// A file system in memory that can lose power. A clone is the same file system; [`fork`](MemFs::fork) makes another
 /// one.
@@ -37,13 +37,13 @@ use crate::vfs::mem::tree::Tree;
 /// ```
 #[derive(Clone)]
 pub struct MemFs {
-    tree: SharedTree,
+    tree: SharedMemFsTree,
 }
 
 impl MemFs {
     /// An empty file system.
     pub fn new() -> MemFs {
-        MemFs { tree: Arc::new(Mutex::new(Tree::new())) }
+        MemFs { tree: Arc::new(Mutex::new(MemFsTree::new())) }
     }
 
     /// Fails the power and turns it on again: what was synced stays, and of the rest what `survival` and `seed` say.
@@ -51,59 +51,59 @@ impl MemFs {
     ///
     /// The same operations, `survival` and `seed` leave the same state.
     pub fn crash(&self, survival: Survival, seed: u64) {
-        enter(&self.tree).crash(survival, seed);
+        lock_tree(&self.tree).crash(survival, seed);
     }
 
     /// Another file system in the same state, unsynced changes included, that nobody has opened: so one state can be
     /// crashed in many ways. Costs by the number of files, not by their bytes.
     #[must_use]
     pub fn fork(&self) -> MemFs {
-        MemFs { tree: Arc::new(Mutex::new(enter(&self.tree).fork())) }
+        MemFs { tree: Arc::new(Mutex::new(lock_tree(&self.tree).fork())) }
     }
 
     /// Operations so far that changed something or made it durable, stores through mappings included.
     pub fn op_count(&self) -> u64 {
-        enter(&self.tree).op_count()
+        lock_tree(&self.tree).op_count()
     }
 
     /// After `ops` more such operations every operation fails and changes nothing, as if the machine stood still just
     /// before it lost power; `None` takes that back.
     pub fn freeze_after(&self, ops: Option<u64>) {
-        enter(&self.tree).freeze_after(ops);
+        lock_tree(&self.tree).freeze_after(ops);
     }
 
     /// Whether the operations granted by [`freeze_after`](MemFs::freeze_after) are used up.
     pub fn is_frozen(&self) -> bool {
-        enter(&self.tree).is_frozen()
+        lock_tree(&self.tree).is_frozen()
     }
 
     /// How many bytes all files may take, in whole pages and up to their lengths; what does not fit is
     /// [`OutOfSpace`](ErrorKind::OutOfSpace). A file without a name counts for as long as it is open. `None`, as in the
     /// beginning: any number.
     pub fn set_capacity(&self, bytes: Option<u64>) {
-        enter(&self.tree).capacity = bytes;
+        lock_tree(&self.tree).capacity = bytes;
     }
 
     /// How many bytes all files may take.
     pub fn capacity(&self) -> Option<u64> {
-        enter(&self.tree).capacity
+        lock_tree(&self.tree).capacity
     }
 
     /// Bytes that all files take now.
     pub fn used_space(&self) -> u64 {
-        enter(&self.tree).used()
+        lock_tree(&self.tree).used()
     }
 
     /// Whether mappings are offered; they are unless this says otherwise. Without them
     /// [`overwrites_in_place`](Fs::overwrites_in_place) is false.
-    pub fn offer_mappings(&self, offered: bool) {
-        enter(&self.tree).maps = offered;
+    pub fn set_mappings_enabled(&self, offered: bool) {
+        lock_tree(&self.tree).mappings_enabled = offered;
     }
 
     /// Whether files may be used as memory, and what stores into it survive; nothing of that unless this says so. Such
-    /// stores are no operations that are counted: with [`PersistenceLevel::Power`] all of them survive a crash.
-    pub fn offer_memory(&self, level: PersistenceLevel) {
-        enter(&self.tree).memory_level = level;
+    /// stores are no operations that are counted: with [`PersistenceLevel::PowerLoss`] all of them survive a crash.
+    pub fn set_mapped_memory(&self, level: PersistenceLevel) {
+        lock_tree(&self.tree).persistence_level = level;
     }
 
     /// Takes the lock on the inode that `find` gives.
@@ -111,20 +111,20 @@ impl MemFs {
         &self,
         path: &Path,
         mode: LockMode,
-        find: impl FnOnce(&mut Tree) -> io::Result<Ino>,
+        find: impl FnOnce(&mut MemFsTree) -> io::Result<Ino>,
     ) -> Result<MemLock> {
         let taken = self.run("lock", path, |tree| {
             let ino = find(tree)?;
-            Ok(tree.lock(ino, mode).then(|| Handle::new(&self.tree, tree, ino, path)))
+            Ok(tree.lock(ino, mode).then(|| InodeHandle::new(&self.tree, tree, ino, path)))
         })?;
         let locked = || Error::new(ErrorKind::Locked, "another handle holds the lock").in_file(path);
         taken.map(MemLock).ok_or_else(locked)
     }
 
     /// Runs an operation on the tree while the power is on.
-    fn run<T>(&self, what: &str, path: &Path, body: impl FnOnce(&mut Tree) -> io::Result<T>) -> Result<T> {
-        let mut tree = enter(&self.tree);
-        let done = tree.check().and_then(|()| body(&mut tree));
+    fn run<T>(&self, what: &str, path: &Path, body: impl FnOnce(&mut MemFsTree) -> io::Result<T>) -> Result<T> {
+        let mut tree = lock_tree(&self.tree);
+        let done = tree.check_power().and_then(|()| body(&mut tree));
         done.map_err(|e| Error::io(what, &e).in_file(path))
     }
 }
@@ -147,7 +147,7 @@ impl Fs for MemFs {
         self.run(what, path, |tree| {
             let ino = if mode == OpenMode::Create { tree.create(path)? } else { tree.find(path)? };
             tree.file(ino)?;
-            let handle = Handle::new(&self.tree, tree, ino, path);
+            let handle = InodeHandle::new(&self.tree, tree, ino, path);
             Ok(Arc::new(MemFile::new(handle, mode != OpenMode::Read)) as Arc<dyn File>)
         })
     }
@@ -176,7 +176,7 @@ impl Fs for MemFs {
         self.run(&format!("rename to {}", to.display()), from, |tree| tree.rename(from, to))
     }
 
-    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+    fn rename_noreplace(&self, from: &Path, to: &Path) -> Result<()> {
         self.run(&format!("rename to {}", to.display()), from, |tree| match tree.find(to) {
             Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
             Err(_) => tree.rename(from, to),
@@ -214,17 +214,17 @@ impl Fs for MemFs {
     }
 
     fn lock_dir(&self, dir: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        let file = self.lock(&dir.join(LOCK), mode)?;
+        let file = self.lock(&dir.join(LOCK_FILE_NAME), mode)?;
         let dir = self.take_lock(dir, mode, |tree| tree.find(dir))?;
         Ok(Box::new(MemDirLock { _dir: dir, _file: file }))
     }
 
     fn overwrites_in_place(&self, _dir: &Path) -> bool {
-        enter(&self.tree).maps
+        lock_tree(&self.tree).mappings_enabled
     }
 
-    fn memory_level(&self, _dir: &Path) -> PersistenceLevel {
-        enter(&self.tree).memory_level
+    fn persistence_level(&self, _dir: &Path) -> PersistenceLevel {
+        lock_tree(&self.tree).persistence_level
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn frozen_means_nothing_works_and_nothing_changes() {
+    fn frozen_file_system_fails_every_operation() {
         let fs = MemFs::new();
         let file = durable_file(&fs);
         fs.freeze_after(Some(2));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_goes_its_own_way() {
+    fn fork_is_independent() {
         let fs = MemFs::new();
         let file = durable_file(&fs);
         file.write_at(b"both", 0).unwrap();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_die_with_the_power_and_old_ones_free_nothing() {
+    fn locks_end_at_crash_and_old_ones_do_not_unlock() {
         let fs = MemFs::new();
         let path = Path::new("/LOCK");
         let old = fs.lock(path, LockMode::Exclusive).unwrap();
@@ -313,16 +313,16 @@ mod tests {
     }
 
     #[test]
-    fn without_mappings_everything_says_so() {
+    fn map_returns_none_when_mappings_are_disabled() {
         let fs = MemFs::new();
         let file = durable_file(&fs);
         assert!(fs.overwrites_in_place(Path::new("/")) && file.map(1).unwrap().is_some());
-        fs.offer_mappings(false);
+        fs.set_mappings_enabled(false);
         assert!(!fs.overwrites_in_place(Path::new("/")) && file.map(1).unwrap().is_none());
     }
 
     #[test]
-    fn small_writes_forks_and_crashes_of_a_large_file_do_not_cost_by_its_length() {
+    fn operation_cost_is_independent_of_file_length() {
         let fs = MemFs::new();
         let file = durable_file(&fs);
         let page = vec![7; 1 << 20];

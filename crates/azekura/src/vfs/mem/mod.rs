@@ -12,14 +12,14 @@
 //! - one lock guards the whole tree; it is never held while a caller's code runs.
 //!
 //! Rooms in reading order: [`memfs`] (the face), [`handle`] (open files, mappings, locks), [`tree`] (names), [`inode`]
-//! (live, synced, pending), [`memory`] (files used as memory), [`content`] (pages), [`crash`] (what survives).
+//! (live, synced, pending), [`mapped_words`] (files used as memory), [`content`] (pages), [`crash`] (what survives).
 
 pub(crate) mod content;
 pub(crate) mod crash;
 pub(crate) mod handle;
 pub(crate) mod inode;
+pub(crate) mod mapped_words;
 pub(crate) mod memfs;
-pub(crate) mod memory;
 pub(crate) mod tree;
 
 pub use crash::Survival;

@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use crate::vfs::fs::{DirEntry, LockMode, PersistenceLevel};
 use crate::vfs::mem::content::PAGE;
-use crate::vfs::mem::crash::{Survival, survivor};
+use crate::vfs::mem::crash::{Survival, state_after_crash};
 use crate::vfs::mem::inode::{DirNode, FileNode, Ino, Inode};
-use crate::vfs::mem::memory::{self, Mapped, Memory, Shared};
+use crate::vfs::mem::mapped_words::{self, MappedFileTable, MappedFileWords, SharedWords};
 
 const ROOT: Ino = 1;
 
 /// Who holds the lock on a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Held {
-    Alone,
+enum MemLockState {
+    Exclusive,
     Shared(u32),
 }
 
@@ -28,115 +28,115 @@ fn pages(len: u64) -> u64 {
 
 /// The whole file system.
 #[derive(Clone, Debug)]
-pub(crate) struct Tree {
+pub(crate) struct MemFsTree {
     inodes: BTreeMap<Ino, Arc<Inode>>,
     next_ino: Ino,
     next_group: u64,
     /// Open handles of each file: they keep it alive without a name.
     handles: BTreeMap<Ino, u32>,
-    locks: BTreeMap<Ino, Held>,
+    locks: BTreeMap<Ino, MemLockState>,
     /// A name was removed since the last sweep.
-    garbage: bool,
+    needs_sweep: bool,
     ops: u64,
     freeze_at: Option<u64>,
     /// How often the power failed: handles of an earlier life are dead.
-    life: u64,
+    boot: u64,
     /// Bytes that all files may take.
     pub(crate) capacity: Option<u64>,
-    pub(crate) maps: bool,
-    pub(crate) memory_level: PersistenceLevel,
-    memory: Memory,
+    pub(crate) mappings_enabled: bool,
+    pub(crate) persistence_level: PersistenceLevel,
+    mapped_files: MappedFileTable,
 }
 
-impl Tree {
-    pub(crate) fn new() -> Tree {
-        Tree {
+impl MemFsTree {
+    pub(crate) fn new() -> MemFsTree {
+        MemFsTree {
             inodes: BTreeMap::from([(ROOT, Arc::new(Inode::Dir(DirNode::default())))]),
             next_ino: ROOT + 1,
             next_group: 0,
             handles: BTreeMap::new(),
             locks: BTreeMap::new(),
-            garbage: false,
+            needs_sweep: false,
             ops: 0,
             freeze_at: None,
-            life: 0,
+            boot: 0,
             capacity: None,
-            maps: true,
-            memory_level: PersistenceLevel::Logged,
-            memory: Memory::new(),
+            mappings_enabled: true,
+            persistence_level: PersistenceLevel::WalOnly,
+            mapped_files: MappedFileTable::new(),
         }
     }
 
     /// A copy that nobody has opened yet. Shares all bytes.
-    pub(crate) fn fork(&self) -> Tree {
+    pub(crate) fn fork(&self) -> MemFsTree {
         let mut copy = self.clone();
-        copy.end_all_memory();
+        copy.unmap_all();
         copy.handles.clear();
         copy.locks.clear();
-        copy.garbage = true;
+        copy.needs_sweep = true;
         copy
     }
 
     /// The words of a file that is to be used as memory, if that is offered.
-    pub(crate) fn begin_memory(&mut self, ino: Ino, len: u64) -> io::Result<Option<Shared>> {
-        if self.memory_level == PersistenceLevel::Logged {
+    pub(crate) fn map_words(&mut self, ino: Ino, len: u64) -> io::Result<Option<SharedWords>> {
+        if self.persistence_level == PersistenceLevel::WalOnly {
             return Ok(None);
         }
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        if let Some(mapped) = self.memory.get_mut(&ino) {
+        if let Some(mapped) = self.mapped_files.get_mut(&ino) {
             let longer = || io::Error::other("the file is used as memory already, and less of it");
             let words = mapped.words.first(len).ok_or_else(longer)?;
             mapped.mappings += 1;
             return Ok(Some(words));
         }
-        let words = memory::words_of(self.file(ino)?, len);
-        self.memory.insert(ino, Mapped { words: words.clone(), mappings: 1 });
+        let words = mapped_words::load_words(self.file(ino)?, len);
+        self.mapped_files.insert(ino, MappedFileWords { words: words.clone(), mappings: 1 });
         Ok(Some(words))
     }
 
     /// The words of a file become its bytes again, for good when this was the last mapping.
-    pub(crate) fn end_memory(&mut self, ino: Ino) {
-        let Some(mapped) = self.memory.get_mut(&ino) else { return };
+    pub(crate) fn unmap_words(&mut self, ino: Ino) {
+        let Some(mapped) = self.mapped_files.get_mut(&ino) else { return };
         mapped.mappings -= 1;
         let words = mapped.words.clone();
         if mapped.mappings == 0 {
-            self.memory.remove(&ino);
+            self.mapped_files.remove(&ino);
         }
         if let Ok(file) = self.file_mut(ino) {
-            memory::settle(file, words.words());
+            mapped_words::write_back(file, words.words());
         }
     }
 
-    fn end_all_memory(&mut self) {
-        let all: Vec<Ino> = self.memory.keys().copied().collect();
+    fn unmap_all(&mut self) {
+        let all: Vec<Ino> = self.mapped_files.keys().copied().collect();
         for ino in all {
-            while self.memory.contains_key(&ino) {
-                self.end_memory(ino);
+            while self.mapped_files.contains_key(&ino) {
+                self.unmap_words(ino);
             }
         }
     }
 
     pub(crate) fn crash(&mut self, survival: Survival, seed: u64) {
-        self.end_all_memory();
+        self.unmap_all();
         for (ino, inode) in &mut self.inodes {
             let dirty = match &**inode {
                 Inode::File(file) => !file.pending.is_empty(),
                 Inode::Dir(dir) => !dir.pending.is_empty(),
             };
             if dirty {
-                *inode = Arc::new(survivor(inode, *ino, survival, seed));
+                *inode = Arc::new(state_after_crash(inode, *ino, survival, seed));
             }
         }
         self.handles.clear();
         self.locks.clear();
         self.freeze_at = None;
-        self.life += 1;
-        self.garbage = true;
+        self.boot += 1;
+        self.needs_sweep = true;
         self.sweep();
     }
 
-    pub(crate) fn life(&self) -> u64 {
-        self.life
+    pub(crate) fn boot(&self) -> u64 {
+        self.boot
     }
 
     pub(crate) fn op_count(&self) -> u64 {
@@ -152,13 +152,13 @@ impl Tree {
     }
 
     /// Fails if the power is off.
-    pub(crate) fn check(&self) -> io::Result<()> {
+    pub(crate) fn check_power(&self) -> io::Result<()> {
         if self.is_frozen() { Err(io::Error::other("the simulated machine stands still")) } else { Ok(()) }
     }
 
     /// Counts an operation that changes something, or fails if the power is off.
-    pub(crate) fn step(&mut self) -> io::Result<()> {
-        self.check()?;
+    pub(crate) fn begin_op(&mut self) -> io::Result<()> {
+        self.check_power()?;
         self.ops += 1;
         Ok(())
     }
@@ -219,10 +219,10 @@ impl Tree {
 
     /// What `path` names.
     pub(crate) fn find(&self, path: &Path) -> io::Result<Ino> {
-        self.follow(&names(path))
+        self.resolve(&names(path))
     }
 
-    fn follow(&self, names: &[String]) -> io::Result<Ino> {
+    fn resolve(&self, names: &[String]) -> io::Result<Ino> {
         let mut at = ROOT;
         for name in names {
             at = self.child(at, name)?.ok_or(io::ErrorKind::NotFound)?;
@@ -235,10 +235,10 @@ impl Tree {
     }
 
     /// The directory that holds the last name of `path`, that name, and what it points at.
-    fn place(&self, path: &Path) -> io::Result<(Ino, String, Option<Ino>)> {
+    fn resolve_parent(&self, path: &Path) -> io::Result<(Ino, String, Option<Ino>)> {
         let mut names = names(path);
         let last = names.pop().ok_or(io::ErrorKind::InvalidInput)?;
-        let dir = self.follow(&names)?;
+        let dir = self.resolve(&names)?;
         let target = self.child(dir, &last)?;
         Ok((dir, last, target))
     }
@@ -252,11 +252,11 @@ impl Tree {
 
     /// Makes an empty file under a new name.
     pub(crate) fn create(&mut self, path: &Path) -> io::Result<Ino> {
-        let (dir, name, target) = self.place(path)?;
+        let (dir, name, target) = self.resolve_parent(path)?;
         if target.is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        self.step()?;
+        self.begin_op()?;
         let ino = self.add(Inode::File(FileNode::default()));
         self.dir_mut(dir)?.set(&name, Some(ino), None);
         Ok(ino)
@@ -268,7 +268,7 @@ impl Tree {
             at = match self.child(at, &name)? {
                 Some(ino) => ino,
                 None => {
-                    self.step()?;
+                    self.begin_op()?;
                     let ino = self.add(Inode::Dir(DirNode::default()));
                     self.dir_mut(at)?.set(&name, Some(ino), None);
                     ino
@@ -280,11 +280,11 @@ impl Tree {
 
     /// Makes an empty directory under a new name.
     pub(crate) fn create_dir(&mut self, path: &Path) -> io::Result<()> {
-        let (dir, name, target) = self.place(path)?;
+        let (dir, name, target) = self.resolve_parent(path)?;
         if target.is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        self.step()?;
+        self.begin_op()?;
         let ino = self.add(Inode::Dir(DirNode::default()));
         self.dir_mut(dir)?.set(&name, Some(ino), None);
         Ok(())
@@ -299,14 +299,14 @@ impl Tree {
     }
 
     pub(crate) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
-        let (from_dir, from_name, moved) = self.place(from)?;
-        let (to_dir, to_name, replaced) = self.place(to)?;
+        let (from_dir, from_name, moved) = self.resolve_parent(from)?;
+        let (to_dir, to_name, replaced) = self.resolve_parent(to)?;
         let moved = moved.ok_or(io::ErrorKind::NotFound)?;
         if replaced == Some(moved) {
             return Ok(());
         }
         let is_dir = self.dir(moved).is_ok();
-        if is_dir && self.below(moved).contains(&to_dir) {
+        if is_dir && self.descendants(moved).contains(&to_dir) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         match replaced.map(|ino| self.dir(ino)) {
@@ -315,20 +315,20 @@ impl Tree {
             Some(Err(_)) if is_dir => return Err(io::ErrorKind::NotADirectory.into()),
             _ => {}
         }
-        self.step()?;
+        self.begin_op()?;
         self.next_group += 1;
         let group = is_dir.then_some(self.next_group);
         self.dir_mut(to_dir)?.set(&to_name, Some(moved), group);
         self.dir_mut(from_dir)?.set(&from_name, None, group);
-        self.garbage = true;
+        self.needs_sweep = true;
         Ok(())
     }
 
     pub(crate) fn remove_file(&mut self, path: &Path) -> io::Result<()> {
-        let (dir, name, target) = self.place(path)?;
+        let (dir, name, target) = self.resolve_parent(path)?;
         self.file(target.ok_or(io::ErrorKind::NotFound)?)?;
-        self.step()?;
-        self.garbage = true;
+        self.begin_op()?;
+        self.needs_sweep = true;
         self.dir_mut(dir)?.set(&name, None, None);
         Ok(())
     }
@@ -336,18 +336,18 @@ impl Tree {
     /// Removes what is below name by name, the directory itself last: each is an operation, and the power may go after
     /// it.
     pub(crate) fn remove_dir_all(&mut self, path: &Path) -> io::Result<()> {
-        let (parent, name, target) = self.place(path)?;
+        let (parent, name, target) = self.resolve_parent(path)?;
         let top = target.ok_or(io::ErrorKind::NotFound)?;
         self.dir(top)?;
-        self.garbage = true;
-        for ino in self.below(top) {
+        self.needs_sweep = true;
+        for ino in self.descendants(top) {
             let names = self.dir(ino).map_or(Vec::new(), |dir| dir.live.keys().cloned().collect());
             for name in names {
-                self.step()?;
+                self.begin_op()?;
                 self.dir_mut(ino)?.set(&name, None, None);
             }
         }
-        self.step()?;
+        self.begin_op()?;
         self.dir_mut(parent)?.set(&name, None, None);
         Ok(())
     }
@@ -356,11 +356,11 @@ impl Tree {
         let ino = self.find(from)?;
         // Linux refuses links to directories with EPERM.
         self.file(ino).map_err(|_| io::ErrorKind::PermissionDenied)?;
-        let (dir, name, target) = self.place(to)?;
+        let (dir, name, target) = self.resolve_parent(to)?;
         if target.is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        self.step()?;
+        self.begin_op()?;
         self.dir_mut(dir)?.set(&name, Some(ino), None);
         Ok(())
     }
@@ -368,14 +368,16 @@ impl Tree {
     pub(crate) fn sync_dir(&mut self, path: &Path) -> io::Result<()> {
         let ino = self.find(path)?;
         self.dir(ino)?;
-        self.step()?;
+        self.begin_op()?;
         let groups = self.dir_mut(ino)?.sync();
         if !groups.is_empty() {
             for inode in
                 self.inodes.values_mut().filter(|inode| matches!(&***inode, Inode::Dir(d) if !d.pending.is_empty()))
             {
                 if let Inode::Dir(dir) = Arc::make_mut(inode) {
-                    dir.pending.iter_mut().for_each(|op| op.sure |= op.group.is_some_and(|g| groups.contains(&g)));
+                    dir.pending
+                        .iter_mut()
+                        .for_each(|op| op.must_survive |= op.group.is_some_and(|g| groups.contains(&g)));
                 }
             }
         }
@@ -386,9 +388,9 @@ impl Tree {
     /// Takes the lock on a file if its holders allow it.
     pub(crate) fn lock(&mut self, ino: Ino, mode: LockMode) -> bool {
         match (self.locks.get_mut(&ino), mode) {
-            (None, LockMode::Exclusive) => _ = self.locks.insert(ino, Held::Alone),
-            (None, LockMode::Shared) => _ = self.locks.insert(ino, Held::Shared(1)),
-            (Some(Held::Shared(holders)), LockMode::Shared) => *holders += 1,
+            (None, LockMode::Exclusive) => _ = self.locks.insert(ino, MemLockState::Exclusive),
+            (None, LockMode::Shared) => _ = self.locks.insert(ino, MemLockState::Shared(1)),
+            (Some(MemLockState::Shared(holders)), LockMode::Shared) => *holders += 1,
             (Some(_), _) => return false,
         }
         true
@@ -396,16 +398,16 @@ impl Tree {
 
     pub(crate) fn unlock(&mut self, ino: Ino) {
         match self.locks.get_mut(&ino) {
-            Some(Held::Shared(holders)) if *holders > 1 => *holders -= 1,
+            Some(MemLockState::Shared(holders)) if *holders > 1 => *holders -= 1,
             _ => _ = self.locks.remove(&ino),
         }
     }
 
-    pub(crate) fn opened(&mut self, ino: Ino) {
+    pub(crate) fn add_handle(&mut self, ino: Ino) {
         *self.handles.entry(ino).or_insert(0) += 1;
     }
 
-    pub(crate) fn closed(&mut self, ino: Ino) {
+    pub(crate) fn remove_handle(&mut self, ino: Ino) {
         if let Some(count) = self.handles.get_mut(&ino) {
             *count -= 1;
             if *count == 0 {
@@ -415,11 +417,11 @@ impl Tree {
     }
 
     /// `top` and all that live names reach below it.
-    fn below(&self, top: Ino) -> BTreeSet<Ino> {
-        self.reach(vec![top], |dir, found| found.extend(dir.live.values()))
+    fn descendants(&self, top: Ino) -> BTreeSet<Ino> {
+        self.reachable_from(vec![top], |dir, found| found.extend(dir.live.values()))
     }
 
-    fn reach(&self, mut open: Vec<Ino>, each: impl Fn(&DirNode, &mut Vec<Ino>)) -> BTreeSet<Ino> {
+    fn reachable_from(&self, mut open: Vec<Ino>, each: impl Fn(&DirNode, &mut Vec<Ino>)) -> BTreeSet<Ino> {
         let mut seen = BTreeSet::new();
         while let Some(ino) = open.pop() {
             if seen.insert(ino)
@@ -433,7 +435,7 @@ impl Tree {
 
     /// Forgets what no name, live or possible after a crash, and no handle reaches.
     fn sweep(&mut self) {
-        if !std::mem::take(&mut self.garbage) {
+        if !std::mem::take(&mut self.needs_sweep) {
             return;
         }
         let possible = |dir: &DirNode, found: &mut Vec<Ino>| {
@@ -441,9 +443,9 @@ impl Tree {
             found.extend(dir.synced.values());
             found.extend(dir.pending.iter().filter_map(|op| op.target));
         };
-        let named = self.reach(vec![ROOT], possible);
+        let named = self.reachable_from(vec![ROOT], possible);
         // What lives by a handle only is looked at again.
-        self.garbage = self.handles.keys().any(|ino| !named.contains(ino));
+        self.needs_sweep = self.handles.keys().any(|ino| !named.contains(ino));
         let handles = &self.handles;
         self.inodes.retain(|ino, _| named.contains(ino) || handles.contains_key(ino));
     }
@@ -487,8 +489,8 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_a_system_refuses() {
-        let mut tree = Tree::new();
+    fn errors_match_the_operating_system() {
+        let mut tree = MemFsTree::new();
         tree.create_dir_all(path("/d/e")).unwrap();
         tree.create(path("/f")).unwrap();
         let ops = tree.op_count();
@@ -511,24 +513,24 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_reaches_is_forgotten() {
-        let mut tree = Tree::new();
+    fn unreachable_inodes_are_removed() {
+        let mut tree = MemFsTree::new();
         tree.create_dir_all(path("/d")).unwrap();
         let ino = tree.create(path("/d/f")).unwrap();
-        tree.opened(ino);
+        tree.add_handle(ino);
         tree.sync_dir(path("/d")).unwrap();
         tree.sync_dir(path("/")).unwrap();
         tree.remove_dir_all(path("/d")).unwrap();
         tree.sync_dir(path("/")).unwrap();
         assert_eq!(tree.inode_count(), 2, "the root, and the file by its handle");
-        tree.closed(ino);
+        tree.remove_handle(ino);
         tree.sync_dir(path("/")).unwrap();
         assert_eq!(tree.inode_count(), 1);
     }
 
     #[test]
-    fn a_removal_that_is_not_synced_keeps_what_it_removed() {
-        let mut tree = Tree::new();
+    fn unsynced_removal_keeps_the_file() {
+        let mut tree = MemFsTree::new();
         tree.create(path("/f")).unwrap();
         tree.sync_dir(path("/")).unwrap();
         tree.remove_file(path("/f")).unwrap();
@@ -540,9 +542,9 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_directorys_rename_makes_the_other_half_sure() {
+    fn synced_half_of_dir_rename_keeps_other_half() {
         for seed in 0..50 {
-            let mut tree = Tree::new();
+            let mut tree = MemFsTree::new();
             tree.create_dir_all(path("/a/moved")).unwrap();
             tree.create_dir_all(path("/b")).unwrap();
             tree.sync_dir(path("/")).unwrap();

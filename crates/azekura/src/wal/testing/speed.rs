@@ -7,41 +7,41 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::edit::{Epoch, FileId};
+use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Result, SeqNo};
 use crate::vfs::disk::DiskFs;
 use crate::vfs::env::SystemEnv;
 use crate::vfs::{Env, Fs};
-use crate::wal::testing::{DATABASE, options};
-use crate::wal::{LogCommit, ReplayOptions, ReplayReport, Wal, WalHost, replay};
+use crate::wal::testing::{DATABASE, wal_options};
+use crate::wal::{Wal, WalCallbacks, WalCommit, WalReplayOptions, WalReplayReport, replay};
 
-struct Numbers(AtomicU64);
+struct BenchWalCallbacks(AtomicU64);
 
-impl WalHost for Numbers {
-    fn new_segment(&self) -> Result<(Epoch, FileId)> {
+impl WalCallbacks for BenchWalCallbacks {
+    fn allocate_segment(&self) -> Result<(WalEpoch, FileNumber)> {
         let n = self.0.fetch_add(1, Ordering::Relaxed);
-        Ok((Epoch(n as u32), FileId(n)))
+        Ok((WalEpoch(n as u32), FileNumber(n)))
     }
 
-    fn segment_added(&self, _: Epoch, _: FileId) -> Result<()> {
+    fn add_segment_to_manifest(&self, _: WalEpoch, _: FileNumber) -> Result<()> {
         Ok(())
     }
 
-    fn before_sync(&self) -> Result<()> {
+    fn sync_dependencies(&self) -> Result<()> {
         Ok(())
     }
 }
 
 /// Nanoseconds per commit of 140 bytes: the best and the median of batches of a thousand.
-fn append(wal: &Wal, env: &SystemEnv, batches: usize, group: usize) -> (f64, f64) {
-    let commit = LogCommit { first: SeqNo(0), count: 1, payload: &[7; 140] };
+fn time_appends(wal: &Wal, env: &SystemEnv, batches: usize, group: usize) -> (f64, f64) {
+    let commit = WalCommit { first_seqno: SeqNo(0), seqno_count: 1, payload: &[7; 140] };
     let mut commits = vec![commit; group];
     let mut took: Vec<f64> = (0..batches)
         .map(|_| {
             let began = env.monotonic_ns();
             for _ in 0..1000 / group {
                 let first = wal.appended().0 + 1;
-                commits.iter_mut().enumerate().for_each(|(i, commit)| commit.first = SeqNo(first + i as u64));
+                commits.iter_mut().enumerate().for_each(|(i, commit)| commit.first_seqno = SeqNo(first + i as u64));
                 wal.append(&commits).unwrap();
             }
             (env.monotonic_ns() - began) as f64 / (1000 / group * group) as f64
@@ -60,23 +60,24 @@ fn append_sync_and_replay() {
     for mapped in [true, false] {
         drop(fs.remove_dir_all(&dir));
         fs.create_dir_all(&dir).unwrap();
-        let host = Arc::new(Numbers(AtomicU64::new(1)));
+        let host = Arc::new(BenchWalCallbacks(AtomicU64::new(1)));
         let world = Arc::clone(&env) as Arc<dyn Env>;
-        let none = ReplayReport::default();
-        let wal = Wal::start(Arc::clone(&fs), &dir, world, DATABASE, options(32 << 20, mapped), host, &none, SeqNo(1))
-            .unwrap();
+        let none = WalReplayReport::default();
+        let wal =
+            Wal::start(Arc::clone(&fs), &dir, world, DATABASE, wal_options(32 << 20, mapped), host, &none, SeqNo(1))
+                .unwrap();
         let show = |what: &str, (best, median): (f64, f64)| {
             eprintln!("mapped {mapped}: {what}: best {best:.0} ns, median {median:.0} ns");
         };
-        show("append of 140 bytes, fresh file", append(&wal, &env, 400, 1));
+        show("append of 140 bytes, fresh file", time_appends(&wal, &env, 400, 1));
         wal.sync(wal.appended(), false).unwrap();
         wal.recycle(&wal.retire(wal.appended()).unwrap()).unwrap();
         wal.seal().unwrap();
-        show("append of 140 bytes, recycled file", append(&wal, &env, 150, 1));
-        show("commit in a group of 20", append(&wal, &env, 150, 20));
+        show("append of 140 bytes, recycled file", time_appends(&wal, &env, 150, 1));
+        show("commit in a group of 20", time_appends(&wal, &env, 150, 20));
         let began = env.monotonic_ns();
         for _ in 0..100 {
-            append(&wal, &env, 1, 1000);
+            time_appends(&wal, &env, 1, 1000);
             wal.sync(wal.appended(), false).unwrap();
         }
         eprintln!("mapped {mapped}: 1000 commits and a sync: {} us", (env.monotonic_ns() - began) / 100_000);
@@ -84,7 +85,7 @@ fn append_sync_and_replay() {
         let bytes = wal.live_bytes();
         drop(wal);
         let began = env.monotonic_ns();
-        let options = ReplayOptions { live, ..ReplayOptions::default() };
+        let options = WalReplayOptions { listed_segments: live, ..WalReplayOptions::default() };
         let replayed = replay(Arc::clone(&fs), &dir, DATABASE, options, &mut |_| Ok(None)).unwrap();
         let ns = (env.monotonic_ns() - began) as f64;
         let commits = replayed.commits;

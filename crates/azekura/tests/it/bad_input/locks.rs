@@ -6,15 +6,15 @@ use std::process::{Child, Command, Stdio};
 
 use azekura::ErrorKind;
 
-use super::{config, error};
+use super::{config, expect_error};
 
 /// Tells the process that it holds the lock for a test, and where.
-const HOLDER: &str = "AZEKURA_LOCK_HOLDER";
+const HOLDER_ENV: &str = "AZEKURA_LOCK_HOLDER";
 
 /// The other process: opens, says how it went, and waits for the end of its input.
 #[test]
-fn holder() {
-    let Some(dir) = std::env::var_os(HOLDER).map(PathBuf::from) else { return };
+fn lock_holder_process() {
+    let Some(dir) = std::env::var_os(HOLDER_ENV).map(PathBuf::from) else { return };
     let opened = config(&dir).open();
     let mut out = std::io::stdout();
     let word = opened.as_ref().map_or_else(|e| format!("{:?}", e.kind()), |_| "holds".to_owned());
@@ -24,10 +24,10 @@ fn holder() {
 }
 
 /// The other process, and what it says.
-fn other(dir: &Path) -> (Child, String) {
+fn start_lock_holder(dir: &Path) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["bad_input::locks::holder", "--exact", "--nocapture", "--test-threads=1"])
-        .env(HOLDER, dir)
+        .args(["bad_input::locks::lock_holder_process", "--exact", "--nocapture", "--test-threads=1"])
+        .env(HOLDER_ENV, dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -43,7 +43,7 @@ fn a_second_opening_is_locked_in_this_process() {
     let dir = temporary.path().join("db");
     let db = config(&dir).open().unwrap();
     for opened in [config(&dir).open(), config(&dir).open_read_only()] {
-        let error = error(opened);
+        let error = expect_error(opened);
         assert_eq!((error.kind(), error.file()), (ErrorKind::Locked, Some(&*dir.join("LOCK"))), "{error}");
     }
     db.open_partition("p", Default::default()).unwrap().insert("k", "v").unwrap();
@@ -52,25 +52,25 @@ fn a_second_opening_is_locked_in_this_process() {
 }
 
 #[test]
-fn a_second_opening_is_locked_in_another_process_and_the_lock_dies_with_its_holder() {
+fn lock_is_held_across_processes_until_exit() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
     let db = config(&dir).open().unwrap();
-    let (child, word) = other(&dir);
+    let (child, word) = start_lock_holder(&dir);
     assert_eq!(word, "Locked");
     child.wait_with_output().unwrap();
     drop(db);
-    let (mut child, word) = other(&dir);
+    let (mut child, word) = start_lock_holder(&dir);
     assert_eq!(word, "holds");
-    assert_eq!(error(config(&dir).open()).kind(), ErrorKind::Locked);
-    assert_eq!(error(config(&dir).open_read_only()).kind(), ErrorKind::Locked);
+    assert_eq!(expect_error(config(&dir).open()).kind(), ErrorKind::Locked);
+    assert_eq!(expect_error(config(&dir).open_read_only()).kind(), ErrorKind::Locked);
     child.kill().unwrap();
     child.wait().unwrap();
     config(&dir).open().unwrap();
 }
 
 #[test]
-fn a_copied_or_left_over_lock_file_locks_nobody_out() {
+fn leftover_lock_file_does_not_lock() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
     std::fs::create_dir(&dir).unwrap();

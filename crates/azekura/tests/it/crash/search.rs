@@ -8,28 +8,28 @@ use std::sync::Arc;
 use azekura::fs::{FaultFs, FaultPlan, Fs, MemFs, OpenMode, Survival, TestEnv};
 use azekura::{Config, ErrorKind, PersistMode, RecoveryMode};
 
-use super::script::{DIR, Played, Script, foreign_file, play};
-use crate::world::reading::read_all;
-use crate::world::{Dice, Event, State, Write};
+use super::script::{CrashScript, DIR, ScriptOutcome, foreign_file, run_script};
+use crate::testkit::read_database::read_database;
+use crate::testkit::{HistoryEvent, HistoryWrite, SeededRng, State};
 
 const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
 
 /// What is done to the machine before a script is played: the bug that the search must find.
-pub(super) enum Planted {
+pub(super) enum InjectedBug {
     Nothing,
     Fault(FaultPlan),
     Engine(fn(Config) -> Config),
 }
 
 /// A crash that went wrong, and how to see it again.
-pub(super) struct Finding {
+pub(super) struct CrashFinding {
     pub(super) seed: u64,
     pub(super) point: u64,
     pub(super) survival: Option<(Survival, u64)>,
     pub(super) what: String,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for CrashFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {} after {} operations, {:?}: {}", self.seed, self.point, self.survival, self.what)
     }
@@ -37,22 +37,22 @@ impl fmt::Display for Finding {
 
 /// What was explored.
 #[derive(Default)]
-pub(super) struct Search {
+pub(super) struct CrashSearch {
     pub(super) scripts: u64,
     pub(super) points: u64,
     pub(super) states: u64,
     /// Crashes during the recovery from a crash.
-    pub(super) deep: u64,
+    pub(super) recovery_crashes: u64,
     /// Of the states, those that held more than was promised and less than everything.
-    pub(super) partial: u64,
-    pub(super) copies: u64,
+    pub(super) partial_states: u64,
+    pub(super) checkpoints: u64,
     /// Opens of a damaged log that were accepted, and that were refused.
     pub(super) accepted: u64,
     pub(super) refused: u64,
-    pub(super) findings: Vec<Finding>,
+    pub(super) findings: Vec<CrashFinding>,
 }
 
-impl fmt::Display for Search {
+impl fmt::Display for CrashSearch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -61,9 +61,9 @@ impl fmt::Display for Search {
             self.scripts,
             self.points,
             self.states,
-            self.deep,
-            self.partial,
-            self.copies,
+            self.recovery_crashes,
+            self.partial_states,
+            self.checkpoints,
             self.accepted,
             self.refused,
             self.findings.len()
@@ -72,57 +72,57 @@ impl fmt::Display for Search {
 }
 
 /// The survivals of one crash point: each mode without chance, and `random` times chance.
-fn survivals(dice: &mut Dice, random: usize) -> Vec<(Survival, u64)> {
+fn choose_survivals(dice: &mut SeededRng, random: usize) -> Vec<(Survival, u64)> {
     let mut list =
         vec![(Survival::Nothing, 0), (Survival::Everything, 0), (Survival::DataOnly, 0), (Survival::MetadataOnly, 0)];
-    list.extend((0..random).map(|_| (Survival::Random, dice.throw())));
+    list.extend((0..random).map(|_| (Survival::Random, dice.next_u64())));
     list
 }
 
-fn run(script: &Script, planted: &Planted, ops: Option<u64>) -> Played {
+fn run_to_crash(script: &CrashScript, planted: &InjectedBug, ops: Option<u64>) -> ScriptOutcome {
     let machine = MemFs::new();
     let inner: Arc<dyn Fs> = Arc::new(machine.clone());
     let played = catch_unwind(AssertUnwindSafe(|| match planted {
-        Planted::Nothing => play(script, &machine, &inner, ops, &|config| config),
-        Planted::Engine(bug) => play(script, &machine, &inner, ops, bug),
-        Planted::Fault(plan) => {
+        InjectedBug::Nothing => run_script(script, &machine, &inner, ops, &|config| config),
+        InjectedBug::Engine(bug) => run_script(script, &machine, &inner, ops, bug),
+        InjectedBug::Fault(plan) => {
             let faulty = FaultFs::new(inner);
-            faulty.fail(plan.clone());
+            faulty.inject(plan.clone());
             let fs: Arc<dyn Fs> = Arc::new(faulty);
-            play(script, &machine, &fs, ops, &|config| config)
+            run_script(script, &machine, &fs, ops, &|config| config)
         }
     }));
-    played.unwrap_or_else(|panic| Played {
+    played.unwrap_or_else(|panic| ScriptOutcome {
         history: Default::default(),
-        copies: Vec::new(),
+        checkpoints: Vec::new(),
         machine: MemFs::new(),
         ops: 0,
-        failed: Some(format!("panicked: {}", message(&*panic))),
+        failed: Some(format!("panicked: {}", panic_message(&*panic))),
     })
 }
 
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or(panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
 }
 
-impl Search {
+impl CrashSearch {
     /// Explores at most `points` crash points of `script`, spread evenly; how many it was. Stops at `enough` findings.
-    pub(super) fn explore(&mut self, script: &Script, planted: &Planted, points: u64, enough: usize) -> u64 {
+    pub(super) fn explore(&mut self, script: &CrashScript, planted: &InjectedBug, points: u64, enough: usize) -> u64 {
         self.scripts += 1;
-        let whole = run(script, planted, None);
+        let whole = run_to_crash(script, planted, None);
         if let Some(what) = whole.failed {
-            self.findings.push(Finding { seed: script.seed, point: whole.ops, survival: None, what });
+            self.findings.push(CrashFinding { seed: script.seed, point: whole.ops, survival: None, what });
             return 1;
         }
         let total = whole.ops + 1;
         let points = points.min(total);
-        let mut dice = Dice::new(script.seed ^ 0x0005_EA2C);
+        let mut dice = SeededRng::new(script.seed ^ 0x0005_EA2C);
         for i in 0..points {
             // All of them when they fit, else one at random of each stretch.
             let stretch = (i * total / points, (i + 1) * total / points);
             let point = stretch.0 + dice.below(stretch.1 - stretch.0);
-            self.point(script, planted, point, &mut dice);
+            self.check_crash_point(script, planted, point, &mut dice);
             if self.findings.len() >= enough {
                 return i + 1;
             }
@@ -131,8 +131,8 @@ impl Search {
     }
 
     /// Explores one crash point, and tells the story that leads to it.
-    pub(super) fn retell(&mut self, script: &Script, point: u64) {
-        let played = run(script, &Planted::Nothing, Some(point));
+    pub(super) fn reproduce(&mut self, script: &CrashScript, point: u64) {
+        let played = run_to_crash(script, &InjectedBug::Nothing, Some(point));
         for (i, step) in script.steps.iter().enumerate() {
             println!("step {i}: {step:.150?}");
         }
@@ -140,67 +140,74 @@ impl Search {
             println!("event {}: {event:.150?}", i + 1);
         }
         println!("{} acknowledged, {} durable", played.history.acknowledged, played.history.durable);
-        self.point(script, &Planted::Nothing, point, &mut Dice::new(point));
+        self.check_crash_point(script, &InjectedBug::Nothing, point, &mut SeededRng::new(point));
     }
 
-    fn point(&mut self, script: &Script, planted: &Planted, point: u64, dice: &mut Dice) {
+    fn check_crash_point(&mut self, script: &CrashScript, planted: &InjectedBug, point: u64, dice: &mut SeededRng) {
         self.points += 1;
-        let played = run(script, planted, Some(point));
+        let played = run_to_crash(script, planted, Some(point));
         if let Some(what) = &played.failed {
-            self.findings.push(Finding { seed: script.seed, point, survival: None, what: what.clone() });
+            self.findings.push(CrashFinding { seed: script.seed, point, survival: None, what: what.clone() });
             return;
         }
-        for (survival, salt) in survivals(dice, 3) {
+        for (survival, salt) in choose_survivals(dice, 3) {
             let floor = match survival {
                 Survival::Everything => played.history.acknowledged,
                 _ => played.history.durable,
             };
             let crashed = played.machine.fork();
             crashed.crash(survival, salt);
-            let deep = dice.one_in(4).then(|| dice.throw());
+            let deep = dice.chance_one_in(4).then(|| dice.next_u64());
             self.states += 1;
-            let mut judged = guarded(|| self.judge(script, &played, &crashed, floor, dice.throw()));
+            let mut judged = catch_panic(|| self.check_recovery(script, &played, &crashed, floor, dice.next_u64()));
             if let (Ok(()), Some(salt)) = (&judged, deep) {
-                judged = guarded(|| self.deeper(script, &played, &crashed, floor, salt));
+                judged = catch_panic(|| self.check_crash_during_recovery(script, &played, &crashed, floor, salt));
             }
-            let harm = Dice::new(script.seed << 32 ^ point << 8 ^ self.states).throw();
+            let harm = SeededRng::new(script.seed << 32 ^ point << 8 ^ self.states).next_u64();
             if judged.is_ok() && harm.is_multiple_of(5) {
-                judged = guarded(|| self.damaged(script, &played, &crashed, harm));
+                judged = catch_panic(|| self.check_damaged_wal(script, &played, &crashed, harm));
             }
             if let Err(what) = judged {
-                self.findings.push(Finding { seed: script.seed, point, survival: Some((survival, salt)), what });
+                self.findings.push(CrashFinding { seed: script.seed, point, survival: Some((survival, salt)), what });
             }
         }
     }
 
     /// Opens what a crash left, compares it with the history, and goes on working with it.
-    fn judge(&mut self, script: &Script, played: &Played, crashed: &MemFs, floor: usize, salt: u64) -> Judged {
+    fn check_recovery(
+        &mut self,
+        script: &CrashScript,
+        played: &ScriptOutcome,
+        crashed: &MemFs,
+        floor: usize,
+        salt: u64,
+    ) -> CheckOutcome {
         let machine = crashed.fork();
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());
         let env = TestEnv::new(salt);
-        let glance = salt.is_multiple_of(3).then(|| glance(script, crashed, &env)).transpose()?;
+        let glance = salt.is_multiple_of(3).then(|| read_only_state(script, crashed, &env)).transpose()?;
         let open = |fs: &Arc<dyn Fs>| script.config(Arc::clone(fs), &env).open().map_err(|e| format!("open: {e}"));
         let db = open(&fs)?;
-        let found = read_all(&db, &script.shape).map_err(|e| format!("read: {e}"))?;
-        let count = played.history.judge(&found, floor)?;
-        self.partial += u64::from(count > floor && count < played.history.events.len());
-        glance.map_or(Ok(()), |glance| same(&found, &glance, "what a reader saw before"))?;
-        no_orphans(&db, &*fs, script)?;
+        let found = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
+        let count = played.history.matching_prefix(&found, floor)?;
+        self.partial_states += u64::from(count > floor && count < played.history.events.len());
+        glance.map_or(Ok(()), |glance| assert_same_state(&found, &glance, "what a reader saw before"))?;
+        check_no_orphans(&db, &*fs, script)?;
         if salt.is_multiple_of(4) {
             // What an open has shown is durable.
             let again = machine.fork();
             again.crash(Survival::Nothing, 0);
             let fs: Arc<dyn Fs> = Arc::new(again);
-            let later = read_all(&open(&fs)?, &script.shape).map_err(|e| format!("read: {e}"))?;
-            same(&found, &later, "what was read after the crash is gone after the next")?;
+            let later = read_database(&open(&fs)?, &script.options).map_err(|e| format!("read: {e}"))?;
+            assert_same_state(&found, &later, "what was read after the crash is gone after the next")?;
         }
-        self.copies(script, played, &fs, &env)?;
+        self.check_checkpoints(script, played, &fs, &env)?;
         let mut state = found;
-        five_more(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
+        write_after_recovery(&db, script, &mut state).map_err(|e| format!("going on: {e}"))?;
         db.close().map_err(|e| format!("close: {e}"))?;
         let db = open(&fs)?;
-        let last = read_all(&db, &script.shape).map_err(|e| format!("read: {e}"))?;
-        same(&state, &last, "after going on and a clean close")?;
+        let last = read_database(&db, &script.options).map_err(|e| format!("read: {e}"))?;
+        assert_same_state(&state, &last, "after going on and a clean close")?;
         match db.metrics().replayed_records {
             0 => Ok(()),
             n => Err(format!("{n} records were replayed after a clean close")),
@@ -208,8 +215,14 @@ impl Search {
     }
 
     /// Checkpoints are there when acknowledged, and whole when they are there.
-    fn copies(&mut self, script: &Script, played: &Played, fs: &Arc<dyn Fs>, env: &TestEnv) -> Judged {
-        for copy in &played.copies {
+    fn check_checkpoints(
+        &mut self,
+        script: &CrashScript,
+        played: &ScriptOutcome,
+        fs: &Arc<dyn Fs>,
+        env: &TestEnv,
+    ) -> CheckOutcome {
+        for copy in &played.checkpoints {
             let foreign = fs.open(&foreign_file(&copy.path), OpenMode::Read).and_then(|file| file.length());
             if foreign.as_ref().ok() != Some(&4) {
                 return Err(format!("a file of the user beside {}: {foreign:?}", copy.path.display()));
@@ -218,18 +231,26 @@ impl Search {
             if !there && !copy.acknowledged {
                 continue;
             }
-            self.copies += 1;
-            let config = script.shape.config(&copy.path, Arc::clone(fs), env);
+            self.checkpoints += 1;
+            let config = script.options.config(&copy.path, Arc::clone(fs), env);
             let db = config.open_read_only().map_err(|e| format!("open of {}: {e}", copy.path.display()))?;
-            let found = read_all(&db, &script.shape).map_err(|e| format!("read of {}: {e}", copy.path.display()))?;
-            same(&copy.state, &found, "in the checkpoint")?;
+            let found =
+                read_database(&db, &script.options).map_err(|e| format!("read of {}: {e}", copy.path.display()))?;
+            assert_same_state(&copy.state, &found, "in the checkpoint")?;
         }
         Ok(())
     }
 
     /// Crashes again while recovery is under way, and judges what the second recovery makes of it.
-    fn deeper(&mut self, script: &Script, played: &Played, crashed: &MemFs, floor: usize, salt: u64) -> Judged {
-        let mut dice = Dice::new(salt);
+    fn check_crash_during_recovery(
+        &mut self,
+        script: &CrashScript,
+        played: &ScriptOutcome,
+        crashed: &MemFs,
+        floor: usize,
+        salt: u64,
+    ) -> CheckOutcome {
+        let mut dice = SeededRng::new(salt);
         let opening = |machine: &MemFs, salt: u64| {
             let env = TestEnv::new(salt);
             let opened = script.config(Arc::new(machine.clone()), &env).open();
@@ -245,20 +266,26 @@ impl Search {
         second.freeze_after(Some(dice.below(after - before + 1)));
         drop(opening(&second, salt));
         let survival = dice.pick(&[Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random]);
-        second.crash(survival, dice.throw());
+        second.crash(survival, dice.next_u64());
         self.states += 1;
-        self.deep += 1;
-        let judged = self.judge(script, played, &second, floor, dice.throw());
+        self.recovery_crashes += 1;
+        let judged = self.check_recovery(script, played, &second, floor, dice.next_u64());
         judged.map_err(|what| format!("after a second crash ({survival:?}) during recovery: {what}"))
     }
 }
 
-impl Search {
+impl CrashSearch {
     /// Damages the log of what a crash left and opens it in each recovery mode: that gives one moment of all
     /// partitions, or an error, and what is synced then is there in every later open, in each mode.
-    fn damaged(&mut self, script: &Script, played: &Played, crashed: &MemFs, salt: u64) -> Judged {
+    fn check_damaged_wal(
+        &mut self,
+        script: &CrashScript,
+        played: &ScriptOutcome,
+        crashed: &MemFs,
+        salt: u64,
+    ) -> CheckOutcome {
         let machine = crashed.fork();
-        let done = harm(&machine, &mut Dice::new(salt));
+        let done = damage_wal(&machine, &mut SeededRng::new(salt));
         let open = |machine: &MemFs, mode: RecoveryMode| {
             let config = script.config(Arc::new(machine.clone()), &TestEnv::new(salt)).recovery_mode(mode);
             config.open()
@@ -274,18 +301,19 @@ impl Search {
                 opened => opened.map_err(|e| format!("{when}: {e}"))?,
             };
             self.accepted += 1;
-            let mut state = read_all(&db, &script.shape).map_err(|e| format!("{when}: read: {e}"))?;
-            if mode != RecoveryMode::Salvage && !is_one_moment(&state, played) {
+            let mut state = read_database(&db, &script.options).map_err(|e| format!("{when}: read: {e}"))?;
+            if mode != RecoveryMode::Salvage && !is_single_state(&state, played) {
                 return Err(format!("{when}: no single moment of all partitions"));
             }
-            five_more(&db, script, &mut state).map_err(|e| format!("{when}: going on: {e}"))?;
+            write_after_recovery(&db, script, &mut state).map_err(|e| format!("{when}: going on: {e}"))?;
             db.persist(PersistMode::SyncData).map_err(|e| format!("{when}: {e}"))?;
             for later in MODES {
                 let again = machine.fork();
                 again.crash(Survival::Nothing, 0);
                 let db = open(&again, later).map_err(|e| format!("{when}, then {later:?}: {e}"))?;
-                let found = read_all(&db, &script.shape).map_err(|e| format!("{when}, then {later:?}: read: {e}"))?;
-                same(&state, &found, &format!("{when}, synced, then {later:?}"))?;
+                let found =
+                    read_database(&db, &script.options).map_err(|e| format!("{when}, then {later:?}: read: {e}"))?;
+                assert_same_state(&state, &found, &format!("{when}, synced, then {later:?}"))?;
             }
         }
         Ok(())
@@ -293,7 +321,7 @@ impl Search {
 }
 
 /// Flips a byte of one log segment, cuts it, or zeroes it from some place on; says what it did.
-fn harm(machine: &MemFs, dice: &mut Dice) -> String {
+fn damage_wal(machine: &MemFs, dice: &mut SeededRng) -> String {
     let Ok(entries) = machine.read_dir(Path::new(DIR)) else { return "no database".into() };
     let logs: Vec<_> = entries.into_iter().filter(|entry| entry.name.ends_with(".wal") && entry.len > 512).collect();
     if logs.is_empty() {
@@ -304,7 +332,7 @@ fn harm(machine: &MemFs, dice: &mut Dice) -> String {
     let mut bytes = vec![0; entry.len as usize];
     file.read_exact_at(&mut bytes, 0).expect("it is as long as that");
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-    let at = if dice.one_in(12) { dice.below(512) } else { 512 + dice.below((used as u64).max(521) - 512) };
+    let at = if dice.chance_one_in(12) { dice.below(512) } else { 512 + dice.below((used as u64).max(521) - 512) };
     let way = dice.below(4);
     let done = match way {
         0 => file.write_at(&[!bytes[at as usize]], at),
@@ -317,11 +345,12 @@ fn harm(machine: &MemFs, dice: &mut Dice) -> String {
 }
 
 /// Whether the state is that after some event, but for partitions that the manifest has created or deleted since.
-fn is_one_moment(found: &State, played: &Played) -> bool {
+fn is_single_state(found: &State, played: &ScriptOutcome) -> bool {
     let events = &played.history.events;
-    let created = |name: &str| events.iter().rposition(|event| matches!(event, Event::Create(other) if other == name));
+    let created =
+        |name: &str| events.iter().rposition(|event| matches!(event, HistoryEvent::Create(other) if other == name));
     (0..=events.len()).any(|count| {
-        let state = played.history.state(count);
+        let state = played.history.state_after(count);
         found.iter().all(|(name, map)| {
             let is_new = map.is_empty() && created(name).is_some_and(|at| at >= count);
             is_new || state.get(name) == Some(map)
@@ -329,40 +358,40 @@ fn is_one_moment(found: &State, played: &Played) -> bool {
     })
 }
 
-type Judged = Result<(), String>;
+type CheckOutcome = Result<(), String>;
 
 /// A panic is a finding.
-fn guarded(body: impl FnOnce() -> Judged) -> Judged {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(format!("panicked: {}", message(&*panic))))
+fn catch_panic(body: impl FnOnce() -> CheckOutcome) -> CheckOutcome {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(format!("panicked: {}", panic_message(&*panic))))
 }
 
-fn same(wanted: &State, found: &State, when: &str) -> Judged {
+fn assert_same_state(wanted: &State, found: &State, when: &str) -> CheckOutcome {
     if wanted == found {
         return Ok(());
     }
-    Err(format!("{when}: {:.5?}", crate::world::history::differences(wanted, found)))
+    Err(format!("{when}: {:.5?}", crate::testkit::history::differences(wanted, found)))
 }
 
 /// What opening for reading only shows. It changes nothing, and a mode that forgives damage finds none.
-fn glance(script: &Script, crashed: &MemFs, env: &TestEnv) -> Result<State, String> {
+fn read_only_state(script: &CrashScript, crashed: &MemFs, env: &TestEnv) -> Result<State, String> {
     let machine = crashed.fork();
     if !machine.exists(&Path::new(DIR).join("MANIFEST")).map_err(|e| e.to_string())? {
         return Ok(State::new());
     }
     let config = script.config(Arc::new(machine.clone()), env).recovery_mode(azekura::RecoveryMode::PointInTime);
     let db = config.open_read_only().map_err(|e| format!("open for reading: {e}"))?;
-    let found = read_all(&db, &script.shape).map_err(|e| format!("read by a reader: {e}"))?;
+    let found = read_database(&db, &script.options).map_err(|e| format!("read by a reader: {e}"))?;
     drop(db);
-    let untouched =
-        crate::world::disk::image(&machine, Path::new(DIR)) == crate::world::disk::image(crashed, Path::new(DIR));
+    let untouched = crate::testkit::test_dir::dir_contents(&machine, Path::new(DIR))
+        == crate::testkit::test_dir::dir_contents(crashed, Path::new(DIR));
     if untouched { Ok(found) } else { Err("a reader wrote".into()) }
 }
 
 /// After an open there is no table that no partition names, and no pool without its partition.
-fn no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &Script) -> Judged {
+fn check_no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &CrashScript) -> CheckOutcome {
     let (mut named, mut pools) = (0, 0);
     for name in db.list_partitions() {
-        let part = db.open_partition(&name, script.shape.partition(&name)).map_err(|e| e.to_string())?;
+        let part = db.open_partition(&name, script.options.partition_options(&name)).map_err(|e| e.to_string())?;
         pools += usize::from(part.metrics().pool.is_some());
         named += part.metrics().levels.iter().map(|level| level.tables).sum::<usize>();
     }
@@ -376,21 +405,22 @@ fn no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &Script) -> Judged {
 }
 
 /// Five more operations, in a new partition and in an old one.
-fn five_more(db: &azekura::Database, script: &Script, state: &mut State) -> azekura::Result<()> {
-    let write = |partition: &str, key: &str, value: Option<&str>| Write {
+fn write_after_recovery(db: &azekura::Database, script: &CrashScript, state: &mut State) -> azekura::Result<()> {
+    let write = |partition: &str, key: &str, value: Option<&str>| HistoryWrite {
         partition: partition.into(),
         key: key.into(),
         value: value.map(Into::into),
     };
     let old = state.keys().next().cloned();
-    let after = db.open_partition("after", script.shape.partition("after"))?;
+    let after = db.open_partition("after", script.options.partition_options("after"))?;
     after.insert("one", "1")?;
     let mut batch = db.batch().durability(PersistMode::SyncData);
     batch.insert(&after, "two", "2");
-    let mut events = vec![Event::Create("after".into()), Event::Commit(vec![write("after", "two", Some("2"))])];
+    let mut events =
+        vec![HistoryEvent::Create("after".into()), HistoryEvent::Commit(vec![write("after", "two", Some("2"))])];
     if let Some(name) = &old {
-        batch.insert(&db.open_partition(name, script.shape.partition(name))?, "two", "2");
-        events.push(Event::Commit(vec![write(name, "two", Some("2"))]));
+        batch.insert(&db.open_partition(name, script.options.partition_options(name))?, "two", "2");
+        events.push(HistoryEvent::Commit(vec![write(name, "two", Some("2"))]));
     }
     batch.commit()?;
     after.flush()?;

@@ -7,34 +7,34 @@ use std::sync::Arc;
 use azekura::fs::{Fs, MemFs};
 use azekura::{Config, Database, Error, ErrorKind, Result};
 
-use super::sample::{DIR, Sample, config, options};
-use crate::world::State;
-use crate::world::disk::image;
+use super::sample::{DIR, SampleDatabase, config, options};
+use crate::testkit::State;
+use crate::testkit::test_dir::dir_contents;
 
 /// What came of one piece of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Outcome {
+pub(super) enum DamageOutcome {
     /// Everything is as if nothing had happened.
-    Same,
+    Unaffected,
     /// An error at opening that names the file; nothing on disk has changed.
     Refused,
     /// It opens, and reading what is damaged gives an error that names the file.
-    Reads,
+    ReadErrors,
     /// The log ends early, above what was synced.
-    Shorter,
+    WalEndsEarly,
     /// The same, and what verified behind the damage is reported.
-    Dropped,
+    WalEndsEarlyReported,
 }
 
 /// How a damaged database is opened.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum How {
+pub(super) enum DamageOpenMode {
     Writing,
     ReadOnly,
 }
 
-pub(super) struct Damage<'a> {
-    pub(super) sample: &'a Sample,
+pub(super) struct DamagedDatabase<'a> {
+    pub(super) sample: &'a SampleDatabase,
     /// Files that an error may name.
     pub(super) files: Vec<String>,
     /// The state must be a prefix of at least so many events.
@@ -45,9 +45,9 @@ pub(super) struct Damage<'a> {
     pub(super) reports_dropped: bool,
 }
 
-impl Damage<'_> {
+impl DamagedDatabase<'_> {
     /// Opens what stands on `machine` and reads all of it; says what came of it, or what must not be.
-    pub(super) fn check(&self, machine: &MemFs, how: How) -> std::result::Result<Outcome, String> {
+    pub(super) fn check(&self, machine: &MemFs, how: DamageOpenMode) -> std::result::Result<DamageOutcome, String> {
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());
         catch_unwind(AssertUnwindSafe(|| self.open_and_read(&fs, how))).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
@@ -55,56 +55,62 @@ impl Damage<'_> {
         })
     }
 
-    fn open_and_read(&self, fs: &Arc<dyn Fs>, how: How) -> std::result::Result<Outcome, String> {
-        let before = image(&**fs, Path::new(DIR));
+    fn open_and_read(&self, fs: &Arc<dyn Fs>, how: DamageOpenMode) -> std::result::Result<DamageOutcome, String> {
+        let before = dir_contents(&**fs, Path::new(DIR));
         let config: Config = config(Arc::clone(fs), 99);
         let opened = match how {
-            How::Writing => config.open(),
-            How::ReadOnly => config.open_read_only(),
+            DamageOpenMode::Writing => config.open(),
+            DamageOpenMode::ReadOnly => config.open_read_only(),
         };
-        let unchanged = || image(&**fs, Path::new(DIR)) == before;
+        let unchanged = || dir_contents(&**fs, Path::new(DIR)) == before;
         let db = match opened {
             Err(error) => {
-                self.blames(&error)?;
-                return if unchanged() { Ok(Outcome::Refused) } else { Err("a failed open changed files".into()) };
+                self.check_error_location(&error)?;
+                return if unchanged() {
+                    Ok(DamageOutcome::Refused)
+                } else {
+                    Err("a failed open changed files".into())
+                };
             }
             Ok(db) => db,
         };
         let read = self.read(&db)?;
         let outcome = match read {
-            None => Outcome::Reads,
+            None => DamageOutcome::ReadErrors,
             Some(state) => {
                 let history = &self.sample.history;
-                let count = history.judge(&state, self.floor)?;
+                let count = history.matching_prefix(&state, self.floor)?;
                 let dropped = db.metrics().dropped_after_damage;
                 match dropped {
-                    _ if count == history.events.len() => Outcome::Same,
-                    Some(dropped) if self.names(&dropped.file) && dropped.frames > 0 => Outcome::Dropped,
+                    _ if count == history.events.len() => DamageOutcome::Unaffected,
+                    Some(dropped) if self.is_damaged_file(&dropped.file) && dropped.frames > 0 => {
+                        DamageOutcome::WalEndsEarlyReported
+                    }
                     Some(dropped) => return Err(format!("blames {dropped:?}")),
                     None if count + 1 < history.events.len() && self.reports_dropped => {
                         return Err(format!("ends after {count} commits and does not say that more verified"));
                     }
-                    None => Outcome::Shorter,
+                    None => DamageOutcome::WalEndsEarly,
                 }
             }
         };
-        if matches!(how, How::ReadOnly) && !unchanged() {
+        if matches!(how, DamageOpenMode::ReadOnly) && !unchanged() {
             return Err("opening for reading changed files".into());
         }
         Ok(outcome)
     }
 
-    fn names(&self, path: &Path) -> bool {
+    fn is_damaged_file(&self, path: &Path) -> bool {
         // A manifest that lost its end is an older one: it may name tables that are gone by now.
         let is_older = self.is_cut && self.files.iter().any(|file| file == "MANIFEST");
         (is_older && path.extension().is_some_and(|e| e == "sst" || e == "blob" || e == "pool" || e == "wal"))
             || self.files.iter().any(|file| Path::new(DIR).join(file) == path)
     }
 
-    fn blames(&self, error: &Error) -> std::result::Result<(), String> {
+    fn check_error_location(&self, error: &Error) -> std::result::Result<(), String> {
         let kind = matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported);
         match error.file() {
-            Some(file) if kind && self.names(file) => Ok(()),
+            Some(file) if kind && self.is_damaged_file(file) => Ok(()),
             file => Err(format!("{:?} that names {:?}: {error}", error.kind(), file.map(PathBuf::from))),
         }
     }
@@ -112,19 +118,19 @@ impl Damage<'_> {
     /// Everything, or `None` where an error that names the file stood in the way of some of it; what was given before
     /// and after it was right.
     fn read(&self, db: &Database) -> std::result::Result<Option<State>, String> {
-        let wanted = self.sample.history.state(self.sample.history.events.len());
+        let wanted = self.sample.history.state_after(self.sample.history.events.len());
         let mut state = State::new();
         let mut hindered = false;
         for name in db.list_partitions() {
             let opened = db.open_partition(&name, options(&name));
-            let Some(part) = self.allow(opened, &mut hindered)? else { continue };
+            let Some(part) = self.ignore_expected_error(opened, &mut hindered)? else { continue };
             let mut pairs = Vec::new();
             for pair in part.iter() {
-                let Some((key, value)) = self.allow(pair, &mut hindered)? else { break };
+                let Some((key, value)) = self.ignore_expected_error(pair, &mut hindered)? else { break };
                 pairs.push((key.to_vec(), value.to_vec()));
             }
             for (backward, pair) in part.iter().rev().enumerate() {
-                let Some((key, value)) = self.allow(pair, &mut hindered)? else { break };
+                let Some((key, value)) = self.ignore_expected_error(pair, &mut hindered)? else { break };
                 let place = pairs.len().checked_sub(backward + 1).map(|at| &pairs[at]);
                 if !hindered && place.is_none_or(|(k, v)| k[..] != key[..] || v[..] != value[..]) {
                     return Err(format!("{name}: backward gives {key:?}"));
@@ -132,7 +138,7 @@ impl Damage<'_> {
             }
             for n in 0..30 {
                 let key = format!("key {n:03}").into_bytes();
-                let Some(got) = self.allow(part.get(&key), &mut hindered)? else { continue };
+                let Some(got) = self.ignore_expected_error(part.get(&key), &mut hindered)? else { continue };
                 let iterated = pairs.iter().find(|(k, _)| *k == key).map(|(_, v)| &v[..]);
                 if !hindered && got.as_deref() != iterated {
                     return Err(format!("{name}: get of {key:?} and iteration disagree"));
@@ -142,7 +148,7 @@ impl Damage<'_> {
                     return Err(format!("{name}: wrong value of {key:?} beside an error"));
                 }
             }
-            if hindered && !is_beginning(&pairs, wanted.get(&name)) {
+            if hindered && !is_prefix_of(&pairs, wanted.get(&name)) {
                 return Err(format!("{name}: wrong pairs before an error"));
             }
             state.insert(name, pairs.into_iter().collect());
@@ -151,23 +157,31 @@ impl Damage<'_> {
     }
 
     /// Lets an error pass that blames the right file.
-    fn allow<T>(&self, result: Result<T>, hindered: &mut bool) -> std::result::Result<Option<T>, String> {
+    fn ignore_expected_error<T>(
+        &self,
+        result: Result<T>,
+        hindered: &mut bool,
+    ) -> std::result::Result<Option<T>, String> {
         match result {
             Ok(value) => Ok(Some(value)),
             Err(error) => {
                 *hindered = true;
-                self.blames(&error).map(|()| None)
+                self.check_error_location(&error).map(|()| None)
             }
         }
     }
 }
 
-fn is_beginning(pairs: &[(Vec<u8>, Vec<u8>)], wanted: Option<&crate::world::Map>) -> bool {
+fn is_prefix_of(pairs: &[(Vec<u8>, Vec<u8>)], wanted: Option<&crate::testkit::Map>) -> bool {
     pairs.iter().map(|(k, v)| (k, v)).eq(wanted.into_iter().flatten().take(pairs.len()))
 }
 
 /// Every pair was written once, and no commit is there by half; for a prefix, the state is one of history's.
-pub(super) fn makes_nothing_up(db: &Database, sample: &Sample, is_prefix: bool) -> std::result::Result<(), String> {
+pub(super) fn check_only_written_pairs(
+    db: &Database,
+    sample: &SampleDatabase,
+    is_prefix: bool,
+) -> std::result::Result<(), String> {
     let mut state = State::new();
     for name in db.list_partitions() {
         let part = db.open_partition(&name, options(&name)).map_err(|e| e.to_string())?;
@@ -175,7 +189,7 @@ pub(super) fn makes_nothing_up(db: &Database, sample: &Sample, is_prefix: bool) 
         state.insert(name, pairs.collect::<Result<_>>().map_err(|e| e.to_string())?);
     }
     if is_prefix {
-        return sample.history.judge(&state, sample.flushed).map(drop);
+        return sample.history.matching_prefix(&state, sample.flushed).map(drop);
     }
     // Each commit of the sample sets one key of its own in every partition.
     let mut partitions = state.values();
@@ -185,7 +199,7 @@ pub(super) fn makes_nothing_up(db: &Database, sample: &Sample, is_prefix: bool) 
     }
     let written = |name: &str, key: &[u8], value: &[u8]| {
         sample.history.events.iter().any(|event| match event {
-            crate::world::Event::Commit(writes) => {
+            crate::testkit::HistoryEvent::Commit(writes) => {
                 writes.iter().any(|w| w.partition == name && w.key == key && w.value.as_deref() == Some(value))
             }
             _ => false,

@@ -10,33 +10,38 @@ use azekura::{
     KvSeparationOptions, LeveledOptions, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
 };
 
-use crate::world::disk::{image, put};
-use crate::world::{Event, History, Write};
+use crate::testkit::test_dir::{dir_contents, write_file};
+use crate::testkit::{HistoryEvent, HistoryWrite, WriteHistory};
 
 pub(super) const DIR: &str = "/db";
 
 pub(super) type Files = BTreeMap<String, Vec<u8>>;
 
 /// A database that was not closed: tables on two levels, blob files, a pool, a log with synced and unsynced commits.
-pub(super) struct Sample {
+pub(super) struct SampleDatabase {
     pub(super) files: Files,
-    pub(super) history: History,
+    pub(super) history: WriteHistory,
     /// So many events are in tables, and no log can take them back.
     pub(super) flushed: usize,
 }
 
 pub(super) fn config(fs: Arc<dyn Fs>, salt: u64) -> Config {
-    Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).log_segment_size(64 << 10).cache_size(1 << 20)
+    Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).wal_segment_size(64 << 10).cache_size(1 << 20)
 }
 
 /// Some values go to blob files when they are flushed, longer ones ahead of their commit.
-fn apart() -> KvSeparationOptions {
-    KvSeparationOptions::default().separation_threshold(20).blob_file_target_size(1 << 10).early_from(30)
+fn separation_options() -> KvSeparationOptions {
+    KvSeparationOptions::default().separation_threshold(20).blob_file_target_size(1 << 10).direct_write_threshold(30)
 }
 
 /// The options of a partition, by its name.
 pub(super) fn options(name: &str) -> PartitionCreateOptions {
-    let leveled = LeveledOptions { l0_trigger: 2, table_size: 4 << 10, level_ratio: 2, ..LeveledOptions::default() };
+    let leveled = LeveledOptions {
+        l0_compaction_trigger: 2,
+        target_file_size: 4 << 10,
+        level_size_multiplier: 2,
+        ..LeveledOptions::default()
+    };
     let options = PartitionCreateOptions::default()
         .block_size(128)
         .metadata_block_size(64)
@@ -50,7 +55,7 @@ pub(super) fn options(name: &str) -> PartitionCreateOptions {
             .data_block_index_type(DataBlockIndexType::BinaryAndHash)
             .compression(CompressionType::Lz4)
             .restart_interval(4)
-            .with_kv_separation(apart()),
+            .with_kv_separation(separation_options()),
         "pooled" => {
             let small = PmemOptions::default().max_size(1 << 20).growth_step(4 << 10);
             PartitionCreateOptions::default().engine(EngineType::Pmem(small))
@@ -64,24 +69,28 @@ pub(super) fn options(name: &str) -> PartitionCreateOptions {
 
 const NAMES: [&str; 4] = ["plain", "packed", "zipped", "pooled"];
 
-struct Maker {
+struct SampleBuilder {
     db: Database,
     parts: Vec<Partition>,
-    history: History,
+    history: WriteHistory,
 }
 
-impl Maker {
+impl SampleBuilder {
     /// One commit over all partitions: a key of each is set, another removed.
     fn commit(&mut self, n: u32, mode: PersistMode) {
         let mut writes = Vec::new();
         for name in NAMES {
             let value = format!("value {n} {}", "abcdefgh ".repeat(n as usize % 4)).into_bytes();
-            writes.push(Write { partition: name.into(), key: format!("key {n:03}").into(), value: Some(value) });
+            writes.push(HistoryWrite { partition: name.into(), key: format!("key {n:03}").into(), value: Some(value) });
             if n > 3 && n.is_multiple_of(3) {
-                writes.push(Write { partition: name.into(), key: format!("key {:03}", n - 3).into(), value: None });
+                writes.push(HistoryWrite {
+                    partition: name.into(),
+                    key: format!("key {:03}", n - 3).into(),
+                    value: None,
+                });
             }
         }
-        self.history.ask(Event::Commit(writes.clone()));
+        self.history.begin_event(HistoryEvent::Commit(writes.clone()));
         let mut batch = self.db.batch().durability(mode);
         for write in &writes {
             let part = self.parts.iter().find(|part| *part.name == write.partition[..]).expect("it is open");
@@ -91,9 +100,9 @@ impl Maker {
             }
         }
         batch.commit().unwrap();
-        self.history.acknowledge();
+        self.history.acknowledge_event();
         if mode != PersistMode::Buffer {
-            self.history.promise();
+            self.history.mark_durable();
         }
     }
 
@@ -102,56 +111,56 @@ impl Maker {
     }
 }
 
-impl Sample {
+impl SampleDatabase {
     /// The same `salt` makes the same files.
-    pub(super) fn new(salt: u64) -> Sample {
+    pub(super) fn new(salt: u64) -> SampleDatabase {
         let machine = MemFs::new();
-        let (maker, flushed) = make(&machine, salt);
-        let mut files = image(&machine.fork(), Path::new(DIR));
+        let (maker, flushed) = build(&machine, salt);
+        let mut files = dir_contents(&machine.fork(), Path::new(DIR));
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with(".wal")) {
             // Segments grow ahead of time; the unused part is zeros, of which a few do.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             bytes.truncate((used + 100).min(bytes.len()));
         }
         let history = maker.history.clone();
-        Sample { files, history, flushed }
+        SampleDatabase { files, history, flushed }
     }
 
     /// The same database, closed.
-    pub(super) fn closed(salt: u64) -> Sample {
+    pub(super) fn closed(salt: u64) -> SampleDatabase {
         let machine = MemFs::new();
-        let (maker, _) = make(&machine, salt);
-        let Maker { db, parts, mut history } = maker;
+        let (maker, _) = build(&machine, salt);
+        let SampleBuilder { db, parts, mut history } = maker;
         drop(parts);
         db.close().unwrap();
-        history.promise();
+        history.mark_durable();
         let flushed = history.acknowledged;
-        Sample { files: image(&machine, Path::new(DIR)), history, flushed }
+        SampleDatabase { files: dir_contents(&machine, Path::new(DIR)), history, flushed }
     }
 
     /// These files on a machine of their own.
     pub(super) fn machine(&self) -> MemFs {
         let machine = MemFs::new();
         machine.create_dir_all(Path::new(DIR)).unwrap();
-        put(&machine, &Path::new(DIR).join("LOCK"), b"");
+        write_file(&machine, &Path::new(DIR).join("LOCK"), b"");
         for (name, bytes) in &self.files {
-            put(&machine, &Path::new(DIR).join(name), bytes);
+            write_file(&machine, &Path::new(DIR).join(name), bytes);
         }
         machine
     }
 }
 
-fn make(machine: &MemFs, salt: u64) -> (Maker, usize) {
+fn build(machine: &MemFs, salt: u64) -> (SampleBuilder, usize) {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let db = config(Arc::clone(&fs), salt).open().unwrap();
-    let mut history = History::default();
+    let mut history = WriteHistory::default();
     let mut parts = Vec::new();
     for name in NAMES {
-        history.ask(Event::Create(name.into()));
+        history.begin_event(HistoryEvent::Create(name.into()));
         parts.push(db.open_partition(name, options(name)).unwrap());
-        history.acknowledge();
+        history.acknowledge_event();
     }
-    let mut maker = Maker { db, parts, history };
+    let mut maker = SampleBuilder { db, parts, history };
     (0..12).for_each(|n| maker.commit(n, PersistMode::Buffer));
     maker.flush();
     maker.parts.iter().for_each(|part| part.major_compact().unwrap());
@@ -160,7 +169,7 @@ fn make(machine: &MemFs, salt: u64) -> (Maker, usize) {
     let flushed = maker.history.acknowledged;
     (18..22).for_each(|n| maker.commit(n, PersistMode::Buffer));
     maker.commit(22, PersistMode::SyncData);
-    maker.history.promise();
+    maker.history.mark_durable();
     (23..27).for_each(|n| maker.commit(n, PersistMode::Buffer));
     (maker, flushed)
 }

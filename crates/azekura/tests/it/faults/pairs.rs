@@ -7,22 +7,22 @@ use std::io::ErrorKind;
 
 use azekura::fs::{Fault, FaultPlan, OpKind};
 
-use super::life::{PHASES, Phase, Style};
-use super::sweep::run;
-use crate::world::dice::seeds;
-use crate::world::order::ORDERS;
-use crate::world::{Dice, number};
+use super::run::{FaultPhase, FaultRunConfig, PHASES};
+use super::sweep::run_with_faults;
+use crate::testkit::comparators::TEST_ORDERS;
+use crate::testkit::rng::test_seeds;
+use crate::testkit::{SeededRng, env_u64};
 
-type Pair = (Style, Vec<(Phase, FaultPlan)>);
+type FaultPair = (FaultRunConfig, Vec<(FaultPhase, FaultPlan)>);
 
 /// A random life with two faults: the second one comes in the same phase behind the first, or in a later phase.
-fn random_pair(seed: u64) -> Pair {
-    let mut dice = Dice::new(seed ^ 0xFA17);
-    let mut style = Style::new(0, dice.one_in(2));
+fn random_pair(seed: u64) -> FaultPair {
+    let mut dice = SeededRng::new(seed ^ 0xFA17);
+    let mut style = FaultRunConfig::new(0, dice.chance_one_in(2));
     style.blob_file_size = dice.pick(&[8 << 10, 64 << 10, 1 << 20]);
-    style.sync_every = dice.pick(&[1, 1, 2, 3]);
-    style.pool = dice.one_in(3);
-    style.order = dice.pick(&ORDERS);
+    style.commits_per_sync = dice.pick(&[1, 1, 2, 3]);
+    style.pool = dice.chance_one_in(3);
+    style.order = dice.pick(&TEST_ORDERS);
     let first = dice.index(PHASES.len() - 1);
     let second = (first + dice.index(3)).min(PHASES.len() - 1);
     let mut fault = || {
@@ -41,8 +41,10 @@ fn random_pair(seed: u64) -> Pair {
             OpKind::Any,
         ]);
         let what = match op {
-            OpKind::Write | OpKind::Read | OpKind::Allocate if dice.one_in(3) => Fault::Short,
-            OpKind::Write | OpKind::Create | OpKind::Allocate if dice.one_in(2) => Fault::Error(ErrorKind::StorageFull),
+            OpKind::Write | OpKind::Read | OpKind::Allocate if dice.chance_one_in(3) => Fault::Short,
+            OpKind::Write | OpKind::Create | OpKind::Allocate if dice.chance_one_in(2) => {
+                Fault::Error(ErrorKind::StorageFull)
+            }
             _ => Fault::Error(ErrorKind::Other),
         };
         let reach = 1 << dice.below(6);
@@ -54,16 +56,16 @@ fn random_pair(seed: u64) -> Pair {
             _ => plan,
         }
     };
-    let plans = vec![(PHASES[first], fault()), (PHASES[second], fault().after_strikes(1))];
+    let plans = vec![(PHASES[first], fault()), (PHASES[second], fault().after_faults(1))];
     (style, plans)
 }
 
 /// Runs each pair; `name` says which one it is.
-fn check(pairs: impl Iterator<Item = (String, Pair)>) {
+fn check_fault_pairs(pairs: impl Iterator<Item = (String, FaultPair)>) {
     let (mut lives, mut both, mut wrong) = (0, 0, Vec::new());
     for (name, (style, plans)) in pairs {
         lives += 1;
-        match run(style, plans) {
+        match run_with_faults(style, plans) {
             Ok(struck) => both += usize::from(struck > 1),
             Err(what) => wrong.push(format!("{name}: {what}")),
         }
@@ -76,8 +78,8 @@ fn check(pairs: impl Iterator<Item = (String, Pair)>) {
 
 #[test]
 fn nothing_is_lost_when_two_calls_fail() {
-    let seeds = seeds(number("AZEKURA_FAULT_PAIRS", 400));
-    check(seeds.into_iter().map(|seed| (format!("AZEKURA_SEED={seed}"), random_pair(seed))));
+    let seeds = test_seeds(env_u64("AZEKURA_FAULT_PAIRS", 400));
+    check_fault_pairs(seeds.into_iter().map(|seed| (format!("AZEKURA_SEED={seed}"), random_pair(seed))));
 }
 
 /// A sync of a direct blob write fails, so its blob file can take no end and a flush carries its durable values over.
@@ -86,12 +88,12 @@ fn nothing_is_lost_when_two_calls_fail() {
 #[test]
 fn nothing_is_lost_when_carrying_values_fails() {
     let broken = Fault::Error(ErrorKind::Other);
-    let stride = number("AZEKURA_FAULT_STRIDE", 5);
+    let stride = env_u64("AZEKURA_FAULT_STRIDE", 5);
     let syncs = (3..=33).step_by(3 * stride as usize).chain([15, 33]);
-    check(syncs.flat_map(|sync| (20..=60).map(move |call| (sync, call))).map(|(sync, call)| {
-        let style = Style { blob_file_size: 1 << 20, sync_every: 1, ..Style::new(0, true) };
+    check_fault_pairs(syncs.flat_map(|sync| (20..=60).map(move |call| (sync, call))).map(|(sync, call)| {
+        let style = FaultRunConfig { blob_file_size: 1 << 20, commits_per_sync: 1, ..FaultRunConfig::new(0, true) };
         let sync = FaultPlan::new(OpKind::Sync, sync, broken).in_path(".blob");
-        let call = FaultPlan::new(OpKind::Any, call, broken).in_path(".blob").after_strikes(1);
-        ("enumerated".to_owned(), (style, vec![(Phase::Write, sync), (Phase::Flush, call)]))
+        let call = FaultPlan::new(OpKind::Any, call, broken).in_path(".blob").after_faults(1);
+        ("enumerated".to_owned(), (style, vec![(FaultPhase::Write, sync), (FaultPhase::Flush, call)]))
     }));
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use azekura::fs::{Fault, FaultFs, FaultPlan, MemFs, OpKind};
 
-use super::life::{Life, PHASES, Phase, Style, put_foreign_file};
-use crate::world::number;
-use crate::world::watchdog::within_ten_seconds;
+use super::run::{FaultPhase, FaultRun, FaultRunConfig, PHASES, put_foreign_file};
+use crate::testkit::env_u64;
+use crate::testkit::watchdog::run_with_timeout;
 
 const KINDS: [OpKind; 19] = [
     OpKind::Open,
@@ -33,7 +33,7 @@ const KINDS: [OpKind; 19] = [
 ];
 
 /// A failing device, a full one, a call that is cut short, and a process without file handles to spare.
-fn faults(op: OpKind) -> Vec<Fault> {
+fn faults_for_op(op: OpKind) -> Vec<Fault> {
     let mut faults = vec![Fault::Error(ErrorKind::Other)];
     if matches!(op, OpKind::Write | OpKind::Allocate | OpKind::Create | OpKind::SetLength | OpKind::Populate) {
         faults.push(Fault::Error(ErrorKind::StorageFull));
@@ -44,7 +44,7 @@ fn faults(op: OpKind) -> Vec<Fault> {
     faults
 }
 
-fn machine() -> (MemFs, FaultFs) {
+fn fault_machine() -> (MemFs, FaultFs) {
     let machine = MemFs::new();
     put_foreign_file(&machine);
     let fs = FaultFs::new(Arc::new(machine.clone()));
@@ -52,32 +52,32 @@ fn machine() -> (MemFs, FaultFs) {
 }
 
 /// Calls of each kind in a life without faults.
-fn calls(style: Style) -> Vec<(OpKind, u64)> {
-    let (machine, fs) = machine();
-    let mut life = Life::new(Arc::new(fs.clone()), style);
-    PHASES.iter().for_each(|phase| life.live(*phase));
+fn count_calls(style: FaultRunConfig) -> Vec<(OpKind, u64)> {
+    let (machine, fs) = fault_machine();
+    let mut life = FaultRun::new(Arc::new(fs.clone()), style);
+    PHASES.iter().for_each(|phase| life.run_phase(*phase));
     assert!(life.errors.is_empty(), "without a fault: {:?}", life.errors);
     let calls = KINDS.iter().map(|op| (*op, fs.count(*op))).collect();
-    life.end(&machine);
+    life.check_after_repair(&machine);
     calls
 }
 
 /// A life with these faults, each armed when its phase begins: how many struck, or what went wrong.
-pub(super) fn run(style: Style, plans: Vec<(Phase, FaultPlan)>) -> Result<u64, String> {
+pub(super) fn run_with_faults(style: FaultRunConfig, plans: Vec<(FaultPhase, FaultPlan)>) -> Result<u64, String> {
     let what = format!("{style:?} {plans:?}");
     let result = catch_unwind(AssertUnwindSafe(|| {
-        within_ten_seconds(&what, move || {
-            let (machine, fs) = machine();
-            let mut life = Life::new(Arc::new(fs.clone()), style);
+        run_with_timeout(&what, move || {
+            let (machine, fs) = fault_machine();
+            let mut life = FaultRun::new(Arc::new(fs.clone()), style);
             for phase in PHASES {
                 let armed = plans.iter().filter(|(begins, _)| *begins == phase);
-                armed.for_each(|(_, plan)| fs.fail(plan.clone()));
-                life.live(phase);
+                armed.for_each(|(_, plan)| fs.inject(plan.clone()));
+                life.run_phase(phase);
             }
             life.check_errors();
-            let struck = fs.struck();
-            fs.repair();
-            life.end(&machine);
+            let struck = fs.fault_count();
+            fs.clear_faults();
+            life.check_after_repair(&machine);
             struck
         })
     }));
@@ -88,19 +88,22 @@ pub(super) fn run(style: Style, plans: Vec<(Phase, FaultPlan)>) -> Result<u64, S
     })
 }
 
-fn sweep(style: Style, stride: u64) {
+fn fail_each_call(style: FaultRunConfig, stride: u64) {
     let (mut lives, mut struck, mut sites) = (0, 0, 0);
     let mut wrong = Vec::new();
-    for (op, count) in calls(style) {
+    for (op, count) in count_calls(style) {
         sites += count;
-        for fault in faults(op) {
+        for fault in faults_for_op(op) {
             // The first calls of each kind are the rarest ones; later ones repeat.
             let mut nth = 1;
             while nth <= count {
                 for forever in [false, true] {
                     let plan = FaultPlan::new(op, nth, fault);
                     lives += 1;
-                    match run(style, vec![(Phase::Create, if forever { plan.forever() } else { plan })]) {
+                    match run_with_faults(
+                        style,
+                        vec![(FaultPhase::Create, if forever { plan.forever() } else { plan })],
+                    ) {
                         Ok(count) => struck += u64::from(count > 0),
                         Err(what) => wrong.push(what),
                     }
@@ -116,19 +119,19 @@ fn sweep(style: Style, stride: u64) {
 
 #[test]
 fn every_call_may_fail() {
-    let stride = number("AZEKURA_FAULT_STRIDE", 5);
-    sweep(Style::new(0, false), stride);
-    sweep(Style::new(0, true), stride);
+    let stride = env_u64("AZEKURA_FAULT_STRIDE", 5);
+    fail_each_call(FaultRunConfig::new(0, false), stride);
+    fail_each_call(FaultRunConfig::new(0, true), stride);
 }
 
 #[test]
 fn every_call_may_fail_with_workers() {
-    sweep(Style::new(2, true), number("AZEKURA_FAULT_STRIDE", 5) * 10);
+    fail_each_call(FaultRunConfig::new(2, true), env_u64("AZEKURA_FAULT_STRIDE", 5) * 10);
 }
 
 /// Events are delivered inside of calls that fail, and the listener flushes, writes and opens there.
 #[test]
 fn every_call_may_fail_beside_a_listener() {
-    let stride = number("AZEKURA_FAULT_STRIDE", 5) * 20;
-    sweep(Style { acts: true, ..Style::new(0, false) }, stride);
+    let stride = env_u64("AZEKURA_FAULT_STRIDE", 5) * 20;
+    fail_each_call(FaultRunConfig { acts: true, ..FaultRunConfig::new(0, false) }, stride);
 }

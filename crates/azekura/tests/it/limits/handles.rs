@@ -5,8 +5,8 @@ use std::sync::Arc;
 use azekura::fs::MemFs;
 use azekura::{Database, ErrorKind, Partition, PartitionCreateOptions};
 
-use super::{config, kind, open, part};
-use crate::world::watchdog::within_ten_seconds;
+use super::{config, error_kind, open, open_partition};
+use crate::testkit::watchdog::run_with_timeout;
 
 fn fill(p: &Partition, keys: std::ops::Range<u32>) {
     keys.for_each(|n| p.insert(format!("{n:04}"), format!("value {n}")).unwrap());
@@ -16,53 +16,53 @@ fn fill(p: &Partition, keys: std::ops::Range<u32>) {
 fn handles_of_a_deleted_partition_are_closed() {
     let machine = MemFs::new();
     let db = open(&machine);
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     fill(&p, 0..50);
     p.flush().unwrap();
     let (other, snapshot) = (p.clone(), db.snapshot());
     let mut batch = db.batch();
-    batch.insert(&part(&db, "q"), "k", "v");
+    batch.insert(&open_partition(&db, "q"), "k", "v");
     batch.insert(&other, "k", "v");
     db.delete_partition(p.clone()).unwrap();
     let closed = [
-        kind(other.get("0001")),
-        kind(other.contains_key("0001")),
-        kind(other.size_of("0001")),
-        kind(other.multi_get(["0001"])),
-        kind(other.insert("k", "v")),
-        kind(other.remove("k")),
-        kind(other.remove_weak("k")),
-        kind(other.first_key_value()),
-        kind(other.len()),
-        kind(other.is_empty()),
-        kind(other.flush()),
-        kind(other.major_compact()),
-        kind(other.iter().next().unwrap()),
-        kind(other.range("a"..).next_back().unwrap()),
-        kind(other.prefix("a").next().unwrap()),
-        kind(snapshot.get(&other, "0001")),
-        kind(snapshot.iter(&other).next().unwrap()),
-        kind(batch.commit()),
-        kind(db.delete_partition(p)),
+        error_kind(other.get("0001")),
+        error_kind(other.contains_key("0001")),
+        error_kind(other.size_of("0001")),
+        error_kind(other.multi_get(["0001"])),
+        error_kind(other.insert("k", "v")),
+        error_kind(other.remove("k")),
+        error_kind(other.remove_weak("k")),
+        error_kind(other.first_key_value()),
+        error_kind(other.len()),
+        error_kind(other.is_empty()),
+        error_kind(other.flush()),
+        error_kind(other.major_compact()),
+        error_kind(other.iter().next().unwrap()),
+        error_kind(other.range("a"..).next_back().unwrap()),
+        error_kind(other.prefix("a").next().unwrap()),
+        error_kind(snapshot.get(&other, "0001")),
+        error_kind(snapshot.iter(&other).next().unwrap()),
+        error_kind(batch.commit()),
+        error_kind(db.delete_partition(p)),
     ];
     assert!(closed.iter().all(|kind| *kind == ErrorKind::Closed), "{closed:?}");
-    assert!(part(&db, "q").is_empty().unwrap(), "half a batch");
-    let again = part(&db, "p");
+    assert!(open_partition(&db, "q").is_empty().unwrap(), "half a batch");
+    let again = open_partition(&db, "p");
     assert!(again.is_empty().unwrap() && other.get("0001").is_err(), "a new partition of the name is another one");
     again.insert("k", "v").unwrap();
     while db.step().unwrap() {}
     drop((again, other, snapshot, db));
     let db = open(&machine);
-    assert_eq!((part(&db, "p").len().unwrap(), db.list_partitions().len()), (1, 2));
+    assert_eq!((open_partition(&db, "p").len().unwrap(), db.list_partitions().len()), (1, 2));
 }
 
 #[test]
-fn the_last_handle_closes_cleanly_whichever_it_is() {
+fn last_handle_of_any_kind_closes_cleanly() {
     let machine = MemFs::new();
     for last in 0..4 {
         let db = open(&machine);
         assert_eq!(db.metrics().replayed_records, 0, "before {last}");
-        let p = part(&db, "p");
+        let p = open_partition(&db, "p");
         fill(&p, 0..20);
         p.insert("last", [last]).unwrap();
         let (copy, snapshot, batch) = (db.clone(), db.snapshot(), db.batch());
@@ -71,16 +71,16 @@ fn the_last_handle_closes_cleanly_whichever_it_is() {
         drop(batch);
         let kept = handles.swap_remove(usize::from(last));
         drop(handles);
-        assert_eq!(kind(config(&machine).open()), ErrorKind::Locked, "a handle is left");
+        assert_eq!(error_kind(config(&machine).open()), ErrorKind::Locked, "a handle is left");
         drop(kept);
     }
     let db = open(&machine);
     assert_eq!(db.metrics().replayed_records, 0);
-    assert_eq!(part(&db, "p").get("last").unwrap().as_deref(), Some(&[3][..]));
+    assert_eq!(open_partition(&db, "p").get("last").unwrap().as_deref(), Some(&[3][..]));
 }
 
 #[test]
-fn with_workers_too_the_last_handle_closes_cleanly() {
+fn last_handle_closes_cleanly_with_workers() {
     let machine = MemFs::new();
     for life in 0..4u8 {
         let env: std::sync::Arc<dyn azekura::fs::Env> = std::sync::Arc::new(azekura::fs::SystemEnv::new());
@@ -91,14 +91,14 @@ fn with_workers_too_the_last_handle_closes_cleanly() {
         (0..500u32).for_each(|n| p.insert(n.to_be_bytes(), [life; 40]).unwrap());
         if life % 2 == 0 { drop(p) } else { db.close().unwrap() }
     }
-    assert_eq!(part(&open(&machine), "p").len().unwrap(), 500);
+    assert_eq!(open_partition(&open(&machine), "p").len().unwrap(), 500);
 }
 
 /// A listener that holds a handle, and lets go of it on a worker's thread.
 #[derive(Default)]
-struct LastHolder(std::sync::Mutex<Option<Database>>);
+struct HandleDroppingListener(std::sync::Mutex<Option<Database>>);
 
-impl azekura::Listener for LastHolder {
+impl azekura::Listener for HandleDroppingListener {
     fn on_event(&self, event: &azekura::Event) {
         if matches!(event, azekura::Event::Flushed { .. }) {
             let last = self.0.lock().unwrap().take();
@@ -109,10 +109,10 @@ impl azekura::Listener for LastHolder {
 
 #[test]
 fn the_last_handle_may_be_dropped_by_a_worker() {
-    within_ten_seconds("a worker that waits for itself", || {
+    run_with_timeout("a worker that waits for itself", || {
         let machine = MemFs::new();
         let env: Arc<dyn azekura::fs::Env> = Arc::new(azekura::fs::SystemEnv::new());
-        let holder = Arc::new(LastHolder::default());
+        let holder = Arc::new(HandleDroppingListener::default());
         let db = config(&machine).workers(1).env(env).listener(holder.clone()).open().unwrap();
         let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(4 << 10)).unwrap();
         *holder.0.lock().unwrap() = Some(db.clone());
@@ -123,13 +123,13 @@ fn the_last_handle_may_be_dropped_by_a_worker() {
         while config(&machine).open().is_err_and(|e| e.kind() == ErrorKind::Locked) {
             std::thread::yield_now();
         }
-        assert_eq!(part(&open(&machine), "p").len().unwrap(), 200);
+        assert_eq!(open_partition(&open(&machine), "p").len().unwrap(), 200);
     });
 }
 
 #[test]
-fn closing_under_load_ends_every_writer_and_loses_nothing() {
-    within_ten_seconds("a close under load", || {
+fn close_under_load_stops_writers_without_loss() {
+    run_with_timeout("a close under load", || {
         let machine = MemFs::new();
         let env: Arc<dyn azekura::fs::Env> = Arc::new(azekura::fs::SystemEnv::new());
         let db = config(&machine).workers(2).env(env).open().unwrap();
@@ -139,7 +139,7 @@ fn closing_under_load_ends_every_writer_and_loses_nothing() {
             while p.insert([&[writer][..], &written.to_be_bytes()].concat(), [7; 30]).is_ok() {
                 written += 1;
             }
-            assert_eq!(kind(p.insert("late", "v")), ErrorKind::Closed);
+            assert_eq!(error_kind(p.insert("late", "v")), ErrorKind::Closed);
             written
         };
         let written: Vec<u32> = std::thread::scope(|scope| {
@@ -152,7 +152,7 @@ fn closing_under_load_ends_every_writer_and_loses_nothing() {
             writers.into_iter().map(|writer| writer.join().unwrap()).collect()
         });
         drop(p);
-        let p = part(&open(&machine), "p");
+        let p = open_partition(&open(&machine), "p");
         for (writer, written) in written.into_iter().enumerate() {
             assert_eq!(p.prefix([writer as u8]).count() as u32, written, "of writer {writer}");
         }
@@ -161,8 +161,8 @@ fn closing_under_load_ends_every_writer_and_loses_nothing() {
 
 /// What other threads are in the middle of ends before the directory is given free.
 #[test]
-fn closing_waits_for_work_that_other_threads_are_at() {
-    within_ten_seconds("a close beside work", || {
+fn close_waits_for_work_of_other_threads() {
+    run_with_timeout("a close beside work", || {
         for round in 0..60u64 {
             let machine = MemFs::new();
             let options = || PartitionCreateOptions::default().max_memtable_size(8 << 10).block_size(256);
@@ -184,13 +184,13 @@ fn closing_waits_for_work_that_other_threads_are_at() {
                 while !began.load(std::sync::atomic::Ordering::SeqCst) {}
                 std::thread::sleep(std::time::Duration::from_micros(round * 37 % 900));
                 db.close().unwrap();
-                let files = || crate::world::disk::image(&machine, std::path::Path::new("/db"));
+                let files = || crate::testkit::test_dir::dir_contents(&machine, std::path::Path::new("/db"));
                 let before = files();
                 let again = config(&machine).open_read_only().unwrap();
-                assert!(part(&again, "p").len().unwrap() >= 300);
+                assert!(open_partition(&again, "p").len().unwrap() >= 300);
                 assert_eq!(compacting.join().unwrap(), ErrorKind::Closed);
-                let pairs: azekura::Result<Vec<_>> = part(&again, "p").iter().collect();
-                assert_eq!(pairs.unwrap().len() as u64, part(&again, "p").len().unwrap());
+                let pairs: azekura::Result<Vec<_>> = open_partition(&again, "p").iter().collect();
+                assert_eq!(pairs.unwrap().len() as u64, open_partition(&again, "p").len().unwrap());
                 assert!(before == files(), "round {round}: work went on after the close");
             });
         }
@@ -209,26 +209,26 @@ fn fill_until_closed(p: &Partition) {
 fn after_close_every_other_handle_is_closed() {
     let machine = MemFs::new();
     let db = open(&machine);
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     fill(&p, 0..20);
     let (copy, snapshot) = (db.clone(), db.snapshot());
     let mut batch = copy.batch();
     batch.insert(&p, "k", "v");
     db.close().unwrap();
     let closed = [
-        kind(p.insert("k", "v")),
-        kind(batch.commit()),
-        kind(p.flush()),
-        kind(copy.persist(azekura::PersistMode::SyncAll)),
-        kind(copy.open_partition("new", Default::default())),
-        kind(copy.checkpoint("/copy")),
-        kind(copy.step()),
-        kind(p.get("0001")),
-        kind(snapshot.get(&p, "0001")),
-        kind(p.len()),
+        error_kind(p.insert("k", "v")),
+        error_kind(batch.commit()),
+        error_kind(p.flush()),
+        error_kind(copy.persist(azekura::PersistMode::SyncAll)),
+        error_kind(copy.open_partition("new", Default::default())),
+        error_kind(copy.checkpoint("/copy")),
+        error_kind(copy.step()),
+        error_kind(p.get("0001")),
+        error_kind(snapshot.get(&p, "0001")),
+        error_kind(p.len()),
     ];
     assert!(closed.iter().all(|kind| *kind == ErrorKind::Closed), "{closed:?}");
-    assert_eq!(part(&open(&machine), "p").len().unwrap(), 20, "the directory is free");
+    assert_eq!(open_partition(&open(&machine), "p").len().unwrap(), 20, "the directory is free");
     copy.close().unwrap();
 }
 
@@ -236,7 +236,7 @@ fn after_close_every_other_handle_is_closed() {
 fn iterators_outlive_every_handle() {
     let machine = MemFs::new();
     let db = open(&machine);
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     fill(&p, 0..100);
     p.flush().unwrap();
     fill(&p, 100..200);
@@ -245,7 +245,7 @@ fn iterators_outlive_every_handle() {
     begun.next().unwrap().unwrap();
     begun.next_back().unwrap().unwrap();
     drop((p, db));
-    move_everything(&machine);
+    rewrite_all_tables(&machine);
     let keys = |iter: azekura::Iter| iter.map(|pair| pair.unwrap().0.to_vec()).collect::<Vec<_>>();
     let wanted = |keys: std::ops::Range<u32>| keys.map(|n| format!("{n:04}").into_bytes()).collect::<Vec<_>>();
     assert_eq!(keys(fresh), wanted(0..200), "an iterator that had not moved");
@@ -254,12 +254,12 @@ fn iterators_outlive_every_handle() {
 }
 
 /// Whoever opens the directory next, if it is free, rewrites every table.
-fn move_everything(machine: &MemFs) {
+fn rewrite_all_tables(machine: &MemFs) {
     let opened: azekura::Result<Database> = config(machine).open();
     match opened {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "an iterator may keep it open, and nothing else"),
         Ok(db) => {
-            let p = part(&db, "p");
+            let p = open_partition(&db, "p");
             fill(&p, 0..200);
             p.major_compact().unwrap();
             (0..200).for_each(|n| p.remove(format!("{n:04}")).unwrap());

@@ -9,16 +9,16 @@ use azekura::{
     PartitionCreateOptions,
 };
 
-use super::{config, error, kind, open, part, refused};
-use crate::world::disk::image;
+use super::{assert_all_invalid, config, error_kind, expect_error, open, open_partition};
+use crate::testkit::test_dir::dir_contents;
 
 #[test]
-fn names_are_any_text_of_1_to_255_bytes_and_never_paths() {
+fn partition_name_is_any_text_up_to_255_bytes() {
     let machine = MemFs::new();
     let db = open(&machine);
     let long = "x".repeat(256);
     let wide = "\u{2713}".repeat(86);
-    refused(
+    assert_all_invalid(
         &db,
         &mut [
             ("the empty name", &mut || db.open_partition("", Default::default()).map(drop)),
@@ -29,8 +29,8 @@ fn names_are_any_text_of_1_to_255_bytes_and_never_paths() {
     assert!(db.list_partitions().is_empty());
     let names = ["..", "../../x", "/etc/passwd", "a\0b", "\u{2713} \u{1f980}", "LOCK", "000001.sst", &long[1..], " "];
     for name in names {
-        part(&db, name).insert("name", name).unwrap();
-        part(&db, name).flush().unwrap();
+        open_partition(&db, name).insert("name", name).unwrap();
+        open_partition(&db, name).flush().unwrap();
     }
     let here: Vec<String> = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name).collect();
     assert!(
@@ -50,13 +50,13 @@ fn names_are_any_text_of_1_to_255_bytes_and_never_paths() {
     assert_eq!(db.list_partitions(), sorted);
     for name in names {
         assert!(db.partition_exists(name));
-        assert_eq!(part(&db, name).get("name").unwrap().as_deref(), Some(name.as_bytes()));
+        assert_eq!(open_partition(&db, name).get("name").unwrap().as_deref(), Some(name.as_bytes()));
     }
     assert!(!db.partition_exists("none") && !db.partition_exists(""));
 }
 
 #[test]
-fn options_of_a_partition_out_of_range_create_nothing() {
+fn invalid_partition_options_create_nothing() {
     let machine = MemFs::new();
     let db = open(&machine);
     let good = PartitionCreateOptions::default;
@@ -83,21 +83,21 @@ fn options_of_a_partition_out_of_range_create_nothing() {
         ("zlib", good().compression(CompressionType::Miniz(11))),
         ("zlib", good().compression_per_level(vec![CompressionType::None, CompressionType::Miniz(200)])),
         ("compression_per_level", good().compression_per_level(vec![CompressionType::None; 65])),
-        ("l0_trigger", leveled(&|options| options.l0_trigger = 0)),
-        ("table_size", leveled(&|options| options.table_size = 1)),
-        ("level_ratio", leveled(&|options| options.level_ratio = 1)),
-        ("base_size", leveled(&|options| options.base_size = 0)),
+        ("l0_trigger", leveled(&|options| options.l0_compaction_trigger = 0)),
+        ("table_size", leveled(&|options| options.target_file_size = 1)),
+        ("level_ratio", leveled(&|options| options.level_size_multiplier = 1)),
+        ("base_size", leveled(&|options| options.base_level_size = 0)),
         ("separation_threshold", apart(&|options| options.separation_threshold(0))),
         ("blob_file_target_size", apart(&|options| options.blob_file_target_size(1000))),
         ("zlib", apart(&|options| options.compression(CompressionType::Miniz(11)))),
         ("automatic_gc", apart(&|options| options.automatic_gc(Some(0.5)))),
         ("automatic_gc", apart(&|options| options.automatic_gc(Some(f32::NAN)))),
     ];
-    part(&db, "old").insert("k", "v").unwrap();
+    open_partition(&db, "old").insert("k", "v").unwrap();
     for (what, options) in bad {
         for name in ["new", "old"] {
-            refused(&db, &mut [(what, &mut || db.open_partition(name, options.clone()).map(drop))]);
-            let message = error(db.open_partition(name, options.clone())).to_string();
+            assert_all_invalid(&db, &mut [(what, &mut || db.open_partition(name, options.clone()).map(drop))]);
+            let message = expect_error(db.open_partition(name, options.clone())).to_string();
             assert!(message.contains(what), "{message:?} does not name {what}");
         }
     }
@@ -105,14 +105,14 @@ fn options_of_a_partition_out_of_range_create_nothing() {
 }
 
 #[test]
-fn options_of_a_database_out_of_range_touch_nothing() {
+fn invalid_database_options_touch_no_file() {
     let machine = MemFs::new();
-    type Set = fn(Config) -> Config;
-    let bad: [(&str, Set); 11] = [
+    type SetOption = fn(Config) -> Config;
+    let bad: [(&str, SetOption); 11] = [
         ("workers", |c| c.workers(65)),
-        ("log_segment_size", |c| c.log_segment_size(1)),
-        ("log_segment_size", |c| c.log_segment_size((1 << 30) + 1)),
-        ("max_log_size", |c| c.log_segment_size(1 << 20).max_log_size(1 << 19)),
+        ("log_segment_size", |c| c.wal_segment_size(1)),
+        ("log_segment_size", |c| c.wal_segment_size((1 << 30) + 1)),
+        ("max_log_size", |c| c.wal_segment_size(1 << 20).max_wal_size(1 << 19)),
         ("max_open_files", |c| c.max_open_files(7)),
         ("memory_budget", |c| c.memory_budget(1000)),
         ("memory_budget", |c| c.memory_budget(u64::MAX)),
@@ -122,19 +122,19 @@ fn options_of_a_database_out_of_range_touch_nothing() {
         ("zlib", |c| c.compression(CompressionType::Miniz(11))),
     ];
     for (what, tune) in bad {
-        let refused = error(tune(config(&machine)).open());
+        let refused = expect_error(tune(config(&machine)).open());
         assert_eq!(refused.kind(), ErrorKind::Invalid);
         assert!(refused.to_string().contains(what), "{refused} does not name {what}");
         assert_eq!(machine.op_count(), 0, "{what}: the disk was touched");
     }
     open(&machine).close().unwrap();
-    let before = image(&machine, Path::new("/db"));
+    let before = dir_contents(&machine, Path::new("/db"));
     for (_, tune) in bad {
-        assert_eq!(kind(tune(config(&machine)).open()), ErrorKind::Invalid);
-        assert_eq!(kind(tune(config(&machine)).open_read_only()), ErrorKind::Invalid);
+        assert_eq!(error_kind(tune(config(&machine)).open()), ErrorKind::Invalid);
+        assert_eq!(error_kind(tune(config(&machine)).open_read_only()), ErrorKind::Invalid);
     }
-    assert!(image(&machine, Path::new("/db")) == before);
-    let widest = config(&machine).workers(64).cache_size(0).max_open_files(8).log_segment_size(64 << 10);
+    assert!(dir_contents(&machine, Path::new("/db")) == before);
+    let widest = config(&machine).workers(64).cache_size(0).max_open_files(8).wal_segment_size(64 << 10);
     let env: Arc<dyn azekura::fs::Env> = Arc::new(azekura::fs::SystemEnv::new());
     widest.env(env).sync_interval(Some(1)).open().unwrap().close().unwrap();
 }

@@ -3,16 +3,16 @@
 use azekura::fs::{MemFs, Survival};
 use azekura::{Config, ErrorKind};
 
-use super::{config, kind, open, part, refused};
+use super::{assert_all_invalid, config, error_kind, open, open_partition};
 
 const KEY_MAX: usize = 65_535;
 
 #[test]
-fn what_is_too_long_is_refused_before_anything_is_logged() {
+fn oversized_key_or_value_is_never_logged() {
     let machine = MemFs::new();
     // The budget must not be what refuses them.
     let db = config(&machine).memory_budget(1 << 40).open().unwrap();
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     let key = vec![b'k'; KEY_MAX + 1];
     // Zeros that nobody looks at take no memory.
     let value = vec![0u8; 1 << 32];
@@ -23,7 +23,7 @@ fn what_is_too_long_is_refused_before_anything_is_logged() {
         batch.insert(&p, "after", "v");
         batch.commit()
     };
-    refused(
+    assert_all_invalid(
         &db,
         &mut [
             ("insert of a long key", &mut || p.insert(&key, "v")),
@@ -44,12 +44,12 @@ fn what_is_too_long_is_refused_before_anything_is_logged() {
 }
 
 #[test]
-fn what_is_larger_than_half_the_budget_is_refused() {
+fn batch_above_half_the_budget_is_refused() {
     let machine = MemFs::new();
     let db = config(&machine).memory_budget(1 << 20).open().unwrap();
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     let half = vec![7; 1 << 19];
-    refused(
+    assert_all_invalid(
         &db,
         &mut [
             ("a value", &mut || p.insert("k", [&half[..], b"x"].concat())),
@@ -73,7 +73,7 @@ fn the_empty_and_the_longest_key_go_all_the_way() {
     let longest = vec![0xff; KEY_MAX];
     let keys: [&[u8]; 5] = [b"", b"\0", &longest[..KEY_MAX - 1], &longest, b"m"];
     let check = |db: &azekura::Database| {
-        let p = part(db, "p");
+        let p = open_partition(db, "p");
         for key in keys {
             let wanted = format!("value of {}", key.len());
             assert_eq!(p.get(key).unwrap().as_deref(), Some(wanted.as_bytes()), "{} bytes", key.len());
@@ -86,7 +86,7 @@ fn the_empty_and_the_longest_key_go_all_the_way() {
         assert_eq!(p.prefix(&longest[..3]).rev().count(), 2);
     };
     let db = open(&machine);
-    keys.iter().for_each(|key| part(&db, "p").insert(key, format!("value of {}", key.len())).unwrap());
+    keys.iter().for_each(|key| open_partition(&db, "p").insert(key, format!("value of {}", key.len())).unwrap());
     check(&db);
     machine.freeze_after(Some(0));
     drop(db);
@@ -94,10 +94,10 @@ fn the_empty_and_the_longest_key_go_all_the_way() {
     let db = open(&machine);
     assert_eq!(db.metrics().replayed_records, 5);
     check(&db);
-    part(&db, "p").flush().unwrap();
+    open_partition(&db, "p").flush().unwrap();
     check(&db);
-    keys.iter().for_each(|key| part(&db, "p").insert(key, format!("value of {}", key.len())).unwrap());
-    part(&db, "p").major_compact().unwrap();
+    keys.iter().for_each(|key| open_partition(&db, "p").insert(key, format!("value of {}", key.len())).unwrap());
+    open_partition(&db, "p").major_compact().unwrap();
     check(&db);
     db.close().unwrap();
     check(&open(&machine));
@@ -107,10 +107,10 @@ fn the_empty_and_the_longest_key_go_all_the_way() {
 fn values_of_many_mebibytes_span_segments() {
     for mapped in [true, false] {
         let machine = MemFs::new();
-        let tune = |config: Config| config.log_segment_size(64 << 10).mapped_log(mapped);
+        let tune = |config: Config| config.wal_segment_size(64 << 10).mapped_wal(mapped);
         let values: Vec<Vec<u8>> = (1..5u8).map(|n| vec![n; usize::from(n) * 1_500_000 + 7]).collect();
         let db = tune(config(&machine)).open().unwrap();
-        let p = part(&db, "p");
+        let p = open_partition(&db, "p");
         for (n, value) in values.iter().enumerate() {
             p.insert([n as u8], value).unwrap();
             p.insert("small", [n as u8]).unwrap();
@@ -119,7 +119,7 @@ fn values_of_many_mebibytes_span_segments() {
         drop((p, db));
         for machine in [held, machine] {
             let db = tune(config(&machine)).open().unwrap();
-            let p = part(&db, "p");
+            let p = open_partition(&db, "p");
             for (n, value) in values.iter().enumerate() {
                 assert!(p.get([n as u8]).unwrap().as_deref() == Some(&value[..]), "value {n}, mapped {mapped}");
                 assert_eq!(p.size_of([n as u8]).unwrap(), Some(value.len() as u32));
@@ -133,7 +133,7 @@ fn values_of_many_mebibytes_span_segments() {
 fn an_empty_batch_does_nothing_but_sync() {
     let machine = MemFs::new();
     let db = open(&machine);
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     db.batch().commit().unwrap();
     assert_eq!(db.metrics().commits, 0);
     p.insert("k", "v").unwrap();
@@ -142,7 +142,7 @@ fn an_empty_batch_does_nothing_but_sync() {
     batch.commit().unwrap();
     let after = machine.fork();
     after.crash(Survival::Nothing, 0);
-    assert!(part(&open(&after), "p").contains_key("k").unwrap());
+    assert!(open_partition(&open(&after), "p").contains_key("k").unwrap());
     let dropped = {
         let mut batch = db.batch();
         batch.insert(&p, "dropped", "v");
@@ -151,6 +151,6 @@ fn an_empty_batch_does_nothing_but_sync() {
     assert_eq!((dropped, p.contains_key("dropped").unwrap()), (1, false));
     let other = open(&MemFs::new());
     let mut batch = db.batch();
-    batch.insert(&part(&other, "p"), "k", "v");
-    assert_eq!(kind(batch.commit()), ErrorKind::Invalid, "a partition of another database");
+    batch.insert(&open_partition(&other, "p"), "k", "v");
+    assert_eq!(error_kind(batch.commit()), ErrorKind::Invalid, "a partition of another database");
 }

@@ -12,44 +12,45 @@ use azekura::{
     PartitionCreateOptions, Result,
 };
 
-use crate::world::Dice;
-use crate::world::watchdog::within_ten_seconds;
+use crate::testkit::SeededRng;
+use crate::testkit::watchdog::run_with_timeout;
 
 const BUDGET: u64 = 2 << 20;
-const MAX_LOG: u64 = 256 << 10;
-const SEGMENT: u64 = 64 << 10;
+const MAX_WAL_SIZE: u64 = 256 << 10;
+const WAL_SEGMENT_SIZE: u64 = 64 << 10;
 const WRITERS: u64 = 2;
 const PARTITIONS: u64 = 6;
 /// Partitions beside those of the writers: one that is never flushed for its own sake, one of the listener.
-const OTHERS: u64 = 2;
+const OTHER_PARTITIONS: u64 = 2;
 /// What a partition may keep beside the budget, as `Config::memory_budget` says.
-const KEPT: u64 = 64 << 10;
+const PARTITION_MEMORY_ALLOWANCE: u64 = 64 << 10;
 /// A memtable that is being filled may allocate so much at once.
-const CHUNK: u64 = 2 << 20;
+const MEMTABLE_CHUNK: u64 = 2 << 20;
 
 /// What memtables may take, without those that iterators hold.
-const MEMORY_BOUND: u64 = BUDGET + (WRITERS * PARTITIONS + OTHERS) * KEPT + CHUNK;
+const MEMORY_BOUND: u64 =
+    BUDGET + (WRITERS * PARTITIONS + OTHER_PARTITIONS) * PARTITION_MEMORY_ALLOWANCE + MEMTABLE_CHUNK;
 /// What the log may hold: what it should, and what is written while memtables are flushed that hold it.
-const LOG_BOUND: u64 = MAX_LOG + 3 * BUDGET;
+const WAL_BOUND: u64 = MAX_WAL_SIZE + 3 * BUDGET;
 
 /// What a run presses against.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Bound {
+enum BoundedResource {
     /// Memtables are as large as they like, and the log is too.
     Memory,
     /// Memtables are small, and compactions are always wanted.
-    Log,
+    Wal,
 }
 
 /// Reads, writes, opens, deletes, flushes and lets go of handles at random events.
-struct Busybody {
+struct RandomActionListener {
     db: Mutex<Option<Database>>,
-    dice: Mutex<Dice>,
-    deeds: AtomicU64,
+    rng: Mutex<SeededRng>,
+    actions: AtomicU64,
 }
 
-impl Busybody {
-    fn act(&self, db: &Database, deed: u64) -> Result<()> {
+impl RandomActionListener {
+    fn run_action(&self, db: &Database, deed: u64) -> Result<()> {
         let own = db.open_partition("listener", Default::default())?;
         match deed {
             0 => own.insert("k", [0; 2_000]),
@@ -62,104 +63,110 @@ impl Busybody {
     }
 }
 
-impl Listener for Busybody {
+impl Listener for RandomActionListener {
     fn on_event(&self, event: &Event) {
         let (acts, deed) = {
-            let mut dice = self.dice.lock().unwrap();
-            (dice.one_in(3), dice.below(6))
+            let mut dice = self.rng.lock().unwrap();
+            (dice.chance_one_in(3), dice.below(6))
         };
         let db = self.db.lock().unwrap().clone();
         let Some(db) = db.filter(|_| acts || matches!(event, Event::Closed)) else { return };
-        self.deeds.fetch_add(1, Ordering::SeqCst);
-        if let Err(error) = self.act(&db, deed) {
+        self.actions.fetch_add(1, Ordering::SeqCst);
+        if let Err(error) = self.run_action(&db, deed) {
             // Partitions go while they are looked at.
             assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::Invalid), "{error}");
         }
     }
 }
 
-fn options(dice: &mut Dice, bound: Bound) -> PartitionCreateOptions {
-    let leveled =
-        LeveledOptions { l0_trigger: 1, base_size: 64 << 10, table_size: 32 << 10, ..LeveledOptions::default() };
+fn random_partition_options(dice: &mut SeededRng, bound: BoundedResource) -> PartitionCreateOptions {
+    let leveled = LeveledOptions {
+        l0_compaction_trigger: 1,
+        base_level_size: 64 << 10,
+        target_file_size: 32 << 10,
+        ..LeveledOptions::default()
+    };
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
-    let options = if bound == Bound::Log { options.max_memtable_size(32 << 10) } else { options };
-    match dice.one_in(3) {
+    let options = if bound == BoundedResource::Wal { options.max_memtable_size(32 << 10) } else { options };
+    match dice.chance_one_in(3) {
         true => options.with_kv_separation(KvSeparationOptions::default().separation_threshold(500)),
         false => options,
     }
 }
 
 /// A writer's partitions, each with what it holds.
-type Own = BTreeMap<String, (Partition, BTreeMap<u64, u8>)>;
+type WriterPartitions = BTreeMap<String, (Partition, BTreeMap<u64, u8>)>;
 
-fn check(db: &Database, workers: usize, bound: Bound) {
+fn check_bounds(db: &Database, workers: usize, bound: BoundedResource) {
     let metrics = db.metrics();
     let (held, most) = match bound {
-        Bound::Memory => (metrics.active_memtable_bytes + metrics.sealed_memtable_bytes, MEMORY_BOUND),
-        Bound::Log => (metrics.log_live_bytes, LOG_BOUND),
+        BoundedResource::Memory => (metrics.active_memtable_bytes + metrics.sealed_memtable_bytes, MEMORY_BOUND),
+        BoundedResource::Wal => (metrics.wal_live_bytes, WAL_BOUND),
     };
     assert!(held <= most, "{workers} workers: {held} bytes, bound {most}");
 }
 
-fn write(db: &Database, writer: u64, workers: usize, bound: Bound) -> Own {
-    let mut dice = Dice::new(writer);
-    let mut own = Own::new();
+fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource) -> WriterPartitions {
+    let mut dice = SeededRng::new(writer);
+    let mut own = WriterPartitions::new();
     for n in 0..6_000u64 {
         let name = format!("w{writer}/{}", dice.below(PARTITIONS));
         let (part, book) = own.entry(name.clone()).or_insert_with(|| {
-            let part = db.open_partition(&name, options(&mut dice, bound)).unwrap();
+            let part = db.open_partition(&name, random_partition_options(&mut dice, bound)).unwrap();
             assert!(part.is_empty().unwrap(), "{name} was deleted, or is new");
             (part, BTreeMap::new())
         });
         let key = dice.below(2_000);
         part.insert(key.to_be_bytes(), vec![n as u8; 900]).unwrap();
         book.insert(key, n as u8);
-        if dice.one_in(200) {
+        if dice.chance_one_in(200) {
             let (part, _) = own.remove(&name).unwrap();
-            match dice.one_in(2) {
+            match dice.chance_one_in(2) {
                 true => db.delete_partition(part.clone()).unwrap(),
                 false => db.delete_partition_by_name(&name).unwrap(),
             }
             assert_eq!(part.get("k").unwrap_err().kind(), ErrorKind::Closed);
         }
         match bound {
-            Bound::Memory if workers == 0 => while db.step().unwrap() {},
+            BoundedResource::Memory if workers == 0 => while db.step().unwrap() {},
             // Fewer than all that is wanted.
-            Bound::Log if workers == 0 && n % 16 == 0 => (0..2).for_each(|_| _ = db.step().unwrap()),
+            BoundedResource::Wal if workers == 0 && n % 16 == 0 => (0..2).for_each(|_| _ = db.step().unwrap()),
             _ => {}
         }
         if n % 16 == 0 {
-            check(db, workers, bound);
+            check_bounds(db, workers, bound);
         }
     }
     own
 }
 
-fn run(workers: usize, bound: Bound) {
-    let (db, dice) = (Mutex::default(), Mutex::new(Dice::new(workers as u64)));
-    let busybody = Arc::new(Busybody { db, dice, deeds: AtomicU64::new(0) });
+fn run_bounds_test(workers: usize, bound: BoundedResource) {
+    let (db, dice) = (Mutex::default(), Mutex::new(SeededRng::new(workers as u64)));
+    let busybody = Arc::new(RandomActionListener { db, rng: dice, actions: AtomicU64::new(0) });
     let config = || Config::new("/db").env(Arc::new(SystemEnv::new())).workers(workers);
     let machine = MemFs::new();
     let config = || config().fs(Arc::new(machine.clone()));
     let config = || match bound {
-        Bound::Memory => config().memory_budget(BUDGET),
-        Bound::Log => config().memory_budget(BUDGET).log_segment_size(SEGMENT).max_log_size(MAX_LOG),
+        BoundedResource::Memory => config().memory_budget(BUDGET),
+        BoundedResource::Wal => {
+            config().memory_budget(BUDGET).wal_segment_size(WAL_SEGMENT_SIZE).max_wal_size(MAX_WAL_SIZE)
+        }
     };
     let db = config().listener(busybody.clone()).open().unwrap();
     *busybody.db.lock().unwrap() = Some(db.clone());
     db.open_partition("cold", Default::default()).unwrap().insert("k", "v").unwrap();
-    let owns: Vec<Own> = thread::scope(|scope| {
+    let owns: Vec<WriterPartitions> = thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 scope.spawn({
                     let db = &db;
-                    move || write(db, writer, workers, bound)
+                    move || run_writer(db, writer, workers, bound)
                 })
             })
             .collect();
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
-    assert!(busybody.deeds.load(Ordering::SeqCst) > 10 && db.metrics().compactions > 0);
+    assert!(busybody.actions.load(Ordering::SeqCst) > 10 && db.metrics().compactions > 0);
     for (name, (part, book)) in owns.iter().flatten() {
         assert_eq!(part.len().unwrap(), book.len() as u64, "{name}");
         for (key, value) in book {
@@ -174,15 +181,21 @@ fn run(workers: usize, bound: Bound) {
 
 #[test]
 fn bounds_hold_without_workers() {
-    within_ten_seconds("a run by hand", || [Bound::Memory, Bound::Log].map(|bound| run(0, bound)));
+    run_with_timeout("a run by hand", || {
+        [BoundedResource::Memory, BoundedResource::Wal].map(|bound| run_bounds_test(0, bound))
+    });
 }
 
 #[test]
 fn bounds_hold_with_one_worker() {
-    within_ten_seconds("a run with one worker", || [Bound::Memory, Bound::Log].map(|bound| run(1, bound)));
+    run_with_timeout("a run with one worker", || {
+        [BoundedResource::Memory, BoundedResource::Wal].map(|bound| run_bounds_test(1, bound))
+    });
 }
 
 #[test]
 fn bounds_hold_with_two_workers() {
-    within_ten_seconds("a run with two workers", || [Bound::Memory, Bound::Log].map(|bound| run(2, bound)));
+    run_with_timeout("a run with two workers", || {
+        [BoundedResource::Memory, BoundedResource::Wal].map(|bound| run_bounds_test(2, bound))
+    });
 }

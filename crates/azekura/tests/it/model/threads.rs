@@ -8,7 +8,7 @@ use std::thread;
 use azekura::fs::{DiskFs, Fs, MemFs};
 use azekura::{Config, Database, Partition, PartitionCreateOptions, PersistMode};
 
-use crate::world::{Dice, number};
+use crate::testkit::{SeededRng, env_u64};
 
 const WRITERS: u64 = 3;
 const KEYS: u64 = 8;
@@ -26,7 +26,7 @@ fn key(writer: u64, index: u64) -> String {
     format!("w{writer}/{index}")
 }
 
-struct Stage {
+struct ThreadTest {
     db: Database,
     parts: [Partition; 2],
     /// The last round that each writer has been acknowledged.
@@ -35,11 +35,11 @@ struct Stage {
     checks: AtomicU64,
 }
 
-impl Stage {
+impl ThreadTest {
     fn write(&self, writer: u64, rounds: u64) {
-        let mut dice = Dice::new(writer);
+        let mut dice = SeededRng::new(writer);
         for round in 1..=rounds {
-            let mode = if dice.one_in(50) { PersistMode::SyncData } else { PersistMode::Buffer };
+            let mode = if dice.chance_one_in(50) { PersistMode::SyncData } else { PersistMode::Buffer };
             let mut batch = self.db.batch().durability(mode);
             for part in &self.parts {
                 for index in 0..KEYS {
@@ -55,7 +55,7 @@ impl Stage {
     }
 
     /// What a set of values of one writer says: its round, or that all are removed. Panics at half a batch.
-    fn round_of(values: &[Option<Vec<u8>>], how: &str) -> Option<u64> {
+    fn round_of_values(values: &[Option<Vec<u8>>], how: &str) -> Option<u64> {
         let first = &values[0];
         assert!(values.iter().all(|value| value == first), "half a batch by {how}: {values:.40?}");
         let value = first.as_ref()?;
@@ -65,14 +65,14 @@ impl Stage {
     }
 
     fn read(&self, salt: u64) {
-        let mut dice = Dice::new(salt);
+        let mut dice = SeededRng::new(salt);
         let mut seen = [0; WRITERS as usize];
         while !self.stop.load(Ordering::SeqCst) {
             let writer = dice.below(WRITERS);
             let before = self.rounds[writer as usize].load(Ordering::SeqCst);
             let way = dice.below(4);
-            let (values, how) = self.look(writer, way);
-            if let Some(round) = Stage::round_of(&values, how) {
+            let (values, how) = self.read_all_ways(writer, way);
+            if let Some(round) = ThreadTest::round_of_values(&values, how) {
                 let least = before.max(seen[writer as usize]);
                 assert!(round >= least, "{how}: round {round} after round {least} was acknowledged or seen");
                 seen[writer as usize] = round;
@@ -82,7 +82,7 @@ impl Stage {
     }
 
     /// All values of a writer at one moment, by one of the ways there are.
-    fn look(&self, writer: u64, way: u64) -> (Vec<Option<Vec<u8>>>, &'static str) {
+    fn read_all_ways(&self, writer: u64, way: u64) -> (Vec<Option<Vec<u8>>>, &'static str) {
         let keys: Vec<String> = (0..KEYS).map(|index| key(writer, index)).collect();
         let owned = |slice: Option<azekura::Slice>| slice.map(|slice| slice.to_vec());
         let fill = |mut found: Vec<Option<Vec<u8>>>| {
@@ -112,7 +112,7 @@ impl Stage {
 
     /// Copies the database again and again; each copy opens and is one moment between what was acknowledged before and
     /// what was asked for after.
-    fn copy(&self, fs: &Arc<dyn Fs>, path: &Path) {
+    fn run_checkpoints(&self, fs: &Arc<dyn Fs>, path: &Path) {
         while !self.stop.load(Ordering::SeqCst) {
             let before: Vec<u64> = self.rounds.iter().map(|round| round.load(Ordering::SeqCst)).collect();
             self.db.checkpoint(path).unwrap();
@@ -124,7 +124,7 @@ impl Stage {
                 let both = parts.iter().flat_map(|part| keys.clone().map(|key| part.get(key).unwrap()));
                 let values: Vec<_> = both.map(|slice| slice.map(|slice| slice.to_vec())).collect();
                 let span = before[writer as usize]..=after[writer as usize];
-                match Stage::round_of(&values, "checkpoint") {
+                match ThreadTest::round_of_values(&values, "checkpoint") {
                     Some(round) => {
                         assert!(span.contains(&round), "round {round} of writer {writer} is not in {span:?}")
                     }
@@ -140,11 +140,11 @@ impl Stage {
         }
     }
 
-    fn disturb(&self) {
-        let mut dice = Dice::new(77);
+    fn run_maintenance(&self) {
+        let mut dice = SeededRng::new(77);
         while !self.stop.load(Ordering::SeqCst) {
             let part = &self.parts[dice.index(2)];
-            if dice.one_in(4) {
+            if dice.chance_one_in(4) {
                 part.major_compact().unwrap()
             } else {
                 part.flush().unwrap()
@@ -154,13 +154,13 @@ impl Stage {
     }
 }
 
-fn run(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
-    let config = || Config::new(dir).fs(Arc::clone(&fs)).workers(2).log_segment_size(256 << 10).cache_size(256 << 10);
+fn run_threads(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
+    let config = || Config::new(dir).fs(Arc::clone(&fs)).workers(2).wal_segment_size(256 << 10).cache_size(256 << 10);
     let options = || PartitionCreateOptions::default().max_memtable_size(32 << 10).block_size(512);
     let db = config().open().unwrap();
     let parts = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
     let stage =
-        Stage { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
+        ThreadTest { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
     thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|salt| {
@@ -170,7 +170,7 @@ fn run(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
                 })
             })
             .collect();
-        let disturber = scope.spawn(|| stage.disturb());
+        let disturber = scope.spawn(|| stage.run_maintenance());
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 scope.spawn({
@@ -186,7 +186,7 @@ fn run(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
     });
     println!("{} rounds of {WRITERS} writers, {} checks", rounds, stage.checks.load(Ordering::Relaxed));
     assert!(stage.db.metrics().flushes > 2, "nothing moved underneath");
-    let Stage { db, parts, .. } = stage;
+    let ThreadTest { db, parts, .. } = stage;
     drop(parts);
     db.close().unwrap();
     let db = config().open().unwrap();
@@ -201,18 +201,18 @@ fn run(fs: Arc<dyn Fs>, dir: &Path, rounds: u64) {
 }
 
 #[test]
-fn copies_taken_under_load_are_one_moment() {
+fn checkpoint_under_load_is_one_snapshot() {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
-    let config = Config::new("/db").fs(Arc::clone(&fs)).workers(2).log_segment_size(64 << 10).cache_size(256 << 10);
+    let config = Config::new("/db").fs(Arc::clone(&fs)).workers(2).wal_segment_size(64 << 10).cache_size(256 << 10);
     let db = config.open().unwrap();
     let options = || PartitionCreateOptions::default().max_memtable_size(16 << 10).block_size(512);
     let parts = ["left", "right"].map(|name| db.open_partition(name, options()).unwrap());
     let stage =
-        Stage { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
-    let rounds = number("AZEKURA_ROUNDS", 1_200);
+        ThreadTest { db, parts, rounds: Default::default(), stop: AtomicBool::new(false), checks: AtomicU64::new(0) };
+    let rounds = env_u64("AZEKURA_ROUNDS", 1_200);
     thread::scope(|scope| {
-        let copier = scope.spawn(|| stage.copy(&fs, Path::new("/copy")));
-        let disturber = scope.spawn(|| stage.disturb());
+        let copier = scope.spawn(|| stage.run_checkpoints(&fs, Path::new("/copy")));
+        let disturber = scope.spawn(|| stage.run_maintenance());
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 let stage = &stage;
@@ -229,11 +229,11 @@ fn copies_taken_under_load_are_one_moment() {
 
 #[test]
 fn readers_never_see_half_a_batch_in_memory() {
-    run(Arc::new(MemFs::new()), Path::new("/db"), number("AZEKURA_ROUNDS", 1_200));
+    run_threads(Arc::new(MemFs::new()), Path::new("/db"), env_u64("AZEKURA_ROUNDS", 1_200));
 }
 
 #[test]
 fn readers_never_see_half_a_batch_on_disk() {
     let dir = tempfile::tempdir().unwrap();
-    run(Arc::new(DiskFs::new()), &dir.path().join("db"), number("AZEKURA_ROUNDS", 1_200));
+    run_threads(Arc::new(DiskFs::new()), &dir.path().join("db"), env_u64("AZEKURA_ROUNDS", 1_200));
 }

@@ -7,35 +7,35 @@ use std::sync::Arc;
 use azekura::fs::{DiskFs, Fs, MemFs, OpenMode, Survival};
 use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel, inspect};
 
-use super::{DIR, config, open_pool, pool};
-use crate::world::Dice;
+use super::{DIR, config, open_pool, pool_options};
+use crate::testkit::SeededRng;
 
 /// A machine whose memory keeps its bytes.
-pub(super) fn power() -> MemFs {
+pub(super) fn persistent_memory_fs() -> MemFs {
     let fs = MemFs::new();
-    fs.offer_memory(PersistenceLevel::Power);
+    fs.set_mapped_memory(PersistenceLevel::PowerLoss);
     fs
 }
 
-fn contents(part: &Partition) -> BTreeMap<Vec<u8>, Vec<u8>> {
+fn partition_contents(part: &Partition) -> BTreeMap<Vec<u8>, Vec<u8>> {
     part.iter().map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap()).collect()
 }
 
 #[test]
-fn a_single_change_survives_power_loss_without_the_log() {
-    let fs = power();
+fn single_pool_write_is_durable_without_wal() {
+    let fs = persistent_memory_fs();
     let db = config(&fs).open().unwrap();
     let part = open_pool(&db, "pool");
-    assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Power);
-    let log = db.metrics().log_bytes;
+    assert_eq!(part.metrics().pool.unwrap().persistence, PersistenceLevel::PowerLoss);
+    let log = db.metrics().wal_bytes;
     part.insert("kept", "1").unwrap();
     part.insert("gone", "1").unwrap();
     part.remove("gone").unwrap();
-    assert_eq!(db.metrics().log_bytes, log);
+    assert_eq!(db.metrics().wal_bytes, log);
     fs.crash(Survival::Nothing, 0);
     let db = config(&fs).open().unwrap();
     let part = open_pool(&db, "pool");
-    assert_eq!(contents(&part), BTreeMap::from([(b"kept".to_vec(), b"1".to_vec())]));
+    assert_eq!(partition_contents(&part), BTreeMap::from([(b"kept".to_vec(), b"1".to_vec())]));
     // Numbers go on behind those that the log never had.
     part.insert("kept", "2").unwrap();
     assert_eq!(part.get("kept").unwrap().unwrap(), "2");
@@ -43,9 +43,9 @@ fn a_single_change_survives_power_loss_without_the_log() {
 
 /// A batch puts a key, the log has it; the key is removed alone, and the log has nothing of that.
 #[test]
-fn what_was_removed_alone_does_not_come_back_with_a_batch() {
+fn removed_key_is_not_restored_by_batch_replay() {
     for noted in [false, true] {
-        let fs = power();
+        let fs = persistent_memory_fs();
         let db = config(&fs).open().unwrap();
         let (part, other) = (open_pool(&db, "pool"), open_pool(&db, "other"));
         let mut batch = db.batch();
@@ -63,11 +63,11 @@ fn what_was_removed_alone_does_not_come_back_with_a_batch() {
 }
 
 /// One thing that happens to two pools that are memory and a tree of tables.
-fn act(db: &Database, parts: &[Partition], dice: &mut Dice, models: &mut [BTreeMap<Vec<u8>, Vec<u8>>]) {
-    let key = |dice: &mut Dice| format!("key {:02}", dice.below(40)).into_bytes();
-    let value = |dice: &mut Dice| {
+fn random_action(db: &Database, parts: &[Partition], dice: &mut SeededRng, models: &mut [BTreeMap<Vec<u8>, Vec<u8>>]) {
+    let key = |dice: &mut SeededRng| format!("key {:02}", dice.below(40)).into_bytes();
+    let value = |dice: &mut SeededRng| {
         let len = dice.below(200) as usize;
-        dice.noise(len)
+        dice.random_bytes(len)
     };
     match dice.below(10) {
         0..=3 => {
@@ -95,7 +95,7 @@ fn act(db: &Database, parts: &[Partition], dice: &mut Dice, models: &mut [BTreeM
             let mut batch = db.batch();
             for _ in 0..1 + dice.below(5) {
                 let (at, key, value) = (dice.below(3) as usize, key(dice), value(dice));
-                if dice.one_in(4) {
+                if dice.chance_one_in(4) {
                     batch.remove(&parts[at], &key);
                     models[at].remove(&key);
                 } else {
@@ -110,7 +110,7 @@ fn act(db: &Database, parts: &[Partition], dice: &mut Dice, models: &mut [BTreeM
 }
 
 fn open(fs: &MemFs) -> (Database, Vec<Partition>) {
-    let db = config(fs).log_segment_size(64 << 10).open().unwrap();
+    let db = config(fs).wal_segment_size(64 << 10).open().unwrap();
     let mut parts = vec![open_pool(&db, "left"), open_pool(&db, "right")];
     parts.push(db.open_partition("tree", Default::default()).unwrap());
     (db, parts)
@@ -118,38 +118,42 @@ fn open(fs: &MemFs) -> (Database, Vec<Partition>) {
 
 /// All that was acknowledged is there after power loss, whatever is left of the log behind its last sync.
 #[test]
-fn whatever_power_loss_leaves_of_the_log_all_that_was_acknowledged_is_there() {
+fn power_loss_keeps_acknowledged_pool_writes() {
     let mut crashes = 0;
     for seed in 0..6 {
-        let mut dice = Dice::new(seed);
-        let fs = power();
+        let mut dice = SeededRng::new(seed);
+        let fs = persistent_memory_fs();
         let (mut db, mut parts) = open(&fs);
         db.persist(PersistMode::SyncData).unwrap();
         let mut models = vec![BTreeMap::new(); 3];
         for round in 0..120u64 {
-            act(&db, &parts, &mut dice, &mut models);
+            random_action(&db, &parts, &mut dice, &mut models);
             for survival in [Survival::Nothing, Survival::Everything, Survival::Random] {
-                if !dice.one_in(4) {
+                if !dice.chance_one_in(4) {
                     continue;
                 }
                 let crashed = fs.fork();
                 crashed.crash(survival, round);
-                crashed.offer_memory(PersistenceLevel::Power);
+                crashed.set_mapped_memory(PersistenceLevel::PowerLoss);
                 let (again, found) = open(&crashed);
                 for (part, model) in found.iter().zip(&models) {
-                    assert!(contents(part) == *model, "seed {seed}, round {round}, {survival:?}: {}", part.name);
+                    assert!(
+                        partition_contents(part) == *model,
+                        "seed {seed}, round {round}, {survival:?}: {}",
+                        part.name
+                    );
                 }
                 // It goes on, and is opened once more.
                 let mut after = models.clone();
-                (0..5).for_each(|_| act(&again, &found, &mut dice.clone(), &mut after));
+                (0..5).for_each(|_| random_action(&again, &found, &mut dice.clone(), &mut after));
                 drop((found, again));
                 let (_again, found) = open(&crashed);
-                found.iter().zip(&after).for_each(|(part, model)| assert!(contents(part) == *model));
+                found.iter().zip(&after).for_each(|(part, model)| assert!(partition_contents(part) == *model));
                 crashes += 1;
             }
-            if dice.one_in(15) {
+            if dice.chance_one_in(15) {
                 drop(parts);
-                match dice.one_in(2) {
+                match dice.chance_one_in(2) {
                     true => db.close().unwrap(),
                     false => drop(db),
                 }
@@ -163,8 +167,8 @@ fn whatever_power_loss_leaves_of_the_log_all_that_was_acknowledged_is_there() {
 
 /// A database that is copied to a file system that is no memory has images from then on.
 #[test]
-fn a_copy_elsewhere_goes_on_with_images() {
-    let fs = power();
+fn checkpoint_on_other_fs_continues_with_images() {
+    let fs = persistent_memory_fs();
     let db = config(&fs).open().unwrap();
     let part = open_pool(&db, "pool");
     (0..500u32).for_each(|n| part.insert(n.to_be_bytes(), [1; 50]).unwrap());
@@ -172,7 +176,7 @@ fn a_copy_elsewhere_goes_on_with_images() {
     db.checkpoint(copy).unwrap();
     part.insert("later", "1").unwrap();
     let disk = fs.fork();
-    disk.offer_memory(PersistenceLevel::Logged);
+    disk.set_mapped_memory(PersistenceLevel::WalOnly);
     let open = |dir: &str| {
         let db = config(&disk).open();
         let _ = dir;
@@ -185,7 +189,7 @@ fn a_copy_elsewhere_goes_on_with_images() {
     for round in 0..3u8 {
         let db = open(DIR).unwrap();
         let part = open_pool(&db, "pool");
-        assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Logged);
+        assert_eq!(part.metrics().pool.unwrap().persistence, PersistenceLevel::WalOnly);
         assert_eq!(part.len().unwrap(), 501 + u64::from(round));
         part.insert([round; 9], "new").unwrap();
         db.persist(PersistMode::SyncData).unwrap();
@@ -201,7 +205,7 @@ fn a_copy_elsewhere_goes_on_with_images() {
 }
 
 /// The one file of a pool, and where in it these bytes stand.
-fn place_of(fs: &MemFs, bytes: &[u8]) -> (PathBuf, u64) {
+fn find_in_pool_file(fs: &MemFs, bytes: &[u8]) -> (PathBuf, u64) {
     let name = fs.read_dir(Path::new(DIR)).unwrap().into_iter().find(|entry| entry.name.ends_with(".pool")).unwrap();
     let path = Path::new(DIR).join(name.name);
     let mut all = vec![0; name.len as usize];
@@ -210,14 +214,14 @@ fn place_of(fs: &MemFs, bytes: &[u8]) -> (PathBuf, u64) {
     (path, at as u64)
 }
 
-fn is_clean(fs: &MemFs) -> bool {
+fn verifies_clean(fs: &MemFs) -> bool {
     inspect::verify(&(Arc::new(fs.clone()) as Arc<dyn Fs>), Path::new(DIR), &mut |_, _| {}).unwrap().is_clean()
 }
 
 /// Backwards, in bytes.
-struct Backwards;
+struct BackwardsPoolComparator;
 
-impl Comparator for Backwards {
+impl Comparator for BackwardsPoolComparator {
     fn name(&self) -> &str {
         "backwards"
     }
@@ -230,12 +234,12 @@ impl Comparator for Backwards {
 /// What was closed is opened without a look at every value; `verify` looks at each. What was not closed is looked at,
 /// also where nothing was changed since it was opened.
 #[test]
-fn a_closed_pool_is_believed_by_who_opens_it_and_not_by_who_verifies_it() {
+fn open_trusts_closed_pool_but_verify_does_not() {
     for backwards in [false, true] {
-        let fs = power();
+        let fs = persistent_memory_fs();
         let part_of = |db: &Database| match backwards {
-            true => db.open_partition_with_comparator("pool", pool(4 << 20), Arc::new(Backwards)),
-            false => db.open_partition("pool", pool(4 << 20)),
+            true => db.open_partition_with_comparator("pool", pool_options(4 << 20), Arc::new(BackwardsPoolComparator)),
+            false => db.open_partition("pool", pool_options(4 << 20)),
         };
         let value = |n: u32| format!("the value of {n:04}, and no other's");
         let db = config(&fs).open().unwrap();
@@ -244,10 +248,10 @@ fn a_closed_pool_is_believed_by_who_opens_it_and_not_by_who_verifies_it() {
         (0..500u32).step_by(3).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
         drop(part);
         db.close().unwrap();
-        assert!(is_clean(&fs));
-        let (path, at) = place_of(&fs, value(301).as_bytes());
+        assert!(verifies_clean(&fs));
+        let (path, at) = find_in_pool_file(&fs, value(301).as_bytes());
         fs.open(&path, OpenMode::Write).unwrap().write_at(b"T", at).unwrap();
-        assert!(!is_clean(&fs), "a changed byte was not found");
+        assert!(!verifies_clean(&fs), "a changed byte was not found");
         for _ in 0..2 {
             let db = config(&fs).open().unwrap();
             let part = part_of(&db).unwrap();
@@ -256,14 +260,14 @@ fn a_closed_pool_is_believed_by_who_opens_it_and_not_by_who_verifies_it() {
             assert_eq!(part.get(302u32.to_be_bytes()).unwrap().unwrap(), value(302));
             drop(part);
             db.close().unwrap();
-            assert!(!is_clean(&fs), "closing made it right");
+            assert!(!verifies_clean(&fs), "closing made it right");
         }
         // Opened, and not closed: no change, but there could have been one.
         let db = config(&fs).open().unwrap();
         let part = part_of(&db).unwrap();
         let left = fs.fork();
         left.crash(Survival::Everything, 0);
-        left.offer_memory(PersistenceLevel::Power);
+        left.set_mapped_memory(PersistenceLevel::PowerLoss);
         let opened = config(&left).open().and_then(|db| part_of(&db).map(drop));
         let error = opened.unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(&*path)));
@@ -276,8 +280,8 @@ fn a_closed_pool_is_believed_by_who_opens_it_and_not_by_who_verifies_it() {
 }
 
 #[test]
-fn a_pool_whose_file_is_gone_is_told() {
-    let fs = power();
+fn missing_pool_file_is_reported() {
+    let fs = persistent_memory_fs();
     let db = config(&fs).open().unwrap();
     open_pool(&db, "pool").insert("k", "v").unwrap();
     db.close().unwrap();
@@ -289,16 +293,16 @@ fn a_pool_whose_file_is_gone_is_told() {
 }
 
 #[test]
-fn on_a_file_system_in_memory_it_survives_the_process_and_says_so() {
+fn tmpfs_pool_survives_process_and_reports_it() {
     let root = Path::new("/dev/shm");
-    if !root.is_dir() || DiskFs::new().memory_level(root) != PersistenceLevel::Process {
+    if !root.is_dir() || DiskFs::new().persistence_level(root) != PersistenceLevel::ProcessCrash {
         return println!("skipped: there is no file system in memory");
     }
     let place = tempfile::tempdir_in(root).unwrap();
     let open = || Config::new(place.path().join("db")).open().unwrap();
     let db = open();
     let part = open_pool(&db, "pool");
-    assert_eq!(part.metrics().pool.unwrap().level, PersistenceLevel::Process);
+    assert_eq!(part.metrics().pool.unwrap().persistence, PersistenceLevel::ProcessCrash);
     (0..5_000u32).for_each(|n| part.insert(n.to_be_bytes(), n.to_le_bytes()).unwrap());
     (0..1_000u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
     drop(part);
@@ -311,8 +315,8 @@ fn on_a_file_system_in_memory_it_survives_the_process_and_says_so() {
 /// Whatever is put under the key of a record is newer than that, or the put would be taken for one that the log brings
 /// again and left out, without a word. So a number that none can be is found when the pool is opened, closed or not.
 #[test]
-fn a_number_that_nobody_was_given_is_found_where_bytes_are_believed() {
-    let fs = power();
+fn unassigned_seqno_in_pool_is_corruption() {
+    let fs = persistent_memory_fs();
     let db = config(&fs).open().unwrap();
     let part = open_pool(&db, "pool");
     let value = |n: u32| format!("the value of {n:04}, and no other's");
@@ -320,9 +324,9 @@ fn a_number_that_nobody_was_given_is_found_where_bytes_are_believed() {
     drop(part);
     db.close().unwrap();
     // Before the value stands the key, and before that the number, its highest byte last.
-    let (path, at) = place_of(&fs, value(301).as_bytes());
+    let (path, at) = find_in_pool_file(&fs, value(301).as_bytes());
     fs.open(&path, OpenMode::Write).unwrap().write_at(&[0x7F], at - 5).unwrap();
-    let opened = config(&fs).open().and_then(|db| db.open_partition("pool", pool(4 << 20)).map(drop));
+    let opened = config(&fs).open().and_then(|db| db.open_partition("pool", pool_options(4 << 20)).map(drop));
     let error = opened.unwrap_err();
     assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(&*path)));
 }

@@ -3,7 +3,7 @@
 use azekura::fs::MemFs;
 use azekura::{ErrorKind, Partition, PersistMode};
 
-use super::{config, open_pool, pool};
+use super::{config, open_pool, pool_options};
 
 fn key(n: u32) -> [u8; 4] {
     n.wrapping_mul(0x9E37_79B9).to_be_bytes()
@@ -22,10 +22,10 @@ fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
 }
 
 #[test]
-fn a_full_pool_is_read_and_after_removals_written() {
+fn full_pool_accepts_writes_after_removals() {
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
-    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
     let full = |from: u32| (from..).find(|n| is_refused(&part, &key(*n), &[7; 100])).unwrap();
     let count = full(0);
     assert!((6_500..8_000).contains(&count), "{count} records of 104 bytes in 1 MiB");
@@ -45,20 +45,20 @@ fn a_full_pool_is_read_and_after_removals_written() {
     part.flush().unwrap();
     db.close().unwrap();
     let db = config(&fs).open().unwrap();
-    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
     assert_eq!(part.len().unwrap(), u64::from(count - count / 2 + more));
     assert_eq!(part.insert(key(u32::MAX), [7; 2_000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
     // More room takes effect at once.
-    let part = db.open_partition("pool", pool(2 << 20)).unwrap();
+    let part = db.open_partition("pool", pool_options(2 << 20)).unwrap();
     part.insert(key(u32::MAX), [7; 2_000]).unwrap();
 }
 
 /// What is removed at the end of a full log is there again while the log is added: that is more than the pool may hold.
 #[test]
-fn a_log_whose_middle_was_larger_than_the_pool_is_added_again() {
+fn wal_larger_than_pool_is_replayed() {
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
-    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
     let count = (0..).find(|n| part.insert(key(*n), [7; 100]).is_err()).unwrap();
     for round in 1..4u32 {
         (0..count).for_each(|n| part.remove(key((round - 1) * 100_000 + n)).unwrap());
@@ -74,16 +74,16 @@ fn a_log_whose_middle_was_larger_than_the_pool_is_added_again() {
 }
 
 #[test]
-fn a_snapshot_that_keeps_too_much_is_said_so() {
+fn snapshot_pinning_full_pool_is_reported() {
     let fs = MemFs::new();
     let db = config(&fs).open().unwrap();
-    let part = db.open_partition("pool", pool(1 << 20)).unwrap();
+    let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
     part.insert("k", [0; 100]).unwrap();
     let snapshot = db.snapshot();
     let refused = (0..).find_map(|n: u32| part.insert("k", [n as u8; 100]).err()).unwrap();
     assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
     assert_eq!(snapshot.get(&part, "k").unwrap().unwrap(), [0; 100]);
-    assert!(part.metrics().pool.unwrap().kept_bytes > 0);
+    assert!(part.metrics().pool.unwrap().version_bytes > 0);
     drop(snapshot);
     assert!(!is_refused(&part, b"k", &[9; 100]));
     assert_eq!(part.get("k").unwrap().unwrap(), [9; 100]);

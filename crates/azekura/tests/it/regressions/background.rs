@@ -15,16 +15,16 @@ use azekura::{
     KvSeparationOptions, LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Result,
 };
 
-use super::{open, part, tables};
-use crate::world::Dice;
-use crate::world::watchdog::within_ten_seconds;
+use super::{open, open_partition, table_files};
+use crate::testkit::SeededRng;
+use crate::testkit::watchdog::run_with_timeout;
 
-fn on(fs: impl Fs + 'static) -> Config {
+fn manual_config(fs: impl Fs + 'static) -> Config {
     Config::new("/db").fs(Arc::new(fs)).env(Arc::new(SystemEnv::new()))
 }
 
 /// Waits until something is so; fails after ten seconds.
-pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     for patience in (0..2_000).rev() {
         if is_so() {
             return;
@@ -36,21 +36,22 @@ pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
 
 /// Orders by bytes. While the gate is closed, threads of the database wait in the comparator.
 #[derive(Default)]
-struct Gate {
-    closed: AtomicBool,
+struct BlockingComparator {
+    is_blocking: AtomicBool,
     waiting: AtomicUsize,
 }
 
-impl Comparator for Gate {
+impl Comparator for BlockingComparator {
     fn name(&self) -> &str {
         "gate"
     }
 
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        if self.closed.load(Memory::SeqCst) && thread::current().name().is_some_and(|name| name.starts_with("azekura-"))
+        if self.is_blocking.load(Memory::SeqCst)
+            && thread::current().name().is_some_and(|name| name.starts_with("azekura-"))
         {
             self.waiting.fetch_add(1, Memory::SeqCst);
-            while self.closed.load(Memory::SeqCst) {
+            while self.is_blocking.load(Memory::SeqCst) {
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -59,39 +60,39 @@ impl Comparator for Gate {
 }
 
 /// Closes a gate until dropped, by a panic too: what waits behind it would hang the test.
-struct Closed<'a>(&'a Gate);
+struct UnblockGuard<'a>(&'a BlockingComparator);
 
-impl Gate {
-    fn close(&self) -> Closed<'_> {
-        self.closed.store(true, Memory::SeqCst);
-        Closed(self)
+impl BlockingComparator {
+    fn block(&self) -> UnblockGuard<'_> {
+        self.is_blocking.store(true, Memory::SeqCst);
+        UnblockGuard(self)
     }
 }
 
-impl Drop for Closed<'_> {
+impl Drop for UnblockGuard<'_> {
     fn drop(&mut self) {
-        self.0.closed.store(false, Memory::SeqCst);
+        self.0.is_blocking.store(false, Memory::SeqCst);
     }
 }
 
 /// The first worker kept the sync interval between two pieces of work only: a long merge made 13 seconds of 50 ms.
 #[test]
 fn the_interval_is_kept_beside_a_compaction() {
-    let gate = Arc::new(Gate::default());
-    let db = on(MemFs::new()).workers(2).sync_interval(Some(5)).open().unwrap();
-    let leveled = LeveledOptions { l0_trigger: 2, ..LeveledOptions::default() };
+    let gate = Arc::new(BlockingComparator::default());
+    let db = manual_config(MemFs::new()).workers(2).sync_interval(Some(5)).open().unwrap();
+    let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
-    let _closed = gate.close();
+    let _closed = gate.block();
     for round in 0..2u8 {
         (0..50u8).for_each(|n| slow.insert([n], [round]).unwrap());
         slow.flush().unwrap();
     }
-    until("a worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
+    wait_until("a worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
     for _ in 0..3 {
-        let syncs = db.metrics().log_syncs;
-        part(&db, "other").insert("k", "v").unwrap();
-        until("the log is synced", || db.metrics().log_syncs > syncs);
+        let syncs = db.metrics().wal_syncs;
+        open_partition(&db, "other").insert("k", "v").unwrap();
+        wait_until("the log is synced", || db.metrics().wal_syncs > syncs);
     }
 }
 
@@ -101,24 +102,24 @@ fn the_interval_is_kept_by_steps_without_workers() {
     let env = TestEnv::new(1);
     let config = Config::new("/db").fs(Arc::new(MemFs::new())).env(Arc::new(env.clone()));
     let db = config.workers(0).sync_interval(Some(50)).open().unwrap();
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     env.advance(Duration::from_millis(50));
     assert!(!db.step().unwrap(), "there is nothing to sync");
     for _ in 0..3 {
         env.advance(Duration::from_millis(50));
         p.insert("k", "v").unwrap();
-        let syncs = db.metrics().log_syncs;
+        let syncs = db.metrics().wal_syncs;
         assert!(db.step().unwrap() && !db.step().unwrap());
-        assert_eq!(db.metrics().log_syncs, syncs + 1);
+        assert_eq!(db.metrics().wal_syncs, syncs + 1);
         p.insert("k", "v").unwrap();
         assert!(!db.step().unwrap(), "the interval is not over");
     }
 }
 
 /// What a listener does with the database at an event.
-type Deed = fn(Database) -> Result<()>;
+type ListenerAction = fn(Database) -> Result<()>;
 
-const DEEDS: &[(&str, Deed)] = &[
+const LISTENER_ACTIONS: &[(&str, ListenerAction)] = &[
     ("drop the handle", |db| {
         drop(db);
         Ok(())
@@ -157,20 +158,20 @@ const DEEDS: &[(&str, Deed)] = &[
 ];
 
 /// Does a deed at the first event of a kind.
-struct Doer {
-    at: &'static str,
-    deed: Deed,
+struct ActionListener {
+    event_kind: &'static str,
+    action: ListenerAction,
     db: Mutex<Option<Database>>,
-    done: Mutex<Option<Result<()>>>,
-    heard: Mutex<Vec<&'static str>>,
+    result: Mutex<Option<Result<()>>>,
+    events: Mutex<Vec<&'static str>>,
 }
 
-fn kind_of(event: &Event) -> &'static str {
+fn event_kind_of(event: &Event) -> &'static str {
     match event {
         Event::Opened { .. } => "opened",
         Event::Flushed { .. } => "flushed",
         Event::Compacted { .. } => "compacted",
-        Event::Collected { .. } => "collected",
+        Event::BlobGcCompleted { .. } => "collected",
         Event::BackgroundError { .. } => "error",
         Event::Poisoned { .. } => "poisoned",
         Event::Closed => "closed",
@@ -178,29 +179,29 @@ fn kind_of(event: &Event) -> &'static str {
     }
 }
 
-impl Listener for Doer {
+impl Listener for ActionListener {
     fn on_event(&self, event: &Event) {
-        let kind = kind_of(event);
-        self.heard.lock().unwrap().push(kind);
-        if kind == self.at {
+        let kind = event_kind_of(event);
+        self.events.lock().unwrap().push(kind);
+        if kind == self.event_kind {
             let db = self.db.lock().unwrap().take();
             if let Some(db) = db {
-                let done = (self.deed)(db);
-                *self.done.lock().unwrap() = Some(done);
+                let done = (self.action)(db);
+                *self.result.lock().unwrap() = Some(done);
             }
         }
     }
 }
 
 /// Makes events of all kinds: the last but one is the one that is wanted, if it ends all writing.
-fn make_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
+fn trigger_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
     let apart = KvSeparationOptions::default().separation_threshold(1_000).automatic_gc(None);
     let options = PartitionCreateOptions::default().max_memtable_size(16 << 10).with_kv_separation(apart);
     let p = db.open_partition("p", options)?;
     let fault = Fault::Error(io::ErrorKind::Other);
     match at {
-        "error" => faults.fail(FaultPlan::new(OpKind::Write, 1, fault).in_path(".sst")),
-        "poisoned" => faults.fail(FaultPlan::new(OpKind::Sync, 1, fault).in_path(".wal")),
+        "error" => faults.inject(FaultPlan::new(OpKind::Write, 1, fault).in_path(".sst")),
+        "poisoned" => faults.inject(FaultPlan::new(OpKind::Sync, 1, fault).in_path(".wal")),
         _ => {}
     }
     for round in 0..4u8 {
@@ -213,15 +214,15 @@ fn make_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
     p.gc_with_space_amp_target(1.0).map(drop)
 }
 
-fn do_at(at: &'static str, what: &'static str, deed: Deed, workers: usize) {
-    within_ten_seconds(&format!("{what} at {at} with {workers} workers"), move || {
+fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, workers: usize) {
+    run_with_timeout(&format!("{what} at {at} with {workers} workers"), move || {
         let machine = MemFs::new();
         let faults = FaultFs::new(Arc::new(machine.clone()));
         let (db, done, heard) = Default::default();
-        let doer = Arc::new(Doer { at, deed, db, done, heard });
-        let db = on(faults.clone()).workers(workers).listener(doer.clone()).open().unwrap();
+        let doer = Arc::new(ActionListener { event_kind: at, action: deed, db, result: done, events: heard });
+        let db = manual_config(faults.clone()).workers(workers).listener(doer.clone()).open().unwrap();
         *doer.db.lock().unwrap() = Some(db.clone());
-        let made = make_events(at, &db, &faults);
+        let made = trigger_events(at, &db, &faults);
         if let Err(error) = made {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io, ErrorKind::Invalid];
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
@@ -229,20 +230,20 @@ fn do_at(at: &'static str, what: &'static str, deed: Deed, workers: usize) {
         if at == "closed" {
             drop(db.close());
         } else if at != "error" || workers > 0 {
-            let heard = || doer.done.lock().unwrap().is_some();
-            until(&format!("{what} at {at} with {workers} workers"), heard);
+            let heard = || doer.result.lock().unwrap().is_some();
+            wait_until(&format!("{what} at {at} with {workers} workers"), heard);
             drop(db);
         } else {
             drop(db); // by hand an error is returned, and not told
         }
         drop(doer.db.lock().unwrap().take());
-        if let Some(Err(error)) = &*doer.done.lock().unwrap() {
+        if let Some(Err(error)) = &*doer.result.lock().unwrap() {
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io];
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
         }
         // The directory is free, although perhaps not at once: the listener has dropped the last handle.
-        until("the directory is free", || on(machine.clone()).workers(0).open().is_ok());
-        let mut heard = doer.heard.lock().unwrap().clone();
+        wait_until("the directory is free", || manual_config(machine.clone()).workers(0).open().is_ok());
+        let mut heard = doer.events.lock().unwrap().clone();
         assert_eq!((heard.remove(0), heard.pop()), ("opened", Some("closed")), "{what} at {at}: {heard:?}");
     });
 }
@@ -252,9 +253,9 @@ fn do_at(at: &'static str, what: &'static str, deed: Deed, workers: usize) {
 #[test]
 fn a_listener_does_anything_at_any_event() {
     for at in ["flushed", "compacted", "collected", "error", "poisoned", "closed"] {
-        for &(what, deed) in DEEDS {
+        for &(what, deed) in LISTENER_ACTIONS {
             for workers in [0, 1, 2] {
-                do_at(at, what, deed, workers);
+                check_action_at(at, what, deed, workers);
             }
         }
     }
@@ -262,23 +263,23 @@ fn a_listener_does_anything_at_any_event() {
 
 /// Opens the directory again when it hears that it is closed.
 #[derive(Default)]
-struct Opener(MemFs, Mutex<Option<Result<()>>>);
+struct ReopeningListener(MemFs, Mutex<Option<Result<()>>>);
 
-impl Listener for Opener {
+impl Listener for ReopeningListener {
     fn on_event(&self, event: &Event) {
         if matches!(event, Event::Closed) {
-            *self.1.lock().unwrap() = Some(on(self.0.clone()).workers(0).open().map(drop));
+            *self.1.lock().unwrap() = Some(manual_config(self.0.clone()).workers(0).open().map(drop));
         }
     }
 }
 
-/// `Closed` was told before the lock on the directory was released.
+/// `UnblockGuard` was told before the lock on the directory was released.
 #[test]
 fn a_listener_opens_again_when_it_is_closed() {
     for workers in [0, 2] {
-        let opener = Arc::new(Opener::default());
-        let db = on(opener.0.clone()).workers(workers).listener(opener.clone()).open().unwrap();
-        part(&db, "p").insert("k", "v").unwrap();
+        let opener = Arc::new(ReopeningListener::default());
+        let db = manual_config(opener.0.clone()).workers(workers).listener(opener.clone()).open().unwrap();
+        open_partition(&db, "p").insert("k", "v").unwrap();
         db.close().unwrap();
         let opened = opener.1.lock().unwrap().take();
         opened.expect("it was told before close returned").unwrap();
@@ -286,9 +287,9 @@ fn a_listener_opens_again_when_it_is_closed() {
 }
 
 /// Writes when its thread ends.
-struct LastWords(Option<Partition>);
+struct WriteOnThreadExit(Option<Partition>);
 
-impl Drop for LastWords {
+impl Drop for WriteOnThreadExit {
     fn drop(&mut self) {
         if let Some(p) = self.0.take() {
             p.insert("last", [0; 100]).unwrap();
@@ -300,45 +301,47 @@ impl Drop for LastWords {
 }
 
 thread_local! {
-    static LAST: RefCell<LastWords> = const { RefCell::new(LastWords(None)) };
+    static WRITE_ON_EXIT: RefCell<WriteOnThreadExit> = const { RefCell::new(WriteOnThreadExit(None)) };
 }
 
 /// The buffer of a thread for its writes was gone by then, and the process was aborted.
 #[test]
 fn a_destructor_of_a_thread_local_may_write() {
     let db = open(&MemFs::new(), "/db", 1);
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     let there = p.clone();
     let thread = thread::spawn(move || {
-        LAST.with(|last| last.borrow_mut().0 = Some(there.clone())); // before the buffer is made, so it goes after it
+        // Before the buffer is made, so it goes after it.
+        WRITE_ON_EXIT.with(|last| last.borrow_mut().0 = Some(there.clone()));
         there.insert("k", "v").unwrap();
     });
     thread.join().unwrap();
     assert_eq!(p.get("last").unwrap().map(|value| value.len()), Some(100));
 }
 
-fn small() -> PartitionCreateOptions {
+fn small_memtable_options() -> PartitionCreateOptions {
     PartitionCreateOptions::default().max_memtable_size(4 << 10)
 }
 
-fn separated() -> PartitionCreateOptions {
-    small().with_kv_separation(KvSeparationOptions::default().separation_threshold(16).automatic_gc(None))
+fn separated_options() -> PartitionCreateOptions {
+    small_memtable_options()
+        .with_kv_separation(KvSeparationOptions::default().separation_threshold(16).automatic_gc(None))
 }
 
 /// A flush that ended because its partition was deleted counted as failed: a writer of another partition that waited
-/// for a flush got its error, `Closed`, or `Corruption` where large values stand apart.
+/// for a flush got its error, `UnblockGuard`, or `Corruption` where large values stand apart.
 #[test]
-fn a_writer_never_gets_errors_of_a_deleted_one() {
-    let leveled = LeveledOptions { l0_trigger: 1_000, ..LeveledOptions::default() };
-    for options in [small(), separated()] {
+fn writer_gets_no_error_of_deleted_partition() {
+    let leveled = LeveledOptions { l0_compaction_trigger: 1_000, ..LeveledOptions::default() };
+    for options in [small_memtable_options(), separated_options()] {
         let options = options.compaction_strategy(CompactionStrategy::Leveled(leveled.clone()));
-        let gate = Arc::new(Gate::default());
-        let db = on(MemFs::new()).workers(1).open().unwrap();
+        let gate = Arc::new(BlockingComparator::default());
+        let db = manual_config(MemFs::new()).workers(1).open().unwrap();
         let gone = db.open_partition_with_comparator("gone", options, gate.clone()).unwrap();
-        let live = db.open_partition("live", small()).unwrap();
-        let closed = gate.close();
+        let live = db.open_partition("live", small_memtable_options()).unwrap();
+        let closed = gate.block();
         // A flush compares if there are two memtables to be merged.
-        until("the worker flushes what will be gone", || {
+        wait_until("the worker flushes what will be gone", || {
             (0..2u8).for_each(|n| gone.insert([n], [n; 500]).unwrap());
             thread::sleep(Duration::from_millis(10));
             gate.waiting.load(Memory::SeqCst) > 0
@@ -346,9 +349,9 @@ fn a_writer_never_gets_errors_of_a_deleted_one() {
         thread::scope(|scope| {
             let closed = closed;
             let writer = scope.spawn(|| (0..200u8).try_for_each(|n| live.insert([n], [n; 500])));
-            until("the writer waits for a flush", || live.metrics().sealed_memtables >= 5);
+            wait_until("the writer waits for a flush", || live.metrics().sealed_memtables >= 5);
             let deleted = scope.spawn(|| db.delete_partition(gone));
-            until("it is gone", || !db.partition_exists("gone"));
+            wait_until("it is gone", || !db.partition_exists("gone"));
             drop(closed);
             writer.join().unwrap().unwrap();
             deleted.join().unwrap().unwrap();
@@ -357,12 +360,12 @@ fn a_writer_never_gets_errors_of_a_deleted_one() {
     }
 }
 
-type Work = fn(&Partition) -> Result<()>;
+type PartitionWork = fn(&Partition) -> Result<()>;
 
 /// A flush that overtook the deletion of its partition said `Corruption`, and a collection likewise.
 #[test]
 fn work_on_a_deleted_partition_says_closed() {
-    let work: &[(&str, Work)] = &[
+    let work: &[(&str, PartitionWork)] = &[
         ("flush", Partition::flush),
         ("compact", Partition::major_compact),
         ("scan", |p| p.gc_scan().map(drop)),
@@ -373,10 +376,10 @@ fn work_on_a_deleted_partition_says_closed() {
         ("walk", |p| p.iter().try_for_each(|pair| pair.map(drop))),
     ];
     let machine = MemFs::new();
-    let db = on(machine.clone()).workers(1).open().unwrap();
+    let db = manual_config(machine.clone()).workers(1).open().unwrap();
     for round in 0..8 {
         for (what, work) in work {
-            let gone = db.open_partition("gone", separated()).unwrap();
+            let gone = db.open_partition("gone", separated_options()).unwrap();
             (0..2).for_each(|_| (0..50u8).for_each(|n| gone.insert([n], [n; 500]).unwrap()));
             let other = gone.clone();
             thread::scope(|scope| {
@@ -391,30 +394,34 @@ fn work_on_a_deleted_partition_says_closed() {
     }
     let left = || {
         let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
-        names.filter(|name| name.ends_with(".blob")).count() + tables(&machine, Path::new("/db")).len()
+        names.filter(|name| name.ends_with(".blob")).count() + table_files(&machine, Path::new("/db")).len()
     };
-    until("the space of deleted partitions is given back", || {
-        part(&db, "p").get("k").unwrap();
+    wait_until("the space of deleted partitions is given back", || {
+        open_partition(&db, "p").get("k").unwrap();
         left() == 0
     });
 }
 
-fn log_bound(max_log: u64, segment: u64) -> u64 {
+fn wal_bound(max_log: u64, segment: u64) -> u64 {
     max_log + 2 * segment
 }
 
 /// Steps came to the log only when there was no compaction to do: it grew for as long as there always was one.
 #[test]
-fn the_log_is_cut_while_compactions_are_wanted() {
+fn wal_is_retired_while_compactions_are_pending() {
     let (segment, max_log) = (64 << 10, 256 << 10);
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let config = Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1)));
-    let db = config.workers(0).log_segment_size(segment).max_log_size(max_log).open().unwrap();
-    let leveled =
-        LeveledOptions { l0_trigger: 1, base_size: 64 << 10, table_size: 16 << 10, ..LeveledOptions::default() };
-    let options = small().compaction_strategy(CompactionStrategy::Leveled(leveled));
+    let db = config.workers(0).wal_segment_size(segment).max_wal_size(max_log).open().unwrap();
+    let leveled = LeveledOptions {
+        l0_compaction_trigger: 1,
+        base_level_size: 64 << 10,
+        target_file_size: 16 << 10,
+        ..LeveledOptions::default()
+    };
+    let options = small_memtable_options().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let hot = db.open_partition("hot", options).unwrap();
-    part(&db, "cold").insert("one record", "that is not flushed for its own sake").unwrap();
+    open_partition(&db, "cold").insert("one record", "that is not flushed for its own sake").unwrap();
     let mut most = 0;
     for n in 0..2_000u32 {
         hot.insert((n.wrapping_mul(2_654_435_761)).to_be_bytes(), [7; 1_000]).unwrap();
@@ -422,49 +429,49 @@ fn the_log_is_cut_while_compactions_are_wanted() {
             // The flush, and one piece of the work that is always wanted.
             assert!(db.step().unwrap() && db.step().unwrap());
         }
-        most = most.max(db.metrics().log_live_bytes);
+        most = most.max(db.metrics().wal_live_bytes);
     }
     // What is written between two rounds of steps, and steps for the segments that they cut.
-    assert!(most <= 2 * log_bound(max_log, segment), "{most} bytes of log");
+    assert!(most <= 2 * wal_bound(max_log, segment), "{most} bytes of log");
     assert!(db.metrics().compactions > 0);
 }
 
 /// A compaction of the only worker gave way to a flush only if that had waited before the compaction began: never.
 #[test]
-fn the_only_worker_flushes_before_it_goes_on() {
-    let gate = Arc::new(Gate::default());
-    let order = Arc::new(Order::default());
-    let db = on(MemFs::new()).workers(1).listener(order.clone()).open().unwrap();
-    let leveled = LeveledOptions { l0_trigger: 2, ..LeveledOptions::default() };
+fn single_worker_flushes_before_compacting() {
+    let gate = Arc::new(BlockingComparator::default());
+    let order = Arc::new(WorkOrderListener::default());
+    let db = manual_config(MemFs::new()).workers(1).listener(order.clone()).open().unwrap();
+    let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
     // A merge looks whether it should give way after each MiB.
-    let write = |salt| (0..200u8).for_each(|n| slow.insert([n], Dice::new(salt).noise(10_000)).unwrap());
+    let write = |salt| (0..200u8).for_each(|n| slow.insert([n], SeededRng::new(salt).random_bytes(10_000)).unwrap());
     write(1);
     slow.flush().unwrap();
-    until("the first table is moved down", || db.metrics().trivial_moves == 1);
-    let closed = gate.close();
+    wait_until("the first table is moved down", || db.metrics().trivial_moves == 1);
+    let closed = gate.block();
     write(2);
     slow.flush().unwrap();
-    until("the worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
-    let other = db.open_partition("other", small()).unwrap();
+    wait_until("the worker compacts", || gate.waiting.load(Memory::SeqCst) > 0);
+    let other = db.open_partition("other", small_memtable_options()).unwrap();
     other.insert("k", [0; 5_000]).unwrap();
     assert_eq!(other.metrics().sealed_memtables, 1);
     drop(closed);
-    until("both are done", || order.0.lock().unwrap().len() >= 5);
+    wait_until("both are done", || order.0.lock().unwrap().len() >= 5);
     let heard = order.0.lock().unwrap();
     assert_eq!(heard[3..5], ["other flushed", "slow compacted"], "{heard:?}");
 }
 
 /// Notes which partition was flushed or compacted.
 #[derive(Default)]
-struct Order(Mutex<Vec<String>>);
+struct WorkOrderListener(Mutex<Vec<String>>);
 
-impl Listener for Order {
+impl Listener for WorkOrderListener {
     fn on_event(&self, event: &Event) {
         match event {
             Event::Flushed { partition, .. } | Event::Compacted { partition, .. } => {
-                self.0.lock().unwrap().push(format!("{partition} {}", kind_of(event)));
+                self.0.lock().unwrap().push(format!("{partition} {}", event_kind_of(event)));
             }
             _ => {}
         }
@@ -473,14 +480,14 @@ impl Listener for Order {
 
 const BUDGET: u64 = 4 << 20;
 /// Bytes that a partition may keep beside the budget.
-const KEPT: u64 = 64 << 10;
+const PARTITION_MEMORY_ALLOWANCE: u64 = 64 << 10;
 
 /// Active memtables were compared with nothing: 64 partitions held 136 MB in a budget of 8 MiB, at rest.
 #[test]
 fn active_memtables_are_within_the_budget() {
     for workers in [0, 1, 2] {
-        let db = on(MemFs::new()).workers(workers).memory_budget(BUDGET).open().unwrap();
-        let parts: Vec<_> = (0..40).map(|n| part(&db, &format!("p{n}"))).collect();
+        let db = manual_config(MemFs::new()).workers(workers).memory_budget(BUDGET).open().unwrap();
+        let parts: Vec<_> = (0..40).map(|n| open_partition(&db, &format!("p{n}"))).collect();
         let mut most = 0;
         for round in 0..500u32 {
             parts.iter().for_each(|p| p.insert(round.to_be_bytes(), [7; 1_000]).unwrap());
@@ -490,15 +497,20 @@ fn active_memtables_are_within_the_budget() {
             most = most.max(db.metrics().memtable_bytes);
         }
         // One memtable is being filled while writers are told to wait: it may allocate once more.
-        let bound = BUDGET + 40 * KEPT + (2 << 20);
+        let bound = BUDGET + 40 * PARTITION_MEMORY_ALLOWANCE + (2 << 20);
         assert!(most <= bound, "{workers} workers: {most} bytes of memtables");
-        until("flushes have come to their end", || {
+        wait_until("flushes have come to their end", || {
             while workers == 0 && db.step().unwrap() {}
             let metrics = db.metrics();
-            metrics.sealed_memtable_bytes == 0 && metrics.active_memtable_bytes <= BUDGET / 2 + 40 * KEPT
+            metrics.sealed_memtable_bytes == 0
+                && metrics.active_memtable_bytes <= BUDGET / 2 + 40 * PARTITION_MEMORY_ALLOWANCE
         });
         let metrics = db.metrics();
-        assert!(metrics.flushes < 2 * 20_000_000 / KEPT, "{} flushes: they are tiny", metrics.flushes);
+        assert!(
+            metrics.flushes < 2 * 20_000_000 / PARTITION_MEMORY_ALLOWANCE,
+            "{} flushes: they are tiny",
+            metrics.flushes
+        );
         let sum = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes + metrics.pinned_memtable_bytes;
         assert_eq!(metrics.memtable_bytes, sum);
     }
@@ -506,8 +518,8 @@ fn active_memtables_are_within_the_budget() {
 
 /// What iterators hold was told nowhere. It counts now, and writes go on although it exceeds the budget.
 #[test]
-fn writes_go_on_when_iterators_hold_the_budget() {
-    let db = on(MemFs::new()).workers(2).memory_budget(BUDGET).open().unwrap();
+fn writes_continue_when_iters_pin_the_budget() {
+    let db = manual_config(MemFs::new()).workers(2).memory_budget(BUDGET).open().unwrap();
     let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(8 << 20)).unwrap();
     let mut walks = Vec::new();
     for round in 0..8u32 {
@@ -520,16 +532,16 @@ fn writes_go_on_when_iterators_hold_the_budget() {
     (0..8_000u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 1_000]).unwrap());
     assert_eq!(walks.iter_mut().map(|walk| walk.count()).max(), Some(8 * 800));
     drop(walks);
-    until("memory is given back", || {
+    wait_until("memory is given back", || {
         p.get("k").unwrap();
         db.metrics().pinned_memtable_bytes == 0
     });
 }
 
 /// Orders by bytes, backwards.
-struct Reversed;
+struct ReversedComparator;
 
-impl Comparator for Reversed {
+impl Comparator for ReversedComparator {
     fn name(&self) -> &str {
         "reversed"
     }
@@ -539,15 +551,15 @@ impl Comparator for Reversed {
     }
 }
 
-fn reversed(db: &Database) -> Partition {
-    db.open_partition_with_comparator("reversed", separated(), Arc::new(Reversed)).unwrap()
+fn open_reversed(db: &Database) -> Partition {
+    db.open_partition_with_comparator("reversed", separated_options(), Arc::new(ReversedComparator)).unwrap()
 }
 
 /// A machine that was killed with records of a partition in its log.
-fn killed() -> MemFs {
+fn machine_killed_with_late_comparator() -> MemFs {
     let machine = MemFs::new();
     let db = open(&machine, "/db", 1);
-    let p = reversed(&db);
+    let p = open_reversed(&db);
     p.insert("flushed", [1; 100]).unwrap();
     p.flush().unwrap();
     p.insert("logged", [2; 100]).unwrap();
@@ -557,21 +569,21 @@ fn killed() -> MemFs {
 /// A partition whose comparator is never given again could not be deleted.
 #[test]
 fn a_partition_is_deleted_by_its_name() {
-    let machine = killed();
+    let machine = machine_killed_with_late_comparator();
     let db = open(&machine, "/db", 2);
     assert_eq!(db.delete_partition_by_name("none").unwrap_err().kind(), ErrorKind::Invalid);
-    assert!(!tables(&machine, Path::new("/db")).is_empty());
+    assert!(!table_files(&machine, Path::new("/db")).is_empty());
     db.delete_partition_by_name("reversed").unwrap();
     assert_eq!(db.delete_partition_by_name("reversed").unwrap_err().kind(), ErrorKind::Invalid);
-    assert!(!db.partition_exists("reversed") && tables(&machine, Path::new("/db")).is_empty());
-    let p = part(&db, "p");
+    assert!(!db.partition_exists("reversed") && table_files(&machine, Path::new("/db")).is_empty());
+    let p = open_partition(&db, "p");
     p.insert("k", "v").unwrap();
     db.delete_partition_by_name("p").unwrap();
     assert_eq!(p.get("k").unwrap_err().kind(), ErrorKind::Closed);
     db.close().unwrap();
     let db = open(&machine, "/db", 3);
     assert_eq!((db.list_partitions().len(), db.metrics().replayed_records), (0, 0));
-    assert!(reversed(&db).is_empty().unwrap());
+    assert!(open_reversed(&db).is_empty().unwrap());
 }
 
 type Call = fn(&Database, &Partition) -> Result<()>;
@@ -583,7 +595,7 @@ const WAITING_CALLS: &[(&str, Call)] = &[
     ("scan", |_, p| p.gc_scan().map(drop)),
     ("collect", |_, p| p.gc_with_space_amp_target(1.0).map(drop)),
     ("checkpoint", |db, _| db.checkpoint("/copy")),
-    ("open", |db, _| db.open_partition("other", small()).map(drop)),
+    ("open", |db, _| db.open_partition("other", small_memtable_options()).map(drop)),
     ("delete", |db, p| db.delete_partition(p.clone())),
     ("delete by name", |db, _| db.delete_partition_by_name("p")),
     ("step", |db, _| db.step().map(drop)),
@@ -618,8 +630,8 @@ impl Comparator for Caller {
 fn a_comparator_in_a_flush_may_not_wait_for_it() {
     for workers in [0, 1] {
         let caller = Arc::new(Caller::default());
-        let db = on(MemFs::new()).workers(workers).open().unwrap();
-        let p = db.open_partition_with_comparator("p", separated(), caller.clone()).unwrap();
+        let db = manual_config(MemFs::new()).workers(workers).open().unwrap();
+        let p = db.open_partition_with_comparator("p", separated_options(), caller.clone()).unwrap();
         let (there, with, slot) = (p.clone(), caller.clone(), (db.clone(), p.clone()));
         // On its own thread, so that a flush that hangs fails the test.
         let flusher = thread::spawn(move || {
@@ -631,7 +643,7 @@ fn a_comparator_in_a_flush_may_not_wait_for_it() {
                 drop(with.slot.lock().unwrap().take());
             }
         });
-        until("the flush has ended", || flusher.is_finished());
+        wait_until("the flush has ended", || flusher.is_finished());
         flusher.join().unwrap();
         let results = std::mem::take(&mut *caller.results.lock().unwrap());
         assert_eq!(results.len(), WAITING_CALLS.len());
@@ -647,7 +659,7 @@ fn a_comparator_in_a_flush_may_not_wait_for_it() {
 #[derive(Default)]
 struct Dropper {
     slot: Mutex<Option<(Database, Partition)>>,
-    gate: Gate,
+    gate: BlockingComparator,
     panics: bool,
 }
 
@@ -675,10 +687,10 @@ fn a_comparator_drops_the_last_handle() {
     for (workers, panics) in [(1, false), (2, false), (3, false), (1, true), (2, true)] {
         let machine = MemFs::new();
         let dropper = Arc::new(Dropper { panics, ..Dropper::default() });
-        let db = on(machine.clone()).workers(workers).open().unwrap();
-        let p = db.open_partition_with_comparator("p", small(), dropper.clone()).unwrap();
-        let closed = dropper.gate.close();
-        until("a worker compares", || {
+        let db = manual_config(machine.clone()).workers(workers).open().unwrap();
+        let p = db.open_partition_with_comparator("p", small_memtable_options(), dropper.clone()).unwrap();
+        let closed = dropper.gate.block();
+        wait_until("a worker compares", || {
             // Few at a time: a writer waits when there is too much to flush.
             (0..2u8).for_each(|n| p.insert([n], [n; 500]).unwrap());
             thread::sleep(Duration::from_millis(10));
@@ -687,13 +699,13 @@ fn a_comparator_drops_the_last_handle() {
         *dropper.slot.lock().unwrap() = Some((db, p));
         drop(closed);
         let opened = Mutex::new(None);
-        until("the directory is free", || {
-            *opened.lock().unwrap() = on(machine.clone()).workers(0).open().ok();
+        wait_until("the directory is free", || {
+            *opened.lock().unwrap() = manual_config(machine.clone()).workers(0).open().ok();
             opened.lock().unwrap().is_some()
         });
         let db = opened.into_inner().unwrap().unwrap();
         assert!(panics || db.metrics().replayed_records == 0, "closing has flushed all");
-        let p = db.open_partition_with_comparator("p", small(), dropper).unwrap();
+        let p = db.open_partition_with_comparator("p", small_memtable_options(), dropper).unwrap();
         assert_eq!(p.len().unwrap(), 2);
     }
 }
@@ -715,12 +727,12 @@ impl SecondAttempt {
     /// Lets the next write of a table fail, as on a full disk.
     fn fill_disk(&self) {
         let full = Fault::Error(io::ErrorKind::StorageFull);
-        self.faults.fail(FaultPlan::new(OpKind::Write, 1, full).in_path(".sst"));
+        self.faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path(".sst"));
     }
 
     /// Releases when it is dropped.
     fn hold(&self) -> Released<'_> {
-        until("the second attempt compares", || self.waiting.load(Memory::SeqCst) > 0);
+        wait_until("the second attempt compares", || self.waiting.load(Memory::SeqCst) > 0);
         Released(self)
     }
 }
@@ -739,7 +751,7 @@ impl Comparator for SecondAttempt {
     }
 
     fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
-        while self.faults.struck() > 0 && !self.released.load(Memory::SeqCst) {
+        while self.faults.fault_count() > 0 && !self.released.load(Memory::SeqCst) {
             self.waiting.fetch_add(1, Memory::SeqCst);
             thread::sleep(Duration::from_millis(1));
         }
@@ -753,24 +765,24 @@ impl Comparator for SecondAttempt {
 fn a_merge_yields_when_a_flush_waits_for_space() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
     let held = SecondAttempt::new(&faults);
-    let db = on(faults.clone()).workers(0).open().unwrap();
-    let leveled = LeveledOptions { l0_trigger: 2, ..LeveledOptions::default() };
+    let db = manual_config(faults.clone()).workers(0).open().unwrap();
+    let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, held.clone()).unwrap();
     // A merge looks whether it should give way after each MiB.
     for salt in [1, 2] {
-        (0..200u8).for_each(|n| slow.insert([n], Dice::new(salt).noise(10_000)).unwrap());
+        (0..200u8).for_each(|n| slow.insert([n], SeededRng::new(salt).random_bytes(10_000)).unwrap());
         slow.flush().unwrap();
     }
-    let other = part(&db, "other");
+    let other = open_partition(&db, "other");
     other.insert("k", "v").unwrap();
     held.fill_disk();
     thread::scope(|scope| {
         // The first steps have less to do.
-        let merge = scope.spawn(|| while faults.struck() == 0 && db.step().unwrap() {});
+        let merge = scope.spawn(|| while faults.fault_count() == 0 && db.step().unwrap() {});
         let holding = held.hold();
         let flush = scope.spawn(|| other.flush());
-        until("the flush begins", || other.metrics().sealed_memtables == 1);
+        wait_until("the flush begins", || other.metrics().sealed_memtables == 1);
         thread::sleep(Duration::from_millis(50));
         drop(holding);
         merge.join().unwrap();
@@ -788,12 +800,12 @@ fn writers_leave_released_space_to_the_flush() {
     let machine = MemFs::new();
     let faults = FaultFs::new(Arc::new(machine.clone()));
     let held = SecondAttempt::new(&faults);
-    let db = on(faults.clone()).workers(0).open().unwrap();
+    let db = manual_config(faults.clone()).workers(0).open().unwrap();
     let options = PartitionCreateOptions::default().max_memtable_size(512 << 10);
     let p = db.open_partition_with_comparator("p", options, held.clone()).unwrap();
     // Several memtables, so that the flush compares, and more than a reserve that takes its space back leaves.
-    (0..1_500u32).for_each(|n| p.insert(n.to_be_bytes(), Dice::new(n.into()).noise(1_000)).unwrap());
-    let other = part(&db, "other");
+    (0..1_500u32).for_each(|n| p.insert(n.to_be_bytes(), SeededRng::new(n.into()).random_bytes(1_000)).unwrap());
+    let other = open_partition(&db, "other");
     machine.set_capacity(Some(machine.used_space()));
     held.fill_disk();
     thread::scope(|scope| {
@@ -822,9 +834,9 @@ impl Listener for OpensAtFlush {
 /// A lower `max_size` flushes under the lock on names, and the listener was called there: it waited for that lock.
 #[test]
 fn a_listener_opens_when_a_pool_is_lowered() {
-    within_ten_seconds("lowering", || {
+    run_with_timeout("lowering", || {
         let opens = Arc::new(OpensAtFlush::default());
-        let db = on(MemFs::new()).workers(0).listener(opens.clone()).open().unwrap();
+        let db = manual_config(MemFs::new()).workers(0).listener(opens.clone()).open().unwrap();
         let sized =
             |max| PartitionCreateOptions::default().engine(EngineType::Pmem(PmemOptions::default().max_size(max)));
         let p = db.open_partition("p", sized(4 << 20)).unwrap();
@@ -841,8 +853,8 @@ fn a_listener_opens_when_a_pool_is_lowered() {
 #[test]
 fn the_budget_holds_when_small_memtables_are_gone() {
     const SMALL_BUDGET: u64 = 1 << 20;
-    let db = on(MemFs::new()).workers(0).memory_budget(SMALL_BUDGET).open().unwrap();
-    let parts: Vec<_> = (0..100).map(|n| part(&db, &format!("p{n}"))).collect();
+    let db = manual_config(MemFs::new()).workers(0).memory_budget(SMALL_BUDGET).open().unwrap();
+    let parts: Vec<_> = (0..100).map(|n| open_partition(&db, &format!("p{n}"))).collect();
     parts.iter().for_each(|p| p.insert("k", [7; 40_000]).unwrap());
     assert!(db.metrics().active_memtable_bytes > 3 * SMALL_BUDGET, "they were sealed");
     parts.iter().for_each(|p| p.flush().unwrap());
@@ -873,7 +885,7 @@ impl Comparator for FlushesOther {
         {
             let meet = self.meet.as_ref().unwrap();
             meet.fetch_add(1, Memory::SeqCst);
-            until("both are inside of a flush", || meet.load(Memory::SeqCst) == 2);
+            wait_until("both are inside of a flush", || meet.load(Memory::SeqCst) == 2);
             let flushed = other.flush();
             *self.flushed.lock().unwrap() = Some(flushed);
         }
@@ -885,14 +897,14 @@ impl Comparator for FlushesOther {
 /// other one for ever.
 #[test]
 fn comparators_may_not_flush_each_others_work() {
-    within_ten_seconds("flushing each other", || {
+    run_with_timeout("flushing each other", || {
         let meet = Arc::new(AtomicUsize::new(0));
         let comparators = [0, 1].map(|_| Arc::new(FlushesOther { meet: Some(meet.clone()), ..Default::default() }));
         let parts: Vec<_> = comparators
             .iter()
             .map(|comparator| {
-                let db = on(MemFs::new()).workers(1).open().unwrap();
-                db.open_partition_with_comparator("p", small(), comparator.clone()).unwrap()
+                let db = manual_config(MemFs::new()).workers(1).open().unwrap();
+                db.open_partition_with_comparator("p", small_memtable_options(), comparator.clone()).unwrap()
             })
             .collect();
         *comparators[0].other.lock().unwrap() = Some(parts[1].clone());
@@ -903,7 +915,7 @@ fn comparators_may_not_flush_each_others_work() {
             }
         });
         for comparator in comparators {
-            until("a flush has asked for another", || comparator.flushed.lock().unwrap().is_some());
+            wait_until("a flush has asked for another", || comparator.flushed.lock().unwrap().is_some());
             let flushed = comparator.flushed.lock().unwrap().take().unwrap();
             assert_eq!(flushed.unwrap_err().kind(), ErrorKind::Invalid);
         }

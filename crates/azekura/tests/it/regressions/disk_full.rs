@@ -10,19 +10,21 @@ use azekura::{
     PersistMode, PmemOptions,
 };
 
-use crate::world::Dice;
+use crate::testkit::SeededRng;
 
 fn config(fs: Arc<dyn Fs>) -> Config {
-    Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1))).workers(0).log_segment_size(64 << 10)
+    Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1))).workers(0).wal_segment_size(64 << 10)
 }
 
 fn separated() -> PartitionCreateOptions {
     let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(64 << 10);
-    PartitionCreateOptions::default().max_memtable_size(16 << 10).with_kv_separation(apart.early_from(4_000))
+    PartitionCreateOptions::default()
+        .max_memtable_size(16 << 10)
+        .with_kv_separation(apart.direct_write_threshold(4_000))
 }
 
 /// Many small tables and blob files in two partitions.
-fn with_many_files(db: &Database, rounds: u8) -> (Partition, Partition) {
+fn open_with_many_files(db: &Database, rounds: u8) -> (Partition, Partition) {
     let plain = db.open_partition("plain", PartitionCreateOptions::default()).unwrap();
     let apart = db.open_partition("apart", separated()).unwrap();
     for round in 0..rounds {
@@ -35,7 +37,7 @@ fn with_many_files(db: &Database, rounds: u8) -> (Partition, Partition) {
 }
 
 /// Every kind of call, in an order in which each needs files that the one before does not.
-fn use_everything(db: &Database, rounds: u8) {
+fn call_every_api(db: &Database, rounds: u8) {
     let plain = db.partition("plain").unwrap();
     let apart = db.partition("apart").unwrap();
     for _ in 0..2 {
@@ -44,11 +46,11 @@ fn use_everything(db: &Database, rounds: u8) {
             assert_eq!(apart.get([round]).unwrap().as_deref(), Some(&[round; 300][..]));
         }
         // Segments are begun, values go ahead of their commit, everything is synced.
-        let mut dice = Dice::new(3);
+        let mut dice = SeededRng::new(3);
         for n in 0..30u8 {
             let mut batch = db.batch().durability(PersistMode::SyncData);
-            batch.insert(&plain, [200, n], dice.noise(7_000));
-            batch.insert(&apart, [200, n], dice.noise(5_000));
+            batch.insert(&plain, [200, n], dice.random_bytes(7_000));
+            batch.insert(&apart, [200, n], dice.random_bytes(5_000));
             batch.commit().unwrap();
         }
         plain.flush().unwrap();
@@ -72,16 +74,16 @@ fn every_call_succeeds_when_few_files_may_open() {
     let fs = FaultFs::new(Arc::new(machine.clone()));
     let shared: Arc<dyn Fs> = Arc::new(fs.clone());
     let db = config(Arc::clone(&shared)).open().unwrap();
-    with_many_files(&db, ROUNDS);
-    use_everything(&db, ROUNDS);
+    open_with_many_files(&db, ROUNDS);
+    call_every_api(&db, ROUNDS);
     assert!(fs.open_count() > 40, "the bound is on nothing: {}", fs.open_count());
     // From one moment to the next the rest of the process needs most of what there is.
     fs.limit_open(Some(14));
-    use_everything(&db, ROUNDS);
+    call_every_api(&db, ROUNDS);
     db.checkpoint("/copy").unwrap();
     db.close().unwrap();
     // Handles of replaced file sets close when readers of other tests in this process unpin.
-    super::background::until("all files are closed", || fs.open_count() == 0);
+    super::background::wait_until("all files are closed", || fs.open_count() == 0);
     // Neither does the limit keep a database from opening.
     for dir in ["/db", "/copy"] {
         let reader = Config::new(dir).fs(Arc::clone(&shared)).env(Arc::new(TestEnv::new(2))).open_read_only().unwrap();
@@ -101,15 +103,15 @@ fn no_state_is_left_when_no_file_could_open() {
         let machine = MemFs::new();
         let fs = FaultFs::new(Arc::new(machine.clone()));
         let db = config(Arc::new(fs.clone())).open().unwrap();
-        let (plain, apart) = with_many_files(&db, 3);
-        let mut dice = Dice::new(9);
+        let (plain, apart) = open_with_many_files(&db, 3);
+        let mut dice = SeededRng::new(9);
         let (mut sure, mut failed) = (Vec::new(), 0);
         for n in 0..60u8 {
             // A few free descriptors at some times, none at others.
             fs.limit_open(Some(3 + usize::from(n % (held + 1))));
             let mut batch = db.batch().durability(PersistMode::SyncData);
-            batch.insert(&plain, [100, n], dice.noise(4_000));
-            batch.insert(&apart, [100, n], dice.noise(4_000 + 20 * usize::from(n)));
+            batch.insert(&plain, [100, n], dice.random_bytes(4_000));
+            batch.insert(&apart, [100, n], dice.random_bytes(4_000 + 20 * usize::from(n)));
             match batch.commit() {
                 Ok(()) => sure.push(n),
                 Err(_) => failed += 1,
@@ -123,7 +125,7 @@ fn no_state_is_left_when_no_file_could_open() {
         db.persist(PersistMode::SyncAll).unwrap();
         plain.major_compact().unwrap();
         apart.major_compact().unwrap();
-        let db = super::open(&super::power_lost(&machine), "/db", 7);
+        let db = super::open(&super::after_power_loss(&machine), "/db", 7);
         let (plain, apart) = (db.partition("plain").unwrap(), db.partition("apart").unwrap());
         for n in sure {
             assert!(
@@ -153,21 +155,21 @@ fn writes_go_on_when_a_directory_did_not_open() {
     }
     apart.insert("last", [7; 5_000]).unwrap();
     db.persist(PersistMode::SyncData).unwrap();
-    let db = super::open(&super::power_lost(&machine), "/db", 7);
+    let db = super::open(&super::after_power_loss(&machine), "/db", 7);
     assert_eq!(db.partition("apart").unwrap().iter().filter(|pair| pair.is_ok()).count(), 4);
 }
 
 /// Tells the process that it is the one with few files, and where.
-const FEW_FILES: &str = "AZEKURA_FEW_FILES";
+const FEW_FILES_ENV: &str = "AZEKURA_FEW_FILES";
 
 #[test]
 fn few_files_child() {
-    let Some(dir) = std::env::var_os(FEW_FILES) else { return };
+    let Some(dir) = std::env::var_os(FEW_FILES_ENV) else { return };
     let dir = Path::new(&dir);
-    let config = || Config::new(dir.join("db")).workers(2).log_segment_size(64 << 10);
+    let config = || Config::new(dir.join("db")).workers(2).wal_segment_size(64 << 10);
     let db = config().open().unwrap();
-    with_many_files(&db, 40);
-    use_everything(&db, 40);
+    open_with_many_files(&db, 40);
+    call_every_api(&db, 40);
     db.close().unwrap();
     let db = config().open().unwrap();
     assert_eq!(db.partition("plain").unwrap().iter().count(), 70);
@@ -179,14 +181,14 @@ fn a_process_may_open_64_files() {
     let dir = tempfile::tempdir().unwrap();
     let program = std::env::current_exe().unwrap();
     let script = "ulimit -n 64 && exec \"$0\" --exact regressions::disk_full::few_files_child --nocapture";
-    let child = Command::new("sh").arg("-c").arg(script).arg(program).env(FEW_FILES, dir.path()).output().unwrap();
+    let child = Command::new("sh").arg("-c").arg(script).arg(program).env(FEW_FILES_ENV, dir.path()).output().unwrap();
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
 }
 
-fn noise_until_full(p: &Partition, dice: &mut Dice) -> Vec<[u8; 4]> {
+fn insert_until_full(p: &Partition, dice: &mut SeededRng) -> Vec<[u8; 4]> {
     let mut keys = Vec::new();
     for n in 0..100_000u32 {
-        match p.insert(n.to_be_bytes(), dice.noise(1_000)) {
+        match p.insert(n.to_be_bytes(), dice.random_bytes(1_000)) {
             Ok(()) => keys.push(n.to_be_bytes()),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
@@ -216,17 +218,17 @@ fn full_disk_empties_when_all_is_removed() {
     machine.set_capacity(Some(16 << 20));
     let open = || {
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());
-        Config::new("/db").fs(fs).workers(2).log_segment_size(1 << 20).max_log_size(4 << 20).open().unwrap()
+        Config::new("/db").fs(fs).workers(2).wal_segment_size(1 << 20).max_wal_size(4 << 20).open().unwrap()
     };
     let options = PartitionCreateOptions::default().max_memtable_size(512 << 10);
     let db = open();
     let p = db.open_partition("p", options).unwrap();
-    let keys = noise_until_full(&p, &mut Dice::new(1));
+    let keys = insert_until_full(&p, &mut SeededRng::new(1));
     keys.iter().for_each(|key| p.remove(key).unwrap());
     p.flush().unwrap();
     p.major_compact().unwrap();
     insert_when_resumed(&p, "small", "value");
-    let again = noise_until_full(&p, &mut Dice::new(2));
+    let again = insert_until_full(&p, &mut SeededRng::new(2));
     assert!(again.len() > keys.len() / 2, "{} after {}", again.len(), keys.len());
     drop(p);
     let _full = db.close();
@@ -250,7 +252,7 @@ fn full_disk_opens_when_killed_many_times() {
     };
     let db = open(&machine, 0).unwrap();
     let p = db.open_partition("p", PartitionCreateOptions::default()).unwrap();
-    let mut keys = noise_until_full(&p, &mut Dice::new(3));
+    let mut keys = insert_until_full(&p, &mut SeededRng::new(3));
     keys.reverse();
     let (mut machine, mut refused) = (machine.fork(), 0);
     for life in 0..80 {
@@ -282,16 +284,16 @@ fn removals_pass_when_inserts_are_refused() {
     let machine = MemFs::new();
     machine.set_capacity(Some(8 << 20));
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
-    let db = Config::new("/db").fs(fs).workers(1).log_segment_size(256 << 10).max_log_size(1 << 20).open().unwrap();
+    let db = Config::new("/db").fs(fs).workers(1).wal_segment_size(256 << 10).max_wal_size(1 << 20).open().unwrap();
     let p = db.open_partition("p", PartitionCreateOptions::default().max_memtable_size(256 << 10)).unwrap();
-    let keys = noise_until_full(&p, &mut Dice::new(4));
+    let keys = insert_until_full(&p, &mut SeededRng::new(4));
     std::thread::scope(|scope| {
         for writer in 0..2u8 {
             let p = p.clone();
             scope.spawn(move || {
-                let mut dice = Dice::new(u64::from(writer));
+                let mut dice = SeededRng::new(u64::from(writer));
                 for n in 0..200u8 {
-                    let refused = p.insert([writer, n], dice.noise(20_000));
+                    let refused = p.insert([writer, n], dice.random_bytes(20_000));
                     assert!(refused.is_ok() || refused.is_err_and(|error| error.kind() == ErrorKind::OutOfSpace));
                 }
             });
@@ -310,7 +312,7 @@ fn pools_reach_their_files_on_full_disks() {
             let what = format!("{records} of {len} bytes, then {then}, single {single}");
             let machine = MemFs::new();
             let fs: Arc<dyn Fs> = Arc::new(machine.clone());
-            let db = config(fs).mapped_log(false).open().unwrap();
+            let db = config(fs).mapped_wal(false).open().unwrap();
             let pool = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
             let p = db.open_partition("pool", PartitionCreateOptions::default().engine(pool)).unwrap();
             let write = |n: u64, len: usize| {
@@ -345,9 +347,9 @@ fn few_files_stay_open_when_values_are_large() {
         let db = config(Arc::new(fs.clone())).workers(workers).open().unwrap();
         // The pointers alone would fit one memtable.
         let apart = db.open_partition("apart", separated().max_memtable_size(4 << 20)).unwrap();
-        let (mut dice, mut most) = (Dice::new(5), 0);
+        let (mut dice, mut most) = (SeededRng::new(5), 0);
         for n in 0..3_000u32 {
-            apart.insert(n.to_be_bytes(), dice.noise(5_000)).unwrap();
+            apart.insert(n.to_be_bytes(), dice.random_bytes(5_000)).unwrap();
             if workers == 0 {
                 db.step().unwrap();
             }

@@ -15,13 +15,13 @@ use azekura::{
 };
 
 /// The generation that this build writes.
-const NEWEST: u32 = 5;
+const NEWEST_GENERATION: u32 = 5;
 
-fn golden(generation: u32) -> PathBuf {
+fn golden_dir(generation: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/golden").join(generation.to_string())
 }
 
-fn copy(from: &Path, to: &Path) {
+fn copy_dir(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
@@ -30,7 +30,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 fn config(dir: &Path) -> Config {
-    Config::new(dir).workers(0).log_segment_size(64 << 10).env(Arc::new(TestEnv::new(1)))
+    Config::new(dir).workers(0).wal_segment_size(64 << 10).env(Arc::new(TestEnv::new(1)))
 }
 
 fn options(codec: CompressionType) -> PartitionCreateOptions {
@@ -40,7 +40,7 @@ fn options(codec: CompressionType) -> PartitionCreateOptions {
 /// What the golden databases of a generation hold; from the second on, in data blocks of every layout, from the third
 /// on also in blob files, from the fourth on also in one that the log alone points into, from the fifth on also in a
 /// pool.
-fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
+fn expected_contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     let number = |n: u32| format!("key {n:04}").into_bytes();
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again").into_bytes();
     let mut plain: BTreeMap<_, _> = (0..200).map(|n| (number(n), value(n, 0))).collect();
@@ -54,12 +54,12 @@ fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>
         contents.extend([("hashed", plain.clone()), ("fingerprints", plain)]);
     }
     if generation > 2 {
-        let mut apart: BTreeMap<_, _> = (0..60).map(|n| (number(n), large(n, 0))).collect();
-        apart.extend((0..60).step_by(4).map(|n| (number(n), large(n, 1))));
+        let mut apart: BTreeMap<_, _> = (0..60).map(|n| (number(n), large_value(n, 0))).collect();
+        apart.extend((0..60).step_by(4).map(|n| (number(n), large_value(n, 1))));
         apart.insert(number(60), b"small".to_vec());
-        apart.insert(number(61), large(61, 2));
+        apart.insert(number(61), large_value(61, 2));
         if generation > 3 {
-            apart.extend((62..66).map(|n| (number(n), large(n, 3))));
+            apart.extend((62..66).map(|n| (number(n), large_value(n, 3))));
         }
         contents.insert("apart", apart);
     }
@@ -67,7 +67,7 @@ fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>
         let mut pool: BTreeMap<_, _> = (0..400).map(|n| (number(n), value(n, 4))).collect();
         pool.retain(|key, _| key.last() != Some(&b'3'));
         pool.extend((0..400).step_by(9).map(|n| (number(n), value(n, 5))));
-        pool.insert(number(401), large(61, 2));
+        pool.insert(number(401), large_value(61, 2));
         pool.remove(&number(8));
         contents.insert("pool", pool);
     }
@@ -75,12 +75,12 @@ fn contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>
 }
 
 /// A value that stands in a blob file.
-fn large(n: u32, generation: u32) -> Vec<u8> {
+fn large_value(n: u32, generation: u32) -> Vec<u8> {
     (0..40 + n).flat_map(|i| (i * 7 + generation).to_le_bytes()).collect()
 }
 
-fn check(db: &Database, generation: u32) {
-    for (name, expected) in contents(generation) {
+fn check_contents(db: &Database, generation: u32) {
+    for (name, expected) in expected_contents(generation) {
         let partition = db.partition(name).unwrap();
         let found: BTreeMap<Vec<u8>, Vec<u8>> =
             partition.iter().map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap()).collect();
@@ -93,15 +93,15 @@ fn check(db: &Database, generation: u32) {
 
 #[test]
 fn every_generation_opens_and_can_be_written_on() {
-    for generation in 1..=NEWEST {
-        open_and_write_on(generation);
+    for generation in 1..=NEWEST_GENERATION {
+        open_and_continue(generation);
     }
 }
 
-fn open_and_write_on(generation: u32) {
+fn open_and_continue(generation: u32) {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("db");
-    copy(&golden(generation), &dir);
+    copy_dir(&golden_dir(generation), &dir);
     let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
     let report = inspect::verify(&fs, &dir, &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
@@ -118,15 +118,15 @@ fn open_and_write_on(generation: u32) {
     assert_eq!(inspect::tables(&fs, &dir).unwrap().iter().map(|table| table.level).max(), Some(6));
     let read_only = config(&dir).open_read_only().unwrap();
     assert!(read_only.metrics().replayed_records > 0, "part of it is in the log alone");
-    check(&read_only, generation);
+    check_contents(&read_only, generation);
     drop(read_only);
     let db = config(&dir).open().unwrap();
-    check(&db, generation);
-    for name in contents(generation).keys() {
+    check_contents(&db, generation);
+    for name in expected_contents(generation).keys() {
         db.partition(name).unwrap().major_compact().unwrap();
     }
     db.close().unwrap();
-    check(&config(&dir).open().unwrap(), generation);
+    check_contents(&config(&dir).open().unwrap(), generation);
 }
 
 /// Writes a generation anew; only for a format that is not released: `cargo test -p azekura --test it -- --ignored
@@ -159,9 +159,9 @@ fn write_the_newest_generation() {
     let open_apart =
         |apart| db.open_partition("apart", options(CompressionType::Lz4).with_kv_separation(apart)).unwrap();
     let apart = open_apart(separation.clone());
-    (0..60).for_each(|n| apart.insert(number(n), large(n, 0)).unwrap());
+    (0..60).for_each(|n| apart.insert(number(n), large_value(n, 0)).unwrap());
     apart.major_compact().unwrap();
-    (0..60).step_by(4).for_each(|n| apart.insert(number(n), large(n, 1)).unwrap());
+    (0..60).step_by(4).for_each(|n| apart.insert(number(n), large_value(n, 1)).unwrap());
     apart.insert(number(60), "small").unwrap();
     apart.flush().unwrap();
     for plain in &plain {
@@ -175,21 +175,21 @@ fn write_the_newest_generation() {
     pool.flush().unwrap();
     let mut batch = db.batch().durability(PersistMode::SyncData);
     (0..400).step_by(9).for_each(|n| batch.insert(&pool, number(n), value(n, 5)));
-    batch.insert(&pool, number(401), large(61, 2));
+    batch.insert(&pool, number(401), large_value(61, 2));
     batch.remove(&pool, number(8));
     for plain in &plain {
         batch.remove(plain, number(5));
         batch.insert(plain, "", "of the empty key");
     }
     batch.insert(&zlib, number(9), value(9, 3));
-    batch.insert(&apart, number(61), large(61, 2));
+    batch.insert(&apart, number(61), large_value(61, 2));
     batch.commit().unwrap();
-    let apart = open_apart(separation.early_from(1));
-    (62..66).for_each(|n| apart.insert(number(n), large(n, 3)).unwrap());
+    let apart = open_apart(separation.direct_write_threshold(1));
+    (62..66).for_each(|n| apart.insert(number(n), large_value(n, 3)).unwrap());
     db.persist(PersistMode::SyncData).unwrap();
-    check(&db, NEWEST);
-    let newest = golden(NEWEST);
+    check_contents(&db, NEWEST_GENERATION);
+    let newest = golden_dir(NEWEST_GENERATION);
     let _none_yet = std::fs::remove_dir_all(&newest);
-    copy(&dir, &newest);
+    copy_dir(&dir, &newest);
     std::fs::remove_file(newest.join("LOCK")).unwrap();
 }

@@ -9,39 +9,39 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use azekura::fs::{Env, Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode, Survival, TestEnv, Thread};
 use azekura::{Config, Database, EngineType, ErrorKind, KvSeparationOptions, Partition, PersistMode, PmemOptions};
 
-use super::{open, part, power_lost};
-use crate::kill::program;
-use crate::world::disk::{content, put};
+use super::{after_power_loss, open, open_partition};
+use crate::kill::test_process;
+use crate::testkit::test_dir::{read_file, write_file};
 
-fn kind<T>(result: azekura::Result<T>) -> ErrorKind {
+fn error_kind<T>(result: azekura::Result<T>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()
 }
 
 /// Tells the child process of a test where to work.
-const CHILD: &str = "AZEKURA_PATHS_CHILD";
+const CHILD_ENV: &str = "AZEKURA_PATHS_CHILD";
 
 /// Runs `test` of this file in a process of its own, because the working directory belongs to the whole process.
-fn in_child(test: &str, body: impl FnOnce(&Path)) {
-    if let Some(dir) = std::env::var_os(CHILD) {
+fn run_in_child(test: &str, body: impl FnOnce(&Path)) {
+    if let Some(dir) = std::env::var_os(CHILD_ENV) {
         return body(Path::new(&dir));
     }
     let root = tempfile::tempdir().unwrap();
-    let output = program(&format!("regressions::paths::{test}"), CHILD, root.path()).output().unwrap();
+    let output = test_process(&format!("regressions::paths::{test}"), CHILD_ENV, root.path()).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
 }
 
 /// A database at the relative path `data`, with a partition of each kind.
-struct Relative {
+struct RelativePathDatabase {
     db: Database,
     parts: Vec<Partition>,
 }
 
 const NAMES: [&str; 3] = ["plain", "apart", "pool"];
 
-impl Relative {
-    fn open() -> Relative {
-        let db = Config::new("data").workers(0).log_segment_size(64 << 10).max_open_files(8).open().unwrap();
+impl RelativePathDatabase {
+    fn open() -> RelativePathDatabase {
+        let db = Config::new("data").workers(0).wal_segment_size(64 << 10).max_open_files(8).open().unwrap();
         let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(4 << 10);
         let options = |name: &str| match name {
             "apart" => azekura::PartitionCreateOptions::default().with_kv_separation(apart.clone()),
@@ -49,7 +49,7 @@ impl Relative {
             _ => Default::default(),
         };
         let parts = NAMES.iter().map(|name| db.open_partition(name, options(name)).unwrap()).collect();
-        Relative { db, parts }
+        RelativePathDatabase { db, parts }
     }
 
     /// What each key of round `n` holds, in the database called `name`.
@@ -73,7 +73,7 @@ impl Relative {
 }
 
 /// What reaches every kind of file by its path.
-const CALLS: [fn(&Relative); 9] = [
+const FILE_ACCESS_CALLS: [fn(&RelativePathDatabase); 9] = [
     |r| r.parts.iter().for_each(|part| part.flush().unwrap()),
     |r| r.db.persist(PersistMode::SyncAll).unwrap(),
     |r| r.parts[..2].iter().for_each(|part| part.major_compact().unwrap()),
@@ -90,20 +90,20 @@ const CALLS: [fn(&Relative); 9] = [
 /// directory, here that of another database. Neither database opened afterwards.
 #[test]
 fn databases_stay_when_the_directory_changes() {
-    in_child("databases_stay_when_the_directory_changes", |root| {
+    run_in_child("databases_stay_when_the_directory_changes", |root| {
         let dirs = ["one", "two", "three"].map(|name| root.join(name));
         dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
         let go = |n: usize| std::env::set_current_dir(&dirs[n % dirs.len()]).unwrap();
         let open = |n: usize| {
             go(n);
-            let opened = Relative::open();
+            let opened = RelativePathDatabase::open();
             assert_eq!(opened.db.path(), dirs[n].join("data"));
             opened
         };
         let names = ["one", "two"];
         for round in 0..3 {
             let databases = [open(0), open(1)];
-            for (call, n) in CALLS.iter().zip(round..) {
+            for (call, n) in FILE_ACCESS_CALLS.iter().zip(round..) {
                 for (database, name) in databases.iter().zip(names) {
                     go(n);
                     database.write(name, round as u64);
@@ -124,27 +124,27 @@ fn databases_stay_when_the_directory_changes() {
         }
         for (n, name) in names.iter().enumerate() {
             open(n).check(name, 2);
-            let report = azekura::inspect::verify(&disk(), Path::new("data"), &mut |_, _| go(2)).unwrap();
+            let report = azekura::inspect::verify(&disk_fs(), Path::new("data"), &mut |_, _| go(2)).unwrap();
             assert!(report.is_clean(), "{report:?}");
-            assert_eq!(names_in(&dirs[n]), ["data"]);
+            assert_eq!(file_names_in(&dirs[n]), ["data"]);
         }
-        let copies = names_in(&dirs[2]);
+        let copies = file_names_in(&dirs[2]);
         assert_eq!(copies.len(), 6, "{copies:?}");
         copies.iter().for_each(|copy| drop(Config::new(dirs[2].join(copy)).open_read_only().unwrap()));
     });
 }
 
-fn names_in(dir: &Path) -> Vec<std::ffi::OsString> {
+fn file_names_in(dir: &Path) -> Vec<std::ffi::OsString> {
     std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
 }
 
-fn disk() -> Arc<dyn Fs> {
+fn disk_fs() -> Arc<dyn Fs> {
     Arc::new(azekura::fs::DiskFs::new())
 }
 
 #[test]
 fn a_removed_working_directory_is_an_error() {
-    in_child("a_removed_working_directory_is_an_error", |root| {
+    run_in_child("a_removed_working_directory_is_an_error", |root| {
         let gone = root.join("gone");
         std::fs::create_dir(&gone).unwrap();
         std::env::set_current_dir(&gone).unwrap();
@@ -176,32 +176,33 @@ fn a_dangling_link_is_named_in_the_error() {
     }
 }
 
-const FOREIGN: [&str; 3] = ["/backups/one.tmp/2024/wedding", "/backups/azekura-checkpoint-0.tmp/mine", "/backups/mine"];
+const FOREIGN_FILES: [&str; 3] =
+    ["/backups/one.tmp/2024/wedding", "/backups/azekura-checkpoint-0.tmp/mine", "/backups/mine"];
 
 /// A machine with a database and files of the user beside the place for a checkpoint, all of it durable.
-fn with_foreign_files() -> MemFs {
+fn machine_with_foreign_files() -> MemFs {
     let machine = MemFs::new();
-    for file in FOREIGN.map(Path::new) {
+    for file in FOREIGN_FILES.map(Path::new) {
         machine.create_dir_all(file.parent().unwrap()).unwrap();
-        put(&machine, file, b"mine");
+        write_file(&machine, file, b"mine");
         machine.open(file, OpenMode::Write).unwrap().sync_data().unwrap();
         file.ancestors().skip(1).for_each(|dir| machine.sync_dir(dir).unwrap());
     }
     let db = open(&machine, "/db", 1);
-    part(&db, "p").insert("k", "v").unwrap();
-    part(&db, "p").flush().unwrap();
-    part(&db, "p").insert("l", "w").unwrap();
+    open_partition(&db, "p").insert("k", "v").unwrap();
+    open_partition(&db, "p").flush().unwrap();
+    open_partition(&db, "p").insert("l", "w").unwrap();
     db.close().unwrap();
     machine
 }
 
-fn foreign_files_are_there(machine: &MemFs) {
-    FOREIGN.iter().for_each(|file| assert_eq!(content(machine, Path::new(file)), b"mine", "{file}"));
+fn check_foreign_files(machine: &MemFs) {
+    FOREIGN_FILES.iter().for_each(|file| assert_eq!(read_file(machine, Path::new(file)), b"mine", "{file}"));
 }
 
-fn is_whole(machine: &MemFs, copy: &str) {
+fn check_checkpoint(machine: &MemFs, copy: &str) {
     let copy = open(machine, copy, 9);
-    let pairs: Vec<_> = part(&copy, "p").keys().map(|key| key.unwrap().to_vec()).collect();
+    let pairs: Vec<_> = open_partition(&copy, "p").keys().map(|key| key.unwrap().to_vec()).collect();
     assert_eq!(pairs, [b"k", b"l"]);
 }
 
@@ -209,18 +210,18 @@ fn is_whole(machine: &MemFs, copy: &str) {
 /// the user had in it.
 #[test]
 fn a_checkpoint_removes_no_foreign_directory() {
-    let machine = with_foreign_files();
+    let machine = machine_with_foreign_files();
     let db = open(&machine, "/db", 2);
     db.checkpoint("/backups/one").unwrap();
-    foreign_files_are_there(&machine);
+    check_foreign_files(&machine);
     machine.create_dir_all(Path::new("/backups/empty")).unwrap();
     for taken in ["/backups/one", "/backups/empty", "/backups/mine", "/backups/one.tmp", "/db", "/db/LOCK"] {
-        assert_eq!(kind(db.checkpoint(taken)), ErrorKind::Invalid, "{taken}");
+        assert_eq!(error_kind(db.checkpoint(taken)), ErrorKind::Invalid, "{taken}");
     }
     for nameless in ["/", "/backups/.."] {
-        assert_eq!(kind(db.checkpoint(nameless)), ErrorKind::Invalid, "{nameless}");
+        assert_eq!(error_kind(db.checkpoint(nameless)), ErrorKind::Invalid, "{nameless}");
     }
-    foreign_files_are_there(&machine);
+    check_foreign_files(&machine);
     let there = machine.read_dir(Path::new("/backups")).unwrap();
     assert_eq!(there.len(), 5, "{there:?}");
 }
@@ -230,15 +231,15 @@ fn a_checkpoint_removes_no_foreign_directory() {
 fn a_failed_checkpoint_leaves_nothing() {
     let (mut failed, mut passed) = (0, false);
     for nth in 1.. {
-        let machine = with_foreign_files();
+        let machine = machine_with_foreign_files();
         let fs = FaultFs::new(Arc::new(machine.clone()));
         let config = Config::new("/db").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(2))).workers(0);
         let db = config.open().unwrap();
-        fs.fail(FaultPlan::new(OpKind::Any, nth, Fault::Error(io::ErrorKind::Other)));
+        fs.inject(FaultPlan::new(OpKind::Any, nth, Fault::Error(io::ErrorKind::Other)));
         let made = db.checkpoint("/backups/new/one");
-        let struck = fs.struck() > 0;
-        fs.repair();
-        foreign_files_are_there(&machine);
+        let struck = fs.fault_count() > 0;
+        fs.clear_faults();
+        check_foreign_files(&machine);
         let new = Path::new("/backups/new");
         let left = if machine.exists(new).unwrap() { machine.read_dir(new).unwrap() } else { Vec::new() };
         if made.is_err() {
@@ -246,7 +247,7 @@ fn a_failed_checkpoint_leaves_nothing() {
             assert!(left.is_empty(), "operation {nth} failed and left {left:?}");
             db.checkpoint("/backups/new/one").unwrap();
         }
-        is_whole(&power_lost(&machine), "/backups/new/one");
+        check_checkpoint(&after_power_loss(&machine), "/backups/new/one");
         if !struck {
             passed = true;
             break;
@@ -263,13 +264,13 @@ fn a_crashed_checkpoint_is_whole_or_absent() {
     let third_sync = FaultPlan::new(OpKind::SyncDir, 3, Fault::Error(io::ErrorKind::Other));
     let plans = [None, Some(third_sync.clone()), Some(third_sync.forever())];
     let try_one = |plan: Option<&FaultPlan>, stop: Option<u64>| {
-        let machine = with_foreign_files();
+        let machine = machine_with_foreign_files();
         let fs = FaultFs::new(Arc::new(machine.clone()));
         let config = Config::new("/db").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(2))).workers(0);
         let db = config.open().unwrap();
         let before = machine.op_count();
         machine.freeze_after(stop);
-        plan.into_iter().for_each(|plan| fs.fail(plan.clone()));
+        plan.into_iter().for_each(|plan| fs.inject(plan.clone()));
         let made = db.checkpoint("/backups/new/one");
         (machine.op_count() - before, made.is_ok(), machine.fork())
     };
@@ -282,9 +283,9 @@ fn a_crashed_checkpoint_is_whole_or_absent() {
                 let ways = [Survival::Nothing, Survival::Everything, Survival::Random];
                 let crashed = machine.fork();
                 crashed.crash(ways[(seed as usize).min(2)], ops * 8 + seed);
-                foreign_files_are_there(&crashed);
+                check_foreign_files(&crashed);
                 if crashed.exists(Path::new("/backups/new/one")).unwrap() {
-                    is_whole(&crashed, "/backups/new/one");
+                    check_checkpoint(&crashed, "/backups/new/one");
                     there += 1;
                 } else {
                     assert!(!made, "operation {ops}: it was acknowledged");
@@ -298,14 +299,14 @@ fn a_crashed_checkpoint_is_whole_or_absent() {
 /// Every ancestor up to the root was synced, and one that cannot be (autofs, squashfs, procfs) failed the call, though
 /// it had not changed. `/proc/self` stands for such a directory.
 #[test]
-fn ancestors_without_syncs_are_passed_over() {
+fn ancestor_that_cannot_sync_is_skipped() {
     let root = tempfile::tempdir().unwrap();
     let through = PathBuf::from(format!("/proc/self/root{}", root.path().display()));
     if !through.exists() {
         return println!("skipped: there is no /proc");
     }
     let db = Config::new(through.join("new/db")).workers(0).open().unwrap();
-    part(&db, "p").insert("k", "v").unwrap();
+    open_partition(&db, "p").insert("k", "v").unwrap();
     db.checkpoint(through.join("newer/copy")).unwrap();
     db.close().unwrap();
     Config::new(root.path().join("newer/copy")).workers(0).open().unwrap();
@@ -318,10 +319,10 @@ fn parents_of_new_directories_must_be_synced() {
         let machine = MemFs::new();
         machine.create_dir_all(Path::new(existing)).unwrap();
         let fs = FaultFs::new(Arc::new(machine));
-        fs.fail(FaultPlan::new(OpKind::SyncDir, nth, Fault::Error(error)));
+        fs.inject(FaultPlan::new(OpKind::SyncDir, nth, Fault::Error(error)));
         let config = Config::new("/old/new/db").fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1)));
         let failed = config.workers(0).open().is_err();
-        assert_eq!(fs.struck(), 1);
+        assert_eq!(fs.fault_count(), 1);
         failed
     };
     let unsyncable = io::ErrorKind::InvalidInput;
@@ -337,25 +338,25 @@ fn parents_of_new_directories_must_be_synced() {
 #[test]
 fn a_removed_lock_file_lets_no_second_writer_in() {
     let on_disk = tempfile::tempdir().unwrap();
-    let places = [(disk(), on_disk.path().join("db")), (Arc::new(MemFs::new()) as Arc<dyn Fs>, "/db".into())];
+    let places = [(disk_fs(), on_disk.path().join("db")), (Arc::new(MemFs::new()) as Arc<dyn Fs>, "/db".into())];
     for (fs, dir) in places {
         let config = || Config::new(&dir).fs(Arc::clone(&fs)).workers(0);
         let db = config().open().unwrap();
         let refused = || {
-            assert_eq!(kind(config().open()), ErrorKind::Locked);
-            assert_eq!(kind(config().open_read_only()), ErrorKind::Locked);
+            assert_eq!(error_kind(config().open()), ErrorKind::Locked);
+            assert_eq!(error_kind(config().open_read_only()), ErrorKind::Locked);
         };
         refused();
         fs.remove_file(&dir.join("LOCK")).unwrap();
         refused();
-        put(&*fs, &dir.join("LOCK"), b"");
+        write_file(&*fs, &dir.join("LOCK"), b"");
         refused();
         db.close().unwrap();
         let (reader, beside) = (config().open_read_only().unwrap(), config().open_read_only().unwrap());
         fs.remove_file(&dir.join("LOCK")).unwrap();
-        assert_eq!(kind(config().open()), ErrorKind::Locked);
+        assert_eq!(error_kind(config().open()), ErrorKind::Locked);
         drop(reader);
-        assert_eq!(kind(config().open()), ErrorKind::Locked);
+        assert_eq!(error_kind(config().open()), ErrorKind::Locked);
         drop(beside);
         config().open().unwrap();
     }
@@ -367,21 +368,21 @@ fn other_names_of_a_directory_are_locked_too() {
     let db = Config::new(root.path().join("db")).workers(0).open().unwrap();
     std::os::unix::fs::symlink("db", root.path().join("link")).unwrap();
     for other in ["link", "db/../db", "./db/", "link/../link"] {
-        assert_eq!(kind(Config::new(root.path().join(other)).workers(0).open()), ErrorKind::Locked, "{other}");
+        assert_eq!(error_kind(Config::new(root.path().join(other)).workers(0).open()), ErrorKind::Locked, "{other}");
     }
     drop(db);
     let db = Config::new(root.path().join("link")).workers(0).open().unwrap();
-    assert_eq!(kind(Config::new(root.path().join("db")).workers(0).open()), ErrorKind::Locked);
+    assert_eq!(error_kind(Config::new(root.path().join("db")).workers(0).open()), ErrorKind::Locked);
     drop(db);
 }
 
 /// An environment in which the test says which process runs.
-struct Forking {
+struct ForkEnv {
     env: TestEnv,
     process: Arc<AtomicU64>,
 }
 
-impl Env for Forking {
+impl Env for ForkEnv {
     fn now_ms(&self) -> u64 {
         self.env.now_ms()
     }
@@ -397,7 +398,7 @@ impl Env for Forking {
     fn sleep(&self, duration: std::time::Duration) {
         self.env.sleep(duration);
     }
-    fn process(&self) -> u64 {
+    fn process_token(&self) -> u64 {
         self.process.load(Ordering::SeqCst)
     }
 }
@@ -408,9 +409,9 @@ impl Env for Forking {
 fn a_forked_child_cannot_touch_the_files() {
     let machine = MemFs::new();
     let process = Arc::new(AtomicU64::new(1));
-    let env = Arc::new(Forking { env: TestEnv::new(1), process: Arc::clone(&process) });
+    let env = Arc::new(ForkEnv { env: TestEnv::new(1), process: Arc::clone(&process) });
     let db = Config::new("/db").fs(Arc::new(machine.clone())).env(env).workers(0).open().unwrap();
-    let (p, pool) = (part(&db, "p"), db.open_partition("pool", pool_options()).unwrap());
+    let (p, pool) = (open_partition(&db, "p"), db.open_partition("pool", pool_options()).unwrap());
     p.insert("k", "v").unwrap();
     let mut batch = db.batch();
     batch.insert(&p, "no", "v");
@@ -418,31 +419,34 @@ fn a_forked_child_cannot_touch_the_files() {
     // What the child does.
     process.store(2, Ordering::SeqCst);
     let outcomes: BTreeMap<&str, ErrorKind> = BTreeMap::from([
-        ("insert", kind(p.insert("no", "v"))),
-        ("large", kind(p.insert("no", vec![1; 2 << 20]))),
-        ("remove", kind(p.remove("k"))),
-        ("pool", kind(pool.insert("no", "v"))),
-        ("batch", kind(batch.commit())),
-        ("flush", kind(p.flush())),
-        ("pool flush", kind(pool.flush())),
-        ("compact", kind(p.major_compact())),
-        ("persist", kind(db.persist(PersistMode::SyncAll))),
-        ("step", kind(db.step())),
-        ("open", kind(db.open_partition("new", Default::default()))),
-        ("again", kind(db.open_partition("p", Default::default()))),
-        ("delete", kind(db.delete_partition(p.clone()))),
-        ("checkpoint", kind(db.checkpoint("/copy"))),
-        ("close", kind(db.clone().close())),
+        ("insert", error_kind(p.insert("no", "v"))),
+        ("large", error_kind(p.insert("no", vec![1; 2 << 20]))),
+        ("remove", error_kind(p.remove("k"))),
+        ("pool", error_kind(pool.insert("no", "v"))),
+        ("batch", error_kind(batch.commit())),
+        ("flush", error_kind(p.flush())),
+        ("pool flush", error_kind(pool.flush())),
+        ("compact", error_kind(p.major_compact())),
+        ("persist", error_kind(db.persist(PersistMode::SyncAll))),
+        ("step", error_kind(db.step())),
+        ("open", error_kind(db.open_partition("new", Default::default()))),
+        ("again", error_kind(db.open_partition("p", Default::default()))),
+        ("delete", error_kind(db.delete_partition(p.clone()))),
+        ("checkpoint", error_kind(db.checkpoint("/copy"))),
+        ("close", error_kind(db.clone().close())),
     ]);
     assert!(outcomes.values().all(|kind| *kind == ErrorKind::Closed), "{outcomes:?}");
     drop((p, pool, db));
     assert_eq!(machine.op_count(), ops);
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
-    assert_eq!(kind(Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(2))).workers(0).open()), ErrorKind::Locked);
+    assert_eq!(
+        error_kind(Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(2))).workers(0).open()),
+        ErrorKind::Locked
+    );
     // The process ends, and a new one finds what the parent wrote.
     machine.crash(Survival::Everything, 0);
     let db = open(&machine, "/db", 3);
-    assert_eq!(part(&db, "p").keys().map(|key| key.unwrap().to_vec()).collect::<Vec<_>>(), [b"k"]);
+    assert_eq!(open_partition(&db, "p").keys().map(|key| key.unwrap().to_vec()).collect::<Vec<_>>(), [b"k"]);
 }
 
 fn pool_options() -> azekura::PartitionCreateOptions {

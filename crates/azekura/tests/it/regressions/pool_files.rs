@@ -12,37 +12,37 @@ use azekura::{
     PersistenceLevel, PmemOptions, Result, inspect,
 };
 
-use crate::world::disk::{content, put};
+use crate::testkit::test_dir::{read_file, write_file};
 
 fn config(fs: &MemFs, salt: u64) -> Config {
     Config::new(Path::new("/db")).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(salt))).workers(0)
 }
 
-fn pool() -> PartitionCreateOptions {
+fn pool_options() -> PartitionCreateOptions {
     let options = PmemOptions::default().max_size(4 << 20).growth_step(64 << 10);
     PartitionCreateOptions::default().engine(EngineType::Pmem(options))
 }
 
 /// A file system whose files are used as memory, as tmpfs files are.
-fn tmpfs() -> MemFs {
+fn tmpfs_machine() -> MemFs {
     let fs = MemFs::new();
-    fs.offer_memory(PersistenceLevel::Process);
+    fs.set_mapped_memory(PersistenceLevel::ProcessCrash);
     fs
 }
 
-type Errand = Box<dyn FnOnce() + Send>;
+type ComparisonHook = Box<dyn FnOnce() + Send>;
 
 /// Orders by bytes. Runs an errand, once, in the middle of the next comparison.
 #[derive(Default)]
-struct Errands(Mutex<Option<Errand>>);
+struct ComparisonHookComparator(Mutex<Option<ComparisonHook>>);
 
-impl Errands {
-    fn set(&self, errand: impl FnOnce() + Send + 'static) {
+impl ComparisonHookComparator {
+    fn set_hook(&self, errand: impl FnOnce() + Send + 'static) {
         *self.0.lock().unwrap() = Some(Box::new(errand));
     }
 }
 
-impl Comparator for Errands {
+impl Comparator for ComparisonHookComparator {
     fn name(&self) -> &str {
         "errands"
     }
@@ -65,19 +65,19 @@ fn value(n: u64) -> Vec<u8> {
     vec![n as u8; if n.is_multiple_of(2) { 40 } else { 3000 }]
 }
 
-fn put_all(part: &Partition) {
+fn insert_all(part: &Partition) {
     (0..KEYS).for_each(|n| part.insert(key(n), value(n)).unwrap());
 }
 
 /// Overwrites the space of all values: what they stood in holds those of other keys then.
-fn put_others(part: &Partition) {
+fn overwrite_freed_space(part: &Partition) {
     for round in 0..3 {
         (0..KEYS).for_each(|n| part.insert(key(KEYS + n), value(n + 100 + round)).unwrap());
         (0..KEYS).for_each(|n| part.remove(key(n)).unwrap());
     }
 }
 
-fn is_closed<T: std::fmt::Debug>(read: Result<T>) {
+fn assert_closed<T: std::fmt::Debug>(read: Result<T>) {
     let error = read.expect_err("the database was closed and its files are another's");
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
 }
@@ -87,34 +87,36 @@ fn is_closed<T: std::fmt::Debug>(read: Result<T>) {
 /// the comparator of the read does all of it.
 #[test]
 fn read_is_closed_when_pool_is_reopened_under_it() {
-    type Read = fn(&Partition) -> Result<Option<Vec<u8>>>;
-    let reads: [Read; 5] = [
+    type ReadCall = fn(&Partition) -> Result<Option<Vec<u8>>>;
+    let reads: [ReadCall; 5] = [
         |part| Ok(part.get(key(31))?.map(|value| value.to_vec())),
         |part| Ok(part.size_of(key(31))?.map(|size| vec![31; size as usize])),
         |part| Ok(part.range(key(31)..).next().transpose()?.map(|(_, value)| value.to_vec())),
         |part| Ok(part.range(..=key(31)).next_back().transpose()?.map(|(_, value)| value.to_vec())),
         |part| {
             let mut walk = part.range(key(31)..);
-            let lent = walk.lend().transpose()?.map(|(_, value)| value.to_vec());
+            let lent = walk.next_ref().transpose()?.map(|(_, value)| value.to_vec());
             Ok(lent)
         },
     ];
     for read in reads {
-        let (fs, order) = (tmpfs(), Arc::new(Errands::default()));
+        let (fs, order) = (tmpfs_machine(), Arc::new(ComparisonHookComparator::default()));
         let db = config(&fs, 1).open().unwrap();
-        let part = db.open_partition_with_comparator("p", pool(), order.clone()).unwrap();
-        put_all(&part);
+        let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
+        insert_all(&part);
         assert_eq!(read(&part).unwrap(), Some(value(31)));
         let after = fs.clone();
-        order.set(move || {
+        order.set_hook(move || {
             db.close().unwrap();
             let db = config(&after, 2).open().unwrap();
-            let part = db.open_partition_with_comparator("p", pool(), Arc::new(Errands::default())).unwrap();
-            put_others(&part);
+            let part = db
+                .open_partition_with_comparator("p", pool_options(), Arc::new(ComparisonHookComparator::default()))
+                .unwrap();
+            overwrite_freed_space(&part);
             drop(part);
             db.close().unwrap();
         });
-        is_closed(read(&part));
+        assert_closed(read(&part));
         assert!(order.0.lock().unwrap().is_none(), "the read compared");
     }
 }
@@ -123,13 +125,13 @@ fn read_is_closed_when_pool_is_reopened_under_it() {
 /// inside a pool that is memory, so the read finds what was there.
 #[test]
 fn close_waits_for_reads_inside_a_memory_pool() {
-    let (fs, order) = (tmpfs(), Arc::new(Errands::default()));
+    let (fs, order) = (tmpfs_machine(), Arc::new(ComparisonHookComparator::default()));
     let db = config(&fs, 1).open().unwrap();
-    let part = db.open_partition_with_comparator("p", pool(), order.clone()).unwrap();
-    put_all(&part);
+    let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
+    insert_all(&part);
     let closer = Arc::new(Mutex::new(None));
     let (closing, beside, after) = (Arc::clone(&closer), part.clone(), fs.clone());
-    order.set(move || {
+    order.set_hook(move || {
         *closing.lock().unwrap() = Some(thread::spawn(move || db.close().unwrap()));
         // Until the closing thread has come to where it waits.
         while beside.get(key(1)).is_ok() {
@@ -140,19 +142,19 @@ fn close_waits_for_reads_inside_a_memory_pool() {
             assert_eq!(config(&after, salt).open().unwrap_err().kind(), ErrorKind::Locked, "a read is under way");
         }
     });
-    is_closed(part.get(key(31)));
+    assert_closed(part.get(key(31)));
     closer.lock().unwrap().take().unwrap().join().unwrap();
     config(&fs, 2).open().unwrap();
 }
 
 /// An iterator of a pool that is memory went on over the bytes of whatever opened the file after it.
 #[test]
-fn iterators_are_closed_when_database_is_reopened() {
+fn iters_are_closed_when_database_is_reopened() {
     let lsm = PartitionCreateOptions::default;
-    for (fs, options) in [(tmpfs(), pool()), (MemFs::new(), pool()), (MemFs::new(), lsm())] {
+    for (fs, options) in [(tmpfs_machine(), pool_options()), (MemFs::new(), pool_options()), (MemFs::new(), lsm())] {
         let db = config(&fs, 1).open().unwrap();
         let part = db.open_partition("p", options.clone()).unwrap();
-        put_all(&part);
+        insert_all(&part);
         part.flush().unwrap();
         let snapshot = db.snapshot();
         let (mut up, mut down, mut both, mut entries) =
@@ -162,19 +164,19 @@ fn iterators_are_closed_when_database_is_reopened() {
         down.next_back().unwrap().unwrap();
         both.next().unwrap().unwrap();
         both.next_back().unwrap().unwrap();
-        lent.lend().unwrap().unwrap();
+        lent.next_ref().unwrap().unwrap();
         let entry = entries.next().unwrap().unwrap();
         db.close().unwrap();
         let db = config(&fs, 2).open().unwrap();
-        put_others(&db.open_partition("p", options).unwrap());
-        is_closed(up.next().unwrap());
-        is_closed(down.next_back().unwrap());
-        is_closed(both.next_back().unwrap());
-        is_closed(entries.next().unwrap());
-        is_closed(fresh.next().unwrap());
-        is_closed(lent.lend().unwrap());
-        is_closed(snapshot.get(&part, key(3)));
-        is_closed(part.insert(key(3), "v"));
+        overwrite_freed_space(&db.open_partition("p", options).unwrap());
+        assert_closed(up.next().unwrap());
+        assert_closed(down.next_back().unwrap());
+        assert_closed(both.next_back().unwrap());
+        assert_closed(entries.next().unwrap());
+        assert_closed(fresh.next().unwrap());
+        assert_closed(lent.next_ref().unwrap());
+        assert_closed(snapshot.get(&part, key(3)));
+        assert_closed(part.insert(key(3), "v"));
         assert!([up.next(), down.next(), both.next(), fresh.next_back()].iter().all(Option::is_none), "it has ended");
         assert_eq!(entry.value().unwrap(), value(0), "it was read before");
     }
@@ -182,19 +184,22 @@ fn iterators_are_closed_when_database_is_reopened() {
 
 /// A partition that is deleted under its readers, and made again under its name, shows them what was there.
 #[test]
-fn iterators_go_on_when_their_partition_is_deleted() {
-    for (fs, options) in [(tmpfs(), pool()), (MemFs::new(), pool()), (MemFs::new(), PartitionCreateOptions::default())]
-    {
+fn pool_iters_continue_when_partition_is_deleted() {
+    for (fs, options) in [
+        (tmpfs_machine(), pool_options()),
+        (MemFs::new(), pool_options()),
+        (MemFs::new(), PartitionCreateOptions::default()),
+    ] {
         let db = config(&fs, 1).open().unwrap();
         let part = db.open_partition("p", options.clone()).unwrap();
-        put_all(&part);
+        insert_all(&part);
         let (mut up, mut down) = (part.iter(), part.iter());
         up.next().unwrap().unwrap();
         down.next_back().unwrap().unwrap();
         db.delete_partition(part.clone()).unwrap();
         let again = db.open_partition("p", options).unwrap();
-        put_others(&again);
-        is_closed(part.get(key(1)));
+        overwrite_freed_space(&again);
+        assert_closed(part.get(key(1)));
         let right = |pair: Result<(azekura::Slice, azekura::Slice)>, n: u64| {
             let (found, bytes) = pair.unwrap();
             assert!(found == key(n) && bytes == value(n), "key {n}");
@@ -205,15 +210,15 @@ fn iterators_go_on_when_their_partition_is_deleted() {
 }
 
 /// What readers beside closing, opening and deleting share.
-struct Stage {
-    now: RwLock<Partition>,
+struct ConcurrentReaders {
+    current_partition: RwLock<Partition>,
     stop: AtomicBool,
     reads: AtomicU64,
 }
 
-impl Stage {
+impl ConcurrentReaders {
     /// Reads in one of several ways; what is found is the value of its key, of any round.
-    fn read(&self, way: u64) {
+    fn read_randomly(&self, way: u64) {
         let right = |n: u64, bytes: &[u8]| {
             assert!(bytes.len() == 2000 && bytes.iter().all(|byte| *byte == n as u8), "way {way}: not of key {n}");
         };
@@ -221,7 +226,7 @@ impl Stage {
         let mut n = way;
         while !self.stop.load(Ordering::Relaxed) {
             n = (n * 13 + 7) % 50;
-            let part = self.now.read().unwrap().clone();
+            let part = self.current_partition.read().unwrap().clone();
             let read = || -> Result<()> {
                 match way % 4 {
                     0 => right(n, &part.get(key(n))?.expect("it is never removed")),
@@ -239,7 +244,7 @@ impl Stage {
                     }
                     _ => {
                         let (mut walk, mut n) = (part.iter(), 0);
-                        while let Some(pair) = walk.lend() {
+                        while let Some(pair) = walk.next_ref() {
                             let (found, bytes) = pair?;
                             assert_eq!(number(found), n);
                             right(n, bytes);
@@ -259,9 +264,9 @@ impl Stage {
 }
 
 /// Ends the readers, also when a check has failed.
-struct Stop<'a>(&'a Stage);
+struct StopReadersGuard<'a>(&'a ConcurrentReaders);
 
-impl Drop for Stop<'_> {
+impl Drop for StopReadersGuard<'_> {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
     }
@@ -272,12 +277,12 @@ fn fill(part: &Partition) {
 }
 
 fn rounds() -> u64 {
-    crate::world::number("AZEKURA_REOPENINGS", 9)
+    crate::testkit::env_u64("AZEKURA_REOPENINGS", 9)
 }
 
 /// Closes, opens and fills beside readers; every other time the partition is deleted and made again, so that its keys
 /// are missing for a moment: then readers have their handle of the one before.
-fn reopened_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreateOptions) {
+fn reopen_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCreateOptions) {
     let open = || {
         let db = Config::new(dir).fs(Arc::clone(fs)).workers(1).open().unwrap();
         let part = db.open_partition("p", options.clone()).unwrap();
@@ -285,11 +290,15 @@ fn reopened_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCrea
         (db, part)
     };
     let (mut db, part): (Database, Partition) = open();
-    let stage = Stage { now: RwLock::new(part), stop: AtomicBool::new(false), reads: AtomicU64::new(0) };
+    let stage = ConcurrentReaders {
+        current_partition: RwLock::new(part),
+        stop: AtomicBool::new(false),
+        reads: AtomicU64::new(0),
+    };
     thread::scope(|scope| {
-        let _stopped = Stop(&stage);
+        let _stopped = StopReadersGuard(&stage);
         let stage = &stage;
-        let readers: Vec<_> = (0..4).map(|way| scope.spawn(move || stage.read(way))).collect();
+        let readers: Vec<_> = (0..4).map(|way| scope.spawn(move || stage.read_randomly(way))).collect();
         for round in 0..rounds() {
             let before = stage.reads.load(Ordering::Relaxed);
             while stage.reads.load(Ordering::Relaxed) < before + 4 && !readers.iter().any(|reader| reader.is_finished())
@@ -298,7 +307,7 @@ fn reopened_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCrea
             }
             let part = match round % 3 {
                 0 => {
-                    let old = stage.now.read().unwrap().clone();
+                    let old = stage.current_partition.read().unwrap().clone();
                     db.delete_partition(old).unwrap();
                     let part = db.open_partition("p", options.clone()).unwrap();
                     fill(&part);
@@ -311,7 +320,7 @@ fn reopened_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCrea
                     part
                 }
             };
-            *stage.now.write().unwrap() = part;
+            *stage.current_partition.write().unwrap() = part;
         }
     });
     println!("{} reads", stage.reads.load(Ordering::Relaxed));
@@ -321,38 +330,42 @@ fn reopened_beside_readers(fs: &Arc<dyn Fs>, dir: &Path, options: &PartitionCrea
 fn readers_are_right_or_closed_beside_reopening() {
     let disk: Arc<dyn Fs> = Arc::new(DiskFs::new());
     for place in [tempfile::tempdir_in("/dev/shm").ok(), tempfile::tempdir().ok()].into_iter().flatten() {
-        reopened_beside_readers(&disk, &place.path().join("pool"), &pool());
-        reopened_beside_readers(&disk, &place.path().join("lsm"), &PartitionCreateOptions::default());
+        reopen_beside_readers(&disk, &place.path().join("pool"), &pool_options());
+        reopen_beside_readers(&disk, &place.path().join("lsm"), &PartitionCreateOptions::default());
     }
-    reopened_beside_readers(&(Arc::new(tmpfs()) as Arc<dyn Fs>), Path::new("/db"), &pool());
+    reopen_beside_readers(&(Arc::new(tmpfs_machine()) as Arc<dyn Fs>), Path::new("/db"), &pool_options());
 }
 
-const POOL: &str = "/db/p000001.pool";
+const POOL_PATH: &str = "/db/p000001.pool";
 
-fn opened(fs: &MemFs) -> Result<Database> {
+fn open_pool_database(fs: &MemFs) -> Result<Database> {
     config(fs, 9).open()
 }
 
 /// Opening, opening for reading and `verify` say that the file of the pool is not what it should be.
-fn is_refused(fs: &MemFs, what: &str) {
-    for opened in [opened(fs), config(fs, 8).open_read_only()] {
+fn assert_refused(fs: &MemFs, what: &str) {
+    for opened in [open_pool_database(fs), config(fs, 8).open_read_only()] {
         let error = opened.expect_err(what);
-        assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(Path::new(POOL))), "{what}: {error}");
+        assert_eq!(
+            (error.kind(), error.file()),
+            (ErrorKind::Corruption, Some(Path::new(POOL_PATH))),
+            "{what}: {error}"
+        );
     }
     let report = inspect::verify(&(Arc::new(fs.clone()) as Arc<dyn Fs>), Path::new("/db"), &mut |_, _| {}).unwrap();
     assert!(!report.is_clean(), "{what}: verify finds nothing");
 }
 
 /// A database with a pool that was written to and closed so many times; the files of its pool after each.
-fn lives(fs: &MemFs, count: u8, salt: u64) -> Vec<Vec<u8>> {
+fn pool_images_after_reopens(fs: &MemFs, count: u8, salt: u64) -> Vec<Vec<u8>> {
     let mut files = Vec::new();
     for life in 0..count {
         let db = config(fs, salt + u64::from(life)).open().unwrap();
-        let part = db.open_partition("p", pool()).unwrap();
+        let part = db.open_partition("p", pool_options()).unwrap();
         part.insert([life], [life; 100]).unwrap();
         drop(part);
         db.close().unwrap();
-        files.push(content(fs, Path::new(POOL)));
+        files.push(read_file(fs, Path::new(POOL_PATH)));
     }
     files
 }
@@ -362,27 +375,27 @@ fn lives(fs: &MemFs, count: u8, salt: u64) -> Vec<Vec<u8>> {
 #[test]
 fn older_image_is_refused() {
     let fs = MemFs::new();
-    let files = lives(&fs, 3, 1);
+    let files = pool_images_after_reopens(&fs, 3, 1);
     for (life, bytes) in files.iter().enumerate().take(2) {
-        put(&fs, Path::new(POOL), bytes);
-        is_refused(&fs, &format!("the image of life {life}"));
+        write_file(&fs, Path::new(POOL_PATH), bytes);
+        assert_refused(&fs, &format!("the image of life {life}"));
     }
-    put(&fs, Path::new(POOL), &files[2]);
-    assert_eq!(opened(&fs).unwrap().partition("p").unwrap().len().unwrap(), 3);
+    write_file(&fs, Path::new(POOL_PATH), &files[2]);
+    assert_eq!(open_pool_database(&fs).unwrap().partition("p").unwrap().len().unwrap(), 3);
 }
 
 /// The pool of another database has the same name and the same partition number, and was opened.
 #[test]
 fn pool_of_another_database_is_refused() {
-    for level in [PersistenceLevel::Logged, PersistenceLevel::Process, PersistenceLevel::Power] {
+    for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash, PersistenceLevel::PowerLoss] {
         let (fs, other) = (MemFs::new(), MemFs::new());
-        [&fs, &other].into_iter().for_each(|fs| fs.offer_memory(level));
-        let own = lives(&fs, 2, 1).pop().unwrap();
-        let foreign = lives(&other, 4, 50).pop().unwrap();
-        put(&fs, Path::new(POOL), &foreign);
-        is_refused(&fs, &format!("{level:?}"));
-        put(&fs, Path::new(POOL), &own);
-        assert_eq!(opened(&fs).unwrap().partition("p").unwrap().len().unwrap(), 2);
+        [&fs, &other].into_iter().for_each(|fs| fs.set_mapped_memory(level));
+        let own = pool_images_after_reopens(&fs, 2, 1).pop().unwrap();
+        let foreign = pool_images_after_reopens(&other, 4, 50).pop().unwrap();
+        write_file(&fs, Path::new(POOL_PATH), &foreign);
+        assert_refused(&fs, &format!("{level:?}"));
+        write_file(&fs, Path::new(POOL_PATH), &own);
+        assert_eq!(open_pool_database(&fs).unwrap().partition("p").unwrap().len().unwrap(), 2);
     }
 }
 
@@ -395,20 +408,20 @@ fn newer_image_and_copies_open() {
         let faulty = FaultFs::new(Arc::new(machine.clone()));
         let db = Config::new("/db").fs(Arc::new(faulty.clone())).env(Arc::new(TestEnv::new(1))).workers(0);
         let db = db.open().unwrap();
-        let part = db.open_partition("p", pool()).unwrap();
+        let part = db.open_partition("p", pool_options()).unwrap();
         part.insert("a", "1").unwrap();
         part.flush().unwrap();
         db.checkpoint("/copy").unwrap();
         part.insert("b", "2").unwrap();
         db.persist(PersistMode::SyncData).unwrap();
-        faulty.fail(
+        faulty.inject(
             FaultPlan::new(OpKind::Write, nth, Fault::Error(std::io::ErrorKind::StorageFull)).in_path("MANIFEST"),
         );
         drop(part.flush());
         for survival in [Survival::Nothing, Survival::Everything] {
             let after = machine.fork();
             after.crash(survival, nth);
-            assert_eq!(opened(&after).unwrap().partition("p").unwrap().len().unwrap(), 2, "write {nth}");
+            assert_eq!(open_pool_database(&after).unwrap().partition("p").unwrap().len().unwrap(), 2, "write {nth}");
             let copy = Config::new("/copy").fs(Arc::new(after)).env(Arc::new(TestEnv::new(3))).workers(0);
             assert_eq!(copy.open().unwrap().partition("p").unwrap().len().unwrap(), 1);
         }
@@ -419,11 +432,11 @@ fn newer_image_and_copies_open() {
 /// database did not open any more.
 #[test]
 fn pool_that_cannot_be_reserved_is_not_created() {
-    for level in [PersistenceLevel::Logged, PersistenceLevel::Process] {
+    for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash] {
         let fs = MemFs::new();
         let db = config(&fs, 1).open().unwrap();
-        super::part(&db, "tables").insert("important", "yes").unwrap();
-        fs.offer_memory(level);
+        super::open_partition(&db, "tables").insert("important", "yes").unwrap();
+        fs.set_mapped_memory(level);
         let huge = |n: u32| {
             let options = PmemOptions::default().max_size(8 << 40).growth_step(64 << 10);
             db.open_partition(&format!("huge {n}"), PartitionCreateOptions::default().engine(EngineType::Pmem(options)))
@@ -436,7 +449,7 @@ fn pool_that_cannot_be_reserved_is_not_created() {
         let count = made.len();
         drop(made);
         db.close().unwrap();
-        let db = opened(&fs).unwrap();
+        let db = open_pool_database(&fs).unwrap();
         assert_eq!(db.list_partitions().len(), 1 + count);
         assert_eq!(db.partition("tables").unwrap().get("important").unwrap().unwrap(), "yes");
     }
@@ -444,11 +457,11 @@ fn pool_that_cannot_be_reserved_is_not_created() {
 
 /// Other than bytes, by the last four bytes of a key as a number, highest first. Panics where it is shown a key that no
 /// test has inserted or asked for.
-struct Fixed {
+struct SuffixNumberComparator {
     descending: bool,
 }
 
-impl Comparator for Fixed {
+impl Comparator for SuffixNumberComparator {
     fn name(&self) -> &str {
         "fixed width"
     }
@@ -467,15 +480,16 @@ impl Comparator for Fixed {
     }
 }
 
-fn fixed(n: u32) -> Vec<u8> {
+fn suffix_number_key(n: u32) -> Vec<u8> {
     let mut key = vec![b'k'];
     key.extend_from_slice(&n.to_le_bytes());
     key
 }
 
 /// Compares a partition with what should be in it: gets of what is there and what is not, walks, ranges.
-fn holds(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8>, descending: bool) {
-    let mut rows: Vec<(Vec<u8>, Vec<u8>)> = wanted.iter().map(|(n, round)| (fixed(*n), vec![*round; 9])).collect();
+fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8>, descending: bool) {
+    let mut rows: Vec<(Vec<u8>, Vec<u8>)> =
+        wanted.iter().map(|(n, round)| (suffix_number_key(*n), vec![*round; 9])).collect();
     if descending {
         rows.reverse();
     }
@@ -483,9 +497,9 @@ fn holds(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8>, descend
     assert!(pairs(part.iter()).eq(rows.iter().cloned()), "forward");
     assert!(part.iter().rev().map(|pair| pair.unwrap().0.to_vec()).eq(rows.iter().rev().map(|row| row.0.clone())));
     for n in (0..330).step_by(3) {
-        assert_eq!(part.get(fixed(n)).unwrap().map(|v| v[0]), wanted.get(&n).copied(), "key {n}");
+        assert_eq!(part.get(suffix_number_key(n)).unwrap().map(|v| v[0]), wanted.get(&n).copied(), "key {n}");
         let from = if descending { wanted.range(..=n).count() } else { wanted.range(n..).count() };
-        assert_eq!(part.range(fixed(n)..).count(), from, "range from {n}");
+        assert_eq!(part.range(suffix_number_key(n)..).count(), from, "range from {n}");
     }
 }
 
@@ -495,39 +509,39 @@ fn holds(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8>, descend
 #[test]
 fn empty_leaves_at_open_show_no_invented_key() {
     for (descending, level) in
-        [(false, PersistenceLevel::Logged), (true, PersistenceLevel::Logged), (true, PersistenceLevel::Power)]
+        [(false, PersistenceLevel::WalOnly), (true, PersistenceLevel::WalOnly), (true, PersistenceLevel::PowerLoss)]
     {
         for gap in [0..47, 0..100, 200..300, 100..250, 0..300u32] {
             let fs = MemFs::new();
-            fs.offer_memory(level);
+            fs.set_mapped_memory(level);
             let open = |salt| {
                 let db = config(&fs, salt).open().unwrap();
-                let order = Arc::new(Fixed { descending });
-                let part = db.open_partition_with_comparator("p", pool(), order).unwrap();
+                let order = Arc::new(SuffixNumberComparator { descending });
+                let part = db.open_partition_with_comparator("p", pool_options(), order).unwrap();
                 (db, part)
             };
             let mut wanted = std::collections::BTreeMap::new();
             let (mut db, mut part) = open(1);
             for n in 0..300 {
                 let n = if descending { 299 - n } else { n };
-                part.insert(fixed(n), [0; 9]).unwrap();
+                part.insert(suffix_number_key(n), [0; 9]).unwrap();
                 wanted.insert(n, 0);
             }
             for round in 1..4u8 {
                 for n in gap.clone() {
-                    part.remove(fixed(n)).unwrap();
+                    part.remove(suffix_number_key(n)).unwrap();
                     wanted.remove(&n);
                 }
-                holds(&part, &wanted, descending);
+                check_partition(&part, &wanted, descending);
                 drop(part);
                 db.close().unwrap();
                 (db, part) = open(u64::from(round) + 1);
-                holds(&part, &wanted, descending);
+                check_partition(&part, &wanted, descending);
                 for n in (0..300).step_by(7) {
-                    part.insert(fixed(n), [round; 9]).unwrap();
+                    part.insert(suffix_number_key(n), [round; 9]).unwrap();
                     wanted.insert(n, round);
                 }
-                holds(&part, &wanted, descending);
+                check_partition(&part, &wanted, descending);
             }
         }
     }
@@ -538,10 +552,10 @@ fn empty_leaves_at_open_show_no_invented_key() {
 #[test]
 fn late_comparator_with_smaller_max_size_opens() {
     let fs = MemFs::new();
-    let order = || Arc::new(Fixed { descending: true });
+    let order = || Arc::new(SuffixNumberComparator { descending: true });
     let db = config(&fs, 1).open().unwrap();
-    let part = db.open_partition_with_comparator("p", pool(), order()).unwrap();
-    (0..300).for_each(|n| part.insert(fixed(n), vec![1; 4000]).unwrap());
+    let part = db.open_partition_with_comparator("p", pool_options(), order()).unwrap();
+    (0..300).for_each(|n| part.insert(suffix_number_key(n), vec![1; 4000]).unwrap());
     db.persist(PersistMode::SyncData).unwrap();
     let killed = fs.fork();
     killed.crash(Survival::Everything, 0);
@@ -551,7 +565,7 @@ fn late_comparator_with_smaller_max_size_opens() {
     let part = db.open_partition_with_comparator("p", small, order()).unwrap();
     assert_eq!(part.len().unwrap(), 300);
     // Only what is free in it already is given to new records.
-    let refused = (400..600).find_map(|n| part.insert(fixed(n), vec![1; 4000]).err()).expect("it is full");
+    let refused = (400..600).find_map(|n| part.insert(suffix_number_key(n), vec![1; 4000]).err()).expect("it is full");
     assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
 }
 
@@ -559,12 +573,12 @@ fn late_comparator_with_smaller_max_size_opens() {
 /// that it would need itself it must not wait for ever, so this is refused or done, and nothing is lost.
 #[test]
 fn comparator_that_reads_its_own_pool_is_served() {
-    let (fs, order) = (MemFs::new(), Arc::new(Errands::default()));
+    let (fs, order) = (MemFs::new(), Arc::new(ComparisonHookComparator::default()));
     let db = config(&fs, 1).open().unwrap();
-    let part = db.open_partition_with_comparator("p", pool(), order.clone()).unwrap();
-    put_all(&part);
+    let part = db.open_partition_with_comparator("p", pool_options(), order.clone()).unwrap();
+    insert_all(&part);
     let beside = part.clone();
-    order.set(move || {
+    order.set_hook(move || {
         assert_eq!(beside.get(key(7)).unwrap().unwrap(), value(7));
         assert_eq!(beside.len().unwrap(), KEYS);
     });
@@ -576,7 +590,7 @@ fn comparator_that_reads_its_own_pool_is_served() {
 /// call failed, and the partition came back after one of the same name was deleted.
 #[test]
 fn creation_is_whole_when_manifest_is_full() {
-    let machine = tmpfs();
+    let machine = tmpfs_machine();
     let faulty = FaultFs::new(Arc::new(machine.clone()));
     let open = |salt| {
         let fs: Arc<dyn Fs> = Arc::new(faulty.clone());
@@ -584,14 +598,14 @@ fn creation_is_whole_when_manifest_is_full() {
     };
     for nth in 1..5 {
         let db = open(nth);
-        faulty.fail(
+        faulty.inject(
             FaultPlan::new(OpKind::Write, nth, Fault::Error(std::io::ErrorKind::StorageFull)).in_path("MANIFEST"),
         );
-        let first = db.open_partition("pool", pool());
-        faulty.repair();
+        let first = db.open_partition("pool", pool_options());
+        faulty.clear_faults();
         assert_eq!(first.is_ok(), db.partition_exists("pool"), "write {nth}");
         drop(first);
-        db.open_partition("pool", pool()).unwrap().insert("k", "v").unwrap();
+        db.open_partition("pool", pool_options()).unwrap().insert("k", "v").unwrap();
         db.close().unwrap();
         let db = open(10 + nth);
         assert!(db.partition("pool").unwrap().get("k").unwrap().is_some(), "write {nth}");

@@ -8,14 +8,14 @@ use std::time::Duration;
 use azekura::fs::{Fs, MemFs, Survival, TestEnv};
 use azekura::{Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PmemOptions, RecoveryMode};
 
-use crate::world::Dice;
+use crate::testkit::SeededRng;
 
 fn config(machine: &MemFs) -> Config {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(1))).workers(0)
 }
 
-fn pool(max_size: u64, growth_step: u64) -> PartitionCreateOptions {
+fn pool_options(max_size: u64, growth_step: u64) -> PartitionCreateOptions {
     let sizes = PmemOptions::default().max_size(max_size).growth_step(growth_step);
     PartitionCreateOptions::default().engine(EngineType::Pmem(sizes))
 }
@@ -27,16 +27,16 @@ fn open(machine: &MemFs, options: &PartitionCreateOptions) -> (Database, Partiti
 }
 
 /// What the machine holds after the process was killed.
-fn killed(machine: &MemFs) -> MemFs {
+fn after_kill(machine: &MemFs) -> MemFs {
     let after = machine.fork();
     after.crash(Survival::Everything, 0);
     after
 }
 
 /// Bytes of the pool that are in use.
-fn used(part: &Partition) -> u64 {
+fn used_bytes(part: &Partition) -> u64 {
     let pool = part.metrics().pool.unwrap();
-    pool.bytes - pool.free_bytes - 448 * pool.leaves_free
+    pool.bytes - pool.free_bytes - 448 * pool.free_leaves
 }
 
 /// Whether it does not fit, also once readers of other tests of this process have left.
@@ -52,7 +52,7 @@ fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
 }
 
 /// How many records fit. A refused one is tried again, because readers of other tests delay the reuse of space.
-fn fill(part: &Partition, from: u32, value: &[u8]) -> u32 {
+fn insert_until_full(part: &Partition, from: u32, value: &[u8]) -> u32 {
     let fits = |n: u32| {
         (0..50).any(|tries| {
             std::thread::sleep(Duration::from_millis(tries.min(1)));
@@ -67,7 +67,7 @@ fn fill(part: &Partition, from: u32, value: &[u8]) -> u32 {
 #[test]
 fn a_full_pool_opens_when_killed() {
     for (seed, step) in [(1, 4 << 20), (2, 4 << 20), (3, 64 << 10), (4, 4 << 10)] {
-        let (options, mut dice) = (pool(1 << 20, step), Dice::new(seed));
+        let (options, mut dice) = (pool_options(1 << 20, step), SeededRng::new(seed));
         let mut machine = MemFs::new();
         let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         for life in 0..3 {
@@ -79,18 +79,18 @@ fn a_full_pool_opens_when_killed() {
             for _ in 0..700 {
                 let key = dice.below(500).to_be_bytes().to_vec();
                 let len = dice.pick(&[20_000, 5_000, 900, 60]);
-                let value = vec![dice.throw() as u8; len];
+                let value = vec![dice.next_u64() as u8; len];
                 match part.insert(&key, &value) {
                     Ok(()) => drop(model.insert(key, value)),
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::OutOfSpace);
-                        let gone: Vec<_> = model.keys().filter(|_| dice.one_in(8)).cloned().collect();
+                        let gone: Vec<_> = model.keys().filter(|_| dice.chance_one_in(8)).cloned().collect();
                         gone.iter().for_each(|key| part.remove(key).unwrap());
                         gone.iter().for_each(|key| drop(model.remove(key)));
                     }
                 }
             }
-            let after = killed(&machine);
+            let after = after_kill(&machine);
             assert_eq!(db.metrics().open_snapshots, 0);
             if life == 2 {
                 for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage] {
@@ -109,25 +109,25 @@ fn a_full_pool_opens_when_killed() {
 #[test]
 fn a_lowered_pool_opens_when_killed() {
     let machine = MemFs::new();
-    let (db, part) = open(&machine, &pool(8 << 20, 64 << 10));
+    let (db, part) = open(&machine, &pool_options(8 << 20, 64 << 10));
     (0..3000u32).for_each(|n| part.insert(n.to_be_bytes(), [7; 1000]).unwrap());
     (2500..3000u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
-    let before = killed(&machine);
-    let part = db.open_partition("p", pool(1 << 20, 64 << 10)).unwrap();
+    let before = after_kill(&machine);
+    let part = db.open_partition("p", pool_options(1 << 20, 64 << 10)).unwrap();
     assert_eq!(part.metrics().pool.unwrap().checkpoints, 1, "the log is not left to a smaller pool");
-    let options = pool(1 << 20, 64 << 10);
+    let options = pool_options(1 << 20, 64 << 10);
     // The size was lowered when the database was opened again, too.
-    for machine in [killed(&machine), before] {
+    for machine in [after_kill(&machine), before] {
         let (db, part) = open(&machine, &options);
         assert_eq!(part.len().unwrap(), 2500);
         // It holds more than it may: it takes nothing until enough was removed.
         assert_eq!(part.insert("k", "v").unwrap_err().kind(), ErrorKind::OutOfSpace);
         assert_eq!(part.insert(3u32.to_be_bytes(), [8; 1000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
         (300..2500u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
-        let more = fill(&part, 10_000, &[1; 1000]);
+        let more = insert_until_full(&part, 10_000, &[1; 1000]);
         assert!((500..800).contains(&more), "{more} records of 1 kB beside 300 in 1 MiB");
-        assert!(used(&part) <= 1 << 20);
-        let again = killed(&machine);
+        assert!(used_bytes(&part) <= 1 << 20);
+        let again = after_kill(&machine);
         drop((part, db));
         let (_db, part) = open(&again, &options);
         assert_eq!(part.len().unwrap(), u64::from(300 + more));
@@ -138,22 +138,22 @@ fn a_lowered_pool_opens_when_killed() {
 /// Each replay of the same log began with the pool as the one before had left it.
 #[test]
 fn kills_do_not_let_a_pool_grow() {
-    let options = pool(256 << 10, 16 << 10);
-    let (mut machine, mut dice, mut sizes) = (MemFs::new(), Dice::new(5), Vec::new());
+    let options = pool_options(256 << 10, 16 << 10);
+    let (mut machine, mut dice, mut sizes) = (MemFs::new(), SeededRng::new(5), Vec::new());
     for _ in 0..30 {
         let (_db, part) = open(&machine, &options);
         for _ in 0..150 {
             let key = dice.below(100).to_be_bytes();
             let value = vec![1; dice.pick(&[10, 900, 5_000, 30_000])];
             if part.insert(key, value).is_err() {
-                (0..100).filter(|_| dice.one_in(3)).for_each(|n: u64| part.remove(n.to_be_bytes()).unwrap());
+                (0..100).filter(|_| dice.chance_one_in(3)).for_each(|n: u64| part.remove(n.to_be_bytes()).unwrap());
             }
         }
-        if dice.one_in(3) {
+        if dice.chance_one_in(3) {
             part.flush().unwrap();
         }
         sizes.push(part.metrics().pool.unwrap().bytes);
-        machine = killed(&machine);
+        machine = after_kill(&machine);
     }
     assert!(sizes.iter().all(|bytes| *bytes <= 3 * (256 << 10)), "{sizes:?}");
 }
@@ -162,8 +162,8 @@ fn kills_do_not_let_a_pool_grow() {
 #[test]
 fn max_size_holds_where_a_step_is_larger() {
     for max in [64 << 10, 1 << 20, 3 << 20] {
-        let (_db, part) = open(&MemFs::new(), &pool(max, 4 << 20));
-        let count = fill(&part, 0, &[7; 1000]);
+        let (_db, part) = open(&MemFs::new(), &pool_options(max, 4 << 20));
+        let count = insert_until_full(&part, 0, &[7; 1000]);
         assert!(u64::from(count) * 1004 <= max && part.metrics().pool.unwrap().bytes <= max);
         assert!(u64::from(count) * 1004 >= max * 3 / 4, "{count} records in {max} bytes");
     }
@@ -174,15 +174,15 @@ fn max_size_holds_where_a_step_is_larger() {
 #[test]
 fn a_half_emptied_pool_takes_as_much_again() {
     for (max, step) in [(512 << 10, 2), (512 << 10, 3), (5 << 20, 2)] {
-        let (_db, part) = open(&MemFs::new(), &pool(max, 64 << 10));
-        let first = fill(&part, 0, &[1; 100]);
+        let (_db, part) = open(&MemFs::new(), &pool_options(max, 64 << 10));
+        let first = insert_until_full(&part, 0, &[1; 100]);
         (0..first).step_by(step).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
-        let second = fill(&part, 10_000_000, &[1; 100]);
+        let second = insert_until_full(&part, 10_000_000, &[1; 100]);
         let removed = first / step as u32;
         assert!(second >= removed * 7 / 10, "{first} fit, {removed} were removed, then {second} fit");
         (0..first).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
         (0..second).for_each(|n| part.remove((10_000_000 + n).to_be_bytes()).unwrap());
-        let third = fill(&part, 0, &[1; 100]);
+        let third = insert_until_full(&part, 0, &[1; 100]);
         assert!(third >= first * 9 / 10, "empty again, {third} of {first} fit");
     }
 }
@@ -190,8 +190,8 @@ fn a_half_emptied_pool_takes_as_much_again() {
 /// Removals went beyond the bound on what is kept for snapshots: 54 MB where 2 MiB were allowed.
 #[test]
 fn removals_under_a_snapshot_are_bounded() {
-    let (db, part) = open(&MemFs::new(), &pool(2 << 20, 64 << 10));
-    let count = fill(&part, 0, b"v");
+    let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
+    let count = insert_until_full(&part, 0, b"v");
     let snapshot = db.snapshot();
     let refused = (0..count).find_map(|n| part.remove(n.to_be_bytes()).err().map(|error| (n, error)));
     let (n, error) = refused.expect("so many are not kept");
@@ -200,7 +200,7 @@ fn removals_under_a_snapshot_are_bounded() {
     let mut batch = db.batch();
     batch.remove(&part, n.to_be_bytes());
     assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::OutOfSpace);
-    assert!(part.metrics().pool.unwrap().kept_bytes < 2 << 20);
+    assert!(part.metrics().pool.unwrap().version_bytes < 2 << 20);
     assert_eq!((snapshot.len(&part).unwrap(), part.len().unwrap()), (u64::from(count), u64::from(count - n)));
     drop(snapshot);
     let mut batch = db.batch();
@@ -212,8 +212,8 @@ fn removals_under_a_snapshot_are_bounded() {
 
 /// What a snapshot made a pool keep stayed until thousands of records were replaced.
 #[test]
-fn what_was_kept_goes_with_the_snapshot() {
-    let (db, part) = open(&MemFs::new(), &pool(16 << 20, 64 << 10));
+fn retained_versions_are_freed_with_snapshot() {
+    let (db, part) = open(&MemFs::new(), &pool_options(16 << 20, 64 << 10));
     (0..10_000u32).for_each(|n| part.insert(n.to_be_bytes(), [1; 50]).unwrap());
     let snapshot = db.snapshot();
     (0..10_000u32).for_each(|n| part.insert(n.to_be_bytes(), [2; 50]).unwrap());
@@ -222,14 +222,14 @@ fn what_was_kept_goes_with_the_snapshot() {
     // By background work, without any write.
     while db.step().unwrap() {}
     let left = part.metrics().pool.unwrap();
-    assert!(left.kept_bytes < kept.kept_bytes / 4 && left.free_bytes > kept.free_bytes, "{kept:?} {left:?}");
+    assert!(left.version_bytes < kept.version_bytes / 4 && left.free_bytes > kept.free_bytes, "{kept:?} {left:?}");
 }
 
 /// The bound on kept versions was checked once for a whole batch: 45.7 MB were kept where 4 MiB are allowed.
 #[test]
 fn a_batch_keeps_no_more_than_is_allowed() {
     let machine = MemFs::new();
-    let (db, part) = open(&machine, &pool(2 << 20, 64 << 10));
+    let (db, part) = open(&machine, &pool_options(2 << 20, 64 << 10));
     let batch_of = |keys: std::ops::Range<u32>, value: Option<&str>| {
         let mut batch = db.batch();
         keys.for_each(|n| match value {
@@ -238,7 +238,7 @@ fn a_batch_keeps_no_more_than_is_allowed() {
         });
         batch.commit()
     };
-    let kept = || part.metrics().pool.unwrap().kept_bytes;
+    let kept = || part.metrics().pool.unwrap().version_bytes;
     batch_of(0..10_000, Some("v")).expect("what replaces nothing keeps nothing");
     // No snapshot is needed: what a batch replaces is kept until the whole batch is visible.
     for value in [None, Some("w")] {
@@ -259,14 +259,14 @@ fn a_batch_keeps_no_more_than_is_allowed() {
     (n..10_000).step_by(1000).for_each(|n| batch_of(n..n + 1000, None).unwrap());
     assert!(part.is_empty().unwrap());
     // Replay keeps nothing, so the bound refuses nothing that was acknowledged.
-    let (_db, part) = open(&killed(&machine), &pool(64 << 10, 64 << 10));
+    let (_db, part) = open(&after_kill(&machine), &pool_options(64 << 10, 64 << 10));
     assert!(part.is_empty().unwrap());
 }
 
 /// Each of two batches leaves no space for the versions of the other: they wait, and none is refused.
 #[test]
 fn batches_wait_for_memory_of_each_other() {
-    let (db, part) = open(&MemFs::new(), &pool(2 << 20, 64 << 10));
+    let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
     let commit_all = |first: u32| {
         for round in 0..10u8 {
             let mut batch = db.batch();
@@ -286,8 +286,8 @@ fn batches_wait_for_memory_of_each_other() {
 /// A batch was promised a leaf for each of its records, also where all of them belong to one leaf.
 #[test]
 fn a_batch_needs_leaves_where_its_keys_belong() {
-    let (db, part) = open(&MemFs::new(), &pool(2 << 20, 64 << 10));
-    let count = fill(&part, 0, b"12345678");
+    let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
+    let count = insert_until_full(&part, 0, b"12345678");
     // The leaves of what stays are full: none of them can be made denser.
     (count - 1000..count).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
     for first in [count, count + 300] {
@@ -310,9 +310,9 @@ fn a_batch_needs_no_slots_that_packing_fills() {
     const MAX: u64 = 1 << 20;
     for (raised, spread, behind) in [(true, 8, 600), (true, 8, 1500), (true, 6, 600), (false, 8, 600)] {
         let machine = MemFs::new();
-        let (db, mut part) = open(&machine, &pool(if raised { MAX / 2 } else { MAX }, 64 << 10));
+        let (db, mut part) = open(&machine, &pool_options(if raised { MAX / 2 } else { MAX }, 64 << 10));
         if raised {
-            part = db.open_partition("p", pool(MAX, 64 << 10)).unwrap();
+            part = db.open_partition("p", pool_options(MAX, 64 << 10)).unwrap();
         }
         let mut count = 0;
         while part.insert(format!("{count:06}0"), [7; 70]).is_ok() {

@@ -12,8 +12,8 @@ use azekura::{
     LeveledOptions, Listener, Partition, PartitionCreateOptions, PersistMode, PmemOptions,
 };
 
-use super::{open, part};
-use crate::world::order::Order;
+use super::{open, open_partition};
+use crate::testkit::comparators::TestOrder;
 
 /// A sync of the first direct blob file failed, so a flush carried its durable values over to a new file. The same
 /// flush failed at the second direct blob file and removed the new file, which was remembered as the finished form of
@@ -23,11 +23,11 @@ fn a_retried_flush_names_no_removed_blob_file() {
     let machine = MemFs::new();
     let fs = FaultFs::new(Arc::new(machine.clone()));
     let db = Config::new(Path::new("/db")).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1))).workers(0);
-    let db = db.log_segment_size(64 << 10).open().unwrap();
+    let db = db.wal_segment_size(64 << 10).open().unwrap();
     let apart = KvSeparationOptions::default()
         .separation_threshold(100)
         .blob_file_target_size(1 << 20)
-        .early_from(500)
+        .direct_write_threshold(500)
         .automatic_gc(None)
         .compression(CompressionType::None);
     let p = db.open_partition("p", PartitionCreateOptions::default().with_kv_separation(apart)).unwrap();
@@ -37,20 +37,20 @@ fn a_retried_flush_names_no_removed_blob_file() {
         batch.commit()
     };
     put("a", 1).unwrap();
-    fs.fail(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(".blob"));
+    fs.inject(FaultPlan::new(OpKind::Sync, 1, Fault::Error(io::ErrorKind::Other)).in_path(".blob"));
     assert!(put("b", 2).is_err());
-    fs.repair();
+    fs.clear_faults();
     put("c", 3).unwrap();
     let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
     let second = names.filter(|name| name.ends_with(".blob")).max().unwrap();
-    fs.fail(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::Other)).in_path(second));
+    fs.inject(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::Other)).in_path(second));
     assert!(p.flush().is_err());
-    fs.repair();
+    fs.clear_faults();
     p.flush().unwrap();
     while db.step().unwrap() {}
     drop((p, db));
     let db = open(&machine, "/db", 2);
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     assert_eq!(p.get("a").unwrap().unwrap(), [1; 1_000]);
     assert_eq!(p.get("b").unwrap(), None);
     assert_eq!(p.get("c").unwrap().unwrap(), [3; 1_000]);
@@ -60,11 +60,11 @@ fn a_retried_flush_names_no_removed_blob_file() {
 /// bytes, which panics at any other length, poisoned the database at the first flush.
 #[test]
 fn a_comparator_is_given_only_known_keys() {
-    for order in [Order::Sealed, Order::Fixed, Order::FixedHashed] {
+    for order in [TestOrder::ChecksummedReversed, TestOrder::ChecksummedNumbers, TestOrder::ChecksummedNumbersHashed] {
         let db = open(&MemFs::new(), "/db", 1);
         let comparator = order.comparator().unwrap();
         let p = db.open_partition_with_comparator("p", Default::default(), comparator).unwrap();
-        let key = |n: u32| order.seal(&n.to_be_bytes());
+        let key = |n: u32| order.valid_key(&n.to_be_bytes());
         (0..500).for_each(|n| p.insert(key(n), "v").unwrap());
         p.flush().unwrap();
         (0..500).step_by(3).for_each(|n| p.remove(key(n)).unwrap());
@@ -76,9 +76,9 @@ fn a_comparator_is_given_only_known_keys() {
 
 /// The order of the bytes, which counts how often it is asked.
 #[derive(Default)]
-struct Counted(AtomicUsize);
+struct CountingComparator(AtomicUsize);
 
-impl Comparator for Counted {
+impl Comparator for CountingComparator {
     fn name(&self) -> &str {
         "counted"
     }
@@ -92,13 +92,13 @@ impl Comparator for Counted {
 }
 
 /// Comparisons of reads that end within bounds without a visible key.
-fn cost_of_empty_reads(p: &Partition, order: &Counted) -> usize {
+fn comparisons_of_empty_reads(p: &Partition, order: &CountingComparator) -> usize {
     let key = |n: u32| n.to_be_bytes();
     let before = order.0.load(Relaxed);
     for range in [key(0)..key(20), key(1_500)..key(1_502), key(4_000)..key(5_000)] {
         assert!(p.range(range.clone()).next().is_none());
         assert!(p.range(range.clone()).next_back().is_none());
-        assert!(p.range(range).lend().is_none());
+        assert!(p.range(range).next_ref().is_none());
     }
     order.0.load(Relaxed) - before
 }
@@ -109,14 +109,14 @@ fn cost_of_empty_reads(p: &Partition, order: &Counted) -> usize {
 fn a_range_passes_no_removed_keys_beyond_its_end() {
     let pool = EngineType::Pmem(PmemOptions::default());
     for options in [PartitionCreateOptions::default(), PartitionCreateOptions::default().engine(pool)] {
-        let (db, order) = (open(&MemFs::new(), "/db", 1), Arc::new(Counted::default()));
+        let (db, order) = (open(&MemFs::new(), "/db", 1), Arc::new(CountingComparator::default()));
         let p = db.open_partition_with_comparator("p", options, Arc::clone(&order) as Arc<dyn Comparator>).unwrap();
         let keys = || (1_000..3_000u32).map(u32::to_be_bytes);
         keys().for_each(|key| p.insert(key, "v").unwrap());
         let kept = db.snapshot();
         keys().for_each(|key| p.remove(key).unwrap());
         let check = |place: &str| {
-            let cost = cost_of_empty_reads(&p, &order);
+            let cost = comparisons_of_empty_reads(&p, &order);
             assert!(cost < 1_500, "{place}: {cost} comparisons for 9 reads of nothing among 2,000 removed keys");
         };
         check("in memory");
@@ -158,7 +158,7 @@ fn superseded_values_go_after_their_snapshot() {
                     drop(p);
                     db.close().unwrap();
                     db = open(&machine, "/db", 2);
-                    p = part(&db, "p");
+                    p = open_partition(&db, "p");
                     p.major_compact().unwrap();
                 }
                 _ => p.major_compact().unwrap(),
@@ -174,15 +174,15 @@ fn superseded_values_go_after_their_snapshot() {
 
 /// Writes and flushes after each compaction.
 #[derive(Default)]
-struct Busy {
+struct WriteOnCompactionListener {
     part: OnceLock<Partition>,
-    turns: AtomicUsize,
+    compactions: AtomicUsize,
 }
 
-impl Listener for Busy {
+impl Listener for WriteOnCompactionListener {
     fn on_event(&self, event: &Event) {
         let (Event::Compacted { .. }, Some(p)) = (event, self.part.get()) else { return };
-        let turn = self.turns.fetch_add(1, Relaxed);
+        let turn = self.compactions.fetch_add(1, Relaxed);
         if turn < 1_000 {
             (0..50u32).for_each(|n| p.insert((n * 97).to_be_bytes(), turn.to_string()).unwrap());
             p.remove(7u32.to_be_bytes()).unwrap();
@@ -195,17 +195,17 @@ impl Listener for Busy {
 /// return. Here there is something new after each of its merges.
 #[test]
 fn a_major_compaction_ends_while_others_write() {
-    let busy = Arc::new(Busy::default());
+    let busy = Arc::new(WriteOnCompactionListener::default());
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(1))).workers(0);
     let db = db.listener(Arc::clone(&busy) as Arc<dyn Listener>).open().unwrap();
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     (0..5_000u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 100]).unwrap());
     p.flush().unwrap();
     (0..5_000u32).step_by(3).for_each(|n| p.remove(n.to_be_bytes()).unwrap());
     busy.part.set(p.clone()).unwrap();
     p.major_compact().unwrap();
-    let turns = busy.turns.load(Relaxed);
+    let turns = busy.compactions.load(Relaxed);
     assert!((1..100).contains(&turns), "{turns} merges");
 }
 
@@ -216,13 +216,13 @@ fn options_stay_when_they_cannot_be_stored() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
     let on = || Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1))).workers(0);
     let db = on().open().unwrap();
-    let p = part(&db, "p");
+    let p = open_partition(&db, "p");
     let write = |p: &Partition| (0..20u8).for_each(|n| p.insert([n], [n; 1_000]).unwrap());
     let small = || PartitionCreateOptions::default().max_memtable_size(4 << 10);
     let full = Fault::Error(io::ErrorKind::StorageFull);
-    faults.fail(FaultPlan::new(OpKind::Write, 1, full).in_path("MANIFEST").forever());
+    faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path("MANIFEST").forever());
     assert_eq!(db.open_partition("p", small()).unwrap_err().kind(), ErrorKind::OutOfSpace);
-    faults.repair();
+    faults.clear_faults();
     write(&p);
     assert_eq!(p.metrics().sealed_memtables, 0, "options of a call that failed are in force");
     db.open_partition("p", small()).unwrap();
@@ -248,9 +248,9 @@ fn a_pool_keeps_its_size_when_lowering_fails() {
     let p = db.open_partition("p", sized(4 << 20)).unwrap();
     let write = |from: u8| (from..from + 100).try_for_each(|n| p.insert([n], [n; 5_000]));
     write(0).unwrap();
-    faults.fail(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)).forever());
+    faults.inject(FaultPlan::new(OpKind::Write, 1, Fault::Error(io::ErrorKind::StorageFull)).forever());
     assert_eq!(db.open_partition("p", sized(128 << 10)).unwrap_err().kind(), ErrorKind::OutOfSpace);
-    faults.repair();
+    faults.clear_faults();
     write(100).expect("the limit of a call that failed is in force");
     db.open_partition("p", sized(128 << 10)).unwrap();
     assert_eq!(write(0).unwrap_err().kind(), ErrorKind::OutOfSpace, "the limit is not in force");
@@ -264,7 +264,7 @@ fn a_partition_is_gone_when_its_creation_fails() {
     let faults = FaultFs::new(Arc::new(machine.clone()));
     let config = Config::new("/db").fs(Arc::new(faults.clone())).env(Arc::new(TestEnv::new(1)));
     let db = config.workers(0).durability(PersistMode::SyncData).open().unwrap();
-    let leveled = LeveledOptions { l0_trigger: 1_000, ..LeveledOptions::default() };
+    let leveled = LeveledOptions { l0_compaction_trigger: 1_000, ..LeveledOptions::default() };
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let p = db.open_partition("p", options).unwrap();
     // The manifest has the first and the last key of each table.
@@ -272,18 +272,18 @@ fn a_partition_is_gone_when_its_creation_fails() {
         p.insert(vec![n; 65_000], "v").unwrap();
         p.flush().unwrap();
     }
-    let fail_once = || faults.fail(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
+    let fail_once = || faults.inject(FaultPlan::new(OpKind::SyncDir, 1, Fault::TooManyOpenFiles));
     fail_once();
     let stepped = (0..10).map(|_| db.step()).find(Result::is_err);
     assert_eq!(stepped.expect("the manifest is not written anew").unwrap_err().kind(), ErrorKind::Io);
     fail_once();
     assert_eq!(db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Io);
-    faults.repair();
+    faults.clear_faults();
     assert!(!db.partition_exists("new") && !db.metrics().poisoned);
     let after = open(&machine.fork(), "/db", 2);
     assert_eq!(after.list_partitions(), ["p"], "the manifest has a partition that could not be created");
     // The name can be used again.
-    part(&db, "new").insert("k", "v").unwrap();
+    open_partition(&db, "new").insert("k", "v").unwrap();
     db.delete_partition_by_name("new").unwrap();
     db.close().unwrap();
     assert_eq!(open(&machine, "/db", 3).list_partitions(), ["p"]);
@@ -293,7 +293,7 @@ fn a_partition_is_gone_when_its_creation_fails() {
 #[test]
 fn a_deleted_partition_slows_no_writer() {
     let db = open(&MemFs::new(), "/db", 1);
-    let (gone, live) = (part(&db, "gone"), part(&db, "live"));
+    let (gone, live) = (open_partition(&db, "gone"), open_partition(&db, "live"));
     for n in 0..40u8 {
         gone.insert([n], "v").unwrap();
         gone.flush().unwrap();

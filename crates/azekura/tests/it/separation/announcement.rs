@@ -6,7 +6,7 @@ use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateO
 
 /// "Key-value separation is disabled by default, but can be toggled on a per-partition basis".
 #[rustfmt::skip]
-fn toggled(keyspace: &Database) -> azekura::Result<Partition> {
+fn enable_separation(keyspace: &Database) -> azekura::Result<Partition> {
 let opts = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
 let blobs = keyspace.open_partition("blobs", opts)?;
     Ok(blobs)
@@ -14,7 +14,7 @@ let blobs = keyspace.open_partition("blobs", opts)?;
 
 /// "Scanning can be performed at any time".
 #[rustfmt::skip]
-fn scanned(blobs: &Partition) -> azekura::Result<()> {
+fn run_scan(blobs: &Partition) -> azekura::Result<()> {
 use azekura::GarbageCollection;
 
 // blobs is the partition from earlier
@@ -27,7 +27,7 @@ println!("{report}");
 
 /// The two strategies, each by itself.
 #[rustfmt::skip]
-fn collected(blobs: &Partition) -> azekura::Result<()> {
+fn run_each_strategy(blobs: &Partition) -> azekura::Result<()> {
 use azekura::GarbageCollection;
 blobs.gc_with_space_amp_target(2.0)?;
 
@@ -38,7 +38,7 @@ blobs.gc_with_staleness_threshold(0.7)?;
 
 /// "The garbage collection strategies can be mixed and matched".
 #[rustfmt::skip]
-fn mixed(blobs: &Partition) -> azekura::Result<()> {
+fn combine_strategies(blobs: &Partition) -> azekura::Result<()> {
 use azekura::GarbageCollection;
 #[expect(unused_variables, reason = "it is printed that way")]
 // First, run scan
@@ -54,7 +54,7 @@ blobs.gc_with_staleness_threshold(0.9)?;
 }
 
 /// What the prose calls by other names: `Gc::scan`, `with_space_amp_target` and so on.
-fn by_the_names_of_the_prose(blobs: &Partition) -> azekura::Result<()> {
+fn call_by_short_names(blobs: &Partition) -> azekura::Result<()> {
     use azekura::Gc;
     let report = Gc::scan(blobs)?;
     assert_eq!(report, blobs.gc_scan()?);
@@ -65,19 +65,19 @@ fn by_the_names_of_the_prose(blobs: &Partition) -> azekura::Result<()> {
 }
 
 /// The options under "Configuration".
-fn configured() -> PartitionCreateOptions {
+fn configured_options() -> PartitionCreateOptions {
     let options = KvSeparationOptions::default().blob_file_separation_threshold(2_048);
     PartitionCreateOptions::default().with_kv_separation(options.blob_file_target_size(256 * 1_024 * 1_024))
 }
 
 /// Half of all values are overwritten or removed, and each call does what the announcement says of it.
 #[test]
-fn what_it_shows_compiles_and_runs() {
+fn announcement_example_compiles_and_runs() {
     let dir = tempfile::tempdir().unwrap();
     let keyspace = Config::new(dir.path().join("db")).open().unwrap();
-    let blobs = toggled(&keyspace).unwrap();
+    let blobs = enable_separation(&keyspace).unwrap();
     assert_eq!(format!("{:?}", blobs.name), "\"blobs\"");
-    let steps = [scanned, collected, mixed, by_the_names_of_the_prose];
+    let steps = [run_scan, run_each_strategy, combine_strategies, call_by_short_names];
     for (round, step) in (0u8..).zip(steps) {
         (0..200u8).for_each(|n| blobs.insert([n], vec![n ^ round; 5_000]).unwrap());
         blobs.flush().unwrap();
@@ -88,7 +88,7 @@ fn what_it_shows_compiles_and_runs() {
     }
     let report = azekura::Gc::scan(&blobs).unwrap();
     assert!(report.space_amp() <= 1.5 && report.stale_segment_count == 0, "{report}");
-    let other = keyspace.open_partition("other", configured()).unwrap();
+    let other = keyspace.open_partition("other", configured_options()).unwrap();
     other.insert("small", vec![1; 2_047]).unwrap();
     other.insert("large", vec![2; 2_048]).unwrap();
     other.flush().unwrap();
@@ -166,6 +166,6 @@ fn announced_program_leaves_a_database() {
     }
     let db = Config::new(dir.path().join(".azekura_data")).open().unwrap();
     let blobs = db.partition("blobs").unwrap();
-    assert!(blobs.metrics().separated);
+    assert!(blobs.metrics().has_kv_separation);
     assert_eq!(azekura::GarbageCollection::gc_scan(&blobs).unwrap().segment_count, 0);
 }

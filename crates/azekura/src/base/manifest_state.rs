@@ -1,0 +1,410 @@
+//! What all edits of the manifest add up to.
+//!
+//! The ledger is a pure value: replaying the manifest builds it, every batch of edits changes it, and writing the
+//! manifest anew writes it out. It knows files and names only; the trees know what is in them.
+
+use std::collections::BTreeMap;
+
+use crate::base::version_edit::{
+    BlobFileMeta, FileNumber, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch,
+};
+use crate::base::{Error, Result, SeqNo};
+
+/// A partition as the manifest knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartitionManifestState {
+    pub(crate) meta: PartitionMeta,
+    pub(crate) tables: BTreeMap<FileNumber, (u8, TableMeta)>,
+    pub(crate) blob_files: BTreeMap<FileNumber, BlobFileMeta>,
+    pub(crate) flushed_seqno: SeqNo,
+    /// Tables of [`VersionEdit::TableSpilled`] that have records above `flushed`.
+    pub(crate) spilled: BTreeMap<FileNumber, TableMeta>,
+    /// Of a pool, once that is known.
+    pub(crate) pool_file_id: Option<[u8; 16]>,
+}
+
+/// The database as the manifest knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ManifestState {
+    pub(crate) id: [u8; 16],
+    pub(crate) instance: [u8; 16],
+    pub(crate) hash_seed: u64,
+    pub(crate) created_ms: u64,
+    pub(crate) partitions: BTreeMap<PartitionId, PartitionManifestState>,
+    pub(crate) wal_segments: BTreeMap<WalEpoch, FileNumber>,
+    pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
+    /// What [`VersionEdit::AllFlushed`] says.
+    pub(crate) all_flushed: SeqNo,
+    /// Numbers below these were used.
+    pub(crate) next_file_number: u64,
+    pub(crate) next_partition_id: u64,
+    pub(crate) next_wal_epoch: u32,
+}
+
+/// No number that the manifest names is as high as this one, so that there is always a next one.
+const NUMBER_LIMIT: u64 = 1 << 62;
+/// Numbers that can be in use beyond those that the manifest knows: of files that were being written.
+const UNRECORDED_NUMBERS_MAX: u64 = 1 << 32;
+
+impl PartitionManifestState {
+    fn new(meta: PartitionMeta) -> PartitionManifestState {
+        PartitionManifestState {
+            meta,
+            tables: BTreeMap::new(),
+            blob_files: BTreeMap::new(),
+            flushed_seqno: SeqNo::ZERO,
+            spilled: BTreeMap::new(),
+            pool_file_id: None,
+        }
+    }
+
+    /// The log was durable up to here before the manifest said what it says of this partition.
+    pub(crate) fn durable_seqno(&self) -> SeqNo {
+        let tables = self.tables.values().map(|(_, table)| table.largest_seqno);
+        tables.max().unwrap_or_default().max(self.permanent())
+    }
+
+    /// The log is not needed for records of the partition up to here.
+    pub(crate) fn permanent(&self) -> SeqNo {
+        let spilled = self.spilled.values().map(|table| table.largest_seqno);
+        spilled.max().unwrap_or_default().max(self.flushed_seqno)
+    }
+}
+
+impl ManifestState {
+    /// The log was durable up to here before the manifest said what it says of the partitions.
+    pub(crate) fn durable_seqno(&self) -> SeqNo {
+        self.partitions
+            .values()
+            .map(PartitionManifestState::durable_seqno)
+            .max()
+            .unwrap_or_default()
+            .max(self.all_flushed)
+    }
+
+    /// Every record of every partition up to here is in permanent files, as far as the manifest says.
+    pub(crate) fn flushed_by_all(&self) -> SeqNo {
+        let least = self.partitions.values().map(PartitionManifestState::permanent).min();
+        least.unwrap_or_default().max(self.all_flushed)
+    }
+
+    /// Files with this number or a higher one were not made by this database: they are left alone, and do not count
+    /// when fresh numbers are chosen.
+    pub(crate) fn file_number_limit(&self) -> u64 {
+        self.next_file_number + UNRECORDED_NUMBERS_MAX
+    }
+
+    /// The same for the numbers of partitions in the names of pools.
+    pub(crate) fn partition_id_limit(&self) -> u64 {
+        self.next_partition_id + UNRECORDED_NUMBERS_MAX
+    }
+
+    /// Adds up the batches of a manifest.
+    ///
+    /// # Errors
+    /// `Corruption` if the edits contradict each other or the first is not the database's own.
+    pub(crate) fn replay(edits: &[VersionEdit]) -> Result<ManifestState> {
+        if !matches!(edits.first(), Some(VersionEdit::Database { .. })) {
+            return Err(Error::corruption("the manifest does not begin with the database's own entry"));
+        }
+        let mut manifest_state = ManifestState::default();
+        for edit in edits {
+            manifest_state.apply(edit)?;
+        }
+        Ok(manifest_state)
+    }
+
+    /// Fails if the edit contradicts what is known; then nothing has changed.
+    pub(crate) fn check(&self, edit: &VersionEdit) -> Result<()> {
+        check_numbers(edit)?;
+        let known = |partition: &PartitionId| {
+            self.partitions.get(partition).ok_or_else(|| {
+                Error::corruption(format!("the manifest speaks of partition {}, which does not exist", partition.0))
+            })
+        };
+        let is_new = |partition: &PartitionId, table: &FileNumber| {
+            let known = known(partition)?;
+            match known.tables.contains_key(table) || known.spilled.contains_key(table) {
+                true => Err(Error::corruption(format!("the manifest adds table {} twice", table.0))),
+                false => Ok(()),
+            }
+        };
+        let has_table = |partition: &PartitionId, table: &FileNumber| match known(partition)?.tables.contains_key(table)
+        {
+            true => Ok(()),
+            false => Err(Error::corruption(format!("the manifest speaks of table {}, which it never added", table.0))),
+        };
+        match edit {
+            VersionEdit::Database { .. }
+            | VersionEdit::WalSegmentAdded { .. }
+            | VersionEdit::WalSegmentRemoved { .. }
+            | VersionEdit::WalEnd { .. }
+            | VersionEdit::AllFlushed { .. }
+            | VersionEdit::NextNumbers { .. } => Ok(()),
+            VersionEdit::PartitionCreated(meta) => match self.partitions.get(&meta.id) {
+                Some(_) => Err(Error::corruption(format!("the manifest creates partition {} twice", meta.id.0))),
+                None => Ok(()),
+            },
+            VersionEdit::PartitionDropped { partition }
+            | VersionEdit::PartitionSettings { partition, .. }
+            | VersionEdit::Flushed { partition, .. }
+            | VersionEdit::PoolFileId { partition, .. } => known(partition).map(drop),
+            VersionEdit::TableAdded { partition, level, table } => {
+                if *level >= 64 {
+                    return Err(Error::corruption(format!("table {} stands on level {level}", table.number.0)));
+                }
+                is_new(partition, &table.number)
+            }
+            VersionEdit::TableSpilled { partition, table } => is_new(partition, &table.number),
+            VersionEdit::TableRemoved { partition, table } | VersionEdit::TableMoved { partition, table, .. } => {
+                has_table(partition, table)
+            }
+            VersionEdit::BlobFileAdded { partition, file } => {
+                match known(partition)?.blob_files.contains_key(&file.number) {
+                    true => Err(Error::corruption(format!("the manifest adds blob file {} twice", file.number.0))),
+                    false => Ok(()),
+                }
+            }
+            VersionEdit::BlobFileRemoved { partition, file } => match known(partition)?.blob_files.contains_key(file) {
+                true => Ok(()),
+                false => {
+                    Err(Error::corruption(format!("the manifest removes blob file {}, which it never added", file.0)))
+                }
+            },
+        }
+    }
+
+    /// Takes the edit in.
+    pub(crate) fn apply(&mut self, edit: &VersionEdit) -> Result<()> {
+        self.check(edit)?;
+        match edit {
+            VersionEdit::Database { id, instance, hash_seed, created_ms } => {
+                (self.id, self.instance, self.hash_seed, self.created_ms) = (*id, *instance, *hash_seed, *created_ms);
+            }
+            VersionEdit::PartitionCreated(meta) => {
+                self.next_partition_id = self.next_partition_id.max(meta.id.0 + 1);
+                self.partitions.insert(meta.id, PartitionManifestState::new(meta.clone()));
+            }
+            VersionEdit::PartitionDropped { partition } => {
+                self.partitions.remove(partition);
+            }
+            VersionEdit::PartitionSettings { partition, settings } => {
+                self.partition(*partition)?.meta.settings.clone_from(settings);
+            }
+            VersionEdit::TableAdded { partition, level, table } => {
+                self.next_file_number = self.next_file_number.max(table.number.0 + 1);
+                self.partition(*partition)?.tables.insert(table.number, (*level, table.clone()));
+            }
+            VersionEdit::TableRemoved { partition, table } => {
+                self.partition(*partition)?.tables.remove(table);
+            }
+            VersionEdit::BlobFileAdded { partition, file } => {
+                self.next_file_number = self.next_file_number.max(file.number.0 + 1);
+                self.partition(*partition)?.blob_files.insert(file.number, file.clone());
+            }
+            VersionEdit::BlobFileRemoved { partition, file } => {
+                self.partition(*partition)?.blob_files.remove(file);
+            }
+            VersionEdit::TableMoved { partition, table, level } => {
+                if let Some((at, _)) = self.partition(*partition)?.tables.get_mut(table) {
+                    *at = *level;
+                }
+            }
+            VersionEdit::Flushed { partition, through } => {
+                let partition = self.partition(*partition)?;
+                partition.flushed_seqno = partition.flushed_seqno.max(*through);
+                partition.spilled.retain(|_, table| table.largest_seqno > *through);
+            }
+            VersionEdit::TableSpilled { partition, table } => {
+                self.next_file_number = self.next_file_number.max(table.number.0 + 1);
+                self.partition(*partition)?.spilled.insert(table.number, table.clone());
+            }
+            VersionEdit::AllFlushed { through } => self.all_flushed = self.all_flushed.max(*through),
+            VersionEdit::PoolFileId { partition, file_id } => self.partition(*partition)?.pool_file_id = Some(*file_id),
+            VersionEdit::WalSegmentAdded { epoch, file } => {
+                self.next_file_number = self.next_file_number.max(file.0 + 1);
+                self.next_wal_epoch = self.next_wal_epoch.max(epoch.0 + 1);
+                self.wal_segments.insert(*epoch, *file);
+            }
+            VersionEdit::WalSegmentRemoved { epoch } => {
+                self.wal_segments.remove(epoch);
+            }
+            VersionEdit::WalEnd { epoch, seqno } => self.wal_end = Some((*epoch, *seqno)),
+            VersionEdit::NextNumbers { file, partition, epoch } => {
+                self.next_file_number = self.next_file_number.max(file.0);
+                self.next_partition_id = self.next_partition_id.max(partition.0);
+                self.next_wal_epoch = self.next_wal_epoch.max(epoch.0);
+            }
+        }
+        Ok(())
+    }
+
+    fn partition(&mut self, id: PartitionId) -> Result<&mut PartitionManifestState> {
+        self.partitions.get_mut(&id).ok_or_else(|| Error::corruption("edit of a partition that does not exist"))
+    }
+
+    /// The shortest list of edits that adds up to this ledger.
+    pub(crate) fn edits(&self) -> Vec<VersionEdit> {
+        let mut edits = vec![
+            VersionEdit::Database {
+                id: self.id,
+                instance: self.instance,
+                hash_seed: self.hash_seed,
+                created_ms: self.created_ms,
+            },
+            VersionEdit::NextNumbers {
+                file: FileNumber(self.next_file_number),
+                partition: PartitionId(self.next_partition_id),
+                epoch: WalEpoch(self.next_wal_epoch),
+            },
+        ];
+        for (id, partition) in &self.partitions {
+            edits.push(VersionEdit::PartitionCreated(partition.meta.clone()));
+            edits.push(VersionEdit::Flushed { partition: *id, through: partition.flushed_seqno });
+            edits.extend(partition.pool_file_id.map(|file_id| VersionEdit::PoolFileId { partition: *id, file_id }));
+            for file in partition.blob_files.values() {
+                edits.push(VersionEdit::BlobFileAdded { partition: *id, file: file.clone() });
+            }
+            for (level, table) in partition.tables.values() {
+                edits.push(VersionEdit::TableAdded { partition: *id, level: *level, table: table.clone() });
+            }
+            for table in partition.spilled.values() {
+                edits.push(VersionEdit::TableSpilled { partition: *id, table: table.clone() });
+            }
+        }
+        edits.extend(
+            self.wal_segments.iter().map(|(epoch, file)| VersionEdit::WalSegmentAdded { epoch: *epoch, file: *file }),
+        );
+        if self.all_flushed > SeqNo::ZERO {
+            edits.push(VersionEdit::AllFlushed { through: self.all_flushed });
+        }
+        edits.extend(self.wal_end.map(|(epoch, seqno)| VersionEdit::WalEnd { epoch, seqno }));
+        edits
+    }
+}
+
+/// Fails for numbers that have no next one: those that the edit says are used.
+fn check_numbers(edit: &VersionEdit) -> Result<()> {
+    let (number, epoch) = match edit {
+        VersionEdit::PartitionCreated(meta) => (meta.id.0, WalEpoch(0)),
+        VersionEdit::TableAdded { table, .. } | VersionEdit::TableSpilled { table, .. } => {
+            (table.number.0, WalEpoch(0))
+        }
+        VersionEdit::BlobFileAdded { file, .. } => {
+            let logical = file.sections.iter().map(|section| section.logical_file.0);
+            (logical.chain([file.number.0]).max().unwrap_or_default(), WalEpoch(0))
+        }
+        VersionEdit::WalSegmentAdded { epoch, file } => (file.0, *epoch),
+        VersionEdit::WalEnd { epoch, .. } => (0, *epoch),
+        VersionEdit::NextNumbers { file, partition, epoch } => (file.0.max(partition.0), *epoch),
+        _ => return Ok(()),
+    };
+    if number >= NUMBER_LIMIT {
+        return Err(Error::corruption(format!("the manifest names {number}, which no file or partition has")));
+    }
+    if epoch == WalEpoch(u32::MAX) {
+        return Err(Error::corruption("the manifest names a log segment behind the last possible one"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+
+    fn partition(id: u64) -> VersionEdit {
+        VersionEdit::PartitionCreated(PartitionMeta {
+            id: PartitionId(id),
+            engine: 0,
+            name: format!("p{id}"),
+            comparator: "c".into(),
+            settings: vec![1],
+        })
+    }
+
+    fn table(partition: u64, id: u64, level: u8) -> VersionEdit {
+        let table = TableMeta {
+            number: FileNumber(id),
+            size: 9,
+            entries: 1,
+            tombstones: 0,
+            smallest_seqno: SeqNo(1),
+            largest_seqno: SeqNo(1),
+            created_ms: 0,
+            raw_bytes: 2,
+            smallest_key: (b"a".to_vec(), SeqNo(1)),
+            largest_key: (b"a".to_vec(), SeqNo(1)),
+            blob_usage: Vec::new(),
+        };
+        VersionEdit::TableAdded { partition: PartitionId(partition), level, table }
+    }
+
+    fn spilled(partition: u64, id: u64, highest: u64) -> VersionEdit {
+        let VersionEdit::TableAdded { partition, table, .. } = table(partition, id, 0) else { unreachable!() };
+        VersionEdit::TableSpilled { partition, table: TableMeta { largest_seqno: SeqNo(highest), ..table } }
+    }
+
+    #[test]
+    fn manifest_state_round_trips_through_edits() {
+        let edits = [
+            VersionEdit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 },
+            partition(1),
+            partition(2),
+            table(1, 7, 0),
+            table(1, 8, 0),
+            table(2, 9, 1),
+            VersionEdit::TableMoved { partition: PartitionId(1), table: FileNumber(8), level: 3 },
+            VersionEdit::TableRemoved { partition: PartitionId(1), table: FileNumber(7) },
+            VersionEdit::Flushed { partition: PartitionId(1), through: SeqNo(50) },
+            VersionEdit::Flushed { partition: PartitionId(1), through: SeqNo(40) },
+            VersionEdit::AllFlushed { through: SeqNo(60) },
+            VersionEdit::AllFlushed { through: SeqNo(55) },
+            VersionEdit::WalSegmentAdded { epoch: WalEpoch(1), file: FileNumber(20) },
+            VersionEdit::WalSegmentAdded { epoch: WalEpoch(2), file: FileNumber(21) },
+            VersionEdit::WalSegmentRemoved { epoch: WalEpoch(1) },
+            VersionEdit::WalEnd { epoch: WalEpoch(1), seqno: SeqNo(12) },
+            VersionEdit::PoolFileId { partition: PartitionId(1), file_id: [7; 16] },
+            VersionEdit::PartitionDropped { partition: PartitionId(2) },
+            partition(3),
+            spilled(3, 30, 70),
+            spilled(3, 31, 90),
+            VersionEdit::Flushed { partition: PartitionId(3), through: SeqNo(70) },
+        ];
+        let manifest_state = ManifestState::replay(&edits).unwrap();
+        let third = &manifest_state.partitions[&PartitionId(3)];
+        assert_eq!(third.spilled.keys().collect::<Vec<_>>(), [&FileNumber(31)], "one is flushed");
+        assert_eq!((third.flushed_seqno, third.permanent(), third.durable_seqno()), (SeqNo(70), SeqNo(90), SeqNo(90)));
+        assert_eq!(
+            (manifest_state.next_file_number, manifest_state.next_partition_id, manifest_state.next_wal_epoch),
+            (32, 4, 3)
+        );
+        assert_eq!(manifest_state.partitions[&PartitionId(1)].flushed_seqno, SeqNo(50), "flushed never goes back");
+        assert_eq!((manifest_state.flushed_by_all(), manifest_state.durable_seqno()), (SeqNo(60), SeqNo(90)));
+        assert_eq!(manifest_state.partitions[&PartitionId(1)].tables[&FileNumber(8)].0, 3);
+        assert_eq!(ManifestState::replay(&manifest_state.edits()).unwrap(), manifest_state);
+    }
+
+    #[test]
+    fn contradicting_edit_fails_and_changes_nothing() {
+        let database = VersionEdit::Database { id: [1; 16], instance: [2; 16], hash_seed: 3, created_ms: 4 };
+        assert_eq!(ManifestState::replay(&[partition(1)]).unwrap_err().kind(), ErrorKind::Corruption);
+        let mut manifest_state = ManifestState::replay(&[database, partition(1), table(1, 7, 0)]).unwrap();
+        let before = manifest_state.clone();
+        for bad in [
+            partition(1),
+            table(1, 7, 1),
+            table(2, 8, 1),
+            spilled(1, 7, 1),
+            spilled(2, 8, 1),
+            spilled(1, NUMBER_LIMIT, 1),
+            table(1, 9, 64),
+            VersionEdit::TableRemoved { partition: PartitionId(1), table: FileNumber(8) },
+            VersionEdit::TableMoved { partition: PartitionId(3), table: FileNumber(7), level: 1 },
+            VersionEdit::PartitionDropped { partition: PartitionId(3) },
+        ] {
+            assert_eq!(manifest_state.apply(&bad).unwrap_err().kind(), ErrorKind::Corruption);
+            assert_eq!(manifest_state, before);
+        }
+    }
+}

@@ -1,0 +1,518 @@
+#![doc = include_str!("../../docs/format/edit.md")]
+
+use crate::base::coding::{ByteReader, put_bytes, put_varint};
+use crate::base::error::{Error, Result};
+use crate::base::key::SeqNo;
+
+/// The number of a file, unique in its database for ever; files are named by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FileNumber(pub(crate) u64);
+
+/// The number of a partition, unique in its database for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PartitionId(pub(crate) u64);
+
+/// The number of a log segment's life; rises with every segment that is begun and is never used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct WalEpoch(pub(crate) u32);
+
+/// What the manifest knows of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TableMeta {
+    pub(crate) number: FileNumber,
+    /// Of the file, in bytes.
+    pub(crate) size: u64,
+    pub(crate) entries: u64,
+    pub(crate) tombstones: u64,
+    pub(crate) smallest_seqno: SeqNo,
+    pub(crate) largest_seqno: SeqNo,
+    /// Milliseconds since 1970.
+    pub(crate) created_ms: u64,
+    /// Bytes of keys and values before prefix compression and codecs.
+    pub(crate) raw_bytes: u64,
+    /// User key and sequence number of the first and the last entry.
+    pub(crate) smallest_key: (Vec<u8>, SeqNo),
+    pub(crate) largest_key: (Vec<u8>, SeqNo),
+    /// What its entries point to, by logical files in ascending order.
+    pub(crate) blob_usage: Vec<TableBlobUsage>,
+}
+
+impl TableMeta {
+    /// Bytes of blob files that its entries point to.
+    pub(crate) fn referenced_blob_bytes(&self) -> u64 {
+        self.blob_usage.iter().map(|uses| uses.bytes).sum()
+    }
+}
+
+/// What the manifest knows of a blob file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BlobFileMeta {
+    pub(crate) number: FileNumber,
+    /// Of the file, in bytes.
+    pub(crate) size: u64,
+    /// Milliseconds since 1970.
+    pub(crate) created_ms: u64,
+    /// One for each logical file that has values here.
+    pub(crate) sections: Vec<BlobFileSection>,
+}
+
+/// The values of one logical file in a blob file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlobFileSection {
+    pub(crate) logical_file: FileNumber,
+    pub(crate) values: u64,
+    /// Of their frames.
+    pub(crate) bytes: u64,
+    /// Whether they were copied from elsewhere, so that pointers' offsets do not hold.
+    pub(crate) rewritten: bool,
+}
+
+/// How much of one logical file is referenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TableBlobUsage {
+    pub(crate) logical_file: FileNumber,
+    /// Values.
+    pub(crate) count: u64,
+    /// Their frames.
+    pub(crate) bytes: u64,
+}
+
+impl TableBlobUsage {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.logical_file.0);
+        put_varint(out, self.count);
+        put_varint(out, self.bytes);
+    }
+
+    fn read(d: &mut ByteReader<'_>) -> Result<TableBlobUsage> {
+        Ok(TableBlobUsage { logical_file: FileNumber(d.varint()?), count: d.varint()?, bytes: d.varint()? })
+    }
+}
+
+/// The number of an engine in the manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum EngineKind {
+    Lsm = 0,
+    /// A pool whose image goes to a file.
+    Pmem = 1,
+    /// A pool whose file is used as memory.
+    PmemMapped = 2,
+}
+
+impl EngineKind {
+    pub(crate) fn from_number(number: u8) -> Option<EngineKind> {
+        [EngineKind::Lsm, EngineKind::Pmem, EngineKind::PmemMapped].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// What the manifest knows of a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartitionMeta {
+    pub(crate) id: PartitionId,
+    /// An [`EngineKind`]; others need a newer version.
+    pub(crate) engine: u8,
+    pub(crate) name: String,
+    pub(crate) comparator: String,
+    pub(crate) settings: Vec<u8>,
+}
+
+/// One change of the database's metadata.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum VersionEdit {
+    Database { id: [u8; 16], instance: [u8; 16], hash_seed: u64, created_ms: u64 },
+    PartitionCreated(PartitionMeta),
+    PartitionDropped { partition: PartitionId },
+    PartitionSettings { partition: PartitionId, settings: Vec<u8> },
+    TableAdded { partition: PartitionId, level: u8, table: TableMeta },
+    TableRemoved { partition: PartitionId, table: FileNumber },
+    TableMoved { partition: PartitionId, table: FileNumber, level: u8 },
+    Flushed { partition: PartitionId, through: SeqNo },
+    WalSegmentAdded { epoch: WalEpoch, file: FileNumber },
+    WalSegmentRemoved { epoch: WalEpoch },
+    WalEnd { epoch: WalEpoch, seqno: SeqNo },
+    NextNumbers { file: FileNumber, partition: PartitionId, epoch: WalEpoch },
+    BlobFileAdded { partition: PartitionId, file: BlobFileMeta },
+    BlobFileRemoved { partition: PartitionId, file: FileNumber },
+    PoolFileId { partition: PartitionId, file_id: [u8; 16] },
+    AllFlushed { through: SeqNo },
+    TableSpilled { partition: PartitionId, table: TableMeta },
+}
+
+/// Edits with this bit in their tag may be skipped by a reader that does not know them.
+const IGNORABLE_TAG_BIT: u8 = 0x80;
+/// An older version may open the pool without it.
+const POOL_FILE_ID: u8 = IGNORABLE_TAG_BIT | 16;
+/// An older version reads more of the log without it.
+const ALL_FLUSHED: u8 = IGNORABLE_TAG_BIT | 17;
+
+impl VersionEdit {
+    fn tag(&self) -> u8 {
+        match self {
+            VersionEdit::Database { .. } => 1,
+            VersionEdit::PartitionCreated(_) => 2,
+            VersionEdit::PartitionDropped { .. } => 3,
+            VersionEdit::PartitionSettings { .. } => 4,
+            // Without pointers as it always was, so that an older version reads it.
+            VersionEdit::TableAdded { table, .. } if table.blob_usage.is_empty() => 5,
+            VersionEdit::TableAdded { .. } => 13,
+            VersionEdit::TableRemoved { .. } => 6,
+            VersionEdit::Flushed { .. } => 7,
+            VersionEdit::WalSegmentAdded { .. } => 8,
+            VersionEdit::WalSegmentRemoved { .. } => 9,
+            VersionEdit::WalEnd { .. } => 10,
+            VersionEdit::NextNumbers { .. } => 11,
+            VersionEdit::TableMoved { .. } => 12,
+            VersionEdit::BlobFileAdded { .. } => 14,
+            VersionEdit::BlobFileRemoved { .. } => 15,
+            VersionEdit::PoolFileId { .. } => POOL_FILE_ID,
+            VersionEdit::AllFlushed { .. } => ALL_FLUSHED,
+            VersionEdit::TableSpilled { .. } => 18,
+        }
+    }
+
+    /// Appends the edit to `out`.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let mut payload = Vec::new();
+        self.encode_payload(&mut payload);
+        out.push(self.tag());
+        put_bytes(out, &payload);
+    }
+
+    fn encode_payload(&self, out: &mut Vec<u8>) {
+        match self {
+            VersionEdit::Database { id, instance, hash_seed, created_ms } => {
+                out.extend_from_slice(id);
+                out.extend_from_slice(instance);
+                out.extend_from_slice(&hash_seed.to_le_bytes());
+                put_varint(out, *created_ms);
+            }
+            VersionEdit::PartitionCreated(meta) => {
+                put_varint(out, meta.id.0);
+                out.push(meta.engine);
+                put_bytes(out, meta.name.as_bytes());
+                put_bytes(out, meta.comparator.as_bytes());
+                put_bytes(out, &meta.settings);
+            }
+            VersionEdit::PartitionDropped { partition } => put_varint(out, partition.0),
+            VersionEdit::PartitionSettings { partition, settings } => {
+                put_varint(out, partition.0);
+                put_bytes(out, settings);
+            }
+            VersionEdit::TableAdded { partition, level, table } => {
+                put_varint(out, partition.0);
+                out.push(*level);
+                encode_table(table, out);
+                encode_uses(&table.blob_usage, out);
+            }
+            VersionEdit::BlobFileAdded { partition, file } => {
+                put_varint(out, partition.0);
+                encode_blob_file(file, out);
+            }
+            VersionEdit::TableSpilled { partition, table } => {
+                put_varint(out, partition.0);
+                encode_table(table, out);
+                encode_uses(&table.blob_usage, out);
+            }
+            VersionEdit::PoolFileId { partition, file_id } => {
+                put_varint(out, partition.0);
+                out.extend_from_slice(file_id);
+            }
+            VersionEdit::TableRemoved { partition, table: file } | VersionEdit::BlobFileRemoved { partition, file } => {
+                put_varint(out, partition.0);
+                put_varint(out, file.0);
+            }
+            VersionEdit::TableMoved { partition, table, level } => {
+                put_varint(out, partition.0);
+                put_varint(out, table.0);
+                out.push(*level);
+            }
+            VersionEdit::Flushed { partition, through } => {
+                put_varint(out, partition.0);
+                put_varint(out, through.0);
+            }
+            VersionEdit::AllFlushed { through } => put_varint(out, through.0),
+            VersionEdit::WalSegmentAdded { epoch, file } => {
+                put_varint(out, u64::from(epoch.0));
+                put_varint(out, file.0);
+            }
+            VersionEdit::WalSegmentRemoved { epoch } => put_varint(out, u64::from(epoch.0)),
+            VersionEdit::WalEnd { epoch, seqno } => {
+                put_varint(out, u64::from(epoch.0));
+                put_varint(out, seqno.0);
+            }
+            VersionEdit::NextNumbers { file, partition, epoch } => {
+                put_varint(out, file.0);
+                put_varint(out, partition.0);
+                put_varint(out, u64::from(epoch.0));
+            }
+        }
+    }
+
+    /// Reads one record of the manifest: a batch of edits.
+    ///
+    /// # Errors
+    /// `Corruption` for bytes that are no edits, `Unsupported` for an unknown tag that may not be skipped.
+    pub(crate) fn decode_batch(bytes: &[u8]) -> Result<Vec<VersionEdit>> {
+        let mut d = ByteReader::new(bytes);
+        let mut edits = Vec::new();
+        while !d.is_empty() {
+            let tag = d.u8()?;
+            let mut payload = ByteReader::new(d.bytes()?);
+            if let Some(edit) = VersionEdit::decode_payload(tag, &mut payload)? {
+                payload.finish()?;
+                edits.push(edit);
+            }
+        }
+        Ok(edits)
+    }
+
+    fn decode_payload(tag: u8, d: &mut ByteReader<'_>) -> Result<Option<VersionEdit>> {
+        Ok(Some(match tag {
+            1 => VersionEdit::Database {
+                id: d.bytes16()?,
+                instance: d.bytes16()?,
+                hash_seed: d.u64()?,
+                created_ms: d.varint()?,
+            },
+            2 => VersionEdit::PartitionCreated(PartitionMeta {
+                id: partition(d)?,
+                engine: d.u8()?,
+                name: string(d)?,
+                comparator: string(d)?,
+                settings: d.bytes()?.to_vec(),
+            }),
+            3 => VersionEdit::PartitionDropped { partition: partition(d)? },
+            4 => VersionEdit::PartitionSettings { partition: partition(d)?, settings: d.bytes()?.to_vec() },
+            5 => VersionEdit::TableAdded { partition: partition(d)?, level: d.u8()?, table: decode_table(d)? },
+            13 => {
+                let (partition, level, table) = (partition(d)?, d.u8()?, decode_table(d)?);
+                VersionEdit::TableAdded {
+                    partition,
+                    level,
+                    table: TableMeta { blob_usage: decode_blob_usage(d)?, ..table },
+                }
+            }
+            14 => VersionEdit::BlobFileAdded { partition: partition(d)?, file: decode_blob_file(d)? },
+            15 => VersionEdit::BlobFileRemoved { partition: partition(d)?, file: FileNumber(d.varint()?) },
+            POOL_FILE_ID => VersionEdit::PoolFileId { partition: partition(d)?, file_id: d.bytes16()? },
+            ALL_FLUSHED => VersionEdit::AllFlushed { through: seqno(d)? },
+            18 => {
+                let (partition, table) = (partition(d)?, decode_table(d)?);
+                let blobs = if d.is_empty() { Vec::new() } else { decode_blob_usage(d)? };
+                VersionEdit::TableSpilled { partition, table: TableMeta { blob_usage: blobs, ..table } }
+            }
+            6 => VersionEdit::TableRemoved { partition: partition(d)?, table: FileNumber(d.varint()?) },
+            7 => VersionEdit::Flushed { partition: partition(d)?, through: seqno(d)? },
+            8 => VersionEdit::WalSegmentAdded { epoch: epoch(d)?, file: FileNumber(d.varint()?) },
+            9 => VersionEdit::WalSegmentRemoved { epoch: epoch(d)? },
+            10 => VersionEdit::WalEnd { epoch: epoch(d)?, seqno: seqno(d)? },
+            11 => {
+                VersionEdit::NextNumbers { file: FileNumber(d.varint()?), partition: partition(d)?, epoch: epoch(d)? }
+            }
+            12 => VersionEdit::TableMoved { partition: partition(d)?, table: FileNumber(d.varint()?), level: d.u8()? },
+            _ if tag & IGNORABLE_TAG_BIT != 0 => return Ok(None),
+            _ => return Err(Error::unsupported(format!("manifest edit {tag} needs a newer version"))),
+        }))
+    }
+}
+
+fn encode_table(table: &TableMeta, out: &mut Vec<u8>) {
+    let numbers = [
+        table.number.0,
+        table.size,
+        table.entries,
+        table.tombstones,
+        table.smallest_seqno.0,
+        table.largest_seqno.0,
+        table.created_ms,
+        table.raw_bytes,
+    ];
+    for number in numbers {
+        put_varint(out, number);
+    }
+    for (user, seqno) in [&table.smallest_key, &table.largest_key] {
+        put_bytes(out, user);
+        put_varint(out, seqno.0);
+    }
+}
+
+fn decode_table(d: &mut ByteReader<'_>) -> Result<TableMeta> {
+    Ok(TableMeta {
+        number: FileNumber(d.varint()?),
+        size: d.varint()?,
+        entries: d.varint()?,
+        tombstones: d.varint()?,
+        smallest_seqno: seqno(d)?,
+        largest_seqno: seqno(d)?,
+        created_ms: d.varint()?,
+        raw_bytes: d.varint()?,
+        smallest_key: (d.bytes()?.to_vec(), seqno(d)?),
+        largest_key: (d.bytes()?.to_vec(), seqno(d)?),
+        blob_usage: Vec::new(),
+    })
+}
+
+/// Nothing for a table that points to no blob file.
+fn encode_uses(uses: &[TableBlobUsage], out: &mut Vec<u8>) {
+    if !uses.is_empty() {
+        put_varint(out, uses.len() as u64);
+        uses.iter().for_each(|uses| uses.encode(out));
+    }
+}
+
+fn decode_blob_usage(d: &mut ByteReader<'_>) -> Result<Vec<TableBlobUsage>> {
+    let uses: Vec<TableBlobUsage> = (0..d.varint()?).map(|_| TableBlobUsage::read(d)).collect::<Result<_>>()?;
+    match !uses.is_empty() && uses.is_sorted_by(|a, b| a.logical_file < b.logical_file) {
+        true => Ok(uses),
+        false => Err(Error::corruption("blob files that a table points to are not in ascending order")),
+    }
+}
+
+fn encode_blob_file(file: &BlobFileMeta, out: &mut Vec<u8>) {
+    for number in [file.number.0, file.size, file.created_ms, file.sections.len() as u64] {
+        put_varint(out, number);
+    }
+    for section in &file.sections {
+        put_varint(out, section.logical_file.0);
+        put_varint(out, section.values);
+        put_varint(out, section.bytes);
+        out.push(u8::from(section.rewritten));
+    }
+}
+
+fn decode_blob_file(d: &mut ByteReader<'_>) -> Result<BlobFileMeta> {
+    let (id, size, created_ms) = (FileNumber(d.varint()?), d.varint()?, d.varint()?);
+    let section = |d: &mut ByteReader<'_>| {
+        let (logical, values, bytes) = (FileNumber(d.varint()?), d.varint()?, d.varint()?);
+        let rewritten = match d.u8()? {
+            0 => false,
+            1 => true,
+            flags => return Err(Error::unsupported(format!("flags {flags:#x} of a section need a newer version"))),
+        };
+        Ok(BlobFileSection { logical_file: logical, values, bytes, rewritten })
+    };
+    let sections = (0..d.varint()?).map(|_| section(d)).collect::<Result<_>>()?;
+    Ok(BlobFileMeta { number: id, size, created_ms, sections })
+}
+
+fn partition(d: &mut ByteReader<'_>) -> Result<PartitionId> {
+    Ok(PartitionId(d.varint()?))
+}
+
+fn epoch(d: &mut ByteReader<'_>) -> Result<WalEpoch> {
+    Ok(WalEpoch(d.varint_u32()?))
+}
+
+fn seqno(d: &mut ByteReader<'_>) -> Result<SeqNo> {
+    let seqno = SeqNo(d.varint()?);
+    if seqno > SeqNo::MAX { Err(Error::corruption("sequence number is larger than 56 bits")) } else { Ok(seqno) }
+}
+
+fn string(d: &mut ByteReader<'_>) -> Result<String> {
+    let bytes = d.bytes()?;
+    String::from_utf8(bytes.to_vec()).map_err(|_| Error::corruption("name is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ErrorKind;
+
+    fn sample_edits() -> Vec<VersionEdit> {
+        let (partition, table, epoch) = (PartitionId(3), FileNumber(900), WalEpoch(7));
+        let whole = TableMeta {
+            number: table,
+            size: 1 << 40,
+            entries: 9,
+            tombstones: 2,
+            smallest_seqno: SeqNo(0),
+            largest_seqno: SeqNo::MAX,
+            created_ms: 77,
+            raw_bytes: 300,
+            smallest_key: (vec![], SeqNo(4)),
+            largest_key: (vec![255; 300], SeqNo(1)),
+            blob_usage: Vec::new(),
+        };
+        let uses = TableBlobUsage { logical_file: FileNumber(901), count: 2, bytes: 3 };
+        vec![
+            VersionEdit::Database { id: [5; 16], instance: [6; 16], hash_seed: u64::MAX, created_ms: 1 << 41 },
+            VersionEdit::PartitionCreated(PartitionMeta {
+                id: partition,
+                engine: 0,
+                name: "naïve".into(),
+                comparator: "c".into(),
+                settings: vec![1, 2, 3],
+            }),
+            VersionEdit::PartitionDropped { partition },
+            VersionEdit::PartitionSettings { partition, settings: vec![] },
+            VersionEdit::TableAdded { partition, level: 6, table: whole.clone() },
+            VersionEdit::BlobFileAdded {
+                partition,
+                file: BlobFileMeta {
+                    number: FileNumber(901),
+                    size: 1 << 26,
+                    created_ms: 78,
+                    sections: vec![
+                        BlobFileSection { logical_file: FileNumber(901), values: 9, bytes: 1 << 25, rewritten: false },
+                        BlobFileSection { logical_file: FileNumber(7), values: u64::MAX, bytes: 1, rewritten: true },
+                    ],
+                },
+            },
+            VersionEdit::BlobFileRemoved { partition, file: FileNumber(901) },
+            VersionEdit::PoolFileId { partition, file_id: [9; 16] },
+            VersionEdit::TableRemoved { partition, table },
+            VersionEdit::TableMoved { partition, table, level: 2 },
+            VersionEdit::TableSpilled { partition, table: whole.clone() },
+            VersionEdit::TableSpilled { partition, table: TableMeta { blob_usage: vec![uses], ..whole } },
+            VersionEdit::Flushed { partition, through: SeqNo(12) },
+            VersionEdit::AllFlushed { through: SeqNo(13) },
+            VersionEdit::WalSegmentAdded { epoch, file: table },
+            VersionEdit::WalSegmentRemoved { epoch },
+            VersionEdit::WalEnd { epoch, seqno: SeqNo(13) },
+            VersionEdit::NextNumbers { file: table, partition, epoch },
+        ]
+    }
+
+    #[test]
+    fn edits_round_trip_and_prefixes_fail_to_decode() {
+        for edit in sample_edits() {
+            let mut bytes = Vec::new();
+            edit.encode(&mut bytes);
+            assert_eq!(VersionEdit::decode_batch(&bytes).unwrap(), [edit]);
+            for cut in 1..bytes.len() {
+                assert!(VersionEdit::decode_batch(&bytes[..cut]).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn table_with_blob_pointers_has_newer_tag() {
+        let Some(VersionEdit::TableAdded { partition, level, table }) = sample_edits().into_iter().nth(4) else {
+            panic!("the fifth is a table");
+        };
+        let tagged = |blobs: Vec<TableBlobUsage>| {
+            let edit =
+                VersionEdit::TableAdded { partition, level, table: TableMeta { blob_usage: blobs, ..table.clone() } };
+            let mut bytes = Vec::new();
+            edit.encode(&mut bytes);
+            (bytes[0], VersionEdit::decode_batch(&bytes).map(|edits| assert_eq!(edits, [edit])))
+        };
+        let one = |logical| TableBlobUsage { logical_file: FileNumber(logical), count: 3, bytes: 4000 };
+        assert!(matches!(tagged(vec![]), (5, Ok(()))));
+        assert!(matches!(tagged(vec![one(2), one(90)]), (13, Ok(()))));
+        assert!(matches!(tagged(vec![one(90), one(2)]), (13, Err(_))), "not in order");
+        assert!(matches!(tagged(vec![one(2), one(2)]), (13, Err(_))), "twice");
+    }
+
+    #[test]
+    fn unknown_edits_fail_unless_ignorable() {
+        assert_eq!(VersionEdit::decode_batch(&[0x50, 1, 9]).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(VersionEdit::decode_batch(&[0xd0, 1, 9]).unwrap(), []);
+        assert_eq!(
+            VersionEdit::decode_batch(&[3, 2, 9, 9]).unwrap_err().kind(),
+            ErrorKind::Corruption,
+            "left-over bytes"
+        );
+    }
+}

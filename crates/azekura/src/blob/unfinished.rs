@@ -1,0 +1,148 @@
+//! Blob files that the log points to and the manifest does not know: a life of the database ended before they did.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use crate::base::blob_pointer::BlobPointer;
+use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::manifest_state::ManifestState;
+use crate::base::version_edit::{FileNumber, PartitionId};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::blob::format::SECTION_VALUES_MAX;
+use crate::blob::reader::{BlobFile, BlobReadAhead};
+use crate::block::{BlockCache, BlockHandle};
+use crate::vfs::open_files::DataFiles;
+
+/// Looks at every value that a log being read points to and that no flush has seen to. Reads only; memory: one value,
+/// and some bytes for each pointer.
+pub(crate) struct UnfinishedBlobFiles {
+    files: DataFiles,
+    cache: Arc<BlockCache>,
+    partitions: BTreeMap<PartitionId, FlushedBlobs>,
+    unfinished: BTreeMap<FileNumber, UnfinishedBlobFile>,
+    /// Behind the highest number that was pointed to.
+    next_file_number: u64,
+}
+
+/// What the manifest knows of a partition.
+struct FlushedBlobs {
+    /// See [`PartitionManifestState::permanent`](crate::base::manifest_state::PartitionManifestState::permanent).
+    permanent: SeqNo,
+    logical: BTreeSet<FileNumber>,
+}
+
+/// A file without an owner, and the values of it that are pointed to.
+pub(crate) struct UnfinishedBlobFile {
+    pub(crate) partition: PartitionId,
+    pub(crate) file: BlobFile,
+    pub(crate) file_id: [u8; 16],
+    pub(crate) frames: BTreeMap<u32, BlockHandle>,
+}
+
+impl UnfinishedBlobFiles {
+    /// `files` are blob files.
+    pub(crate) fn new(manifest_state: &ManifestState, files: DataFiles, cache: Arc<BlockCache>) -> UnfinishedBlobFiles {
+        let partitions = manifest_state.partitions.iter().map(|(id, partition)| {
+            let sections = partition.blob_files.values().flat_map(|file| &file.sections);
+            let logical = sections.map(|section| section.logical_file).collect();
+            (*id, FlushedBlobs { permanent: partition.permanent(), logical })
+        });
+        let partitions = partitions.collect();
+        UnfinishedBlobFiles { files, cache, partitions, unfinished: BTreeMap::new(), next_file_number: 0 }
+    }
+
+    /// Looks at the pointers of one commit; gives what is wrong if one of them leads to no value, as it may where the
+    /// commit was not durable. Only if all of them do lead somewhere, they are noted.
+    ///
+    /// # Errors
+    /// `Io`, and `Unsupported` for a file of a newer version.
+    pub(crate) fn check_commit(&mut self, pointers: &[(PartitionId, SeqNo, BlobPointer)]) -> Result<Option<Error>> {
+        for (_, _, pointer) in pointers {
+            self.next_file_number = self.next_file_number.max(pointer.logical_file.0.saturating_add(1));
+        }
+        let wanted = |(partition, seqno, pointer): &&(PartitionId, SeqNo, BlobPointer)| {
+            let known = self.partitions.get(partition);
+            known.is_some_and(|known| *seqno > known.permanent && !known.logical.contains(&pointer.logical_file))
+        };
+        let wanted: Vec<_> = pointers.iter().filter(wanted).collect();
+        for (partition, _, pointer) in &wanted {
+            match self.check_pointer(*partition, pointer) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Corruption => return Ok(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        for (_, _, pointer) in wanted {
+            if let Some(found) = self.unfinished.get_mut(&pointer.logical_file) {
+                found.frames.insert(pointer.ordinal, frame_handle(pointer));
+            }
+        }
+        Ok(None)
+    }
+
+    fn check_pointer(&mut self, partition: PartitionId, pointer: &BlobPointer) -> Result<()> {
+        let id = pointer.logical_file;
+        let found = match self.unfinished.entry(id) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(free) => free.insert(open_unfinished(&self.files, &self.cache, id, partition)?),
+        };
+        let at = |error: Error| error.at_offset(pointer.frame_offset).in_file(self.files.path(id));
+        let is_other = found.frames.get(&pointer.ordinal).is_some_and(|frame| *frame != frame_handle(pointer));
+        if is_other || found.partition != partition || u64::from(pointer.ordinal) >= SECTION_VALUES_MAX {
+            return Err(at(Error::corruption("the log points to this value in two ways")));
+        }
+        found.file.with_frame(frame_handle(pointer), &mut BlobReadAhead::adaptive(), |frame| {
+            match frame.raw_len == pointer.value_len as usize && pointer.frame_offset >= FileHeader::LEN as u64 {
+                true => Ok(()),
+                false => Err(Error::corruption("value has another length than its pointer says")),
+            }
+        })
+    }
+
+    /// No file may get a number below this one: the log, or an end of it that does not count, speaks of those.
+    pub(crate) fn next_file_number(&self) -> u64 {
+        self.next_file_number
+    }
+
+    /// The files that values were found in.
+    pub(crate) fn unfinished_files(&self) -> impl Iterator<Item = (FileNumber, &UnfinishedBlobFile)> {
+        self.unfinished.iter().filter(|(_, found)| !found.frames.is_empty()).map(|(id, found)| (*id, found))
+    }
+}
+
+impl UnfinishedBlobFile {
+    /// Bytes of the frames that are pointed to.
+    pub(crate) fn referenced_bytes(&self) -> u64 {
+        self.frames.values().map(|frame| frame.len).sum()
+    }
+}
+
+fn frame_handle(pointer: &BlobPointer) -> BlockHandle {
+    BlockHandle { offset: pointer.frame_offset, len: pointer.frame_len }
+}
+
+/// A file as it lies there, with or without its end.
+fn open_unfinished(
+    files: &DataFiles,
+    cache: &Arc<BlockCache>,
+    id: FileNumber,
+    partition: PartitionId,
+) -> Result<UnfinishedBlobFile> {
+    let opened = files.get(id).and_then(|handle| {
+        let (mut header, end) = ([0; FileHeader::LEN], handle.length()?);
+        handle.read_exact_at(&mut header, 0)?;
+        Ok((FileHeader::decode(FileKind::Blob, &header)?.file_id, end))
+    });
+    let (file_id, end) = opened.map_err(|error| match error.os_kind() {
+        Some(io::ErrorKind::NotFound) => {
+            Error::corruption("blob file that the log points to is missing: restore it from a copy")
+                .at_offset(0)
+                .in_file(files.path(id))
+        }
+        _ => error.in_file(files.path(id)),
+    })?;
+    let file = BlobFile::growing(files.clone(), Arc::clone(cache), id, None, file_id, end);
+    Ok(UnfinishedBlobFile { partition, file, file_id, frames: BTreeMap::new() })
+}

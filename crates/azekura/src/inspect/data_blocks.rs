@@ -1,0 +1,111 @@
+//! The data blocks of a database, to measure lookups in.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::comparator::BYTEWISE_NAME;
+use crate::base::{Error, InternalKey, KeyOrder, Result};
+use crate::block::block::Block;
+use crate::block::cache::BlockCache;
+use crate::block::iter::BlockIter;
+use crate::block::kind::BlockKind;
+use crate::inspect::report::read_manifest_state;
+use crate::table::index::IndexIter;
+use crate::table::options::TableReadOptions;
+use crate::table::reader::TableReader;
+use crate::vfs::Fs;
+use crate::vfs::open_files::{DataFiles, DirectIoPolicy};
+
+/// Of a cache that gives its blocks huge pages, as those of most databases do.
+const HUGE_PAGE_CACHE_SIZE: u64 = 1 << 40;
+
+/// The data blocks of all tables of a database, in memory and with nothing around them, so that what a lookup costs
+/// inside of a block can be measured apart from what leads to the block. Thread safe.
+#[doc(hidden)]
+pub struct DataBlocks {
+    blocks: Vec<Arc<Block>>,
+    order: KeyOrder,
+}
+
+/// A block, and the hash of a key in it, which a lookup has made before it comes to the block.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct DataBlockPosition {
+    block: usize,
+    hash: Option<u64>,
+}
+
+impl DataBlocks {
+    /// Reads the blocks from their files, past every cache; `entry` hears of each entry its place and its key.
+    ///
+    /// # Errors
+    /// `Io` or `Corruption` from the files, `Unsupported` where keys are in an order that only its owner knows.
+    pub fn read(fs: &Arc<dyn Fs>, dir: &Path, entry: &mut dyn FnMut(DataBlockPosition, &[u8])) -> Result<DataBlocks> {
+        let dir = &*fs.absolute(dir)?;
+        let manifest_state = read_manifest_state(fs, dir)?.0;
+        let files = Arc::new(DataFiles::tables(Arc::clone(fs), dir, 8, DirectIoPolicy::never()));
+        let cache = Arc::new(BlockCache::new(HUGE_PAGE_CACHE_SIZE));
+        let options =
+            TableReadOptions { cache_index_and_filter_blocks: true, pin_top_level: false, pin_partitions: false };
+        let mut read = DataBlocks { blocks: Vec::new(), order: KeyOrder::bytewise() };
+        for partition in manifest_state.partitions.values() {
+            if partition.meta.comparator != BYTEWISE_NAME {
+                let (name, order) = (&partition.meta.name, &partition.meta.comparator);
+                let what = format!("keys of partition {name:?} are in the order {order:?}, which is not known here");
+                return Err(Error::unsupported(what));
+            }
+            for (_, meta) in partition.tables.values() {
+                let (files, cache) = (Arc::clone(&files), Arc::clone(&cache));
+                let table =
+                    TableReader::open(files, cache, meta, read.order.clone(), manifest_state.hash_seed, options)?;
+                read.add_table(&table, entry).map_err(|error| error.in_file(table.fetcher.path()))?;
+            }
+        }
+        Ok(read)
+    }
+
+    fn add_table(&mut self, table: &TableReader, entry: &mut dyn FnMut(DataBlockPosition, &[u8])) -> Result<()> {
+        let mut index = IndexIter::new(false);
+        index.seek_to_first(&table.index, &table.fetcher)?;
+        while let Some((handle, ..)) = index.entry()? {
+            let block: Arc<Block> = table.fetcher.read_block(handle, BlockKind::Data)?;
+            let mut cursor = BlockIter::new(Arc::clone(&block));
+            cursor.seek_to_first()?;
+            while cursor.valid() {
+                let key = cursor.key().user_key;
+                entry(DataBlockPosition { block: self.blocks.len(), hash: table.hash_key(key) }, key);
+                cursor.next()?;
+            }
+            self.blocks.push(block);
+            index.next(&table.fetcher)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks.
+    pub fn count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The length of the key's value, if the block has the key: by what a lookup does once it is at the block.
+    ///
+    /// # Errors
+    /// `Corruption` if the block is damaged.
+    #[inline(never)]
+    pub fn find(&self, place: DataBlockPosition, key: &[u8]) -> Result<Option<usize>> {
+        let Some(block) = self.blocks.get(place.block) else { return Ok(None) };
+        let found = block.lookup(InternalKey::before_versions_of(key), place.hash, &self.order)?;
+        Ok(found.filter(|found| found.key_matches).map(|found| found.value.len()))
+    }
+
+    /// As [`find`](DataBlocks::find), but without looking into the block: what is left is the cost of asking. Gives the
+    /// length of the key, if there is such a block.
+    ///
+    /// # Errors
+    /// None; it is called as `find` is.
+    #[inline(never)]
+    pub fn lookup_overhead(&self, place: DataBlockPosition, key: &[u8]) -> Result<Option<usize>> {
+        Ok(black_box(self.blocks.get(place.block).map(Arc::as_ptr)).map(|_| key.len()))
+    }
+}

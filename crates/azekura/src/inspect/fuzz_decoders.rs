@@ -1,0 +1,200 @@
+//! The decoders that meet bytes from disk, each by itself.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::base::blob_pointer::{BlobPointer, BlobReferences};
+use crate::base::coding;
+use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::manifest_state::ManifestState;
+use crate::base::version_edit::{FileNumber, PartitionId, VersionEdit};
+use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, Result};
+use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobPageHandle};
+use crate::blob::reader::BlobFile;
+use crate::block::block::Block;
+use crate::block::bloom::FilterBlock;
+use crate::block::cache::BlockCache;
+use crate::block::frame::{BlockContents, FRAME_HEADER_LEN, open_frame};
+use crate::block::handle::BlockHandle;
+use crate::block::iter::BlockIter;
+use crate::block::kind::BlockKind;
+use crate::engine::{LastVisibleSeqno, SnapshotList};
+use crate::inspect::report::verify_table;
+use crate::manifest;
+use crate::pmem::recover::{self, PoolCheckLevel};
+use crate::pmem::store::shadow::Shadow;
+use crate::pmem::store::{ImageStore, PoolFileKind};
+use crate::pmem::tree::PoolOptions;
+use crate::table::reader::TableReader;
+use crate::vfs::mem::MemFs;
+use crate::vfs::open_files::{DataFiles, DirectIoPolicy};
+use crate::vfs::{Fs, OpenMode};
+use crate::wal;
+use crate::wal::batch_codec::WalRecordIter;
+
+/// The decoders that meet bytes from disk, for fuzzing.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FuzzDecoder {
+    WalFrame,
+    Manifest,
+    Table,
+    Block,
+    BlockWithHashIndex,
+    FingerprintBlock,
+    Frame,
+    FilterPartition,
+    FileHeader,
+    VersionEdits,
+    Batch,
+    BlobFile,
+    BlobMetaindex,
+    BlobIndexPage,
+    BlobPointer,
+    BlobReferences,
+    Pool,
+    PoolShadow,
+}
+
+/// Reads bytes with one decoder, all that it would read of them.
+///
+/// # Errors
+/// `Corruption` or `Unsupported`.
+#[doc(hidden)]
+pub fn decode(decoder: FuzzDecoder, bytes: &[u8]) -> Result<()> {
+    match decoder {
+        FuzzDecoder::WalFrame => wal::scan_segment_bytes(bytes).map(drop),
+        FuzzDecoder::Manifest => ManifestState::replay(&manifest::decode_manifest(bytes)?.edits).map(drop),
+        FuzzDecoder::Table => decode_table(bytes),
+        FuzzDecoder::Block => decode_block(BlockKind::Data, bytes),
+        FuzzDecoder::BlockWithHashIndex => decode_block(BlockKind::DataWithHashIndex, bytes),
+        FuzzDecoder::FingerprintBlock => decode_block(BlockKind::FingerprintData, bytes),
+        FuzzDecoder::Frame => decode_frame(bytes),
+        FuzzDecoder::FilterPartition => {
+            FilterBlock::decode(BlockContents::new(BlockKind::FilterPartition, bytes)).map(drop)
+        }
+        FuzzDecoder::FileHeader => decode_header(bytes),
+        FuzzDecoder::VersionEdits => VersionEdit::decode_batch(bytes).map(drop),
+        FuzzDecoder::Batch => WalRecordIter::new(bytes).try_for_each(|record| record.map(drop)),
+        FuzzDecoder::BlobFile => decode_blob_file(bytes),
+        FuzzDecoder::BlobMetaindex => decode_blob_metaindex(bytes),
+        FuzzDecoder::BlobIndexPage => decode_blob_index_page(bytes),
+        FuzzDecoder::BlobPointer => BlobPointer::decode(bytes).map(drop),
+        FuzzDecoder::BlobReferences => BlobReferences::decode(bytes).map(drop),
+        FuzzDecoder::Pool => decode_pool(bytes),
+        FuzzDecoder::PoolShadow => decode_pool_shadow(bytes),
+    }
+}
+
+/// A header of whichever kind.
+fn decode_header(bytes: &[u8]) -> Result<()> {
+    let mut error = Error::corruption("no kind of file begins so");
+    let pools = [FileKind::Pool, FileKind::PoolImage, FileKind::PoolShadow];
+    for kind in [FileKind::Table, FileKind::Blob, FileKind::Wal, FileKind::Manifest].into_iter().chain(pools) {
+        match FileHeader::decode(kind, bytes) {
+            Ok(_) => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::Unsupported => error = e,
+            Err(_) => {}
+        }
+    }
+    Err(error)
+}
+
+/// A block behind its frame, looked into by key and by hash, and walked in both directions.
+fn decode_block(kind: BlockKind, bytes: &[u8]) -> Result<()> {
+    let block = Arc::new(Block::decode(BlockContents::new(kind, bytes))?);
+    let order = KeyOrder::bytewise();
+    let mut cursor = BlockIter::new(Arc::clone(&block));
+    for (i, user) in [&b""[..], b"k", b"key 5", &[255; 9]].into_iter().enumerate() {
+        let target = InternalKey::before_versions_of(user);
+        let _only_harmless = block.lookup(target, Some(i as u64 * 0x5555_5555), &order);
+        let _only_harmless = (block.lower_bound(target, &order), cursor.seek_before(target, &order));
+    }
+    cursor.seek_to_first()?;
+    while cursor.valid() {
+        cursor.next()?;
+    }
+    cursor.seek_to_last()?;
+    while cursor.valid() {
+        cursor.prev()?;
+    }
+    Ok(())
+}
+
+/// A frame at the beginning of a file without an id, of whichever kind it says it is.
+fn decode_frame(bytes: &[u8]) -> Result<()> {
+    let header = bytes.get(..FRAME_HEADER_LEN).ok_or_else(|| Error::corruption("block is shorter than its header"))?;
+    let kind = BlockKind::from_byte(header[10]).unwrap_or(BlockKind::Data);
+    open_frame(bytes.into(), &[0; 16], 0, kind).map(drop)
+}
+
+/// The directory of a blob file, which ends where its first four bytes say.
+fn decode_blob_metaindex(bytes: &[u8]) -> Result<()> {
+    let mut d = coding::ByteReader::new(bytes);
+    let offset = u64::from(d.u32()?);
+    BlobMetaindex::decode(d.rest(), offset).map(drop)
+}
+
+/// A page of the index of a blob file, whose frames end where its first four bytes say.
+fn decode_blob_index_page(bytes: &[u8]) -> Result<()> {
+    let mut d = coding::ByteReader::new(bytes);
+    let end = u64::from(d.u32()?);
+    let page = BlobPageHandle { first_ordinal: 7, offset: FileHeader::LEN as u64, handle: BlockHandle::default() };
+    let mut iter = BlobIndexPageIter::new(d.rest(), &page, end);
+    while iter.next()?.is_some() {}
+    Ok(())
+}
+
+/// A directory in memory with one file of that name.
+fn files_with(bytes: &[u8], path: impl FnOnce(&DataFiles) -> PathBuf) -> Result<DataFiles> {
+    let fs: Arc<dyn Fs> = Arc::new(crate::vfs::mem::MemFs::new());
+    let dir = PathBuf::from("/fuzz");
+    fs.create_dir_all(&dir)?;
+    let files = DataFiles::tables(Arc::clone(&fs), &dir, 1, DirectIoPolicy::never());
+    fs.open(&path(&files), OpenMode::Create)?.write_at(bytes, 0)?;
+    Ok(files)
+}
+
+/// A whole blob file, from memory.
+fn decode_blob_file(bytes: &[u8]) -> Result<()> {
+    let files = files_with(bytes, |files| files.blob_files().path(FileNumber(1)))?.blob_files();
+    let cache = Arc::new(BlockCache::new(0));
+    let meta = BlobFile::read_meta(&files, &cache, FileNumber(1))?;
+    BlobFile::new(files, cache, FileNumber(1), meta.size).verify(&meta).map(drop)
+}
+
+/// A file system in memory with one file of these bytes.
+fn mem_fs_with_file(bytes: &[u8], path: &Path) -> Result<MemFs> {
+    let fs = MemFs::new();
+    fs.open(path, OpenMode::Create)?.write_at(bytes, 0)?;
+    Ok(fs)
+}
+
+/// The file of a pool, as memory or as an image, and all that stands in it.
+fn decode_pool(bytes: &[u8]) -> Result<()> {
+    // An image says whose it is.
+    let partition = bytes.get(72..80).map_or(Ok(0), |field| coding::ByteReader::new(field).u64())?;
+    let (partition, dir) = (PartitionId(partition), Path::new("/"));
+    let fs: Arc<dyn Fs> = Arc::new(mem_fs_with_file(bytes, &dir.join(PoolFileKind::Pool.name(partition)))?);
+    let mut outcome = Ok(());
+    for trust in [PoolCheckLevel::StructureOnly, PoolCheckLevel::Full] {
+        let Some(loaded) = ImageStore::open(&fs, dir, partition, 0, false, true, None)?.1 else { return Ok(()) };
+        let (order, points) = (KeyOrder::bytewise(), SnapshotList::new(LastVisibleSeqno::default()));
+        outcome = recover::open_with(loaded.image, order, &PoolOptions::default(), points, trust, None).map(drop);
+    }
+    outcome
+}
+
+fn decode_pool_shadow(bytes: &[u8]) -> Result<()> {
+    let path = Path::new("/shadow");
+    let shadow = Shadow::read(&*mem_fs_with_file(bytes, path)?.open(path, OpenMode::Read)?)?;
+    shadow.map(drop).ok_or_else(|| Error::corruption("there is no whole shadow"))
+}
+
+/// A whole table, from memory.
+fn decode_table(bytes: &[u8]) -> Result<()> {
+    let files = Arc::new(files_with(bytes, |files| files.path(FileNumber(1)))?);
+    let cache = Arc::new(BlockCache::new(0));
+    let meta = TableReader::read_meta(&files, &cache, FileNumber(1))?;
+    verify_table(&files, &cache, &meta, &KeyOrder::bytewise(), 0).map(drop)
+}

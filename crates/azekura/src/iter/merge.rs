@@ -1,0 +1,280 @@
+//! Many cursors as one.
+
+use std::cmp::Ordering;
+
+#[cfg(test)]
+use crate::base::SeqNo;
+use crate::base::shared_bytes::SharedBytes;
+use crate::base::{EntryRef, InternalKey, KeyOrder, Result};
+use crate::iter::iter::InternalIter;
+
+/// Merges children in internal order with a binary heap; a step costs one or two comparisons while the same child stays
+/// in front. Entries of equal position (which a tree never holds twice) come from the earlier child first.
+pub(crate) struct MergingIter {
+    order: KeyOrder,
+    children: Vec<Box<dyn InternalIter>>,
+    /// Indexes of valid children; the front one is at 0.
+    heap: Vec<usize>,
+    direction: MergeDirection,
+    /// Scratch for turning round.
+    reverse_key: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MergeDirection {
+    Forward,
+    Backward,
+}
+
+impl MergingIter {
+    pub(crate) fn new(order: KeyOrder, children: Vec<Box<dyn InternalIter>>) -> MergingIter {
+        let heap = Vec::with_capacity(children.len());
+        MergingIter { order, children, heap, direction: MergeDirection::Forward, reverse_key: Vec::new() }
+    }
+
+    /// Whether child `a` comes before child `b` in the current direction.
+    fn comes_before(&self, a: usize, b: usize) -> bool {
+        let (first, second) = (self.children[a].entry(), self.children[b].entry());
+        let by_key = first.key().cmp(&second.key(), &self.order);
+        let ordering = match self.direction {
+            MergeDirection::Forward => by_key.then(a.cmp(&b)),
+            MergeDirection::Backward => by_key.reverse().then(b.cmp(&a)),
+        };
+        ordering == Ordering::Less
+    }
+
+    fn sift_down(&mut self, mut at: usize) {
+        loop {
+            let mut best = at;
+            for child in [2 * at + 1, 2 * at + 2] {
+                if child < self.heap.len() && self.comes_before(self.heap[child], self.heap[best]) {
+                    best = child;
+                }
+            }
+            if best == at {
+                return;
+            }
+            self.heap.swap(at, best);
+            at = best;
+        }
+    }
+
+    /// Moves every child with `step` and builds the heap of those that are valid.
+    fn rebuild_heap(
+        &mut self,
+        direction: MergeDirection,
+        mut step: impl FnMut(&mut dyn InternalIter) -> Result<()>,
+    ) -> Result<()> {
+        self.heap.clear();
+        self.direction = direction;
+        for child in &mut self.children {
+            step(child.as_mut())?;
+        }
+        self.heap.extend((0..self.children.len()).filter(|&i| self.children[i].valid()));
+        for at in (0..self.heap.len() / 2).rev() {
+            self.sift_down(at);
+        }
+        Ok(())
+    }
+
+    /// Steps the front child in the current direction and restores the heap.
+    fn advance(&mut self) -> Result<()> {
+        let front = self.heap[0];
+        let child = &mut self.children[front];
+        let stepped = match self.direction {
+            MergeDirection::Forward => child.next(),
+            MergeDirection::Backward => child.prev(),
+        };
+        if let Err(error) = stepped {
+            self.heap.clear();
+            return Err(error);
+        }
+        if !self.children[front].valid() {
+            self.heap.swap_remove(0);
+        }
+        self.sift_down(0);
+        Ok(())
+    }
+
+    /// Turns round on the current entry: every other child must move to the other side of it.
+    fn reverse_direction(&mut self, direction: MergeDirection) -> Result<()> {
+        let order = self.order.clone();
+        let mut key = std::mem::take(&mut self.reverse_key);
+        let entry = self.entry();
+        let seqno = entry.seqno;
+        key.clear();
+        key.extend_from_slice(entry.user_key);
+        let at = InternalKey::new(&key, seqno);
+        let turned = match direction {
+            MergeDirection::Backward => self.rebuild_heap(direction, |child| child.seek_before(at)),
+            MergeDirection::Forward => self.rebuild_heap(direction, |child| {
+                child.seek(at)?;
+                if child.valid() && child.entry().key().cmp(&at, &order).is_eq() {
+                    child.next()?;
+                }
+                Ok(())
+            }),
+        };
+        self.reverse_key = key;
+        turned
+    }
+}
+
+impl InternalIter for MergingIter {
+    fn seek_to_first(&mut self) -> Result<()> {
+        self.rebuild_heap(MergeDirection::Forward, |child| child.seek_to_first())
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        self.rebuild_heap(MergeDirection::Backward, |child| child.seek_to_last())
+    }
+
+    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.rebuild_heap(MergeDirection::Forward, |child| child.seek(target))
+    }
+
+    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.rebuild_heap(MergeDirection::Backward, |child| child.seek_before(target))
+    }
+
+    fn next(&mut self) -> Result<()> {
+        match self.direction {
+            MergeDirection::Forward => self.advance(),
+            MergeDirection::Backward => self.reverse_direction(MergeDirection::Forward),
+        }
+    }
+
+    fn prev(&mut self) -> Result<()> {
+        match self.direction {
+            MergeDirection::Backward => self.advance(),
+            MergeDirection::Forward => self.reverse_direction(MergeDirection::Backward),
+        }
+    }
+
+    fn valid(&self) -> bool {
+        !self.heap.is_empty()
+    }
+
+    fn entry(&self) -> EntryRef<'_> {
+        self.children[self.heap[0]].entry()
+    }
+
+    fn current(&self) -> Option<EntryRef<'_>> {
+        self.heap.first().and_then(|&front| self.children[front].current())
+    }
+
+    fn shared_value(&self) -> Option<SharedBytes> {
+        self.heap.first().and_then(|&front| self.children[front].shared_value())
+    }
+}
+
+/// Entries in a vector, sorted when made; the plainest cursor there is, for tests of those above it.
+#[cfg(test)]
+pub(crate) struct VecIter {
+    pub(crate) entries: Vec<(Vec<u8>, SeqNo, crate::base::RecordKind, Vec<u8>)>,
+    order: KeyOrder,
+    at: Option<usize>,
+}
+
+#[cfg(test)]
+impl VecIter {
+    pub(crate) fn new(
+        order: KeyOrder,
+        mut entries: Vec<(Vec<u8>, SeqNo, crate::base::RecordKind, Vec<u8>)>,
+    ) -> VecIter {
+        entries.sort_by(|a, b| InternalKey::new(&a.0, a.1).cmp(&InternalKey::new(&b.0, b.1), &order));
+        VecIter { entries, order, at: None }
+    }
+
+    fn lower_bound(&self, target: InternalKey<'_>) -> usize {
+        self.entries.partition_point(|e| InternalKey::new(&e.0, e.1).cmp(&target, &self.order) == Ordering::Less)
+    }
+}
+
+#[cfg(test)]
+impl InternalIter for VecIter {
+    fn seek_to_first(&mut self) -> Result<()> {
+        self.at = (!self.entries.is_empty()).then_some(0);
+        Ok(())
+    }
+    fn seek_to_last(&mut self) -> Result<()> {
+        self.at = self.entries.len().checked_sub(1);
+        Ok(())
+    }
+    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        let at = self.lower_bound(target);
+        self.at = (at < self.entries.len()).then_some(at);
+        Ok(())
+    }
+    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.at = self.lower_bound(target).checked_sub(1);
+        Ok(())
+    }
+    fn next(&mut self) -> Result<()> {
+        self.at = self.at.map(|at| at + 1).filter(|at| *at < self.entries.len());
+        Ok(())
+    }
+    fn prev(&mut self) -> Result<()> {
+        self.at = self.at.and_then(|at| at.checked_sub(1));
+        Ok(())
+    }
+    fn valid(&self) -> bool {
+        self.at.is_some()
+    }
+    fn entry(&self) -> EntryRef<'_> {
+        let (user, seqno, kind, value) = &self.entries[self.at.expect("valid")];
+        EntryRef { user_key: user, seqno: *seqno, kind: *kind, value }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::RecordKind;
+
+    /// A small generator, so that the test needs nothing from outside.
+    fn rng(state: &mut u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state
+    }
+
+    #[test]
+    fn random_walks_match_one_sorted_vector() {
+        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        for round in 0..200 {
+            let order = KeyOrder::bytewise();
+            let children = 1 + rng(&mut state) as usize % 5;
+            let mut parts = vec![Vec::new(); children];
+            for seqno in 1..=rng(&mut state) % 40 {
+                let key = vec![b'a' + (rng(&mut state) % 12) as u8];
+                let part = rng(&mut state) as usize % children;
+                parts[part].push((key, SeqNo(seqno), RecordKind::Put, vec![round as u8]));
+            }
+            let mut oracle = VecIter::new(order.clone(), parts.concat());
+            let boxed = parts.into_iter().map(|p| Box::new(VecIter::new(order.clone(), p)) as Box<dyn InternalIter>);
+            let mut merged = MergingIter::new(order.clone(), boxed.collect());
+            for _ in 0..100 {
+                let key = [b'a' + (rng(&mut state) % 13) as u8];
+                let target = InternalKey::new(&key, SeqNo(rng(&mut state) % 42));
+                for cursor in [&mut oracle as &mut dyn InternalIter, &mut merged] {
+                    let mut steps = state;
+                    match rng(&mut steps) % 10 {
+                        0 => cursor.seek_to_first().unwrap(),
+                        1 => cursor.seek_to_last().unwrap(),
+                        2 => cursor.seek(target).unwrap(),
+                        3 => cursor.seek_before(target).unwrap(),
+                        n if n < 7 && cursor.valid() => cursor.next().unwrap(),
+                        _ if cursor.valid() => cursor.prev().unwrap(),
+                        _ => {}
+                    }
+                }
+                assert_eq!(oracle.valid(), merged.valid());
+                if oracle.valid() {
+                    assert_eq!(oracle.entry(), merged.entry());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! From all versions of all keys to what one moment shows: the newest version of each key, without the deleted ones.
+//!
+//! Two types, one for each direction, because a walk meets the versions of a key newest first going forward and oldest
+//! first going back. Each knows the bound it moves towards and compares every key that it passes with it, also removed
+//! keys and keys that are not visible: the work of a walk is bounded by what lies inside its bounds.
+
+use std::ops::Bound;
+
+use crate::base::shared_bytes::{SHARED_LEN_MIN, SharedBytes};
+use crate::base::{EntryRef, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
+use crate::iter::iter::InternalIter;
+
+/// After this many hidden versions of one key in a row, seek over the rest of them.
+const MAX_SEQUENTIAL_SKIPS: usize = 8;
+
+/// Walks up through the keys that are visible at one sequence number.
+pub(crate) struct ForwardVisibleIter<C> {
+    inner: C,
+    order: KeyOrder,
+    snapshot_seqno: SeqNo,
+    /// The key whose fate is known, while older versions of it may come: the one it stands on, or the last one found
+    /// deleted. Nothing older comes behind a record with sequence number 0.
+    saved_key: Vec<u8>,
+    has_saved_key: bool,
+    /// Behind this it shows nothing.
+    end: Bound<Vec<u8>>,
+    /// What it walks over shows what is visible by itself.
+    is_resolved: bool,
+    valid: bool,
+}
+
+impl<C: InternalIter> ForwardVisibleIter<C> {
+    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo, end: Bound<Vec<u8>>) -> ForwardVisibleIter<C> {
+        let plain = inner.is_visibility_resolved();
+        ForwardVisibleIter {
+            inner,
+            order,
+            snapshot_seqno: at,
+            saved_key: Vec::new(),
+            has_saved_key: false,
+            end,
+            is_resolved: plain,
+            valid: false,
+        }
+    }
+
+    /// To the first visible key from `start` on.
+    pub(crate) fn seek(&mut self, start: Bound<&[u8]>) -> Result<()> {
+        self.has_saved_key = false;
+        self.valid = false;
+        match start {
+            Bound::Unbounded => self.inner.seek_to_first()?,
+            Bound::Included(key) => self.inner.seek(InternalKey::before_versions_of(key))?,
+            Bound::Excluded(key) => {
+                self.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
+                self.has_saved_key = true; // a record with sequence number 0 may still stand there
+                key.clone_into(&mut self.saved_key);
+            }
+        }
+        self.find_next_visible(false)
+    }
+
+    /// To the next visible key; only while valid.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<()> {
+        self.valid = false;
+        if self.is_resolved {
+            let (order, end) = (&self.order, &self.end);
+            self.valid = self.inner.next_key()?.is_some_and(|(key, _)| is_before_end(order, end, key.user_key));
+            return Ok(());
+        }
+        self.find_next_visible(true)
+    }
+
+    /// From the entry it stands on, or the next one, to the first that is visible.
+    fn find_next_visible(&mut self, mut on: bool) -> Result<()> {
+        let mut skips = 0;
+        loop {
+            let head = match on {
+                true => self.inner.next_key()?,
+                false => self.inner.head(),
+            };
+            let Some((key, kind)) = head else { return Ok(()) };
+            on = true;
+            let known = self.has_saved_key && self.order.keys_equal(&self.saved_key, key.user_key);
+            if !known && !is_before_end(&self.order, &self.end, key.user_key) {
+                return Ok(());
+            }
+            if !known && key.seqno <= self.snapshot_seqno {
+                self.has_saved_key = key.seqno > SeqNo::ZERO;
+                if self.has_saved_key {
+                    key.user_key.clone_into(&mut self.saved_key);
+                }
+                if kind.is_value() {
+                    self.valid = true;
+                    return Ok(());
+                }
+                skips = 0;
+            }
+            skips += 1;
+            if known && skips > MAX_SEQUENTIAL_SKIPS {
+                skips = 0;
+                if key.seqno > SeqNo::ZERO {
+                    self.inner.seek(InternalKey::new(&self.saved_key, SeqNo::ZERO))?;
+                    on = false;
+                }
+            }
+        }
+    }
+
+    /// Whether [`next_ref`](ForwardVisibleIter::next_ref) may be asked.
+    #[inline]
+    pub(crate) fn has_next_ref(&self) -> bool {
+        self.is_resolved && self.valid
+    }
+
+    /// To the next visible key, and the entry there.
+    #[inline]
+    pub(crate) fn next_ref(&mut self) -> Result<Option<EntryRef<'_>>> {
+        self.valid = false;
+        let (order, end) = (&self.order, &self.end);
+        let entry = self.inner.next_ref()?.filter(|entry| is_before_end(order, end, entry.user_key));
+        self.valid = entry.is_some();
+        Ok(entry)
+    }
+
+    #[inline]
+    pub(crate) fn valid(&self) -> bool {
+        self.valid
+    }
+
+    /// The entry, which has a value or a pointer to it; only while valid.
+    #[inline]
+    pub(crate) fn entry(&self) -> EntryRef<'_> {
+        self.inner.entry()
+    }
+
+    /// The key; only while valid. No value is read for it.
+    #[inline]
+    pub(crate) fn key(&self) -> &[u8] {
+        self.inner.head().map_or(&[], |(key, _)| key.user_key)
+    }
+
+    /// The value to keep, if that needs no copy; only while valid.
+    pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
+        self.inner.shared_value()
+    }
+}
+
+/// Walks down through the keys that are visible at one sequence number.
+pub(crate) struct BackwardVisibleIter<C> {
+    inner: C,
+    order: KeyOrder,
+    snapshot_seqno: SeqNo,
+    key: Vec<u8>,
+    /// Copied unless it is shared, because the inner cursor has to walk over the newer versions to know which is the
+    /// newest.
+    value: Vec<u8>,
+    shared_value: Option<SharedBytes>,
+    kind: RecordKind,
+    /// Before this it shows nothing.
+    start: Bound<Vec<u8>>,
+    /// What it walks over shows what is visible by itself: nothing is copied then, and it stands where that stands.
+    is_resolved: bool,
+    valid: bool,
+}
+
+impl<C: InternalIter> BackwardVisibleIter<C> {
+    pub(crate) fn new(inner: C, order: KeyOrder, at: SeqNo, start: Bound<Vec<u8>>) -> BackwardVisibleIter<C> {
+        let (key, value, plain) = (Vec::new(), Vec::new(), inner.is_visibility_resolved());
+        let (shared, kind, valid) = (None, RecordKind::Delete, false);
+        BackwardVisibleIter {
+            inner,
+            order,
+            snapshot_seqno: at,
+            key,
+            value,
+            shared_value: shared,
+            kind,
+            start,
+            is_resolved: plain,
+            valid,
+        }
+    }
+
+    /// To the last visible key up to `end`.
+    pub(crate) fn seek(&mut self, end: Bound<&[u8]>) -> Result<()> {
+        self.valid = false;
+        match end {
+            Bound::Unbounded => self.inner.seek_to_last()?,
+            Bound::Excluded(key) => self.inner.seek_before(InternalKey::before_versions_of(key))?,
+            Bound::Included(key) => {
+                self.inner.seek(InternalKey::new(key, SeqNo::ZERO))?;
+                while self.inner.head().is_some_and(|(at, _)| self.order.cmp(at.user_key, key).is_eq()) {
+                    self.inner.next()?;
+                }
+                if self.inner.valid() {
+                    self.inner.prev()?;
+                } else {
+                    self.inner.seek_to_last()?;
+                }
+            }
+        }
+        self.find_prev_visible()
+    }
+
+    /// To the visible key before; only while valid.
+    pub(crate) fn prev(&mut self) -> Result<()> {
+        self.valid = false;
+        if self.is_resolved {
+            self.inner.prev()?;
+        }
+        self.find_prev_visible() // the inner cursor stands on the key before already
+    }
+
+    /// Takes all versions of one key after another until one shows a value.
+    fn find_prev_visible(&mut self) -> Result<()> {
+        self.valid = false;
+        while let Some((key, _)) = self.inner.head().filter(|_| !self.valid) {
+            if !is_after_start(&self.order, &self.start, key.user_key) {
+                return Ok(());
+            }
+            if self.is_resolved {
+                self.valid = true;
+                return Ok(());
+            }
+            self.key.clear();
+            self.key.extend_from_slice(key.user_key);
+            while let Some(entry) = self.inner.current() {
+                if !self.order.keys_equal(entry.user_key, &self.key) {
+                    break;
+                }
+                if entry.seqno <= self.snapshot_seqno {
+                    self.valid = entry.kind.is_value();
+                    self.kind = entry.kind;
+                    self.key.clear();
+                    self.key.extend_from_slice(entry.user_key);
+                    self.value.clear();
+                    self.shared_value =
+                        if entry.value.len() >= SHARED_LEN_MIN { self.inner.shared_value() } else { None };
+                    if self.shared_value.is_none() {
+                        self.value.extend_from_slice(entry.value);
+                    }
+                }
+                self.inner.prev()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn valid(&self) -> bool {
+        self.valid
+    }
+
+    /// Only while valid.
+    pub(crate) fn key(&self) -> &[u8] {
+        if self.is_resolved { self.inner.head().map_or(&[], |(key, _)| key.user_key) } else { &self.key }
+    }
+
+    /// The value, or a pointer to it: its kind says which. Only while valid.
+    pub(crate) fn value(&self) -> (RecordKind, &[u8]) {
+        if self.is_resolved {
+            let entry = self.inner.entry();
+            return (entry.kind, entry.value);
+        }
+        (self.kind, self.shared_value.as_deref().unwrap_or(&self.value))
+    }
+
+    /// The value to keep, if that needs no copy; only while valid.
+    pub(crate) fn shared_value(&self) -> Option<SharedBytes> {
+        if self.is_resolved { self.inner.shared_value() } else { self.shared_value.clone() }
+    }
+}
+
+/// Whether a walk up comes to `key` before its end.
+#[inline]
+fn is_before_end(order: &KeyOrder, end: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+    match end {
+        Bound::Unbounded => true,
+        Bound::Included(end) => order.cmp(key, end).is_le(),
+        Bound::Excluded(end) => order.cmp(key, end).is_lt(),
+    }
+}
+
+/// Whether a walk down comes to `key` before it is at its start.
+#[inline]
+fn is_after_start(order: &KeyOrder, start: &Bound<Vec<u8>>, key: &[u8]) -> bool {
+    match start {
+        Bound::Unbounded => true,
+        Bound::Included(start) => order.cmp(key, start).is_ge(),
+        Bound::Excluded(start) => order.cmp(key, start).is_gt(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::iter::merge::VecIter;
+
+    type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+    type Entry = (Vec<u8>, SeqNo, RecordKind, Vec<u8>);
+
+    /// Every key `a`..`h` with up to 30 versions, some deleted; the model is the state at each sequence number.
+    fn history() -> (Vec<Entry>, Vec<Model>) {
+        let (mut entries, mut models) = (Vec::new(), vec![Model::new()]);
+        let mut state = 88172645463325252u64;
+        for seqno in 1..=150u64 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let key = vec![b'a' + (state % 8) as u8];
+            let mut model = models.last().unwrap().clone();
+            let kind = if (state >> 20).is_multiple_of(3) { RecordKind::Delete } else { RecordKind::Put };
+            let kind = if kind == RecordKind::Put && seqno.is_multiple_of(2) { RecordKind::BlobPointer } else { kind };
+            let value = if kind.is_value() { seqno.to_string().into_bytes() } else { Vec::new() };
+            match kind.is_value() {
+                true => model.insert(key.clone(), value.clone()),
+                false => model.remove(&key),
+            };
+            entries.push((key, SeqNo(seqno), kind, value));
+            models.push(model);
+        }
+        (entries, models)
+    }
+
+    /// The value, whose kind is that of its version.
+    fn shown((kind, value): (RecordKind, &[u8])) -> Vec<u8> {
+        let seqno: u64 = std::str::from_utf8(value).unwrap().parse().unwrap();
+        assert_eq!(kind == RecordKind::BlobPointer, seqno.is_multiple_of(2));
+        value.to_vec()
+    }
+
+    #[test]
+    fn every_seqno_is_visible_in_both_directions() {
+        let (entries, models) = history();
+        let order = KeyOrder::bytewise();
+        for (at, model) in models.iter().enumerate() {
+            let all: Vec<_> = model.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+            for letter in b'`'..=b'i' {
+                let key = [letter];
+                for bound in [Bound::Unbounded, Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
+                    let mut up = ForwardVisibleIter::new(
+                        VecIter::new(order.clone(), entries.clone()),
+                        order.clone(),
+                        SeqNo(at as u64),
+                        Bound::Unbounded,
+                    );
+                    let mut seen = Vec::new();
+                    up.seek(bound).unwrap();
+                    while up.valid() {
+                        let entry = up.entry();
+                        seen.push((entry.user_key.to_vec(), shown((entry.kind, entry.value))));
+                        up.next().unwrap();
+                    }
+                    let above = |k: &Vec<u8>| match bound {
+                        Bound::Unbounded => true,
+                        Bound::Included(b) => k.as_slice() >= b,
+                        Bound::Excluded(b) => k.as_slice() > b,
+                    };
+                    assert_eq!(seen, all.iter().filter(|(k, _)| above(k)).cloned().collect::<Vec<_>>());
+
+                    let mut down = BackwardVisibleIter::new(
+                        VecIter::new(order.clone(), entries.clone()),
+                        order.clone(),
+                        SeqNo(at as u64),
+                        Bound::Unbounded,
+                    );
+                    seen.clear();
+                    down.seek(bound).unwrap();
+                    while down.valid() {
+                        seen.push((down.key().to_vec(), shown(down.value())));
+                        down.prev().unwrap();
+                    }
+                    let below = |k: &Vec<u8>| match bound {
+                        Bound::Unbounded => true,
+                        Bound::Included(b) => k.as_slice() <= b,
+                        Bound::Excluded(b) => k.as_slice() < b,
+                    };
+                    assert_eq!(seen, all.iter().rev().filter(|(k, _)| below(k)).cloned().collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn excluded_bound_hides_record_with_seqno_zero() {
+        let order = KeyOrder::bytewise();
+        let entries = vec![
+            (b"a".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![1]),
+            (b"b".to_vec(), SeqNo::ZERO, RecordKind::Put, vec![2]),
+        ];
+        let mut up = ForwardVisibleIter::new(
+            VecIter::new(order.clone(), entries.clone()),
+            order.clone(),
+            SeqNo(9),
+            Bound::Unbounded,
+        );
+        up.seek(Bound::Excluded(b"a")).unwrap();
+        assert_eq!(up.entry().user_key, b"b");
+        let mut down =
+            BackwardVisibleIter::new(VecIter::new(order.clone(), entries), order, SeqNo(9), Bound::Unbounded);
+        down.seek(Bound::Included(b"a")).unwrap();
+        assert_eq!(down.value(), (RecordKind::Put, &[1][..]));
+    }
+
+    /// Counts the entries that it shows.
+    struct Counting(VecIter, usize);
+
+    impl InternalIter for Counting {
+        fn seek_to_first(&mut self) -> Result<()> {
+            self.0.seek_to_first()
+        }
+        fn seek_to_last(&mut self) -> Result<()> {
+            self.0.seek_to_last()
+        }
+        fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+            self.0.seek(target)
+        }
+        fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+            self.0.seek_before(target)
+        }
+        fn next(&mut self) -> Result<()> {
+            self.1 += 1;
+            self.0.next()
+        }
+        fn prev(&mut self) -> Result<()> {
+            self.1 += 1;
+            self.0.prev()
+        }
+        fn valid(&self) -> bool {
+            self.0.valid()
+        }
+        fn entry(&self) -> EntryRef<'_> {
+            self.0.entry()
+        }
+    }
+
+    /// Behind and before the bounds stand only removed keys, keys that are newer than the point, or many versions of
+    /// one key: a walk passed all of them before it asked whether it was still inside.
+    #[test]
+    fn steps_are_bounded_when_nothing_is_visible() {
+        type Version = fn(u64) -> Entry;
+        let key = |n: u64| n.to_be_bytes().to_vec();
+        let removed: Version = |n| (n.to_be_bytes().to_vec(), SeqNo(5), RecordKind::Delete, vec![]);
+        let newer: Version = |n| (n.to_be_bytes().to_vec(), SeqNo(50), RecordKind::Put, vec![]);
+        let versions: Version = |n| (1_000u64.to_be_bytes().to_vec(), SeqNo(n), RecordKind::Delete, vec![]);
+        for version in [removed, newer, versions] {
+            let entries: Vec<Entry> = (1_000..2_000).map(version).collect();
+            let inner = || Counting(VecIter::new(KeyOrder::bytewise(), entries.clone()), 0);
+            for end in [Bound::Included(key(999)), Bound::Excluded(key(1_000))] {
+                let mut up = ForwardVisibleIter::new(inner(), KeyOrder::bytewise(), SeqNo(9), end);
+                up.seek(Bound::Included(&key(5))).unwrap();
+                assert!(!up.valid() && up.inner.1 <= 1, "{} steps", up.inner.1);
+            }
+            for start in [Bound::Included(key(2_001)), Bound::Excluded(key(2_000))] {
+                let mut down = BackwardVisibleIter::new(inner(), KeyOrder::bytewise(), SeqNo(9), start);
+                down.seek(Bound::Included(&key(3_000))).unwrap();
+                assert!(!down.valid() && down.inner.1 <= 1, "{} steps", down.inner.1);
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A blob file as the versions of a tree hold it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::base::version_edit::BlobFileMeta;
+use crate::blob::reader::BlobFile;
+use crate::block::BlockCache;
+use crate::table::obsolete_files::ObsoleteFiles;
+use crate::vfs::open_files::{DataFileKind, DataFiles};
+
+/// A blob file that is opened when first read from. When the last holder lets go of a doomed one, its file may be
+/// removed; the holder, who may be any reader, does not do that itself. Thread safe.
+pub(crate) struct BlobHandle {
+    meta: BlobFileMeta,
+    file: BlobFile,
+    files: DataFiles,
+    obsolete_files: Arc<ObsoleteFiles>,
+    obsolete: AtomicBool,
+}
+
+impl BlobHandle {
+    /// `files` are blob files.
+    pub(crate) fn new(
+        meta: BlobFileMeta,
+        files: DataFiles,
+        cache: Arc<BlockCache>,
+        obsolete_files: Arc<ObsoleteFiles>,
+    ) -> Arc<BlobHandle> {
+        let file = BlobFile::new(files.clone(), cache, meta.number, meta.size);
+        BlobHandle::from_open_file(meta, file, files, obsolete_files)
+    }
+
+    /// A file that is there already in another way.
+    pub(crate) fn from_open_file(
+        meta: BlobFileMeta,
+        file: BlobFile,
+        files: DataFiles,
+        obsolete_files: Arc<ObsoleteFiles>,
+    ) -> Arc<BlobHandle> {
+        files.add_live_bytes(meta.size);
+        Arc::new(BlobHandle { meta, file, files, obsolete_files, obsolete: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn meta(&self) -> &BlobFileMeta {
+        &self.meta
+    }
+
+    pub(crate) fn file(&self) -> &BlobFile {
+        &self.file
+    }
+
+    /// No manifest names the file any more: the last holder gives it to the graveyard.
+    pub(crate) fn mark_obsolete(&self) {
+        self.obsolete.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for BlobHandle {
+    fn drop(&mut self) {
+        self.files.remove_live_bytes(self.meta.size);
+        if *self.obsolete.get_mut() {
+            self.obsolete_files.push(DataFileKind::Blob, self.meta.number);
+        }
+    }
+}
+
+impl std::fmt::Debug for BlobHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "blob file {}", self.meta.number.0)
+    }
+}

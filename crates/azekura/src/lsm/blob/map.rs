@@ -1,0 +1,242 @@
+//! Which blob files a version has, where logical files lie, and how much of them is referenced.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::base::version_edit::{FileNumber, TableBlobUsage};
+use crate::base::{Error, Result};
+use crate::lsm::blob::handle::BlobHandle;
+
+/// The blob files of a version. Immutable once the version is published.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlobMap {
+    /// By their numbers.
+    files: BTreeMap<FileNumber, Arc<BlobHandle>>,
+    locations: BTreeMap<FileNumber, BlobLocation>,
+    totals: BlobTotals,
+}
+
+/// Bytes of frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BlobTotals {
+    /// In all files.
+    pub(crate) bytes: u64,
+    /// Of those, what tables refer to.
+    pub(crate) referenced: u64,
+}
+
+/// Less than this part of what is referenced is not worth a flush or a merge just to know whether it still is.
+const HIDDEN_SHARE_DIVISOR: u64 = 16;
+
+impl BlobTotals {
+    /// So many bytes that may be hidden are worth a flush or a merge.
+    pub(crate) fn min_hidden_bytes_to_compact(&self) -> u64 {
+        (self.referenced / HIDDEN_SHARE_DIVISOR).max(1)
+    }
+
+    /// With so many referenced bytes hidden, a target allows half as many stale ones beside the others as without.
+    pub(crate) fn hidden_bytes_allowance(&self, target: f32) -> u64 {
+        let target = f64::from(target);
+        (self.referenced as f64 * (1.0 - (1.0 + target) / (2.0 * target))) as u64
+    }
+
+    /// Whether there are more than `target` bytes for each referenced one if tables refer to `hidden` bytes less.
+    pub(crate) fn exceed_space_amp(&self, target: f32, hidden: u64) -> bool {
+        self.bytes as f64 > f64::from(target) * self.referenced.saturating_sub(hidden) as f64
+    }
+}
+
+/// Where a logical file lies, and what tables refer to of it.
+#[derive(Clone, Debug)]
+struct BlobLocation {
+    handle: Arc<BlobHandle>,
+    count: u64,
+    bytes: u64,
+}
+
+/// How full a blob file is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BlobFileStats {
+    pub(crate) id: FileNumber,
+    /// Of the file.
+    pub(crate) size: u64,
+    /// Values, and bytes of their frames.
+    pub(crate) values: u64,
+    pub(crate) bytes: u64,
+    /// Of those, what tables refer to.
+    pub(crate) referenced_values: u64,
+    pub(crate) referenced_bytes: u64,
+}
+
+impl BlobMap {
+    /// The map of a manifest's blob files and tables.
+    ///
+    /// # Errors
+    /// `Corruption` for a logical file in two blob files, and for tables that refer to what is in none.
+    pub(crate) fn restore<'a>(
+        handles: impl IntoIterator<Item = Arc<BlobHandle>>,
+        uses: impl IntoIterator<Item = &'a TableBlobUsage>,
+    ) -> Result<BlobMap> {
+        let mut map = BlobMap::default();
+        for handle in handles {
+            if let Some(logical) = map.add(&handle, &[]) {
+                return Err(Error::corruption(format!("manifest has blob file {} in two places", logical.0)));
+            }
+        }
+        for uses in uses {
+            let Some(place) = map.locations.get_mut(&uses.logical_file) else {
+                let logical = uses.logical_file.0;
+                return Err(Error::corruption(format!("tables point to blob file {logical}, which is not there")));
+            };
+            place.count = place.count.saturating_add(uses.count);
+            place.bytes = place.bytes.saturating_add(uses.bytes);
+        }
+        for (logical, place) in &map.locations {
+            let section = place.handle.meta().sections.iter().find(|section| section.logical_file == *logical);
+            if section.is_none_or(|section| place.count > section.values || place.bytes > section.bytes) {
+                let logical = logical.0;
+                return Err(Error::corruption(format!("tables point to more of blob file {logical} than there is")));
+            }
+        }
+        map.recompute_totals();
+        Ok(map)
+    }
+
+    fn recompute_totals(&mut self) {
+        let sections = self.files.values().flat_map(|handle| &handle.meta().sections);
+        let bytes = sections.map(|section| section.bytes).sum();
+        self.totals = BlobTotals { bytes, referenced: self.locations.values().map(|place| place.bytes).sum() };
+    }
+
+    pub(crate) fn totals(&self) -> BlobTotals {
+        self.totals
+    }
+
+    /// Takes in a file; what tables refer to of its logical files stays as it was. Gives a logical file that was here
+    /// already, in a file that is not `removed`, if there is one.
+    fn add(&mut self, handle: &Arc<BlobHandle>, removed: &[FileNumber]) -> Option<FileNumber> {
+        let meta = handle.meta();
+        let mut twice = self.files.insert(meta.number, Arc::clone(handle)).map(|_| meta.number);
+        for section in &meta.sections {
+            let place = BlobLocation { handle: Arc::clone(handle), count: 0, bytes: 0 };
+            match self.locations.entry(section.logical_file) {
+                Entry::Vacant(free) => drop(free.insert(place)),
+                Entry::Occupied(mut here) => {
+                    let (count, bytes) = (here.get().count, here.get().bytes);
+                    let before = here.insert(BlobLocation { count, bytes, ..place });
+                    if !removed.contains(&before.handle.meta().number) {
+                        twice = Some(section.logical_file);
+                    }
+                }
+            }
+        }
+        twice
+    }
+
+    /// The map after blob files and references came and went. A logical file of a removed file may lie in an added one,
+    /// and must if it is referenced.
+    pub(crate) fn with_changes<'a>(
+        &self,
+        added: &[Arc<BlobHandle>],
+        removed: &[FileNumber],
+        gained: impl IntoIterator<Item = &'a TableBlobUsage>,
+        lost: impl IntoIterator<Item = &'a TableBlobUsage>,
+    ) -> BlobMap {
+        let mut map = self.clone();
+        for handle in added {
+            let twice = map.add(handle, removed);
+            debug_assert!(twice.is_none(), "a logical file lies in one place");
+        }
+        for uses in gained {
+            map.adjust_references(uses, u64::saturating_add);
+        }
+        for uses in lost {
+            map.adjust_references(uses, u64::saturating_sub);
+        }
+        for id in removed {
+            map.files.remove(id);
+        }
+        if !removed.is_empty() {
+            map.locations.retain(|_, place| {
+                let gone = removed.contains(&place.handle.meta().number);
+                debug_assert!(!gone || place.count == 0, "what tables point to stays");
+                !gone
+            });
+        }
+        map.recompute_totals();
+        map
+    }
+
+    fn adjust_references(&mut self, uses: &TableBlobUsage, by: impl Fn(u64, u64) -> u64) {
+        let place = self.locations.get_mut(&uses.logical_file);
+        debug_assert!(place.is_some(), "tables point to blob files of their version only");
+        if let Some(place) = place {
+            (place.count, place.bytes) = (by(place.count, uses.count), by(place.bytes, uses.bytes));
+        }
+    }
+
+    /// The blob file that has the values of a logical file.
+    pub(crate) fn handle(&self, logical: FileNumber) -> Option<&Arc<BlobHandle>> {
+        self.locations.get(&logical).map(|place| &place.handle)
+    }
+
+    pub(crate) fn contains(&self, file: FileNumber) -> bool {
+        self.files.contains_key(&file)
+    }
+
+    /// Bytes of a logical file that tables refer to.
+    pub(crate) fn referenced(&self, logical: FileNumber) -> u64 {
+        self.locations.get(&logical).map_or(0, |place| place.bytes)
+    }
+
+    pub(crate) fn handles(&self) -> impl Iterator<Item = &Arc<BlobHandle>> {
+        self.files.values()
+    }
+
+    /// Whether memory may point into a file, by the logical files that it is known to point into.
+    pub(crate) fn has_memory_pointers(handle: &BlobHandle, counted: &BTreeSet<FileNumber>) -> bool {
+        !counted.is_empty() && handle.meta().sections.iter().any(|section| counted.contains(&section.logical_file))
+    }
+
+    /// Files of which nothing is referenced once `gained` and `lost` are counted too, none of which adds or removes a
+    /// file; `counted` are logical files that memory points into.
+    pub(crate) fn unreferenced<'a>(
+        &self,
+        counted: &BTreeSet<FileNumber>,
+        gained: impl IntoIterator<Item = &'a TableBlobUsage>,
+        lost: impl IntoIterator<Item = &'a TableBlobUsage>,
+    ) -> Vec<Arc<BlobHandle>> {
+        if self.files.is_empty() {
+            return Vec::new();
+        }
+        let after = self.with_changes(&[], &[], gained, lost);
+        let is_used = |handle: &Arc<BlobHandle>| {
+            handle
+                .meta()
+                .sections
+                .iter()
+                .any(|section| after.locations.get(&section.logical_file).is_some_and(|p| p.count > 0))
+        };
+        let is_free = |handle: &&Arc<BlobHandle>| !is_used(handle) && !BlobMap::has_memory_pointers(handle, counted);
+        self.files.values().filter(is_free).map(Arc::clone).collect()
+    }
+
+    /// How full each file is, by their numbers.
+    pub(crate) fn stats(&self) -> Vec<BlobFileStats> {
+        let uses = self.files.values().map(|handle| {
+            let meta = handle.meta();
+            let mut sum = BlobFileStats { id: meta.number, size: meta.size, ..BlobFileStats::default() };
+            for section in &meta.sections {
+                sum.values += section.values;
+                sum.bytes += section.bytes;
+                if let Some(place) = self.locations.get(&section.logical_file) {
+                    sum.referenced_values += place.count;
+                    sum.referenced_bytes += place.bytes;
+                }
+            }
+            sum
+        });
+        uses.collect()
+    }
+}

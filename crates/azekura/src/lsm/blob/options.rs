@@ -1,0 +1,171 @@
+//! How values are kept apart from their keys.
+
+use std::ops::RangeInclusive;
+
+use crate::base::compression::CompressionType;
+use crate::base::{Error, Result};
+
+const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
+
+/// Key-value separation: large values go to blob files when a memtable is flushed, so that compaction does not carry
+/// them along; values of a MiB and more go there at once, ahead of their commit, so that they are written once and take
+/// no memory. Changed options apply to data flushed, or so written, from then on.
+///
+/// ```
+/// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
+/// let pages = KvSeparationOptions::default().separation_threshold(4 << 10).compression(CompressionType::Miniz(6));
+/// let options = PartitionCreateOptions::default().with_kv_separation(pages);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvSeparationOptions {
+    pub(crate) threshold: u32,
+    pub(crate) target_size: u64,
+    pub(crate) compression: CompressionType,
+    pub(crate) automatic_gc: Option<f32>,
+    /// Not stored with the partition.
+    pub(crate) direct_write_threshold: u32,
+}
+
+/// Values from here on go to blob files ahead of their commit: the log and the memtable then have the pointer only.
+pub(crate) const DIRECT_WRITE_THRESHOLD: u32 = 1 << 20;
+
+impl Default for KvSeparationOptions {
+    fn default() -> KvSeparationOptions {
+        KvSeparationOptions {
+            threshold: 1 << 10,
+            target_size: 64 << 20,
+            compression: CompressionType::default(),
+            automatic_gc: Some(1.5),
+            direct_write_threshold: DIRECT_WRITE_THRESHOLD,
+        }
+    }
+}
+
+impl KvSeparationOptions {
+    /// Values of at least so many bytes go to blob files, 1 or more. Default 1 KiB. Below 512 bytes it is unwise: a
+    /// pointer, the frame around each value and a read of its own then cost more than compaction saves.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().separation_threshold(1 << 10), default);
+    /// ```
+    #[must_use]
+    pub fn separation_threshold(mut self, bytes: u32) -> Self {
+        self.threshold = bytes;
+        self
+    }
+
+    /// Another name of [`separation_threshold`](KvSeparationOptions::separation_threshold).
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let large = KvSeparationOptions::default().blob_file_separation_threshold(64 << 10);
+    /// assert_eq!(large, KvSeparationOptions::default().separation_threshold(64 << 10));
+    /// ```
+    #[must_use]
+    pub fn blob_file_separation_threshold(self, bytes: u32) -> Self {
+        self.separation_threshold(bytes)
+    }
+
+    /// A blob file is ended once it has so many bytes, 1 KiB to 64 GiB. Default 64 MiB. With smaller files collection
+    /// copies less for what it frees, and there are more of them to keep.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().blob_file_target_size(64 << 20), default);
+    /// ```
+    #[must_use]
+    pub fn blob_file_target_size(mut self, bytes: u64) -> Self {
+        self.target_size = bytes;
+        self
+    }
+
+    /// The codec of values in blob files, whatever that of tables is. Default LZ4. Each value is compressed by itself;
+    /// what is there already stays as it is.
+    ///
+    /// ```
+    /// # use azekura::{CompressionType, KvSeparationOptions};
+    /// let pages = KvSeparationOptions::default().compression(CompressionType::Miniz(6));
+    /// let pictures = KvSeparationOptions::default().compression(CompressionType::None);
+    /// # assert_ne!(pages, pictures);
+    /// ```
+    #[must_use]
+    pub fn compression(mut self, compression: CompressionType) -> Self {
+        self.compression = compression;
+        self
+    }
+
+    /// The space amplification that automatic collection works towards, at least 1: bytes of blob files for each byte
+    /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
+    ///
+    /// What no compaction has met counts as referenced. So room is left for it, tables that may hide much are compacted
+    /// earlier, and a memtable that may is flushed before it is full, or once nobody has written for a second or two.
+    /// The target holds at rest, as long as nothing is pinned by snapshots and iterators, and about while others write:
+    /// nobody is slowed for it, so it can be exceeded for a moment by who writes faster than values can be copied.
+    ///
+    /// ```
+    /// # use azekura::KvSeparationOptions;
+    /// let default = KvSeparationOptions::default();
+    /// assert_eq!(default.clone().automatic_gc(Some(1.5)), default);
+    /// let left_to_me = default.automatic_gc(None); // see GarbageCollection
+    /// ```
+    #[must_use]
+    pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
+        self.automatic_gc = space_amp;
+        self
+    }
+
+    /// For tests: so many bytes stand for the MiB from which on values go to a blob file ahead of their commit. Holds
+    /// until the partition is opened without it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn direct_write_threshold(mut self, bytes: u32) -> Self {
+        self.direct_write_threshold = bytes;
+        self
+    }
+
+    /// # Errors
+    /// `Invalid` for options out of their range.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.compression.check()?;
+        if self.threshold == 0 {
+            return Err(Error::invalid("separation_threshold is 0, an empty value cannot stand apart"));
+        }
+        if !TARGET_SIZES.contains(&self.target_size) {
+            let (low, high) = (TARGET_SIZES.start(), TARGET_SIZES.end());
+            let what = format!("blob_file_target_size is {}, out of its range {low}..={high}", self.target_size);
+            return Err(Error::invalid(what));
+        }
+        match self.automatic_gc {
+            Some(target) if !(target >= 1.0 && target.is_finite()) => {
+                Err(Error::invalid(format!("automatic_gc towards {target}: space amplification is at least 1")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_out_of_range_are_invalid() {
+        let default = KvSeparationOptions::default;
+        default().separation_threshold(1).blob_file_target_size(1 << 10).automatic_gc(None).check().unwrap();
+        default().blob_file_separation_threshold(u32::MAX).automatic_gc(Some(1.0)).check().unwrap();
+        for bad in [
+            default().separation_threshold(0),
+            default().blob_file_target_size(1023),
+            default().blob_file_target_size(u64::MAX),
+            default().compression(CompressionType::Miniz(11)),
+            default().automatic_gc(Some(0.99)),
+            default().automatic_gc(Some(f32::NAN)),
+            default().automatic_gc(Some(f32::INFINITY)),
+        ] {
+            assert_eq!(bad.check().unwrap_err().kind(), crate::base::ErrorKind::Invalid, "{bad:?}");
+        }
+    }
+}

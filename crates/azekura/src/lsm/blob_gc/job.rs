@@ -1,0 +1,229 @@
+//! A collection under way.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::base::version_edit::{BlobFileMeta, FileNumber};
+use crate::base::{Error, Result};
+use crate::blob::live_blobs::LiveBlobs;
+use crate::blob::reader::BlobReadAhead;
+use crate::blob::writer::BlobRewriteWriter;
+use crate::lsm::blob::handle::BlobHandle;
+use crate::lsm::blob::map::BlobMap;
+use crate::lsm::pending_outputs::{NewFile, PendingOutputs};
+use crate::lsm::table_handle::{TableHandle, TreeContext};
+use crate::lsm::version::{HasTableMeta, Version};
+use crate::vfs::open_files::DataFileKind;
+
+/// Copies what tables refer to out of some blob files, a step at a time. It may lie paused between two steps while
+/// flushes and compactions go on: references only go, and if one of its files goes, it is of no use any more. Dropped
+/// unfinished, it leaves no file behind.
+pub(crate) struct BlobGcJob {
+    context: Arc<TreeContext>,
+    /// The files that shall go; their values are read here.
+    inputs: Vec<Arc<BlobHandle>>,
+    live: LiveBlobs,
+    /// Sections that are copied, the current one first.
+    sections: std::iter::Peekable<std::vec::IntoIter<BlobGcSection>>,
+    /// Values of the current piece that were copied, and the ordinal that comes next; none before it was begun.
+    position: Option<(u64, u32)>,
+    read_ahead: BlobReadAhead,
+    target_size: u64,
+    created_ms: u64,
+    writer: Option<(NewFile, BlobRewriteWriter)>,
+    outputs: Vec<BlobFileMeta>,
+    /// Until an edit may name the files.
+    pending: Option<PendingOutputs>,
+    outputs_durable: bool,
+    pub(crate) bytes_read: u64,
+}
+
+/// A logical file to be copied.
+struct BlobGcSection {
+    logical: FileNumber,
+    handle: Arc<BlobHandle>,
+    /// Of the frames that are copied.
+    bytes: u64,
+}
+
+impl BlobGcJob {
+    /// Of those of `chosen` that are there, as many as fill one file of `target_size`, at least one; `None` if none is
+    /// there. Reads what tables refer to.
+    ///
+    /// # Errors
+    /// Those of reading tables.
+    pub(crate) fn new(
+        context: &Arc<TreeContext>,
+        version: &Version<TableHandle>,
+        chosen: &[FileNumber],
+        target_size: u64,
+        created_ms: u64,
+    ) -> Result<Option<BlobGcJob>> {
+        let (files, pieces) = select_inputs(version.blobs(), chosen, target_size);
+        if files.is_empty() {
+            return Ok(None);
+        }
+        let logical: BTreeSet<FileNumber> = pieces.iter().map(|piece| piece.logical).collect();
+        let mut live = LiveBlobs::default();
+        for (_, table) in version.tables() {
+            if table.meta().blob_usage.iter().any(|uses| logical.contains(&uses.logical_file)) {
+                live.add_files(&table.table()?.blob_references()?, |file| logical.contains(&file));
+            }
+        }
+        Ok(Some(BlobGcJob {
+            pending: Some(PendingOutputs::new(Arc::clone(context))),
+            context: Arc::clone(context),
+            inputs: files,
+            live,
+            sections: pieces.into_iter().peekable(),
+            position: None,
+            read_ahead: BlobReadAhead::adaptive(),
+            target_size,
+            created_ms,
+            writer: None,
+            outputs: Vec::new(),
+            outputs_durable: false,
+            bytes_read: 0,
+        }))
+    }
+
+    /// The files that shall go.
+    pub(crate) fn inputs(&self) -> &[Arc<BlobHandle>] {
+        &self.inputs
+    }
+
+    /// Whether all files that shall go are there still.
+    pub(crate) fn inputs_exist(&self, blobs: &BlobMap) -> bool {
+        self.inputs.iter().all(|file| blobs.contains(file.meta().number))
+    }
+
+    /// Goes on for about `budget` bytes; true when all files are written and durable. After a failure it must be
+    /// dropped.
+    ///
+    /// # Errors
+    /// Those of reading and writing; `Corruption` if a value is missing that tables refer to.
+    pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
+        let mut left = budget;
+        while let Some(piece) = self.sections.peek() {
+            if left == 0 {
+                return Ok(false);
+            }
+            let (logical, handle, bytes) = (piece.logical, Arc::clone(&piece.handle), piece.bytes);
+            if self.position.is_none() {
+                self.begin_section(logical, bytes)?;
+            }
+            let read = self.copy_section(logical, &handle, left)?;
+            left = left.saturating_sub(read);
+            self.bytes_read += read;
+        }
+        if !self.outputs_durable {
+            self.finish_output()?;
+            if !self.outputs.is_empty() {
+                self.context.fs.sync_dir(&self.context.dir)?;
+            }
+            self.outputs_durable = true;
+        }
+        Ok(true)
+    }
+
+    /// Makes room for a logical file: one stands in one file as a whole.
+    fn begin_section(&mut self, logical: FileNumber, bytes: u64) -> Result<()> {
+        let full = |writer: &BlobRewriteWriter| writer.written_bytes().saturating_add(bytes) > self.target_size;
+        if self.writer.as_ref().is_some_and(|(_, writer)| full(writer)) {
+            self.finish_output()?;
+        }
+        if self.writer.is_none() {
+            let pending = self.pending.as_mut().expect("an edit may name the files once all are written");
+            let new = pending.create(DataFileKind::Blob)?;
+            let writer = BlobRewriteWriter::create(Arc::clone(&new.file), new.file_id, self.created_ms);
+            self.writer = Some((new, writer));
+        }
+        let (_, writer) = self.writer.as_mut().expect("it was just made");
+        writer.begin_section(logical);
+        self.position = Some((0, 0));
+        Ok(())
+    }
+
+    /// Copies values of the current piece; gives the bytes of frames passed. At the end of the piece it goes on to the
+    /// next.
+    fn copy_section(&mut self, logical: FileNumber, handle: &BlobHandle, budget: u64) -> Result<u64> {
+        let (mut copied, mut next) = self.position.expect("the piece was begun");
+        let (_, writer) = self.writer.as_mut().expect("a piece that was begun has a file");
+        let live = self.live.ordinals_of(logical);
+        let file = handle.file();
+        let mut walk = file.section_iter(logical)?;
+        walk.seek(next);
+        let mut passed = 0;
+        while let Some((ordinal, frame)) = walk.next()? {
+            if ordinal < next || live.is_none_or(|live| !live.contains(ordinal)) {
+                continue;
+            }
+            if passed >= budget {
+                self.position = Some((copied, ordinal));
+                return Ok(passed);
+            }
+            file.with_frame(frame, &mut self.read_ahead, |frame| writer.copy_value(ordinal, frame))?;
+            copied += 1;
+            next = ordinal.saturating_add(1);
+            passed += frame.len;
+        }
+        if copied != live.map_or(0, |live| live.count()) {
+            let error = Error::corruption("tables point to values that the blob file does not have");
+            return Err(error.in_file(file.path()));
+        }
+        self.position = None;
+        self.sections.next();
+        Ok(passed)
+    }
+
+    /// Ends the file being written, if there is one, and makes its bytes durable.
+    fn finish_output(&mut self) -> Result<()> {
+        if let Some((new, writer)) = self.writer.take() {
+            self.outputs.push(new.finish(|id| writer.finish(id))?);
+        }
+        Ok(())
+    }
+
+    /// What it has written, once [`step`](BlobGcJob::step) has said true. An edit may name it from now on, so it
+    /// stays.
+    pub(crate) fn take_outputs(&mut self) -> &[BlobFileMeta] {
+        if let Some(pending) = self.pending.take_if(|_| self.outputs_durable) {
+            pending.release();
+        }
+        &self.outputs
+    }
+
+    /// Gives what it has written to the graveyard, also what an edit was to name that failed and is known not to be
+    /// there.
+    pub(crate) fn abandon(mut self) {
+        if self.pending.take().is_none() {
+            self.outputs.iter().for_each(|file| self.context.obsolete_files.push(DataFileKind::Blob, file.number));
+        }
+    }
+}
+
+/// The files of one collection, and what of them is copied.
+fn select_inputs(
+    blobs: &BlobMap,
+    chosen: &[FileNumber],
+    target_size: u64,
+) -> (Vec<Arc<BlobHandle>>, Vec<BlobGcSection>) {
+    let (mut files, mut pieces, mut bytes) = (Vec::new(), Vec::new(), 0u64);
+    for handle in blobs.handles().filter(|handle| chosen.contains(&handle.meta().number)) {
+        let sections =
+            handle.meta().sections.iter().map(|section| (section.logical_file, blobs.referenced(section.logical_file)));
+        let wanted: Vec<(FileNumber, u64)> = sections.filter(|(_, bytes)| *bytes > 0).collect();
+        let more: u64 = wanted.iter().map(|(_, bytes)| bytes).sum();
+        if !files.is_empty() && bytes.saturating_add(more) > target_size {
+            continue;
+        }
+        bytes = bytes.saturating_add(more);
+        files.push(Arc::clone(handle));
+        pieces.extend(wanted.iter().map(|&(logical, bytes)| BlobGcSection {
+            logical,
+            handle: Arc::clone(handle),
+            bytes,
+        }));
+    }
+    (files, pieces)
+}

@@ -1,0 +1,261 @@
+//! Which blob files to collect: a pure function of plain values.
+
+use crate::base::version_edit::FileNumber;
+use crate::lsm::blob::map::BlobFileStats;
+
+/// How stale a blob file is. Bytes are those of frames; each figure counts what the one before does, or less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BlobGarbageStats {
+    pub(crate) id: FileNumber,
+    /// Values in it.
+    pub(crate) values: u64,
+    pub(crate) bytes: u64,
+    /// Of those, what tables refer to: what a collection would copy.
+    pub(crate) referenced_bytes: u64,
+    /// Of those, what somebody can see: what tables would refer to after merging all of them.
+    pub(crate) retained_values: u64,
+    pub(crate) retained_bytes: u64,
+    /// Of those, what a new reader can see; the rest is pinned by older ones.
+    pub(crate) live_bytes: u64,
+}
+
+impl BlobGarbageStats {
+    /// Bytes that a collection would win.
+    fn reclaimable(&self) -> u64 {
+        self.bytes.saturating_sub(self.referenced_bytes)
+    }
+
+    /// Bytes that tables refer to and nobody can see.
+    fn hidden(&self) -> u64 {
+        self.referenced_bytes.saturating_sub(self.retained_bytes)
+    }
+
+    /// Bytes that nobody can see.
+    pub(crate) fn stale(&self) -> u64 {
+        self.bytes.saturating_sub(self.retained_bytes)
+    }
+
+    pub(crate) fn pinned(&self) -> u64 {
+        self.retained_bytes.saturating_sub(self.live_bytes)
+    }
+
+    /// As if all that tables refer to could be seen by everybody.
+    pub(crate) fn from_file_stats(uses: &BlobFileStats) -> BlobGarbageStats {
+        let referenced = uses.referenced_bytes;
+        BlobGarbageStats {
+            id: uses.id,
+            values: uses.values,
+            bytes: uses.bytes,
+            referenced_bytes: referenced,
+            retained_values: uses.referenced_values,
+            retained_bytes: referenced,
+            live_bytes: referenced,
+        }
+    }
+
+    /// The same if all of it could be seen by everybody: what nobody knows better has nothing to be won.
+    pub(crate) fn assume_all_live(self) -> BlobGarbageStats {
+        let (values, bytes) = (self.values, self.bytes);
+        BlobGarbageStats {
+            referenced_bytes: bytes,
+            retained_values: values,
+            retained_bytes: bytes,
+            live_bytes: bytes,
+            ..self
+        }
+    }
+
+    /// The same if what tables refer to and nobody can see could not be helped.
+    pub(crate) fn without_hidden(self) -> BlobGarbageStats {
+        BlobGarbageStats { retained_bytes: self.referenced_bytes, ..self }
+    }
+}
+
+/// What shall be reached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum BlobGcGoal {
+    /// Bytes, without pinned ones, at most so many times the live ones; at least 1.
+    SpaceAmp(f64),
+    /// No file of whose bytes this share or more is stale; 0 to 1.
+    Staleness(f64),
+    /// No file that is stale as a whole.
+    NoFullyStaleFile,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum BlobGcStep {
+    /// The goal is reached.
+    Done,
+    /// Tables refer to what nobody can see, and have to be merged first.
+    CompactTables,
+    /// These files have to go; what tables refer to in them is copied.
+    RewriteFiles(Vec<FileNumber>),
+}
+
+pub(crate) fn next_blob_gc_step(files: &[BlobGarbageStats], goal: BlobGcGoal) -> BlobGcStep {
+    match goal {
+        BlobGcGoal::SpaceAmp(target) => files_for_space_amp(files, target),
+        BlobGcGoal::Staleness(threshold) => {
+            let share = |file: &BlobGarbageStats| file.stale() as f64 / file.bytes as f64;
+            files_matching(files, |file| file.stale() > 0 && share(file) >= threshold)
+        }
+        BlobGcGoal::NoFullyStaleFile => files_matching(files, |file| file.retained_bytes == 0),
+    }
+}
+
+/// Every file that is `wanted`.
+fn files_matching(files: &[BlobGarbageStats], wanted: impl Fn(&BlobGarbageStats) -> bool) -> BlobGcStep {
+    let chosen: Vec<&BlobGarbageStats> = files.iter().filter(|file| wanted(file)).collect();
+    if chosen.is_empty() {
+        return BlobGcStep::Done;
+    }
+    match chosen.iter().any(|file| file.hidden() > 0) {
+        true => BlobGcStep::CompactTables,
+        false => BlobGcStep::RewriteFiles(chosen.iter().map(|file| file.id).collect()),
+    }
+}
+
+fn files_for_space_amp(files: &[BlobGarbageStats], target: f64) -> BlobGcStep {
+    let sum = |of: fn(&BlobGarbageStats) -> u64| files.iter().map(of).sum::<u64>();
+    let (total, pinned, live) = (sum(|file| file.bytes), sum(BlobGarbageStats::pinned), sum(|file| file.live_bytes));
+    // Without anything live, nothing is allowed; a target without bound times nothing would be no number.
+    let allowed = if live == 0 { 0 } else { (target * live as f64) as u64 };
+    let wanted = (total - pinned).saturating_sub(allowed);
+    if wanted == 0 {
+        return BlobGcStep::Done;
+    }
+    let known = sum(BlobGarbageStats::reclaimable);
+    if known < wanted && sum(BlobGarbageStats::hidden) > 0 {
+        return BlobGcStep::CompactTables;
+    }
+    match cheapest_files(files, wanted) {
+        chosen if chosen.is_empty() => BlobGcStep::Done,
+        chosen => BlobGcStep::RewriteFiles(chosen),
+    }
+}
+
+/// Files that win `wanted` bytes, or all that win any: those that win most for each byte copied, without those that
+/// turn out to be dispensable.
+fn cheapest_files(files: &[BlobGarbageStats], wanted: u64) -> Vec<FileNumber> {
+    let mut stale: Vec<&BlobGarbageStats> = files.iter().filter(|file| file.reclaimable() > 0).collect();
+    let share = |file: &BlobGarbageStats| (u128::from(file.reclaimable()) << 64) / u128::from(file.bytes);
+    stale.sort_by_key(|file| (std::cmp::Reverse(share(file)), file.id));
+    let mut won = 0;
+    let enough = stale.iter().position(|file| {
+        won += file.reclaimable();
+        won >= wanted
+    });
+    stale.truncate(enough.map_or(stale.len(), |last| last + 1));
+    stale.sort_by_key(|file| (std::cmp::Reverse(file.referenced_bytes), file.id));
+    stale.retain(|file| {
+        let dispensable = won - file.reclaimable() >= wanted;
+        won -= if dispensable { file.reclaimable() } else { 0 };
+        !dispensable
+    });
+    let mut chosen: Vec<FileNumber> = stale.iter().map(|file| file.id).collect();
+    chosen.sort_unstable();
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes, referenced, kept, live.
+    fn file(id: u64, bytes: u64, referenced: u64, kept: u64, live: u64) -> BlobGarbageStats {
+        let (values, kept_values) = (bytes / 10, kept / 10);
+        let id = FileNumber(id);
+        BlobGarbageStats {
+            id,
+            values,
+            bytes,
+            referenced_bytes: referenced,
+            retained_values: kept_values,
+            retained_bytes: kept,
+            live_bytes: live,
+        }
+    }
+
+    fn known(id: u64, bytes: u64, live: u64) -> BlobGarbageStats {
+        file(id, bytes, live, live, live)
+    }
+
+    fn rewrite(ids: &[u64]) -> BlobGcStep {
+        BlobGcStep::RewriteFiles(ids.iter().map(|&id| FileNumber(id)).collect())
+    }
+
+    #[test]
+    fn picks_fewest_stalest_files() {
+        let files = [known(1, 100, 90), known(2, 100, 20), known(3, 100, 50), known(4, 100, 100)];
+        for (target, step) in [
+            (2.0, BlobGcStep::Done),
+            (1.54, BlobGcStep::Done),
+            (1.5, rewrite(&[2])),
+            (1.25, rewrite(&[2])),
+            (1.2, rewrite(&[2, 3])),
+            (1.0, rewrite(&[1, 2, 3])),
+            (f64::INFINITY, BlobGcStep::Done),
+        ] {
+            assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(target)), step, "{target}");
+        }
+        // The second wins enough alone, the first is only a little staler.
+        let files = [known(1, 10, 1), known(2, 1000, 200), known(3, 1000, 1000)];
+        assert_eq!(
+            next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(1.0 + 9.0 / 1201.0)),
+            rewrite(&[2]),
+            "both are needed by a byte"
+        );
+        assert_eq!(
+            next_blob_gc_step(&[known(1, 10, 1), known(2, 1000, 800)], BlobGcGoal::SpaceAmp(1.02)),
+            rewrite(&[2])
+        );
+    }
+
+    #[test]
+    fn pinned_bytes_do_not_count_as_stale() {
+        let files = [file(1, 100, 80, 80, 20), known(2, 100, 100)];
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(1.17)), BlobGcStep::Done, "140 of 120");
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(1.16)), rewrite(&[1]));
+        let pinned = [file(1, 100, 100, 100, 0)];
+        assert_eq!(next_blob_gc_step(&pinned, BlobGcGoal::SpaceAmp(1.0)), BlobGcStep::Done);
+        assert_eq!(next_blob_gc_step(&pinned, BlobGcGoal::Staleness(0.5)), BlobGcStep::Done);
+        assert_eq!(next_blob_gc_step(&pinned, BlobGcGoal::NoFullyStaleFile), BlobGcStep::Done);
+    }
+
+    #[test]
+    fn compacts_only_when_hidden_bytes_block_goal() {
+        let files = [known(1, 100, 10), file(2, 100, 100, 50, 50)];
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(2.0)), rewrite(&[1]), "one will do without");
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(1.5)), BlobGcStep::CompactTables);
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::Staleness(0.8)), rewrite(&[1]));
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::Staleness(0.5)), BlobGcStep::CompactTables);
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::NoFullyStaleFile), BlobGcStep::Done);
+        assert_eq!(
+            next_blob_gc_step(&[file(1, 100, 100, 0, 0)], BlobGcGoal::NoFullyStaleFile),
+            BlobGcStep::CompactTables
+        );
+        assert_eq!(next_blob_gc_step(&[file(1, 100, 0, 0, 0)], BlobGcGoal::NoFullyStaleFile), rewrite(&[1]));
+        let helpless = files.map(BlobGarbageStats::without_hidden);
+        assert_eq!(next_blob_gc_step(&helpless, BlobGcGoal::Staleness(0.5)), rewrite(&[1]));
+    }
+
+    #[test]
+    fn thresholds_hold_at_their_ends() {
+        let files = [known(1, 100, 0), known(2, 100, 30), known(3, 100, 100)];
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::Staleness(f64::from(0.7f32))), rewrite(&[1, 2]));
+        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::Staleness(1.0)), rewrite(&[1]));
+        assert_eq!(
+            next_blob_gc_step(&files, BlobGcGoal::Staleness(0.0)),
+            rewrite(&[1, 2]),
+            "nothing is won by the third"
+        );
+        assert_eq!(next_blob_gc_step(&[], BlobGcGoal::Staleness(0.0)), BlobGcStep::Done);
+        assert_eq!(next_blob_gc_step(&[], BlobGcGoal::SpaceAmp(1.0)), BlobGcStep::Done);
+        assert_eq!(
+            next_blob_gc_step(&[known(1, 100, 0)], BlobGcGoal::SpaceAmp(50.0)),
+            rewrite(&[1]),
+            "nothing is live"
+        );
+    }
+}

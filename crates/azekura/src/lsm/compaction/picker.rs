@@ -1,0 +1,201 @@
+//! A tree as a strategy sees it: plain values, and the plans that can be made of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::base::version_edit::FileNumber;
+use crate::base::{KeyOrder, SeqNo};
+use crate::lsm::compaction::plan::{CompactionReason, PickedCompaction};
+use crate::lsm::options::LsmOptions;
+use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Level, NUM_LEVELS, SortedRun, Version};
+
+/// A merge below level 0 takes at most this many tables' worth of bytes, unless one table alone overlaps more.
+const COMPACTION_TABLES_MAX: u64 = 25;
+
+/// Where the last compaction of each level ended; the next one goes on behind it.
+pub(crate) type CompactPointers = [Option<Vec<u8>>; NUM_LEVELS];
+
+/// What is known when choosing.
+pub(crate) struct CompactionPicker<'a, T> {
+    pub(crate) version: &'a Version<T>,
+    pub(crate) order: &'a KeyOrder,
+    pub(crate) options: &'a LsmOptions,
+    pub(crate) compact_pointers: &'a CompactPointers,
+    /// The oldest read point as far as is known; a bottom table whose tombstones could not go when it was written is
+    /// tried again when this has risen since.
+    pub(crate) oldest_snapshot: SeqNo,
+    /// Nothing is in memory: whoever wrote has stopped and had it flushed.
+    pub(crate) idle: bool,
+}
+
+impl<T: HasTableMeta> CompactionPicker<'_, T> {
+    pub(crate) fn level(&self, level: u8) -> &Level<T> {
+        self.version.level(level)
+    }
+
+    /// Whether any deeper level has a table that meets the range of `table`.
+    pub(crate) fn overlaps_below(&self, level: u8, table: &T) -> bool {
+        let meta = table.meta();
+        self.version
+            .levels()
+            .skip(usize::from(level) + 1)
+            .flat_map(|(_, level)| &level.runs)
+            .any(|run| !run.overlapping(&meta.smallest_key.0, &meta.largest_key.0, self.order).is_empty())
+    }
+
+    /// Whether rewriting `table` where it lies may rid it of tombstones, or rids it of superseded versions.
+    pub(crate) fn can_drop_entries(&self, level: u8, table: &T) -> bool {
+        let tried = table.oldest_snapshot_when_written().is_some_and(|at| self.oldest_snapshot <= at);
+        let holds = (table.meta().tombstones > 0 && !tried) || table.superseded().can_drop(self.oldest_snapshot);
+        holds && !self.overlaps_below(level, table)
+    }
+
+    /// Whether a table may change levels as it is.
+    pub(crate) fn allows_trivial_move(&self, from: u8, to: u8) -> bool {
+        self.options.compression_at(from) == self.options.compression_at(to)
+    }
+
+    /// The level that level 0 goes to: `base`, or a shallower one that still holds data.
+    pub(crate) fn l0_output_level(&self, base: u8) -> u8 {
+        (1..base).find(|&level| !self.level(level).is_empty()).unwrap_or(base)
+    }
+
+    /// The first level below that holds data, or else the bottom.
+    pub(crate) fn next_nonempty_level(&self, above: u8) -> u8 {
+        (above + 1..=BOTTOM_LEVEL).find(|&level| !self.level(level).is_empty()).unwrap_or(BOTTOM_LEVEL)
+    }
+
+    pub(crate) fn compaction_bytes_max(&self) -> u64 {
+        self.options.compaction.target_file_size.saturating_mul(COMPACTION_TABLES_MAX)
+    }
+
+    /// All of level 0 into `to`, or, for nothing, those tables of it that meet neither an older table of level 0 nor
+    /// one of `to`.
+    pub(crate) fn pick_l0(&self, reason: CompactionReason, to: u8, move_tombstones: bool) -> PickedCompaction {
+        let movable =
+            if self.allows_trivial_move(0, to) { self.movable_l0_tables(to, move_tombstones) } else { Vec::new() };
+        if !movable.is_empty() {
+            return PickedCompaction {
+                reason,
+                start_level: 0,
+                output_level: to,
+                start_level_inputs: movable,
+                output_level_inputs: Vec::new(),
+                trivial_move: true,
+            };
+        }
+        let upper: Vec<&Arc<T>> = self.level(0).iter().collect();
+        let lower = self.overlapping_tables(to, &upper);
+        PickedCompaction {
+            reason,
+            start_level: 0,
+            output_level: to,
+            start_level_inputs: file_ids(upper),
+            output_level_inputs: file_ids(lower),
+            trivial_move: false,
+        }
+    }
+
+    fn movable_l0_tables(&self, to: u8, move_tombstones: bool) -> Vec<FileNumber> {
+        let mut movable: Vec<&Arc<T>> = Vec::new();
+        let mut staying: Vec<&Arc<T>> = Vec::new();
+        for table in self.level(0).runs.iter().rev().flat_map(|run| run.tables()) {
+            let meta = table.meta();
+            let below = self.version.run(to);
+            let meets = below
+                .is_some_and(|run| !run.overlapping(&meta.smallest_key.0, &meta.largest_key.0, self.order).is_empty())
+                || staying.iter().chain(&movable).any(|older| !self.disjoint(older, table));
+            let clean = move_tombstones || meta.tombstones == 0;
+            if meets || !clean { staying.push(table) } else { movable.push(table) }
+        }
+        file_ids(movable)
+    }
+
+    fn disjoint(&self, a: &Arc<T>, b: &Arc<T>) -> bool {
+        crate::lsm::version::disjoint(&**a, &**b, self.order)
+    }
+
+    /// The tables of `level` that meet the range from the smallest to the largest key of `upper`'s tables one by one.
+    fn overlapping_tables<'v>(&'v self, level: u8, upper: &[&Arc<T>]) -> Vec<&'v Arc<T>> {
+        let Some(run) = self.version.run(level) else { return Vec::new() };
+        let mut wanted = vec![false; run.tables().len()];
+        for table in upper {
+            let meta = table.meta();
+            wanted[run.overlapping(&meta.smallest_key.0, &meta.largest_key.0, self.order)].fill(true);
+        }
+        run.tables().iter().zip(wanted).filter_map(|(table, wanted)| wanted.then_some(table)).collect()
+    }
+
+    /// Tables of `from`, beginning at `first`, into `to`: as many in a row as can be moved for nothing, at most
+    /// `excess` bytes, or else as many as a merge of bounded size takes.
+    pub(crate) fn pick_from_level(
+        &self,
+        reason: CompactionReason,
+        from: u8,
+        to: u8,
+        first: usize,
+        excess: u64,
+        move_tombstones: bool,
+    ) -> PickedCompaction {
+        let run = self.version.run(from).expect("a table to begin at is on the level");
+        let tables = run.tables();
+        let movable = |table: &Arc<T>| {
+            self.allows_trivial_move(from, to)
+                && self.overlapping_tables(to, &[table]).is_empty()
+                && (move_tombstones || !self.can_drop_entries(to, table))
+        };
+        let mut bytes = 0;
+        let in_row = tables[first..].iter().take_while(|table| {
+            let reservation = bytes < excess;
+            bytes += table.meta().size;
+            reservation && movable(table)
+        });
+        let upper: Vec<&Arc<T>> = in_row.collect();
+        if !upper.is_empty() {
+            return PickedCompaction {
+                reason,
+                start_level: from,
+                output_level: to,
+                start_level_inputs: file_ids(upper),
+                output_level_inputs: Vec::new(),
+                trivial_move: true,
+            };
+        }
+        let range = self.expand_inputs(run, first, to);
+        let upper: Vec<&Arc<T>> = tables[range].iter().collect();
+        let lower = self.overlapping_tables(to, &upper);
+        PickedCompaction {
+            reason,
+            start_level: from,
+            output_level: to,
+            start_level_inputs: file_ids(upper),
+            output_level_inputs: file_ids(lower),
+            trivial_move: false,
+        }
+    }
+
+    /// The table at `first` and those behind it that make the merge no larger than allowed and bring little new of
+    /// the lower level.
+    fn expand_inputs(&self, run: &SortedRun<T>, first: usize, to: u8) -> Range<usize> {
+        let cost = |end: usize| {
+            let upper: Vec<&Arc<T>> = run.tables()[first..end].iter().collect();
+            let above: u64 = upper.iter().map(|table| table.meta().size).sum();
+            let below: u64 = self.overlapping_tables(to, &upper).iter().map(|table| table.meta().size).sum();
+            (above, below)
+        };
+        let mut end = first + 1;
+        let (_, mut below) = cost(end);
+        while end < run.tables().len() {
+            let (more_above, more_below) = cost(end + 1);
+            if more_above + more_below > self.compaction_bytes_max() || more_below > below {
+                break;
+            }
+            (end, below) = (end + 1, more_below);
+        }
+        first..end
+    }
+}
+
+pub(crate) fn file_ids<T: HasTableMeta>(tables: Vec<&Arc<T>>) -> Vec<FileNumber> {
+    tables.into_iter().map(|table| table.meta().number).collect()
+}

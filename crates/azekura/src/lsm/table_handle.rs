@@ -1,0 +1,173 @@
+//! A table as the versions of a tree hold it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::base::version_edit::{BlobFileMeta, FileNumber, PartitionId, TableMeta};
+use crate::base::{KeyOrder, Result, SeqNo};
+use crate::blob::reader::BlobFile;
+use crate::block::BlockCache;
+use crate::engine::{LastVisibleSeqno, SnapshotList};
+use crate::lsm::blob::handle::BlobHandle;
+use crate::lsm::blob::unsynced::UnsyncedBlobFiles;
+use crate::lsm::version::{HasTableMeta, SupersededVersions};
+use crate::memtable::Memtable;
+use crate::memtable::memory::MemtableMemory;
+use crate::table::obsolete_files::ObsoleteFiles;
+use crate::table::options::TableReadOptions;
+use crate::table::reader::TableReader;
+use crate::vfs::open_files::{DataFileKind, DataFiles};
+use crate::vfs::{Env, File, Fs};
+
+/// What a tree shares with the rest of the database.
+#[derive(Clone)]
+pub(crate) struct TreeContext {
+    pub(crate) fs: Arc<dyn Fs>,
+    pub(crate) dir: PathBuf,
+    pub(crate) files: Arc<DataFiles>,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) obsolete_files: Arc<ObsoleteFiles>,
+    pub(crate) env: Arc<dyn Env>,
+    /// The next free file number of the database.
+    pub(crate) next_file_id: Arc<AtomicU64>,
+    /// Early files of the database that the next sync of the log syncs first.
+    pub(crate) unsynced_blobs: Arc<UnsyncedBlobFiles>,
+    pub(crate) last_visible: LastVisibleSeqno,
+    /// Of all readers of the database.
+    pub(crate) snapshots: Arc<SnapshotList>,
+    /// What the memtables of the database take.
+    pub(crate) memtable_memory: Arc<MemtableMemory>,
+    pub(crate) hash_seed: u64,
+    pub(crate) order: KeyOrder,
+    pub(crate) partition: PartitionId,
+    pub(crate) name: String,
+}
+
+impl TreeContext {
+    pub(crate) fn new_file_id(&self) -> FileNumber {
+        FileNumber(self.next_file_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// An empty memtable.
+    pub(crate) fn new_memtable(&self) -> Arc<Memtable> {
+        Arc::new(Memtable::with_memory_tracker(Arc::clone(&self.memtable_memory), self.order.clone(), self.hash_seed))
+    }
+
+    /// A blob file that is read up to `end`, which moves on, through `file` while somebody writes to that.
+    pub(crate) fn growing_blob_handle(
+        &self,
+        id: FileNumber,
+        file: Option<Arc<dyn File>>,
+        file_id: [u8; 16],
+        end: u64,
+    ) -> Arc<BlobHandle> {
+        let files = self.files.blob_files();
+        let meta = BlobFileMeta { number: id, size: 0, created_ms: 0, sections: Vec::new() };
+        let file = BlobFile::growing(files.clone(), Arc::clone(&self.cache), id, file, file_id, end);
+        BlobHandle::from_open_file(meta, file, files, Arc::clone(&self.obsolete_files))
+    }
+
+    pub(crate) fn blob_handle(&self, meta: BlobFileMeta) -> Arc<BlobHandle> {
+        BlobHandle::new(meta, self.files.blob_files(), Arc::clone(&self.cache), Arc::clone(&self.obsolete_files))
+    }
+}
+
+/// A table that is opened when first used. When the last holder lets go of a doomed one, its file may be removed; the
+/// holder, who may be any reader, does not do that itself. Thread safe.
+pub(crate) struct TableHandle {
+    meta: TableMeta,
+    oldest_snapshot_when_written: Option<SeqNo>,
+    context: Arc<TreeContext>,
+    /// [`TableReadOptions`] for when it is opened.
+    options: AtomicU8,
+    table: OnceLock<Arc<TableReader>>,
+    obsolete: AtomicBool,
+}
+
+impl TableHandle {
+    /// `oldest_snapshot_when_written`: see [`HasTableMeta::oldest_snapshot_when_written`].
+    pub(crate) fn new(
+        meta: TableMeta,
+        settled_at: Option<SeqNo>,
+        context: Arc<TreeContext>,
+        options: TableReadOptions,
+    ) -> Arc<TableHandle> {
+        let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
+        let options = AtomicU8::new(options.to_bits());
+        context.files.add_live_bytes(meta.size);
+        Arc::new(TableHandle {
+            meta,
+            oldest_snapshot_when_written: settled_at,
+            context,
+            options,
+            table,
+            obsolete: doomed,
+        })
+    }
+
+    /// The open table. Two threads may both open it the first time; one of the two is kept.
+    ///
+    /// # Errors
+    /// Those of [`TableReader::open`]; the next call tries again.
+    pub(crate) fn table(&self) -> Result<&Arc<TableReader>> {
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        let context = &self.context;
+        let (files, cache) = (Arc::clone(&context.files), Arc::clone(&context.cache));
+        let options = TableReadOptions::from_bits(self.options.load(Ordering::Relaxed));
+        let table = TableReader::open(files, cache, &self.meta, context.order.clone(), context.hash_seed, options)?;
+        Ok(self.table.get_or_init(|| Arc::new(table)))
+    }
+
+    /// Takes effect when the table is opened; one that was used already stays as it is.
+    pub(crate) fn set_options(&self, options: TableReadOptions) {
+        self.options.store(options.to_bits(), Ordering::Relaxed);
+    }
+
+    /// The open table, if it has been used.
+    pub(crate) fn opened(&self) -> Option<&Arc<TableReader>> {
+        self.table.get()
+    }
+
+    /// No manifest names the table any more: the last holder gives it to the graveyard.
+    pub(crate) fn mark_obsolete(&self) {
+        self.obsolete.store(true, Ordering::Release);
+    }
+}
+
+impl HasTableMeta for TableHandle {
+    fn meta(&self) -> &TableMeta {
+        &self.meta
+    }
+
+    /// Known once the table is open.
+    fn superseded(&self) -> SupersededVersions {
+        let properties = self.opened().map(|table| table.properties());
+        properties.map_or_else(SupersededVersions::default, |properties| SupersededVersions {
+            count: properties.superseded_entries,
+            lowest_newer_seqno: properties.smallest_superseding_seqno,
+        })
+    }
+
+    fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {
+        self.oldest_snapshot_when_written
+    }
+}
+
+impl Drop for TableHandle {
+    fn drop(&mut self) {
+        self.context.files.remove_live_bytes(self.meta.size);
+        if *self.obsolete.get_mut() {
+            self.table.take();
+            self.context.obsolete_files.push(DataFileKind::Table, self.meta.number);
+        }
+    }
+}
+
+impl std::fmt::Debug for TableHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "table {} of {}", self.meta.number.0, self.context.name)
+    }
+}

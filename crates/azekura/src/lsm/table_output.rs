@@ -1,0 +1,138 @@
+//! Writing tables and blob files: cutting, syncing, and cleaning up what fails.
+
+use std::sync::Arc;
+
+use crate::base::version_edit::{BlobFileMeta, TableMeta};
+use crate::base::{EntryRef, KeyOrder, Result};
+use crate::lsm::blob::options::KvSeparationOptions;
+use crate::lsm::blob::separator::BlobSeparator;
+use crate::lsm::pending_outputs::{NewFile, PendingOutputs};
+use crate::lsm::table_handle::TreeContext;
+use crate::table::options::TableOptions;
+use crate::table::writer::TableWriter;
+use crate::vfs::open_files::DataFileKind;
+
+/// How tables are cut and built.
+pub(crate) struct OutputOptions {
+    pub(crate) table: TableOptions,
+    /// A table is cut at the first new user key behind this many bytes.
+    pub(crate) target_file_size: u64,
+    pub(crate) created_ms: u64,
+    /// Smallest keys of the tables that stay in the level written to, ascending: no output reaches over one.
+    pub(crate) output_level_boundaries: Vec<Vec<u8>>,
+    /// How values are kept apart; `None` leaves each where it stands.
+    pub(crate) separation: Option<KvSeparationOptions>,
+}
+
+/// What was written, durable under its names.
+pub(crate) struct FinishedOutputs {
+    pub(crate) tables: Vec<TableMeta>,
+    pub(crate) blobs: Vec<BlobFileMeta>,
+    pub(crate) pending: PendingOutputs,
+}
+
+/// A row of tables being written, and blob files beside. No user key is in two of the tables.
+pub(crate) struct TableOutputWriter {
+    context: Arc<TreeContext>,
+    options: OutputOptions,
+    /// The first of `plan.neighbours` that is behind the last key.
+    next_boundary: usize,
+    writer: Option<(NewFile, TableWriter)>,
+    finished: Vec<TableMeta>,
+    separator: Option<BlobSeparator>,
+    pending: PendingOutputs,
+}
+
+impl TableOutputWriter {
+    pub(crate) fn new(context: Arc<TreeContext>, plan: OutputOptions) -> TableOutputWriter {
+        let pending = PendingOutputs::new(Arc::clone(&context));
+        let separator = plan.separation.clone().map(|options| BlobSeparator::new(options, plan.created_ms));
+        TableOutputWriter {
+            context,
+            options: plan,
+            next_boundary: 0,
+            writer: None,
+            finished: Vec::new(),
+            separator,
+            pending,
+        }
+    }
+
+    /// Adds an entry in internal order; `new_key` says that its user key is not that of the entry before.
+    pub(crate) fn add(&mut self, entry: EntryRef<'_>, new_key: bool) -> Result<()> {
+        if new_key {
+            let behind = advance_past(
+                &self.options.output_level_boundaries,
+                &mut self.next_boundary,
+                entry.user_key,
+                &self.context.order,
+            );
+            let full = self.writer.as_ref().is_some_and(|(_, w)| w.written_bytes() >= self.options.target_file_size);
+            if behind || full {
+                self.finish_table()?;
+            }
+        }
+        if self.writer.is_none() {
+            self.writer = Some(self.begin_table()?);
+        }
+        let (_, writer) = self.writer.as_mut().expect("it was just made");
+        match &mut self.separator {
+            Some(separator) if separator.should_separate(&entry) => {
+                writer.add(separator.write_value(entry, &mut self.pending)?)
+            }
+            _ => writer.add(entry),
+        }
+    }
+
+    fn begin_table(&mut self) -> Result<(NewFile, TableWriter)> {
+        let new = self.pending.create(DataFileKind::Table)?;
+        let (order, seed) = (self.context.order.clone(), self.context.hash_seed);
+        let (options, file) = (self.options.table.clone(), Arc::clone(&new.file));
+        let writer = TableWriter::create(file, new.file_id, options, order, seed, self.options.created_ms)?;
+        Ok((new, writer))
+    }
+
+    /// Ends the table being written, if there is one, and makes its bytes durable.
+    fn finish_table(&mut self) -> Result<()> {
+        if let Some((new, writer)) = self.writer.take() {
+            self.finished.push(new.finish(|id| writer.finish(id))?);
+        }
+        Ok(())
+    }
+
+    /// Ends the last files and makes all names durable.
+    pub(crate) fn finish(mut self) -> Result<FinishedOutputs> {
+        self.finish_table()?;
+        let blobs = self.separator.take().map_or_else(|| Ok(Vec::new()), BlobSeparator::finish)?;
+        if !self.finished.is_empty() {
+            self.pending.sync_dir()?;
+        }
+        Ok(FinishedOutputs { tables: self.finished, blobs, pending: self.pending })
+    }
+}
+
+/// Moves `at` behind every fence that is not behind `key`; whether it passed one.
+fn advance_past(fences: &[Vec<u8>], at: &mut usize, key: &[u8], order: &KeyOrder) -> bool {
+    let from = *at;
+    while fences.get(*at).is_some_and(|fence| order.cmp(fence, key).is_le()) {
+        *at += 1;
+    }
+    *at > from
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crossing_a_boundary_is_reported_once() {
+        let fences = [b"c".to_vec(), b"e".to_vec(), b"f".to_vec()];
+        let mut at = 0;
+        let order = KeyOrder::bytewise();
+        let passed: Vec<bool> = ["a", "b", "d", "dd", "g", "h"]
+            .iter()
+            .map(|k| advance_past(&fences, &mut at, k.as_bytes(), &order))
+            .collect();
+        assert_eq!(passed, [false, false, true, false, true, false]);
+    }
+}

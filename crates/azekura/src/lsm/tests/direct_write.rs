@@ -1,0 +1,264 @@
+//! Values that are written ahead of their commit: how their files begin, end and go.
+
+use std::sync::atomic::Ordering;
+
+use crate::base::compression::CompressionType;
+use crate::base::version_edit::BlobFileMeta;
+use crate::base::{ErrorKind, KeyOrder};
+use crate::engine::{Engine, ReadSeqno, Task};
+use crate::lsm::blob::options::KvSeparationOptions;
+use crate::lsm::options::LsmOptions;
+use crate::lsm::tests::harness::{LsmFixture, files_in, replay, small_options};
+use crate::mem::epoch::tests::wait_until;
+use crate::vfs::fault::{Fault, FaultPlan, OpKind};
+use crate::vfs::open_files::DataFileKind;
+
+const EIO: Fault = Fault::Error(std::io::ErrorKind::Other);
+
+fn direct_write_options(target_size: u64) -> LsmOptions {
+    let separation = KvSeparationOptions::default().separation_threshold(50).blob_file_target_size(target_size);
+    let separation = separation.compression(CompressionType::None).automatic_gc(None).direct_write_threshold(50);
+    LsmOptions { kv_separation: Some(separation), ..small_options() }
+}
+
+fn world(target_size: u64) -> LsmFixture {
+    let fixture = LsmFixture::new(KeyOrder::bytewise(), direct_write_options(target_size), 1);
+    fixture.host.allow_unreferenced_blobs.store(true, Ordering::SeqCst);
+    fixture
+}
+
+fn value(n: u32) -> String {
+    format!("value {n:04} ").repeat(10)
+}
+
+fn named_blob_files(fixture: &LsmFixture) -> Vec<BlobFileMeta> {
+    replay(&fixture.host.edits.lock().unwrap()).1
+}
+
+fn blob_files(fixture: &LsmFixture) -> usize {
+    files_in(&fixture.fs).keys().filter(|(kind, _)| *kind == DataFileKind::Blob).count()
+}
+
+/// Waits for files that other threads' pins keep a little longer.
+fn wait_for_blob_file_count(fixture: &LsmFixture, count: usize) {
+    wait_until(|| {
+        fixture.tree.context.obsolete_files.remove_all();
+        blob_files(fixture) == count
+    });
+}
+
+#[test]
+fn direct_file_is_named_once_tables_refer_to_it() {
+    let mut fixture = world(1 << 10);
+    for n in 0..30 {
+        fixture.put_direct(&format!("key {n:02}"), &value(n));
+    }
+    fixture.check_reads();
+    let begun = blob_files(&fixture);
+    assert!((4..8).contains(&begun), "{begun}");
+    assert_eq!((named_blob_files(&fixture).len(), fixture.tree.direct_blobs.files_with_pointers().len()), (0, begun));
+    fixture.flush();
+    assert_eq!((named_blob_files(&fixture).len(), fixture.tree.direct_blobs.files_with_pointers().len()), (begun, 0));
+    assert!(fixture.tree.metrics().direct_blob_files.is_empty());
+    fixture.check_reads();
+    fixture.major_compact();
+    fixture.check_reads();
+    fixture.check_files();
+    fixture.reopen();
+    fixture.check_reads();
+}
+
+#[test]
+fn file_stays_while_memtable_points_into_it() {
+    let mut fixture = world(1 << 20);
+    fixture.put_direct("a", &value(1));
+    let snapshot = fixture.visible();
+    fixture.host.snapshots.lock().unwrap().push(snapshot);
+    fixture.delete("a");
+    fixture.tree.seal();
+    fixture.put_direct("b", &value(2)); // to the same file, from the next memtable
+    fixture.run(Task::Flush, false).unwrap();
+    assert_eq!((named_blob_files(&fixture).len(), fixture.tree.direct_blobs.files_with_pointers().len()), (1, 1));
+    let file = named_blob_files(&fixture)[0].clone();
+    assert_eq!(file.sections[0].values, 2);
+    fixture.host.snapshots.lock().unwrap().clear();
+    // Nothing refers to it now, and nobody knows what of it memory needs: neither a merge nor a collection takes it.
+    while fixture.tree.compact(true, &fixture.host).unwrap() != Default::default() {}
+    assert_eq!(fixture.tree.version().blobs().stats()[0].referenced_values, 0);
+    fixture.tree.run_blob_gc(&[file.number], true, &fixture.host).unwrap();
+    fixture.tree.run_automatic_blob_gc(true, &fixture.host).unwrap();
+    assert_eq!(named_blob_files(&fixture), std::slice::from_ref(&file));
+    fixture.check_reads();
+    let mut scan = fixture.tree.begin_blob_scan(vec![fixture.host.visible.get()], false);
+    while !scan.step(100).unwrap() {}
+    let scanned = fixture.tree.finish_blob_scan(scan);
+    assert_eq!((scanned.files[0].stale(), scanned.files[0].bytes), (0, file.sections[0].bytes));
+    fixture.flush();
+    assert!(fixture.tree.direct_blobs.files_with_pointers().is_empty());
+    fixture.check_reads();
+    fixture.tree.run_blob_gc(&[file.number], true, &fixture.host).unwrap();
+    assert_eq!(
+        named_blob_files(&fixture)[0].sections[0].values,
+        1,
+        "what nothing points to any more is collected as usual"
+    );
+    fixture.check_reads();
+    fixture.check_files();
+}
+
+#[test]
+fn unreferenced_direct_file_is_never_named() {
+    let mut fixture = world(1 << 10);
+    let claims: Vec<_> = (0..20).map(|n| fixture.tree.write_blob_directly(value(n).as_bytes()).unwrap()).collect();
+    let begun = blob_files(&fixture);
+    assert!(begun > 2);
+    claims.into_iter().for_each(|claim| fixture.tree.release_direct_write(&claim));
+    wait_for_blob_file_count(&fixture, 1); // the one that takes values
+    for n in 0..20 {
+        fixture.put_direct("the same key", &value(n));
+    }
+    fixture.flush();
+    assert_eq!(named_blob_files(&fixture).len(), 1, "flushes drop what is hidden");
+    fixture.check_reads();
+    fixture.check_files();
+}
+
+#[test]
+fn pointed_bytes_count_towards_memtable_size() {
+    let mut fixture = world(1 << 20);
+    let mut options = direct_write_options(1 << 20);
+    options.max_memtable_size = 128 << 10;
+    fixture.tree.set_options(options);
+    for n in 0..400 {
+        fixture.put_direct("key", &value(n).repeat(10));
+    }
+    let metrics = fixture.tree.metrics();
+    assert!(metrics.sealed_memtables >= 3 && metrics.sealed_memtables <= 5, "400 values of 1,200 bytes: {metrics:?}");
+    fixture.flush();
+    fixture.check_reads();
+}
+
+#[test]
+fn unfinished_file_is_finished_by_next_flush() {
+    for op in [OpKind::Write, OpKind::Sync] {
+        let mut fixture = world(1 << 20);
+        fixture.put_direct("a", &value(1));
+        fixture.put_direct("b", &value(2));
+        // As the sync of the log would have it.
+        fixture.tree.context.unsynced_blobs.sync_all().unwrap();
+        fixture.tree.seal();
+        fixture.faults.inject(FaultPlan::new(op, 1, EIO).in_path(".blob"));
+        fixture.run(Task::Flush, false).unwrap_err();
+        assert_eq!(named_blob_files(&fixture), []);
+        fixture.check_reads();
+        fixture.put_direct("c", &value(3));
+        fixture.run(Task::Flush, false).unwrap();
+        assert_eq!(named_blob_files(&fixture).len(), 1, "{op:?}");
+        assert_eq!(
+            named_blob_files(&fixture)[0].sections[0].rewritten,
+            op == OpKind::Sync,
+            "after a failed sync it is another file"
+        );
+        fixture.check_reads();
+        fixture.flush();
+        fixture.check_reads();
+        fixture.check_files();
+    }
+}
+
+#[test]
+fn failed_sync_poisons_only_if_shared() {
+    let mut fixture = world(1 << 20);
+    fixture.put_direct("a", &value(1));
+    fixture.tree.context.unsynced_blobs.sync_all().unwrap();
+    // Alone behind what is durable.
+    let claim = fixture.tree.write_blob_directly(value(2).as_bytes()).unwrap();
+    fixture.faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    let error = fixture.tree.sync_direct_writes([&claim]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    fixture.tree.release_direct_write(&claim);
+    drop(claim);
+    fixture.tree.context.unsynced_blobs.sync_all().unwrap();
+    fixture.put_direct("c", &value(3));
+    assert_eq!(blob_files(&fixture), 2, "the file takes nothing any more");
+    fixture.flush();
+    assert_eq!(
+        named_blob_files(&fixture).iter().map(|file| file.sections[0].values).sum::<u64>(),
+        2,
+        "the failed one is gone"
+    );
+    fixture.check_reads();
+    fixture.check_files();
+    // Behind somebody's who may have been told that it is done.
+    fixture.put_direct("d", &value(4));
+    let claim = fixture.tree.write_blob_directly(value(5).as_bytes()).unwrap();
+    fixture.faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    let error = fixture.tree.sync_direct_writes([&claim]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Poisoned);
+    fixture.check_reads();
+}
+
+#[test]
+fn failed_append_keeps_earlier_values() {
+    let mut fixture = world(1 << 20);
+    fixture.put_direct("a", &value(1));
+    for nth in 1..=2 {
+        fixture.faults.inject(FaultPlan::new(OpKind::Write, nth, Fault::Short).in_path(".blob"));
+        fixture.tree.write_blob_directly(value(999).repeat(3).as_bytes()).unwrap_err();
+        fixture.check_reads();
+        fixture.put_direct(&format!("b{nth}"), &value(nth as u32));
+    }
+    fixture.flush();
+    fixture.check_reads();
+    fixture.check_files();
+    assert_eq!(named_blob_files(&fixture)[0].sections[0].values, 3);
+    fixture.reopen();
+    fixture.check_reads();
+}
+
+#[test]
+fn discarded_tree_removes_direct_files() {
+    let mut fixture = world(1 << 10);
+    (0..20).for_each(|n| fixture.put_direct(&format!("{n}"), &value(n)));
+    let view = fixture.tree.view();
+    fixture.tree.discard();
+    assert_eq!(fixture.tree.write_blob_directly(value(1).as_bytes()).unwrap_err().kind(), ErrorKind::Closed);
+    assert!(blob_files(&fixture) > 0, "an iterator may go on");
+    drop(view);
+    wait_for_blob_file_count(&fixture, 0);
+}
+
+#[expect(clippy::disallowed_methods, reason = "the test races threads, and in vfs none are scoped")]
+#[test]
+fn readers_find_files_created_during_reads() {
+    let fixture = world(1 << 10);
+    let tree = &fixture.tree;
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    if let Some(found) = tree.get(b"key", ReadSeqno::Latest).unwrap() {
+                        assert!(found.starts_with(b"value "));
+                    }
+                    std::thread::yield_now();
+                }
+            });
+        }
+        let mut pointer = Vec::new();
+        for n in 1..600u64 {
+            let claim = tree.write_blob_directly(value(n as u32 % 9_999).repeat(8).as_bytes()).unwrap();
+            pointer.clear();
+            claim.pointer.encode(&mut pointer);
+            let (kind, seqno) = (crate::base::RecordKind::BlobPointer, crate::base::SeqNo(n));
+            tree.apply(crate::base::EntryRef { user_key: b"key", seqno, kind, value: &pointer }, None).unwrap();
+            fixture.host.visible.publish(seqno);
+            if n.is_multiple_of(100) {
+                tree.seal();
+                tree.run(Task::Flush, false, &fixture.host).unwrap();
+                tree.context.obsolete_files.remove_all();
+            }
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+}

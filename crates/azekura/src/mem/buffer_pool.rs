@@ -1,0 +1,411 @@
+//! Buffers cut from huge pages, for the blocks of a cache.
+//!
+//! Blocks differ a little in length and come and go one by one. A pool cuts them from pieces of one huge page each, in
+//! steps of [`UNIT_LEN`] bytes, and knows by a bit for each step what is taken. Where it has no room a buffer comes
+//! from the allocator: that costs a few more misses of the address cache and nothing else.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::mem::atomic::{Mutex, MutexGuard, PoisonError};
+use crate::mem::pages::{HUGE_PAGE, PageAllocation};
+
+/// Buffers take a multiple of this, in bytes.
+const UNIT_LEN: usize = 256;
+const SLAB_UNITS: usize = HUGE_PAGE / UNIT_LEN;
+/// A longer buffer would leave too much of its huge page to nobody.
+const LEN_MAX: usize = HUGE_PAGE / 2;
+/// So many pieces are looked into before a new one is taken.
+const SLABS_TRIED_MAX: usize = 8;
+/// A piece with less room is not looked into, in steps.
+const FREE_RUN_MIN: usize = 4;
+/// Of buffers from the allocator too: a cache line.
+const ALIGN: usize = 64;
+
+/// Bytes with one owner, aligned to a cache line, that may grow up to their capacity in place.
+pub(crate) struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+    /// The pool and its piece, or the allocator.
+    slab: Option<(Arc<BufferPool>, u32)>,
+}
+
+// SAFETY: plain bytes with one owner; the pool it comes from is thread safe.
+unsafe impl Send for Buffer {}
+// SAFETY: a shared buffer can only be read.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// An empty buffer from the allocator with room for so many bytes.
+    pub(crate) fn with_capacity(capacity: usize) -> Buffer {
+        Buffer::allocated(capacity).unwrap_or_else(|layout| handle_alloc_error(layout))
+    }
+
+    fn allocated(capacity: usize) -> Result<Buffer, Layout> {
+        let capacity = capacity.max(1);
+        let layout = Layout::from_size_align(capacity, ALIGN).map_err(|_| Layout::new::<[u8; ALIGN]>())?;
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { alloc(layout) }).ok_or(layout)?;
+        Ok(Buffer { start, len: 0, capacity, slab: None })
+    }
+
+    /// Memory held, in bytes.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// An empty buffer from where this one came from, with room for so many bytes; `None` if there is no memory.
+    pub(crate) fn new_from_same_pool(&self, capacity: usize) -> Option<Buffer> {
+        match &self.slab {
+            Some((pool, _)) => pool.buffer(capacity),
+            None => Buffer::allocated(capacity).ok(),
+        }
+    }
+
+    /// Forgets all but the first `len` bytes.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Makes room for `more` bytes behind those that there are; they move if there is none in place.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        let wanted = self.len + more;
+        if wanted > self.capacity {
+            let mut larger = self.new_from_same_pool(wanted).unwrap_or_else(|| Buffer::with_capacity(wanted));
+            larger.extend_from_slice(self);
+            *self = larger;
+        }
+    }
+
+    pub(crate) fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.reserve(bytes.len());
+        // SAFETY: there is room for them behind `len`, and nobody else has this memory.
+        unsafe { self.start.add(self.len).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        self.len += bytes.len();
+    }
+
+    /// Zeros up to this length, which it does not have yet.
+    pub(crate) fn extend_with_zeros(&mut self, len: usize) {
+        let more = len.saturating_sub(self.len);
+        self.reserve(more);
+        // SAFETY: there is room for them behind `len`, and nobody else has this memory.
+        unsafe { self.start.add(self.len).write_bytes(0, more) };
+        self.len += more;
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the first `len` bytes were written, and they stay for as long as the buffer is borrowed.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the first `len` bytes were written, and nobody else has this memory.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl From<&[u8]> for Buffer {
+    fn from(bytes: &[u8]) -> Buffer {
+        let mut buffer = Buffer::with_capacity(bytes.len());
+        buffer.extend_from_slice(bytes);
+        buffer
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Buffer {
+        Buffer::from(bytes.as_slice())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        match self.slab.take() {
+            Some((pool, piece)) => pool.free(piece, self.start, self.capacity),
+            // SAFETY: `allocated` made it with this very layout.
+            None => unsafe {
+                dealloc(self.start.as_ptr(), Layout::from_size_align_unchecked(self.capacity, ALIGN));
+            },
+        }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} of {} bytes)", self.len, self.capacity)
+    }
+}
+
+/// Cuts buffers from huge pages, up to a limit. Thread safe.
+pub(crate) struct BufferPool {
+    /// Pieces at most.
+    limit: usize,
+    slabs: Mutex<BufferSlabs>,
+}
+
+#[derive(Default)]
+struct BufferSlabs {
+    all: Vec<Option<BufferSlab>>,
+    /// Places of `all` that are empty.
+    vacant_indexes: Vec<u32>,
+    /// Pieces that may have room, the likeliest first.
+    candidates: VecDeque<u32>,
+}
+
+/// One huge page.
+struct BufferSlab {
+    pages: PageAllocation,
+    /// A bit for each step that is taken.
+    used_units: Box<[u64; SLAB_UNITS / 64]>,
+    /// Steps that are not.
+    free_units: usize,
+    /// No row of free steps is longer.
+    free_run_bound: usize,
+    /// Whether it is in `ready`.
+    is_candidate: bool,
+}
+
+impl BufferPool {
+    /// A pool of at most `bytes`; less than one huge page is none.
+    pub(crate) fn new(bytes: u64) -> Arc<BufferPool> {
+        let limit = usize::try_from(bytes / HUGE_PAGE as u64).unwrap_or(usize::MAX);
+        Arc::new(BufferPool { limit, slabs: Mutex::default() })
+    }
+
+    /// An empty buffer with room for so many bytes, from the pool if it can, else from the allocator; `None` if there
+    /// is no memory.
+    pub(crate) fn buffer(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
+        BufferPool::allocate(self, capacity).or_else(|| Buffer::allocated(capacity).ok())
+    }
+
+    /// Memory taken from the system, in bytes.
+    #[cfg(test)]
+    pub(crate) fn mapped(&self) -> u64 {
+        (self.lock().all.iter().flatten().count() * HUGE_PAGE) as u64
+    }
+
+    fn allocate(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
+        if self.limit == 0 || capacity > LEN_MAX {
+            return None;
+        }
+        let steps = capacity.div_ceil(UNIT_LEN).max(1);
+        let (piece, start) = self.lock().allocate(steps, self.limit)?;
+        Some(Buffer { start, len: 0, capacity: steps * UNIT_LEN, slab: Some((Arc::clone(self), piece)) })
+    }
+
+    fn free(&self, piece: u32, start: NonNull<u8>, capacity: usize) {
+        let gone = self.lock().free(piece, start, capacity);
+        drop(gone); // without the lock: it may go back to the system
+    }
+
+    /// Nothing under the lock can panic between two changes that belong together.
+    fn lock(&self) -> MutexGuard<'_, BufferSlabs> {
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BufferSlabs {
+    fn allocate(&mut self, steps: usize, limit: usize) -> Option<(u32, NonNull<u8>)> {
+        for _ in 0..self.candidates.len().min(SLABS_TRIED_MAX) {
+            let at = *self.candidates.front()?;
+            let piece = self.all[at as usize].as_mut().expect("what is ready is there");
+            if let Some(start) = piece.allocate(steps) {
+                return Some((at, start));
+            }
+            self.candidates.pop_front();
+            piece.is_candidate = piece.free_run_bound >= FREE_RUN_MIN;
+            if piece.is_candidate {
+                self.candidates.push_back(at);
+            }
+        }
+        if self.all.len() - self.vacant_indexes.len() >= limit {
+            return None;
+        }
+        let mut piece = BufferSlab::new()?;
+        let start = piece.allocate(steps)?;
+        let at = self.vacant_indexes.pop().unwrap_or_else(|| {
+            self.all.push(None);
+            self.all.len() as u32 - 1
+        });
+        self.all[at as usize] = Some(piece);
+        self.candidates.push_front(at);
+        Some((at, start))
+    }
+
+    /// The piece, if nothing of it is taken any more and another has as much room.
+    fn free(&mut self, at: u32, start: NonNull<u8>, capacity: usize) -> Option<BufferSlab> {
+        let slot = &mut self.all[at as usize];
+        let piece = slot.as_mut().expect("a buffer keeps its piece");
+        piece.free(start, capacity / UNIT_LEN);
+        if !piece.is_candidate {
+            piece.is_candidate = true;
+            self.candidates.push_front(at);
+        }
+        if piece.free_units < SLAB_UNITS || self.candidates.len() < 2 {
+            return None;
+        }
+        self.candidates.retain(|other| *other != at);
+        self.vacant_indexes.push(at);
+        slot.take()
+    }
+}
+
+impl BufferSlab {
+    fn new() -> Option<BufferSlab> {
+        let pages = PageAllocation::new(HUGE_PAGE)?;
+        Some(BufferSlab {
+            pages,
+            used_units: Box::new([0; SLAB_UNITS / 64]),
+            free_units: SLAB_UNITS,
+            free_run_bound: SLAB_UNITS,
+            is_candidate: true,
+        })
+    }
+
+    fn allocate(&mut self, steps: usize) -> Option<NonNull<u8>> {
+        if steps > self.free_run_bound {
+            return None;
+        }
+        let Some(first) = self.find_free_run(steps) else {
+            self.free_run_bound = steps - 1;
+            return None;
+        };
+        self.set(first, steps, true);
+        self.free_units -= steps;
+        self.free_run_bound = self.free_run_bound.min(self.free_units);
+        // SAFETY: `first` is below STEPS, so this is within the piece.
+        Some(unsafe { self.pages.start().add(first * UNIT_LEN) })
+    }
+
+    fn free(&mut self, start: NonNull<u8>, steps: usize) {
+        let first = (start.addr().get() - self.pages.start().addr().get()) / UNIT_LEN;
+        self.set(first, steps, false);
+        self.free_units += steps;
+        self.free_run_bound = self.free_units;
+    }
+
+    /// The first of so many free steps in a row.
+    fn find_free_run(&self, steps: usize) -> Option<usize> {
+        let mut row = 0; // free steps right before `at`
+        for (word, &taken) in self.used_units.iter().enumerate() {
+            let mut at = 0;
+            while at < 64 {
+                let free = ((taken >> at).trailing_zeros() as usize).min(64 - at);
+                row += free;
+                if row >= steps {
+                    return Some(word * 64 + at + free - row);
+                }
+                at += free;
+                if at < 64 {
+                    at += (taken >> at).trailing_ones() as usize;
+                    row = 0;
+                }
+            }
+        }
+        None
+    }
+
+    fn set(&mut self, first: usize, steps: usize, taken: bool) {
+        let (mut at, end) = (first, first + steps);
+        while at < end {
+            let len = (64 - at % 64).min(end - at);
+            let bits = (u64::MAX >> (64 - len)) << (at % 64);
+            let word = &mut self.used_units[at / 64];
+            debug_assert_eq!(*word & bits, if taken { 0 } else { bits }, "steps are taken once and given back once");
+            *word = if taken { *word | bits } else { *word & !bits };
+            at += len;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(state: &mut u64) -> usize {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        (*state >> 20) as usize
+    }
+
+    fn filled(pool: &Arc<BufferPool>, len: usize, byte: u8) -> Buffer {
+        let mut buffer = pool.buffer(len).unwrap();
+        buffer.extend_with_zeros(len);
+        buffer.fill(byte);
+        buffer
+    }
+
+    #[test]
+    fn buffers_of_all_lengths_never_overlap() {
+        let pool = BufferPool::new(3 * HUGE_PAGE as u64);
+        let mut rng = 5;
+        let mut held: Vec<(Buffer, u8)> = Vec::new();
+        for round in 0..if cfg!(miri) { 60 } else { 20_000usize } {
+            if held.len() > 300 || (!held.is_empty() && next(&mut rng).is_multiple_of(3)) {
+                let (buffer, byte) = held.swap_remove(next(&mut rng) % held.len());
+                assert!(buffer.iter().all(|b| *b == byte));
+            } else {
+                let len = next(&mut rng) % [300, 5000, 40_000][next(&mut rng) % 3];
+                let mut buffer = filled(&pool, len, round as u8);
+                assert!(buffer.capacity() >= len && buffer.as_ptr().addr().is_multiple_of(ALIGN));
+                if round % 5 == 0 {
+                    buffer.extend_from_slice(&[round as u8; 700]);
+                    assert_eq!(buffer.len(), len + 700);
+                }
+                held.push((buffer, round as u8));
+            }
+            assert!(pool.mapped() <= 3 * HUGE_PAGE as u64);
+        }
+        held.clear();
+        assert!(pool.mapped() <= HUGE_PAGE as u64, "one piece at most is kept for the next");
+    }
+
+    #[test]
+    fn full_pool_falls_back_to_allocator() {
+        let pool = BufferPool::new(HUGE_PAGE as u64);
+        let mut held: Vec<Buffer> = (0..4).map(|_| filled(&pool, HUGE_PAGE / 4, 1)).collect();
+        assert!(held.iter().all(|buffer| buffer.slab.is_some()));
+        assert!(filled(&pool, 1, 2).slab.is_none(), "it is full");
+        held.truncate(3);
+        assert!(filled(&pool, HUGE_PAGE / 4, 3).slab.is_some());
+        assert!(filled(&pool, LEN_MAX + 1, 3).slab.is_none(), "too long for any piece");
+        assert!(BufferPool::new(HUGE_PAGE as u64 - 1).buffer(10).unwrap().slab.is_none());
+        assert!(pool.buffer(usize::MAX - 3).is_none());
+    }
+
+    /// A cache that is full lets one block go for each that comes, of slightly other length.
+    #[test]
+    #[cfg_attr(miri, ignore = "too long")]
+    fn reallocated_blocks_stay_in_huge_pages() {
+        let pieces = 16;
+        let pool = BufferPool::new((pieces * HUGE_PAGE) as u64);
+        let mut rng = 9;
+        let budget = pieces * HUGE_PAGE * 15 / 16;
+        let mut held: VecDeque<Buffer> = VecDeque::new();
+        let (mut bytes, mut outside) = (0, 0);
+        for _ in 0..60_000 {
+            let buffer = pool.buffer(4000 + next(&mut rng) % 600).unwrap();
+            bytes += buffer.capacity();
+            outside += usize::from(buffer.slab.is_none());
+            held.push_back(buffer);
+            while bytes > budget {
+                let at = next(&mut rng) % held.len();
+                bytes -= held.swap_remove_back(at).unwrap().capacity();
+            }
+        }
+        assert!(outside < 60_000 / 20, "{outside} of 60,000 found no room");
+    }
+}

@@ -1,0 +1,178 @@
+//! A tree, and a map that says what must be in it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::base::{InternalKey, KeyOrder, Result, SeqNo};
+use crate::engine::LastVisibleSeqno;
+use crate::engine::SnapshotList;
+use crate::iter::InternalIter;
+use crate::mem::epoch::Pin;
+use crate::pmem::inner::LeafTarget;
+use crate::pmem::leaf::LeafAddr;
+use crate::pmem::leaf::{LEAF_LEN, set_bits};
+use crate::pmem::persistence::PersistenceBackend;
+use crate::pmem::pool_header::has_clean_shutdown_mark;
+use crate::pmem::record::PoolRecord;
+use crate::pmem::recover::{PoolCheckLevel, PoolRecoveryReport, create, open_with};
+use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolOptions, PoolTree};
+
+pub(super) const FILE_ID: [u8; 16] = [0x5A; 16];
+
+pub(super) type PoolTreeModel = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// One change.
+#[derive(Clone, Debug)]
+pub(super) enum PoolOp {
+    Put(Vec<u8>, Vec<u8>),
+    Remove(Vec<u8>),
+}
+
+impl PoolOp {
+    pub(super) fn apply_to(&self, model: &mut PoolTreeModel) {
+        match self {
+            PoolOp::Put(key, value) => drop(model.insert(key.clone(), value.clone())),
+            PoolOp::Remove(key) => drop(model.remove(key)),
+        }
+    }
+}
+
+pub(super) struct PoolFixture<M: PersistenceBackend> {
+    pub(super) tree: Arc<PoolTree<M>>,
+    pub(super) visible: LastVisibleSeqno,
+    pub(super) snapshots: Arc<SnapshotList>,
+    pub(super) seqno: u64,
+}
+
+fn new_snapshots(seqno: u64) -> (LastVisibleSeqno, Arc<SnapshotList>) {
+    let visible = LastVisibleSeqno::default();
+    visible.publish(SeqNo(seqno));
+    let snapshots = SnapshotList::new(visible.clone());
+    (visible, snapshots)
+}
+
+impl<M: PersistenceBackend> PoolFixture<M> {
+    pub(super) fn create(backend: M, options: &PoolOptions) -> PoolFixture<M> {
+        PoolFixture::create_with_order(backend, options, KeyOrder::bytewise())
+    }
+
+    pub(super) fn create_with_order(backend: M, options: &PoolOptions, order: KeyOrder) -> PoolFixture<M> {
+        let (visible, snapshots) = new_snapshots(0);
+        let tree = create(backend, FILE_ID, order, options, Arc::clone(&snapshots)).unwrap();
+        PoolFixture { tree: Arc::new(tree), visible, snapshots, seqno: 0 }
+    }
+
+    pub(super) fn open(backend: M, options: &PoolOptions) -> Result<(PoolFixture<M>, PoolRecoveryReport)> {
+        PoolFixture::open_with_order(backend, options, KeyOrder::bytewise())
+    }
+
+    pub(super) fn open_with_order(
+        backend: M,
+        options: &PoolOptions,
+        order: KeyOrder,
+    ) -> Result<(PoolFixture<M>, PoolRecoveryReport)> {
+        let (visible, snapshots) = new_snapshots(0);
+        let check_level = if has_clean_shutdown_mark(backend.region(), &FILE_ID) {
+            PoolCheckLevel::StructureOnly
+        } else {
+            PoolCheckLevel::Full
+        };
+        let (tree, report) = open_with(backend, order, options, Arc::clone(&snapshots), check_level, None)?;
+        tree.clear_clean_shutdown_mark();
+        visible.publish(report.max_seqno);
+        Ok((PoolFixture { tree: Arc::new(tree), visible, snapshots, seqno: report.max_seqno.0 }, report))
+    }
+
+    /// Applies a change under the next sequence number, and makes it visible.
+    pub(super) fn apply(&mut self, op: &PoolOp) -> Result<()> {
+        self.seqno += 1;
+        match op {
+            PoolOp::Put(key, value) => self.tree.put(key, SeqNo(self.seqno), value)?,
+            PoolOp::Remove(key) => drop(self.tree.remove(key, SeqNo(self.seqno))?),
+        }
+        self.visible.publish(SeqNo(self.seqno));
+        Ok(())
+    }
+
+    /// All there is, as a cursor shows it going forward.
+    pub(super) fn contents(&self) -> PoolTreeModel {
+        let pin = self.snapshots.register();
+        let mut cursor = self.tree.iter(pin.seqno());
+        let mut all = PoolTreeModel::new();
+        cursor.seek_to_first().unwrap();
+        while let Some(entry) = cursor.current() {
+            assert!(all.insert(entry.user_key.to_vec(), entry.value.to_vec()).is_none(), "a key came twice");
+            cursor.next().unwrap();
+        }
+        all
+    }
+
+    /// Everything that can be asked gives what the model has; `probes` are keys that may be there or not.
+    pub(super) fn assert_matches(&self, model: &PoolTreeModel, probes: &[Vec<u8>]) {
+        for key in model.keys().chain(probes) {
+            let expected = model.get(key).map(Vec::as_slice);
+            assert_eq!(self.tree.get(key).unwrap().as_deref(), expected, "{key:?}");
+            assert_eq!(self.tree.size_of(key).unwrap(), expected.map(|value| value.len() as u32));
+        }
+        assert_eq!(self.tree.len(), model.len() as u64);
+        assert_eq!(self.contents(), *model);
+        let pin = self.snapshots.register();
+        let mut cursor = self.tree.iter(pin.seqno());
+        cursor.seek_to_last().unwrap();
+        for (key, value) in model.iter().rev() {
+            let entry = cursor.current().expect("going back, one is missing");
+            assert_eq!((entry.user_key, entry.value), (key.as_slice(), value.as_slice()));
+            cursor.prev().unwrap();
+        }
+        assert!(!cursor.valid());
+        for key in probes {
+            cursor.seek(InternalKey::before_versions_of(key)).unwrap();
+            let expected = model.range(key.clone()..).next().map(|(key, _)| key.as_slice());
+            assert_eq!(cursor.current().map(|entry| entry.user_key), expected);
+            cursor.seek_before(InternalKey::before_versions_of(key)).unwrap();
+            let expected = model.range(..key.clone()).next_back().map(|(key, _)| key.as_slice());
+            assert_eq!(cursor.current().map(|entry| entry.user_key), expected);
+        }
+    }
+
+    /// The order of the leaves, the way to them, and every byte of the pool. While nobody writes or waits to read.
+    pub(super) fn check_invariants(&self) {
+        let tree = &self.tree;
+        let (mut at, mut leaves, mut records, mut bytes) = (HEAD_LEAF_OFFSET, 0, 0, 0);
+        let mut last: Option<PoolRecord> = None;
+        while at != 0 {
+            let leaf = tree.leaf(LeafAddr(at));
+            let commit = leaf.commit_word();
+            assert!(leaf.check_matches(tree.check_seed, commit) && commit.count() < tree.slots_per_leaf);
+            let all: Vec<PoolRecord> = set_bits(commit.valid_slots())
+                .map(|n| PoolRecord::read(tree.region(), leaf.slot(n)).unwrap())
+                .collect();
+            let mut sorted = Vec::new();
+            tree.sort_records(&all, 0, &mut sorted);
+            for (_, n) in sorted {
+                let record = all[n as usize];
+                assert!(last.is_none_or(|last| tree.cmp_keys(&last, &record).is_lt()), "keys are out of order");
+                let mut key = Vec::new();
+                record.read_key(tree.region(), &mut key);
+                let found = LeafAddr(tree.inner.find_leaf(LeafTarget::Key(&key), &Pin::new())).offset();
+                assert_eq!(found, at, "the way does not lead to its leaf");
+                assert!(record.checksum_matches(tree.region(), &FILE_ID));
+                bytes += record.buffer_len();
+                last = Some(record);
+            }
+            (leaves, records) = (leaves + 1, records + all.len() as u64);
+            at = leaf.next_leaf(tree.check_seed).unwrap();
+        }
+        for range in tree.versions.drop_stale().unwrap() {
+            tree.lock_allocator().unwrap().retire(range);
+        }
+        let (usage, in_use) = tree.usage().unwrap();
+        assert_eq!((leaves, records), (in_use, tree.len()));
+        let leaf_bytes = (leaves + usage.free_leaves as u64) * LEAF_LEN;
+        assert_eq!(
+            HEAD_LEAF_OFFSET + bytes + leaf_bytes + usage.free_bytes,
+            usage.len,
+            "bytes were lost or are there twice"
+        );
+    }
+}

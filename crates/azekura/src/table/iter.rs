@@ -1,0 +1,216 @@
+//! A cursor over a table; it owns what it walks, and holds one data block at a time.
+
+use std::sync::Arc;
+
+use crate::base::shared_bytes::SharedBytes;
+use crate::base::{EntryRef, InternalKey, RecordKind, Result};
+use crate::block::{Block, BlockIter, BlockKind};
+use crate::iter::InternalIter;
+use crate::mem::epoch::Pin;
+use crate::table::index::IndexIter;
+use crate::table::reader::TableReader;
+use crate::vfs::read_ahead::ReadAhead;
+
+/// A position in a table.
+pub(crate) struct TableIter {
+    table: Arc<TableReader>,
+    fill_cache: bool,
+    index: IndexIter,
+    data: Option<BlockIter>,
+    read_ahead: ReadAhead,
+    /// Of the entry it stands on; `None` where it stands on none.
+    kind: Option<RecordKind>,
+}
+
+impl TableReader {
+    /// A cursor over all entries. `fill_cache` puts the blocks that it reads into the cache; a compaction does not, and
+    /// reads ahead from the start.
+    pub(crate) fn iter(self: &Arc<Self>, fill_cache: bool) -> TableIter {
+        TableIter::new(Arc::clone(self), fill_cache)
+    }
+}
+
+impl TableIter {
+    pub(crate) fn new(table: Arc<TableReader>, fill_cache: bool) -> TableIter {
+        let ahead = if fill_cache { ReadAhead::adaptive() } else { ReadAhead::eager() };
+        TableIter { table, fill_cache, index: IndexIter::new(fill_cache), data: None, read_ahead: ahead, kind: None }
+    }
+
+    /// Loads the data block that the index stands on and takes a position in it.
+    fn load_block(&mut self, place: impl FnOnce(&mut BlockIter) -> Result<()>) -> Result<()> {
+        let Some((partition, at)) = self.index.position() else {
+            self.data = None;
+            return Ok(());
+        };
+        let fetcher = &self.table.fetcher;
+        let block: Arc<Block> =
+            fetcher.fetch_child_arc(partition, at, BlockKind::Data, self.fill_cache, Some(&mut self.read_ahead))?;
+        let cursor = match &mut self.data {
+            Some(cursor) => {
+                cursor.set_block(block);
+                cursor
+            }
+            None => self.data.insert(BlockIter::new(block)),
+        };
+        place(cursor).map_err(|error| fetcher.with_entry_location(error, partition, at))
+    }
+
+    /// Key and kind of the entry it stands on.
+    #[inline]
+    pub(crate) fn key_and_kind(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        Some((self.data.as_ref()?.key(), self.kind?))
+    }
+
+    fn is_past_block(&self) -> bool {
+        self.data.as_ref().is_some_and(|data| !data.valid())
+    }
+
+    /// On to the blocks behind until there is an entry.
+    fn skip_forward(&mut self) -> Result<()> {
+        while self.is_past_block() {
+            self.index.next(&self.table.fetcher)?;
+            self.load_block(BlockIter::seek_to_first)?;
+            self.prefetch_next(|at| Some(at + 1));
+        }
+        Ok(())
+    }
+
+    /// Back to the blocks before until there is an entry.
+    fn skip_backward(&mut self) -> Result<()> {
+        while self.is_past_block() {
+            self.read_ahead.reset();
+            self.index.prev(&self.table.fetcher)?;
+            self.load_block(BlockIter::seek_to_last)?;
+            self.prefetch_next(|at| at.checked_sub(1));
+        }
+        Ok(())
+    }
+
+    /// Has the next block come nearer, if it is in the cache, while this one is walked over.
+    fn prefetch_next(&self, next: impl FnOnce(usize) -> Option<usize>) {
+        if let Some((partition, at)) = self.index.position()
+            && let Some(next) = next(at)
+            && let Some(block) = partition.peek(next, &Pin::new())
+        {
+            block.prefetch();
+        }
+    }
+
+    /// Ends every movement: an entry is shown only if it is of a kind that is known, and nothing is after an error.
+    fn finish_move(&mut self, moved: Result<()>) -> Result<()> {
+        self.kind = None;
+        let settled = moved.and_then(|()| match &self.data {
+            Some(data) if data.valid() => RecordKind::from_byte(data.tag()).map(Some),
+            _ => Ok(None),
+        });
+        match settled {
+            Ok(kind) => {
+                self.kind = kind;
+                Ok(())
+            }
+            Err(error) => {
+                self.data = None;
+                Err(error.in_file(self.table.fetcher.path()))
+            }
+        }
+    }
+
+    fn move_to_first(&mut self) -> Result<()> {
+        self.read_ahead.reset();
+        self.index.seek_to_first(&self.table.index, &self.table.fetcher)?;
+        self.load_block(BlockIter::seek_to_first)
+    }
+
+    fn move_to_last(&mut self) -> Result<()> {
+        self.read_ahead.reset();
+        self.index.seek_to_last(&self.table.index, &self.table.fetcher)?;
+        self.load_block(BlockIter::seek_to_last)
+    }
+
+    fn move_to(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.read_ahead.reset();
+        let table = Arc::clone(&self.table);
+        self.index.seek(&table.index, &table.fetcher, target, &table.order)?;
+        self.load_block(|data| data.seek(target, &table.order))?;
+        self.skip_forward()
+    }
+
+    fn move_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.read_ahead.reset();
+        let table = Arc::clone(&self.table);
+        self.index.seek(&table.index, &table.fetcher, target, &table.order)?;
+        if self.index.position().is_none() {
+            return self.move_to_last();
+        }
+        self.load_block(|data| data.seek_before(target, &table.order))?;
+        self.skip_backward()
+    }
+}
+
+impl InternalIter for TableIter {
+    fn seek_to_first(&mut self) -> Result<()> {
+        let moved = self.move_to_first();
+        self.finish_move(moved)
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        let moved = self.move_to_last();
+        self.finish_move(moved)
+    }
+
+    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        let moved = self.move_to(target);
+        self.finish_move(moved)
+    }
+
+    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        let moved = self.move_before(target);
+        self.finish_move(moved)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Result<()> {
+        let mut moved = self.data.as_mut().map_or(Ok(()), BlockIter::next);
+        if let (Ok(()), Some(data)) = (&moved, &self.data)
+            && data.valid()
+            && let Ok(kind) = RecordKind::from_byte(data.tag())
+        {
+            self.kind = Some(kind);
+            return Ok(());
+        }
+        if moved.is_ok() && self.is_past_block() {
+            moved = self.skip_forward();
+        }
+        self.finish_move(moved)
+    }
+
+    #[inline]
+    fn prev(&mut self) -> Result<()> {
+        let mut moved = self.data.as_mut().map_or(Ok(()), BlockIter::prev);
+        if moved.is_ok() && self.is_past_block() {
+            moved = self.skip_backward();
+        }
+        self.finish_move(moved)
+    }
+
+    #[inline]
+    fn valid(&self) -> bool {
+        self.kind.is_some()
+    }
+
+    #[inline]
+    fn entry(&self) -> EntryRef<'_> {
+        self.current().expect("only a valid cursor is asked for its entry")
+    }
+
+    #[inline]
+    fn current(&self) -> Option<EntryRef<'_>> {
+        let (kind, data) = (self.kind?, self.data.as_ref()?);
+        let InternalKey { user_key: user, seqno } = data.key();
+        Some(EntryRef { user_key: user, seqno, kind, value: data.value() })
+    }
+
+    fn shared_value(&self) -> Option<SharedBytes> {
+        self.data.as_ref()?.shared_value()
+    }
+}

@@ -1,0 +1,228 @@
+//! The end of a segment's life: retired when nothing in it is needed, written over or removed when the manifest says
+//! so.
+
+use crate::base::version_edit::WalEpoch;
+use crate::base::{Result, SeqNo};
+use crate::wal::format::segment_path;
+use crate::wal::writer::{SealedWalSegment, Wal, WalWriterState};
+
+/// Spare files that are kept.
+const SPARE_FILES_MAX: usize = 2;
+
+impl Wal {
+    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list, and tells all that are
+    /// off it and not recycled. The caller makes their retirement durable in the manifest and then calls
+    /// [`Wal::recycle`].
+    ///
+    /// # Errors
+    /// `Poisoned` if a sync was needed and failed; nothing was retired.
+    pub(crate) fn retire(&self, flushed_through: SeqNo) -> Result<Vec<WalEpoch>> {
+        let mut log = self.lock_writer();
+        if log.retirable_segments(flushed_through) > 0 && !log.oldest_kept_start_is_durable(flushed_through) {
+            // Power loss could take the header of the new oldest segment; then nothing would say any more where the log
+            // ends.
+            drop(log);
+            self.sync_exclusively(true)?;
+            log = self.lock_writer();
+        }
+        let count = log.retirable_segments(flushed_through);
+        let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
+        log.retired.extend(&leaving);
+        // Those whose retirement could not be written the last time are told again: one that the manifest goes on to
+        // list while its successors vanish would be a hole in the log.
+        Ok(log.retired.iter().map(|info| info.epoch).collect())
+    }
+
+    /// Frees the files of retired segments: up to two are kept to be written over, the others removed.
+    ///
+    /// # Errors
+    /// The first failure to remove a file; all others are still tried, and what is left over is found at the next open.
+    pub(crate) fn recycle(&self, epochs: &[WalEpoch]) -> Result<()> {
+        let mut surplus = Vec::new();
+        let mut log = self.lock_writer();
+        let (gone, kept) = log.retired.drain(..).partition(|info| epochs.contains(&info.epoch));
+        log.retired = kept;
+        for info in Vec::from_iter::<Vec<_>>(gone) {
+            if log.spare_files.len() < SPARE_FILES_MAX && info.end_offset <= self.segment_size {
+                log.spare_files.push(info.file);
+            } else {
+                surplus.push(info.file);
+            }
+        }
+        while log.spare_files.len() > SPARE_FILES_MAX {
+            surplus.extend(log.spare_files.pop());
+        }
+        drop(log);
+        let mut result = Ok(());
+        for file in surplus {
+            result = result.and(self.fs.remove_file(&segment_path(&self.dir, file)));
+        }
+        result
+    }
+}
+
+impl Wal {
+    /// Removes the spare files, because their space is needed; false if there were none. What cannot be removed is
+    /// found by the next open.
+    pub(crate) fn remove_spare_files(&self) -> bool {
+        let spares = std::mem::take(&mut self.lock_writer().spare_files);
+        for file in &spares {
+            let _found_by_the_next_open = self.fs.remove_file(&segment_path(&self.dir, *file));
+        }
+        !spares.is_empty()
+    }
+
+    /// Writes nothing any more, not even the watermark of a sync that is under way: a database gives its directory free
+    /// after this.
+    pub(crate) fn stop_writes(&self) {
+        self.lock_writer().writes_stopped = true;
+    }
+
+    /// Gives back the space that is kept for what comes, for a database that is about to close: the spare files, and
+    /// the rest of the active segment. What cannot be given back is found by the next open.
+    pub(crate) fn release_space(&self) {
+        let _kept = self.lock_writer().active.as_mut().map(|active| active.release_unused_space());
+        self.remove_spare_files();
+    }
+}
+
+impl WalWriterState {
+    /// How many segments can go: oldest first, and never around one that stays, so that the chain gets no hole.
+    fn retirable_segments(&self, flushed_through: SeqNo) -> usize {
+        let goes =
+            |sealed: &&SealedWalSegment| sealed.info.last_seqno <= flushed_through && sealed.unsynced_file.is_none();
+        self.sealed.iter().take_while(goes).count()
+    }
+
+    /// Whether the start of the oldest segment that stays is known after power loss too: from its own header, or, for
+    /// the first that was begun, from the end of the log that the manifest notes when the database is opened.
+    fn oldest_kept_start_is_durable(&self, flushed_through: SeqNo) -> bool {
+        match self.sealed.get(self.retirable_segments(flushed_through)) {
+            Some(sealed) => sealed.unsynced_file.is_none(),
+            None => self.segments_started == 1 || self.active.as_ref().is_some_and(|active| active.header_synced),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::base::SeqNo;
+    use crate::vfs::mem::MemFs;
+    use crate::wal::format::parse_segment_name;
+    use crate::wal::options::RecoveryMode;
+    use crate::wal::testing::{WalFixture, dir, replay_with_mode, wal_options};
+
+    fn segment_file_count(mini: &WalFixture) -> usize {
+        mini.fs.read_dir(dir()).unwrap().iter().filter(|entry| parse_segment_name(&entry.name).is_some()).count()
+    }
+
+    #[test]
+    fn retired_files_are_written_over_or_removed() {
+        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, true), 1).unwrap();
+        for _ in 0..10 {
+            mini.append(1, &[1; 3000]).unwrap();
+        }
+        mini.sync();
+        assert_eq!((mini.wal.segments().len(), segment_file_count(&mini)), (10, 10));
+        assert_eq!(mini.retire(SeqNo(0)).unwrap(), 0);
+        assert_eq!(mini.retire(SeqNo(4)).unwrap(), 4, "only what is flushed as a whole");
+        assert_eq!(
+            (mini.wal.segments()[0].first_seqno, segment_file_count(&mini)),
+            (SeqNo(5), 8),
+            "two spares are kept"
+        );
+        assert_eq!(mini.retire(SeqNo(99)).unwrap(), 5, "never the active one");
+        assert_eq!(segment_file_count(&mini), 3);
+        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!((commits[0].0, commits.len(), report.spare_files.len()), (10, 1, 2));
+        for _ in 0..2 {
+            mini.append(1, &[2; 3000]).unwrap();
+        }
+        assert_eq!(segment_file_count(&mini), 3, "the spares are in use now");
+        assert_eq!(
+            replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(),
+            3,
+            "nothing of their old lives is left"
+        );
+    }
+
+    #[test]
+    fn after_seal_everything_can_be_retired() {
+        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
+        mini.wal.seal().unwrap();
+        assert_eq!(mini.wal.segments().len(), 1, "nothing to seal");
+        mini.append(3, b"x").unwrap();
+        mini.sync();
+        mini.wal.seal().unwrap();
+        assert_eq!(mini.retire(SeqNo(3)).unwrap(), 1);
+        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!((commits.len(), report.last_seqno), (0, SeqNo(3)));
+        let again = WalFixture::open(Arc::clone(&mini.fs), wal_options(4096, false), 2).unwrap();
+        assert_eq!(again.append(1, b"y").unwrap().0, 4);
+    }
+
+    /// A small database that is closed shall not take the space of a whole segment.
+    #[test]
+    fn append_continues_after_release_space() {
+        for mapped in [false, true] {
+            let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(1 << 20, mapped), 1).unwrap();
+            let length = |mini: &WalFixture| {
+                let files = mini
+                    .fs
+                    .read_dir(dir())
+                    .unwrap()
+                    .into_iter()
+                    .filter(|entry| parse_segment_name(&entry.name).is_some());
+                files.map(|entry| entry.len).sum::<u64>()
+            };
+            for _ in 0..30 {
+                mini.append(1, &[1; 100_000]).unwrap();
+            }
+            mini.sync();
+            mini.retire(SeqNo(99)).unwrap();
+            assert_eq!(segment_file_count(&mini), 3);
+            let before = length(&mini);
+            mini.wal.release_space();
+            assert!(segment_file_count(&mini) == 1 && length(&mini) < before / 2, "{before} {}", length(&mini));
+            // Appending goes on where it was, as does a log that is opened again.
+            for _ in 0..30 {
+                mini.append(1, &[2; 100_000]).unwrap();
+            }
+            mini.sync();
+            mini.wal.seal().unwrap();
+            mini.retire(SeqNo(99)).unwrap();
+            mini.wal.release_space();
+            assert_eq!((segment_file_count(&mini), length(&mini)), (1, 4096), "one page for the header");
+            let again = WalFixture::open(Arc::clone(&mini.fs), wal_options(1 << 20, mapped), 2).unwrap();
+            assert_eq!(again.append(1, b"y").unwrap().0, 61);
+            assert_eq!(replay_with_mode(&again.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
+        }
+    }
+
+    /// A close whose flush failed gave the directory free while a thread in `persist` was about to write a watermark:
+    /// into a segment that the next process may have begun to use for other frames.
+    #[test]
+    fn no_watermark_is_written_after_the_end() {
+        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
+        mini.append(1, b"x").unwrap();
+        let end = mini.wal.segments()[0].end_offset;
+        mini.wal.stop_writes();
+        mini.sync();
+        assert_eq!((mini.wal.durable(), mini.wal.segments()[0].end_offset), (SeqNo(1), end));
+    }
+
+    #[test]
+    fn spare_file_is_created_after_first_rotation() {
+        let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();
+        mini.append(1, &[1; 3000]).unwrap();
+        assert!(!mini.wal.sync_sealed(true).unwrap());
+        mini.append(1, &[1; 3000]).unwrap();
+        assert!(mini.wal.sync_sealed(true).unwrap());
+        assert_eq!((mini.wal.durable(), segment_file_count(&mini)), (SeqNo(1), 3));
+        assert!(!mini.wal.sync_sealed(true).unwrap());
+        mini.append(1, &[1; 3000]).unwrap();
+        assert_eq!(segment_file_count(&mini), 3);
+    }
+}

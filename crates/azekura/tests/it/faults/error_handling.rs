@@ -1,0 +1,214 @@
+//! What failures of each kind mean: a failed sync ends writing, a full disk only interrupts it.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, Survival, TestEnv};
+use azekura::{Config, Database, ErrorKind, Partition, PersistMode};
+
+const EIO: Fault = Fault::Error(io::ErrorKind::Other);
+const ENOSPC: Fault = Fault::Error(io::ErrorKind::StorageFull);
+
+struct FaultFixture {
+    machine: MemFs,
+    fs: FaultFs,
+    db: Database,
+    partition: Partition,
+}
+
+fn config(fs: Arc<dyn Fs>, mapped: bool) -> Config {
+    Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(1))).workers(0).mapped_wal(mapped)
+}
+
+impl FaultFixture {
+    fn new(mapped: bool) -> FaultFixture {
+        let machine = MemFs::new();
+        let fs = FaultFs::new(Arc::new(machine.clone()));
+        let db = config(Arc::new(fs.clone()), mapped).wal_segment_size(64 << 10).open().unwrap();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        p.insert("old", "v").unwrap();
+        FaultFixture { machine, fs, db, partition: p }
+    }
+
+    fn synced_insert(&self, key: &str) -> Result<(), ErrorKind> {
+        let mut batch = self.db.batch().durability(PersistMode::SyncData);
+        batch.insert(&self.partition, key, "v");
+        batch.commit().map_err(|e| e.kind())
+    }
+
+    /// All handles are dropped, the device is repaired, and everything acknowledged is there.
+    fn reopen(self, keys: &[&str]) -> Database {
+        let FaultFixture { machine, fs, db, partition: p } = self;
+        fs.clear_faults();
+        drop((p, db));
+        let db = config(Arc::new(machine), false).open().unwrap();
+        let p = db.open_partition("p", Default::default()).unwrap();
+        for key in keys {
+            assert!(p.contains_key(key).unwrap(), "{key} was acknowledged");
+        }
+        p.insert("again", "v").unwrap();
+        db
+    }
+}
+
+fn assert_poisoned(stage: &FaultFixture) {
+    assert_eq!(stage.partition.insert("no", "v").unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(stage.synced_insert("no"), Err(ErrorKind::Poisoned));
+    assert_eq!(stage.db.persist(PersistMode::SyncAll).unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(stage.partition.flush().unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(stage.db.open_partition("new", Default::default()).unwrap_err().kind(), ErrorKind::Poisoned);
+    assert!(stage.partition.contains_key("old").unwrap(), "reads go on");
+    assert_eq!(stage.partition.iter().count() as u64, stage.partition.len().unwrap());
+    assert!(stage.db.metrics().poisoned);
+}
+
+#[test]
+fn failed_wal_or_manifest_sync_poisons() {
+    for mapped in [true, false] {
+        for file in [".wal", "MANIFEST"] {
+            let stage = FaultFixture::new(mapped);
+            // A new partition leaves something to sync in the manifest.
+            stage.db.open_partition("other", Default::default()).unwrap();
+            stage.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(file));
+            assert!(stage.synced_insert("lost or not").is_err(), "{file}");
+            assert_eq!(stage.fs.fault_count(), 1, "{file}");
+            let syncs = stage.fs.count(OpKind::Sync);
+            assert_poisoned(&stage);
+            while stage.db.step().is_ok_and(|worked| worked) {}
+            assert_eq!(stage.fs.count(OpKind::Sync), syncs, "{file}: a sync was tried again");
+            stage.reopen(&["old"]);
+        }
+    }
+}
+
+#[test]
+fn close_after_failed_sync_does_not_sync_again() {
+    let stage = FaultFixture::new(true);
+    stage.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".wal"));
+    assert!(stage.synced_insert("lost or not").is_err());
+    let syncs = stage.fs.count(OpKind::Sync);
+    let FaultFixture { machine, fs, db, partition: p } = stage;
+    drop(p);
+    assert!(db.close().is_err(), "a clean close was claimed");
+    assert_eq!(fs.count(OpKind::Sync), syncs, "a sync was tried again");
+    // What the sync did not make durable is lost by the next power failure; that must be a prefix, not damage.
+    machine.crash(Survival::Nothing, 0);
+    config(Arc::new(machine), false).open().unwrap();
+}
+
+#[test]
+fn table_is_rewritten_when_its_sync_fails() {
+    let stage = FaultFixture::new(true);
+    stage.fs.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".sst"));
+    assert!(stage.partition.flush().is_err());
+    assert!(!stage.db.metrics().poisoned, "a table is no log");
+    let tables = |machine: &MemFs| -> Vec<String> {
+        let names = machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
+        names.filter(|name| name.ends_with(".sst")).collect()
+    };
+    let bad = tables(&stage.machine);
+    stage.partition.flush().unwrap();
+    let good = tables(&stage.machine);
+    assert!(good.len() == 1 && bad != good, "{bad:?}, then {good:?}");
+    stage.synced_insert("new").unwrap();
+    stage.machine.crash(Survival::Nothing, 0);
+    stage.reopen(&["old", "new"]);
+}
+
+/// Fills the disk: everything that needs new space fails until it is repaired. Writing where space was allocated before
+/// does not.
+fn fill_disk(fs: &FaultFs) {
+    for op in [OpKind::Allocate, OpKind::Create, OpKind::Populate, OpKind::SetLength] {
+        fs.inject(FaultPlan::new(op, 1, ENOSPC).forever());
+    }
+    for file in [".sst", "MANIFEST"] {
+        fs.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(file).forever());
+    }
+}
+
+#[test]
+fn writes_resume_when_full_disk_has_space_again() {
+    for mapped in [true, false] {
+        let stage = FaultFixture::new(mapped);
+        fill_disk(&stage.fs);
+        // What was set aside before may still be used up.
+        let value = vec![7; 10_000];
+        let mut written = Vec::new();
+        let refused = (0..1_000).find_map(|n| match stage.partition.insert(format!("{n}"), &value) {
+            Ok(()) => {
+                written.push(format!("{n}"));
+                None
+            }
+            Err(error) => Some(error),
+        });
+        assert_eq!(refused.expect("a full disk takes no 10 MB").kind(), ErrorKind::OutOfSpace, "mapped {mapped}");
+        assert_eq!(stage.partition.insert("still full", &value).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(stage.partition.flush().unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert_eq!(stage.db.checkpoint("/copy").unwrap_err().kind(), ErrorKind::OutOfSpace);
+        assert!(!stage.machine.exists(Path::new("/copy")).unwrap());
+        assert!(!stage.db.metrics().poisoned, "a full disk is not poison");
+        assert_eq!(stage.partition.len().unwrap(), written.len() as u64 + 1, "reads go on, and show no refused write");
+        stage.fs.clear_faults();
+        stage.partition.insert("space is back", &value).unwrap();
+        stage.synced_insert("synced").unwrap();
+        stage.partition.flush().unwrap();
+        stage.db.checkpoint("/copy").unwrap();
+        assert!(!stage.partition.contains_key("still full").unwrap());
+        let keys: Vec<&str> = written.iter().map(String::as_str).chain(["old", "space is back", "synced"]).collect();
+        let db = stage.reopen(&keys);
+        assert!(!db.open_partition("p", Default::default()).unwrap().contains_key("still full").unwrap());
+    }
+}
+
+/// Where files are written copy on write, overwriting needs space too.
+#[test]
+fn disk_full_in_wal_does_not_poison() {
+    let stage = FaultFixture::new(false);
+    stage.fs.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal").forever());
+    for _ in 0..3 {
+        let refused = stage.partition.insert("refused", "v").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
+    }
+    assert!(!stage.partition.contains_key("refused").unwrap());
+    stage.fs.clear_faults();
+    stage.partition.insert("space is back", "v").unwrap();
+    stage.synced_insert("synced").unwrap();
+    let db = stage.reopen(&["old", "space is back", "synced"]);
+    assert!(!db.open_partition("p", Default::default()).unwrap().contains_key("refused").unwrap());
+}
+
+#[test]
+fn failed_creation_on_full_disk_can_be_retried() {
+    for nth in 1..12 {
+        for op in [OpKind::Write, OpKind::Allocate, OpKind::Create] {
+            let machine = MemFs::new();
+            let fs = FaultFs::new(Arc::new(machine.clone()));
+            fs.inject(FaultPlan::new(op, nth, ENOSPC).forever());
+            match config(Arc::new(fs), true).open() {
+                Ok(db) => drop(db),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{op:?} {nth}"),
+            }
+            config(Arc::new(machine), true).open().unwrap_or_else(|e| panic!("{op:?} {nth}: {e}"));
+        }
+    }
+}
+
+#[test]
+fn read_error_names_file_and_offset() {
+    let stage = FaultFixture::new(true);
+    (0..500u32).for_each(|n| stage.partition.insert(n.to_be_bytes(), [7; 100]).unwrap());
+    stage.partition.major_compact().unwrap();
+    let db = {
+        let FaultFixture { fs, db, partition: p, .. } = &stage;
+        fs.inject(FaultPlan::new(OpKind::Read, 1, EIO).in_path(".sst").forever());
+        let error = p.iter().find_map(|pair| pair.err()).expect("nothing can be read");
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.file().is_some_and(|file| file.extension().is_some_and(|e| e == "sst")), "{error}");
+        fs.clear_faults();
+        assert_eq!(p.len().unwrap(), 501);
+        db.clone()
+    };
+    assert!(!db.metrics().poisoned);
+    stage.partition.insert("new", "v").unwrap();
+}

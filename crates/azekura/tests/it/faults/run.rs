@@ -1,0 +1,408 @@
+//! A short life in phases, lived on whatever file system it is given.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use azekura::fs::{Fs, MemFs, SystemEnv, TestEnv};
+use azekura::{
+    Config, Database, EngineType, ErrorKind, Event, GarbageCollection, KvSeparationOptions, Listener, Partition,
+    PartitionCreateOptions, PersistMode, PmemOptions, Result,
+};
+
+use crate::testkit::comparators::TestOrder;
+use crate::testkit::test_dir::{read_file, write_file};
+use crate::testkit::{Map, SeededRng};
+
+pub(super) const DIR: &str = "/data/db";
+const CHECKPOINT_DIR: &str = "/copies/copy";
+/// A file of the user, in a directory beside the checkpoint that older versions took for their own.
+const FOREIGN_FILE: &str = "/copies/copy.tmp/mine";
+
+/// Puts the file of the user where it is to stay.
+pub(super) fn put_foreign_file(machine: &MemFs) {
+    machine.create_dir_all(Path::new(FOREIGN_FILE).parent().unwrap()).unwrap();
+    write_file(machine, Path::new(FOREIGN_FILE), b"mine");
+}
+const PARTS: [&str; 2] = ["left", "right"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum FaultPhase {
+    Create,
+    Write,
+    Flush,
+    Compact,
+    Collect,
+    Checkpoint,
+    Close,
+    Reopen,
+    Last,
+}
+
+pub(super) const PHASES: [FaultPhase; 9] = [
+    FaultPhase::Create,
+    FaultPhase::Write,
+    FaultPhase::Flush,
+    FaultPhase::Compact,
+    FaultPhase::Collect,
+    FaultPhase::Checkpoint,
+    FaultPhase::Close,
+    FaultPhase::Reopen,
+    FaultPhase::Last,
+];
+
+/// How a life is lived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FaultRunConfig {
+    pub(super) workers: usize,
+    pub(super) mapped: bool,
+    /// Bytes after which a blob file is full: one large value each, or many.
+    pub(super) blob_file_size: u64,
+    /// Every how many commits one asks for a sync.
+    pub(super) commits_per_sync: u32,
+    /// The partition `right` is a pool.
+    pub(super) pool: bool,
+    /// Of the keys, which are sealed for it.
+    pub(super) order: TestOrder,
+    /// A listener uses the database at each event.
+    pub(super) acts: bool,
+}
+
+impl FaultRunConfig {
+    pub(super) fn new(workers: usize, mapped: bool) -> FaultRunConfig {
+        FaultRunConfig {
+            workers,
+            mapped,
+            blob_file_size: 8 << 10,
+            commits_per_sync: 3,
+            pool: false,
+            order: TestOrder::Bytes,
+            acts: false,
+        }
+    }
+
+    fn nth_key(self, n: u64) -> Vec<u8> {
+        self.order.valid_key(format!("key {n:02}").as_bytes())
+    }
+}
+
+/// Uses the database at each event. What it gets may be an error as well as what others get.
+#[derive(Debug, Default)]
+struct Acts(Mutex<Option<Database>>);
+
+impl Acts {
+    fn act(&self, db: &Database) -> Result<()> {
+        let metrics = db.metrics();
+        assert!(metrics.memtable_bytes >= metrics.active_memtable_bytes);
+        let part = db.open_partition("listener", Default::default())?;
+        part.insert("k", [0; 100])?;
+        db.snapshot().get(&part, "k")?;
+        part.flush()?;
+        db.partition(PARTS[0])?.flush()
+    }
+}
+
+impl Listener for Acts {
+    fn on_event(&self, event: &Event) {
+        let db = self.0.lock().unwrap().clone();
+        // A flush of its own is no reason for another one.
+        let own = matches!(event, Event::Flushed { partition, .. } if partition == "listener");
+        if let Some(db) = db.filter(|_| !own) {
+            let _may_fail = self.act(&db);
+        }
+    }
+}
+
+/// One database with the record of what it said. Both partitions get the same writes.
+pub(super) struct FaultRun {
+    config: FaultRunConfig,
+    fs: Arc<dyn Fs>,
+    db: Option<Database>,
+    parts: Vec<Partition>,
+    /// For each key the value that was acknowledged last, and those of failed commits since, which may be there or not.
+    acknowledged: Map,
+    unacknowledged: BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>,
+    commits: u32,
+    pub(super) errors: Vec<(FaultPhase, azekura::Error)>,
+    phase: FaultPhase,
+    rng: SeededRng,
+    acts: Arc<Acts>,
+}
+
+fn config(fs: Arc<dyn Fs>, style: FaultRunConfig, salt: u64) -> Config {
+    let env: Arc<dyn azekura::fs::Env> =
+        if style.workers == 0 { Arc::new(TestEnv::new(salt)) } else { Arc::new(SystemEnv::new()) };
+    Config::new(Path::new(DIR))
+        .fs(fs)
+        .env(env)
+        .workers(style.workers)
+        .mapped_wal(style.mapped)
+        .wal_segment_size(64 << 10)
+        .max_open_files(8)
+        .cache_size(4 << 10)
+}
+
+fn options(style: FaultRunConfig, name: &str) -> PartitionCreateOptions {
+    if style.pool && name == PARTS[1] {
+        let sizes = PmemOptions::default().max_size(8 << 20).growth_step(4 << 10);
+        return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));
+    }
+    let apart = KvSeparationOptions::default()
+        .separation_threshold(60)
+        .blob_file_target_size(style.blob_file_size)
+        .direct_write_threshold(120);
+    PartitionCreateOptions::default().block_size(256).max_memtable_size(16 << 10).with_kv_separation(apart)
+}
+
+fn open_part(db: &Database, style: FaultRunConfig, name: &str) -> Result<Partition> {
+    let options = style.order.supported_options(options(style, name));
+    match style.order.comparator() {
+        None => db.open_partition(name, options),
+        Some(comparator) => db.open_partition_with_comparator(name, options, comparator),
+    }
+}
+
+impl FaultRun {
+    pub(super) fn new(fs: Arc<dyn Fs>, style: FaultRunConfig) -> FaultRun {
+        FaultRun {
+            config: style,
+            fs,
+            db: None,
+            parts: Vec::new(),
+            acknowledged: Map::new(),
+            unacknowledged: BTreeMap::new(),
+            commits: 0,
+            errors: Vec::new(),
+            phase: FaultPhase::Create,
+            rng: SeededRng::new(7),
+            acts: Arc::default(),
+        }
+    }
+
+    /// Notes an error and goes on.
+    fn record_error<T>(&mut self, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.errors.push((self.phase, error));
+                None
+            }
+        }
+    }
+
+    /// Lives through one phase. Whatever fails, the next phase tries to go on.
+    pub(super) fn run_phase(&mut self, phase: FaultPhase) {
+        self.phase = phase;
+        match phase {
+            FaultPhase::Create => self.open(1),
+            FaultPhase::Write => self.write(12),
+            FaultPhase::Flush => {
+                self.write(4);
+                for part in self.parts.clone() {
+                    self.record_error(part.flush());
+                }
+                self.read();
+            }
+            FaultPhase::Compact => {
+                self.write(6);
+                for part in self.parts.clone() {
+                    self.record_error(part.flush());
+                    self.record_error(part.major_compact());
+                }
+                self.work();
+                self.write(3);
+                self.read();
+            }
+            FaultPhase::Collect => {
+                for part in self.parts.clone() {
+                    self.record_error(part.gc_with_space_amp_target(1.0));
+                }
+                self.write(3);
+                for part in self.parts.clone() {
+                    self.record_error(part.flush());
+                }
+                self.read();
+            }
+            FaultPhase::Checkpoint => {
+                if let Some(db) = self.db.clone() {
+                    self.record_error(db.checkpoint(CHECKPOINT_DIR));
+                }
+            }
+            FaultPhase::Close => {
+                self.write(2);
+                self.parts.clear();
+                self.rest();
+                if let Some(db) = self.db.take() {
+                    self.record_error(db.close());
+                }
+            }
+            FaultPhase::Reopen => self.open(2),
+            FaultPhase::Last => {
+                self.open(3);
+                self.write(5);
+                self.read();
+                self.parts.clear();
+                self.rest();
+                self.db = None;
+            }
+        }
+    }
+
+    /// The listener keeps the database open no longer.
+    fn rest(&self) {
+        drop(self.acts.0.lock().unwrap().take());
+    }
+
+    fn open(&mut self, salt: u64) {
+        if self.db.is_none() {
+            let mut config = config(Arc::clone(&self.fs), self.config, salt);
+            if self.config.acts {
+                config = config.listener(self.acts.clone());
+            }
+            self.db = self.record_error(config.open());
+            self.acts.0.lock().unwrap().clone_from(&self.db);
+        }
+        let Some(db) = self.db.clone() else { return };
+        if self.parts.len() < PARTS.len() {
+            let style = self.config;
+            let parts = PARTS.iter().map(|name| open_part(&db, style, name));
+            let parts: Vec<Option<Partition>> = parts.map(|part| self.record_error(part)).collect();
+            self.parts = parts.into_iter().collect::<Option<Vec<_>>>().unwrap_or_default();
+        }
+    }
+
+    fn work(&mut self) {
+        for _ in 0..10 {
+            let Some(db) = self.db.clone() else { return };
+            if self.config.workers > 0 || self.record_error(db.step()) != Some(true) {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, commits: u32) {
+        if self.parts.is_empty() {
+            self.open(u64::from(self.commits) + 100);
+        }
+        let Some(db) = self.db.clone() else { return };
+        if self.parts.is_empty() {
+            return;
+        }
+        for _ in 0..commits {
+            self.commits += 1;
+            let asks = (self.commits + 1).is_multiple_of(self.config.commits_per_sync);
+            let mode = if asks { PersistMode::SyncData } else { PersistMode::Buffer };
+            let mut batch = db.batch().durability(mode);
+            let mut writes = Map::new();
+            for _ in 0..3 {
+                let key = self.config.nth_key(self.rng.below(20));
+                // Large ones fill segments, so that the log moves on.
+                let len = if self.rng.chance_one_in(4) { 12_000 } else { 30 };
+                writes.insert(key, [self.commits.to_be_bytes().to_vec(), self.rng.random_bytes(len)].concat());
+            }
+            let removed = self.config.nth_key(self.rng.below(20));
+            writes.remove(&removed);
+            for part in &self.parts {
+                writes.iter().for_each(|(key, value)| batch.insert(part, key, value));
+                batch.remove(part, &removed);
+            }
+            let done = self.record_error(batch.commit());
+            let all = writes.into_iter().map(|(key, value)| (key, Some(value))).chain([(removed, None)]);
+            all.for_each(|(key, value)| self.record(key, value, done.is_some()));
+        }
+    }
+
+    fn record(&mut self, key: Vec<u8>, value: Option<Vec<u8>>, acknowledged: bool) {
+        if !acknowledged {
+            self.unacknowledged.entry(key).or_default().push(value);
+            return;
+        }
+        self.unacknowledged.remove(&key);
+        match value {
+            Some(value) => _ = self.acknowledged.insert(key, value),
+            None => _ = self.acknowledged.remove(&key),
+        }
+    }
+
+    /// Whether `found` is what a key may hold.
+    fn is_possible_value(&self, key: &[u8], found: Option<&[u8]>) -> bool {
+        let failed = self.unacknowledged.get(key).into_iter().flatten();
+        failed
+            .map(|value| value.as_deref())
+            .chain([self.acknowledged.get(key).map(|value| &value[..])])
+            .any(|v| v == found)
+    }
+
+    /// Reads go on whatever has failed, or say what is in their way; they never tell an untruth.
+    fn read(&mut self) {
+        for part in self.parts.clone() {
+            for n in 0..20 {
+                let key = self.config.nth_key(n);
+                if let Some(found) = self.record_error(part.get(&key)) {
+                    assert!(
+                        self.is_possible_value(&key, found.as_deref()),
+                        "{:?}: {} in {}",
+                        self.phase,
+                        key.escape_ascii(),
+                        part.name
+                    );
+                }
+            }
+            let pairs: Result<Vec<_>> = part.iter().collect();
+            if let Some(pairs) = self.record_error(pairs) {
+                self.compare(&pairs.into_iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect());
+            }
+        }
+    }
+
+    fn compare(&self, found: &Map) {
+        for n in 0..20 {
+            let key = self.config.nth_key(n);
+            let value = found.get(&key);
+            assert!(
+                self.is_possible_value(&key, value.map(|v| &v[..])),
+                "{:?}: {} holds {value:.9?}",
+                self.phase,
+                key.escape_ascii()
+            );
+        }
+        assert!(found.len() <= 20);
+    }
+
+    /// The device is in order again: the database opens, has everything that was acknowledged, and half of nothing.
+    pub(super) fn check_after_repair(mut self, machine: &MemFs) {
+        self.parts.clear();
+        self.rest();
+        self.db = None;
+        self.phase = FaultPhase::Last;
+        let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+        let style = FaultRunConfig { workers: 0, ..self.config };
+        let db = config(Arc::clone(&fs), style, 999).open().unwrap_or_else(|e| panic!("does not open: {e}"));
+        let read = |name: &str| -> Map {
+            let part = open_part(&db, style, name).unwrap();
+            part.iter().map(|pair| pair.unwrap()).map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
+        };
+        let (left, right) = (read(PARTS[0]), read(PARTS[1]));
+        self.compare(&left);
+        assert!(left == right, "half a batch");
+        db.batch().commit().unwrap();
+        db.close().unwrap();
+        assert_eq!(read_file(machine, Path::new(FOREIGN_FILE)), b"mine");
+        if machine.exists(Path::new(CHECKPOINT_DIR)).unwrap() {
+            let copy = Config::new(CHECKPOINT_DIR).fs(fs).env(Arc::new(TestEnv::new(5))).workers(0).open();
+            copy.unwrap_or_else(|e| panic!("the checkpoint does not open: {e}"));
+        }
+    }
+
+    /// Every error has a kind that says what to do, and a poisoned database stays so until it is opened anew.
+    pub(super) fn check_errors(&self) {
+        for (phase, error) in &self.errors {
+            let kinds =
+                [ErrorKind::Io, ErrorKind::OutOfSpace, ErrorKind::Poisoned, ErrorKind::Locked, ErrorKind::Closed];
+            // A read that is cut short looks like a file that ends too early, a checkpoint may find half of another.
+            let short = [ErrorKind::Corruption, ErrorKind::Invalid];
+            assert!(kinds.contains(&error.kind()) || short.contains(&error.kind()), "{phase:?}: {error}");
+            assert!(!error.message().is_empty());
+        }
+    }
+}

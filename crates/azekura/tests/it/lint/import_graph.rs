@@ -1,0 +1,291 @@
+//! The floor plan: which folder stands on which floor, and the arrows between files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::source::{RustSource, matching_bracket, words_from};
+use super::tree::SourceTree;
+
+/// The table of DESIGN section 2. A folder or a file directly below `src` that is not in it has no place in the house.
+const LAYERS: &[(u32, &[&str])] = &[
+    (0, &["base"]),
+    (1, &["vfs", "mem", "iter"]),
+    (2, &["block", "record_log", "memtable", "engine"]),
+    (3, &["table", "blob", "wal", "manifest"]),
+    (4, &["lsm", "pmem"]),
+    (5, &["db", "inspect"]),
+    (6, &["lib"]),
+];
+
+/// What crate root `lib.rs` is called where a file below `src` is asked for.
+pub(super) const ROOT: &str = "lib.rs";
+
+/// One path in the code of one file that leads to another file of the engine.
+pub(super) struct Import {
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) line: usize,
+    /// The path as it is written.
+    pub(super) path: String,
+    /// Compiled for tests only.
+    pub(super) test: bool,
+    /// Takes everything there is behind `path`.
+    pub(super) glob: bool,
+}
+
+pub(super) struct ImportGraph<'a> {
+    tree: &'a SourceTree,
+    pub(super) imports: Vec<Import>,
+}
+
+/// The floor of a folder, or of a file directly below `src`.
+pub(super) fn layer_of(folder: &str) -> Option<u32> {
+    LAYERS.iter().find(|(_, folders)| folders.contains(&folder)).map(|(floor, _)| *floor)
+}
+
+/// The folder that a file below `src` belongs to; a file directly below `src` is a folder of its own.
+pub(super) fn folder_of(file: &str) -> &str {
+    file.split_once('/').map_or_else(|| file.strip_suffix(".rs").unwrap_or(file), |(folder, _)| folder)
+}
+
+impl<'a> ImportGraph<'a> {
+    pub(super) fn new(tree: &'a SourceTree) -> ImportGraph<'a> {
+        let doors = ModuleExports::new(tree);
+        let mut arrows = Vec::new();
+        for (file, source) in tree.engine() {
+            for path in crate_paths(source) {
+                let to = doors.resolve("", &path.parts, 0);
+                if to != file || path.glob {
+                    let test = source.is_test(path.at);
+                    let line = source.line_of(path.at);
+                    arrows.push(Import {
+                        from: file.into(),
+                        to,
+                        line,
+                        path: path.parts.join("::"),
+                        test,
+                        glob: path.glob,
+                    });
+                }
+            }
+        }
+        ImportGraph { tree, imports: arrows }
+    }
+
+    /// Arrows between folders in code that is not for tests, `lib` left out: it shows everything and nothing shows it.
+    pub(super) fn folder_imports(&self) -> BTreeMap<&str, BTreeSet<&str>> {
+        let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for arrow in self.imports.iter().filter(|a| !a.test) {
+            let (from, to) = (folder_of(&arrow.from), folder_of(&arrow.to));
+            if from != to && from != "lib" && to != "lib" {
+                found.entry(from).or_default().insert(to);
+            }
+        }
+        found
+    }
+
+    /// The arrows as the decision record lists them.
+    pub(super) fn import_list(&self) -> String {
+        let arrows = self.folder_imports();
+        let mut lines = Vec::new();
+        for folder in LAYERS.iter().rev().flat_map(|(_, folders)| *folders) {
+            if let Some(to) = arrows.get(folder) {
+                let to: Vec<&str> =
+                    LAYERS.iter().rev().flat_map(|(_, f)| *f).copied().filter(|f| to.contains(f)).collect();
+                lines.push(format!("{folder} -> {}", to.join(", ")));
+            }
+        }
+        lines.join("\n")
+    }
+}
+
+impl fmt::Display for ImportGraph<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let arrows = self.folder_imports();
+        let mut total = (0, 0);
+        writeln!(f, "{:>5}  {:<9} {:>5} {:>7} {:>7}  arrows", "floor", "folder", "files", "lines", "tests")?;
+        for (floor, folders) in LAYERS.iter().rev() {
+            for folder in *folders {
+                let files: Vec<_> = self.tree.engine().filter(|(file, _)| folder_of(file) == *folder).collect();
+                if files.is_empty() {
+                    continue;
+                }
+                let all: usize = files.iter().map(|(_, source)| source.lines()).sum();
+                let lines: usize = files.iter().map(|(_, source)| source.lines_without_tests()).sum();
+                let to: Vec<&str> = arrows.get(folder).into_iter().flatten().copied().collect();
+                let (tests, to) = (all - lines, to.join(" "));
+                writeln!(f, "{floor:>5}  {folder:<9} {:>5} {lines:>7} {tests:>7}  {to}", files.len())?;
+                total = (total.0 + lines, total.1 + tests);
+            }
+        }
+        write!(f, "{:>5}  {:<9} {:>5} {:>7} {:>7}", "", "all", self.tree.engine().count(), total.0, total.1)
+    }
+}
+
+/// What the door plates (`mod.rs`) show of their folders, so that an arrow ends at the file that holds the thing.
+struct ModuleExports<'a> {
+    tree: &'a SourceTree,
+    /// Folder, name → path as the door plate writes it.
+    exports: BTreeMap<(String, String), Vec<String>>,
+}
+
+impl<'a> ModuleExports<'a> {
+    fn new(tree: &'a SourceTree) -> ModuleExports<'a> {
+        let mut shown = BTreeMap::new();
+        for (file, source) in tree.engine() {
+            let Some(folder) = file.strip_suffix("/mod.rs") else { continue };
+            for use_tree in use_trees(source) {
+                for (name, path) in
+                    use_tree.leaves.into_iter().filter(|leaf| leaf.name != "*").map(|l| (l.name, l.parts))
+                {
+                    shown.insert((folder.to_string(), name), path);
+                }
+            }
+        }
+        ModuleExports { tree, exports: shown }
+    }
+
+    fn is_file(&self, file: &str) -> bool {
+        self.tree.sources.contains_key(&format!("{}{file}", super::tree::ENGINE))
+    }
+
+    /// The file that holds what `parts` names, seen from `folder` (empty for the root of the crate).
+    fn resolve(&self, folder: &str, parts: &[String], depth: u32) -> String {
+        let door = if folder.is_empty() { ROOT.to_string() } else { format!("{folder}/mod.rs") };
+        let Some(head) = parts.first() else { return door };
+        let inner = if folder.is_empty() { head.clone() } else { format!("{folder}/{head}") };
+        if let Some(second) = parts.get(1) {
+            let file = format!("{inner}/{second}.rs");
+            if !self.is_file(&format!("{inner}/mod.rs")) && self.is_file(&file) {
+                return file;
+            }
+        }
+        if self.is_file(&format!("{inner}.rs")) {
+            return format!("{inner}.rs");
+        }
+        if self.is_file(&format!("{inner}/mod.rs")) {
+            return self.resolve(&inner, &parts[1..], depth);
+        }
+        match self.exports.get(&(folder.to_string(), head.clone())) {
+            // A door plate that shows itself in a circle does not compile; the bound is for planted trees.
+            Some(path) if depth < 8 => match path.first().map(String::as_str) {
+                Some("crate") => self.resolve("", &path[1..], depth + 1),
+                Some("self") => self.resolve(folder, &path[1..], depth + 1),
+                _ => self.resolve(folder, path, depth + 1),
+            },
+            _ => door,
+        }
+    }
+}
+
+/// A path that begins with `crate::`, without that word.
+struct CratePath {
+    at: usize,
+    parts: Vec<String>,
+    glob: bool,
+}
+
+fn crate_paths(source: &RustSource) -> Vec<CratePath> {
+    let mut found = Vec::new();
+    let trees = use_trees(source);
+    for leaf in trees.iter().flat_map(|tree| &tree.leaves) {
+        if leaf.parts.first().is_some_and(|p| p == "crate") {
+            found.push(CratePath { at: leaf.at, parts: leaf.parts[1..].to_vec(), glob: leaf.name == "*" });
+        }
+    }
+    for (at, _) in source.words().filter(|(_, word)| *word == "crate") {
+        let in_use = trees.iter().any(|tree| tree.range.contains(&at));
+        let visibility = source.code[..at].trim_end().ends_with("(in");
+        if !in_use && !visibility && source.code[at..].starts_with("crate::") {
+            found.push(CratePath { at, parts: path_parts(&source.code, at + "crate::".len()), glob: false });
+        }
+    }
+    found
+}
+
+fn path_parts(code: &str, mut at: usize) -> Vec<String> {
+    let mut parts = Vec::new();
+    while let Some((start, word)) = words_from(code, at).next().filter(|(start, _)| *start == at) {
+        parts.push(word.to_string());
+        at = start + word.len();
+        if !code[at..].starts_with("::") {
+            break;
+        }
+        at += 2;
+    }
+    parts
+}
+
+struct UseItem {
+    range: std::ops::Range<usize>,
+    leaves: Vec<UseLeaf>,
+}
+
+/// One thing that a `use` item brings in.
+struct UseLeaf {
+    at: usize,
+    /// What it is called here; `*` for everything.
+    name: String,
+    parts: Vec<String>,
+}
+
+fn use_trees(source: &RustSource) -> Vec<UseItem> {
+    let mut found = Vec::new();
+    for (at, _) in source.words().filter(|(_, word)| *word == "use") {
+        let code = &source.code;
+        let Some(len) = code[at..].find(';') else { continue };
+        if code[at + 3..].trim_start().starts_with('<') {
+            continue; // precise capturing in a bound: `use<'a>`
+        }
+        let mut leaves = Vec::new();
+        flatten(code, at + 3, at + len, &[], &mut leaves);
+        found.push(UseItem { range: at..at + len, leaves });
+    }
+    found
+}
+
+/// Takes one use tree apart: `a::{b, c as d, e::*}`.
+fn flatten(code: &str, start: usize, end: usize, prefix: &[String], leaves: &mut Vec<UseLeaf>) {
+    let text = &code[start..end];
+    if let Some(open) = text.find('{') {
+        let mut parts = prefix.to_vec();
+        parts.extend(words_from(text, 0).take_while(|(at, _)| *at < open).map(|(_, word)| word.to_string()));
+        let (open, close) = (start + open, matching_bracket(code, start + open));
+        let mut from = open + 1;
+        for to in top_level_commas(code, open + 1, close).into_iter().chain([close]) {
+            if !code[from..to].trim().is_empty() {
+                flatten(code, from, to, &parts, leaves);
+            }
+            from = to + 1;
+        }
+        return;
+    }
+    let at = start + text.find(|c: char| !c.is_whitespace()).unwrap_or(0);
+    let (path, alias) = text.split_once(" as ").map_or((text, None), |(path, alias)| (path, Some(alias.trim())));
+    let mut parts = prefix.to_vec();
+    parts.extend(words_from(path, 0).map(|(_, word)| word.to_string()));
+    if path.trim_end().ends_with('*') {
+        leaves.push(UseLeaf { at, name: "*".into(), parts });
+        return;
+    }
+    if parts.len() > 1 && parts.last().is_some_and(|part| part == "self") {
+        parts.pop();
+    }
+    let name = alias.or(parts.last().map(String::as_str)).unwrap_or_default().to_string();
+    leaves.push(UseLeaf { at, name, parts });
+}
+
+/// Offsets of the commas between `from` and `to` that stand in no inner bracket.
+fn top_level_commas(code: &str, from: usize, to: usize) -> Vec<usize> {
+    let mut depth = 0;
+    let mut found = Vec::new();
+    for (i, byte) in code.bytes().enumerate().take(to).skip(from) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth -= 1,
+            b',' if depth == 0 => found.push(i),
+            _ => {}
+        }
+    }
+    found
+}

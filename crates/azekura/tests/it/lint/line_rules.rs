@@ -1,0 +1,163 @@
+//! Rules about what may stand in a line of code or of comment.
+
+use super::LintReport;
+use super::import_graph::ImportGraph;
+use super::source::{RustSource, words_from};
+use super::tree::{ENGINE, SourceTree};
+
+/// Where the bench calls C, the library of one peer and the memory map of another, and where a baseline flushes lines.
+const UNSAFE_BENCH_PATHS: &[&str] = &[
+    "crates/azekura-bench/src/engine/rocksdb.rs",
+    "crates/azekura-bench/src/engine/heed.rs",
+    "crates/azekura-bench/src/experiment/leaf_pool.rs",
+];
+
+/// Unsafe code stands where its neighbours know about it.
+fn may_be_unsafe(path: &str) -> bool {
+    if UNSAFE_BENCH_PATHS.iter().any(|place| path.starts_with(place)) {
+        return true;
+    }
+    let engine = path.strip_prefix(ENGINE);
+    engine.is_some_and(|file| file == "vfs/mmap.rs" || file.starts_with("vfs/mmap/") || file.starts_with("mem/"))
+}
+
+pub(super) fn unsafe_locations(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (path, source) in tree.sources.iter().filter(|(path, _)| !may_be_unsafe(path)) {
+        let forbids = |at: usize| source.code[..at].ends_with("deny(") || source.code[..at].ends_with("forbid(");
+        let offends = |at, word| word == "unsafe" || (word == "unsafe_code" && !forbids(at));
+        for (at, word) in source.words().filter(|(at, word)| offends(*at, *word)) {
+            let what = format!("`{word}` outside of vfs/mmap.rs, mem/ and the bench's peers in C");
+            report.add("unsafe-place", path, source.line_of(at), what);
+        }
+    }
+}
+
+/// Each unsafe block and impl says before it why it is sound; an unsafe function says what its caller owes.
+pub(super) fn safety_comments(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (path, source) in tree.sources.iter().filter(|(path, _)| may_be_unsafe(path)) {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (at, word) in source.words().filter(|(_, word)| *word == "unsafe") {
+            let wanted = match words_from(&source.code, at + word.len()).next() {
+                Some((_, "fn" | "extern" | "trait")) => "# Safety",
+                _ => "SAFETY:",
+            };
+            if !has_safety_comment(&lines[..source.line_of(at)], wanted) {
+                let what = format!("`unsafe` without `{wanted}` in the lines before");
+                report.add("safety-comment", path, source.line_of(at), what);
+            }
+        }
+    }
+}
+
+/// Whether a comment with `wanted` stands above the last of `lines`. Between them may stand the rest of the comment,
+/// attributes, and up to three lines of the same statement.
+fn has_safety_comment(lines: &[&str], wanted: &str) -> bool {
+    let mut code_lines = 0;
+    for (i, line) in lines.iter().rev().enumerate() {
+        let line = line.trim();
+        if line.contains(wanted) {
+            return true;
+        }
+        if line.starts_with("//") || line.starts_with("#[") || i == 0 {
+            continue;
+        }
+        code_lines += 1;
+        if line.is_empty() || line.ends_with([';', '{', '}']) || code_lines > 3 {
+            return false;
+        }
+    }
+    false
+}
+
+/// Nothing is left for later in code, tests included.
+pub(super) fn unfinished(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (path, source) in &tree.sources {
+        for (at, word) in source.words() {
+            let is_macro = source.code[at + word.len()..].starts_with('!');
+            if is_macro && matches!(word, "todo" | "unimplemented" | "dbg") {
+                report.add("unfinished", path, source.line_of(at), format!("`{word}!`"));
+            }
+        }
+    }
+}
+
+/// Git remembers what was there before.
+pub(super) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    const STARTS: &[&str] = &[
+        "let ", "fn ", "pub ", "pub(", "use ", "mod ", "impl ", "struct ", "enum ", "if ", "for ", "while ", "match ",
+        "return ", "self.", "assert", "#[", "} else", "}",
+    ];
+    for (path, source) in &tree.sources {
+        for (at, comment) in &source.comments {
+            let Some(text) = comment.strip_prefix("//").filter(|text| !text.starts_with(['/', '!'])) else { continue };
+            let text = text.trim();
+            let is_code = STARTS.iter().any(|start| text.starts_with(start)) && text.ends_with([';', '{', '}', ']']);
+            if is_code {
+                report.add("commented-out", path, source.line_of(*at), format!("`{text}` looks like code"));
+            }
+        }
+    }
+}
+
+/// What cannot fail says why in `expect`.
+pub(super) fn unwraps(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (path, source) in &tree.sources {
+        for (at, _) in source.code.match_indices(".unwrap()").filter(|(at, _)| !source.is_test(*at)) {
+            report.add("unwrap", path, source.line_of(at), "`.unwrap()` outside of tests");
+        }
+    }
+}
+
+/// Work that is left belongs in an issue.
+pub(super) fn markers(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    const MARKERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+    for (path, source) in &tree.sources {
+        for (at, comment) in &source.comments {
+            for (i, line) in comment.lines().enumerate() {
+                let bare = line.trim_matches(|c: char| !c.is_alphanumeric());
+                let marked = words_from(line, 0).any(|(_, word)| MARKERS.contains(&word));
+                if marked || bare.eq_ignore_ascii_case(MARKERS[0]) {
+                    let what = format!("`{}` belongs in an issue", line.trim());
+                    report.add("marker", path, source.line_of(*at) + i, what);
+                }
+            }
+        }
+    }
+}
+
+/// The engine reaches the world through `vfs` only, and prints nothing. `clippy.toml` bans what std offers; this bans
+/// the rest.
+pub(super) fn host_access(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (file, source) in tree.engine().filter(|(file, _)| !file.starts_with("vfs/")) {
+        let banned = |code: &RustSource, at: usize, word: &str| match word {
+            // `mem` may ask for huge pages.
+            "rustix" => !(file.starts_with("mem/") && code.code[at..].starts_with("rustix::mm")),
+            "libc" | "tempfile" | "rand" | "getrandom" => code.code[at + word.len()..].starts_with("::"),
+            "print" | "println" | "eprint" | "eprintln" => {
+                code.code[at + word.len()..].starts_with('!') && !code.is_test(at)
+            }
+            _ => false,
+        };
+        for (at, word) in source.words().filter(|(at, word)| banned(source, *at, word)) {
+            let what = format!("`{word}` outside of vfs/");
+            report.add("world", &format!("{ENGINE}{file}"), source.line_of(at), what);
+        }
+    }
+}
+
+/// Nothing names a place on one person's machine.
+pub(super) fn absolute_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    const PLACES: &[&str] = &[concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
+    let sources = tree.sources.iter().map(|(path, source)| (path, source.text.as_str()));
+    let papers = tree.documents.iter().map(|(path, text)| (path, text.as_str()));
+    for (path, text) in sources.chain(papers) {
+        for (i, line) in text.lines().enumerate() {
+            for place in PLACES {
+                let at_start = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-/}".contains(c));
+                if line.match_indices(place).any(|(at, _)| at_start(at)) {
+                    report.add("absolute-path", path, i + 1, format!("names `{place}`"));
+                }
+            }
+        }
+    }
+}

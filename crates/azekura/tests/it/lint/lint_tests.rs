@@ -1,0 +1,229 @@
+//! Offences planted in a small house, so that every rule is seen to go red, and innocent look-alikes, so that it is
+//! seen to stay green.
+
+use std::collections::BTreeSet;
+
+use super::import_rules::RECORD;
+use super::tree::SourceTree;
+use super::{LINT_RULES, run_lints};
+
+/// A small house without offences.
+fn valid_tree() -> Vec<(String, String)> {
+    let files: &[(&str, &str)] = &[
+        ("README.md", "# A\n\n## The `doors`, open\n\n[a](docs/glossary.md) [b](#the-doors-open)\n"),
+        ("docs/glossary.md", "# Words\n"),
+        (RECORD, "# Arrows\n\n```text\ntable -> block, base\nblock -> base\n```\n"),
+        ("crates/azekura/docs/format/block.md", "# Block\n"),
+        ("crates/azekura/src/lib.rs", "pub(crate) mod base;\npub use base::error::Error;\n"),
+        (
+            "crates/azekura/src/base/mod.rs",
+            "//! Rooms: [`error`].\npub(crate) mod error;\npub(crate) use error::Error;\n",
+        ),
+        ("crates/azekura/src/base/error.rs", "pub(crate) struct Error;\n"),
+        ("crates/azekura/src/block/mod.rs", "//! Rooms: [`frame`].\npub(crate) mod frame;\n"),
+        (
+            "crates/azekura/src/block/frame.rs",
+            "#![doc = include_str!(\"../../docs/format/block.md\")]\nuse crate::base::Error;\nstruct Frame(Error);\n",
+        ),
+        ("crates/azekura/src/table/mod.rs", "//! Rooms: [`reader`].\npub(crate) mod reader;\n"),
+        (
+            "crates/azekura/src/table/reader.rs",
+            "use crate::base::error::{self, Error as E};\nuse crate::block::{frame::Frame};\n",
+        ),
+    ];
+    files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect()
+}
+
+/// The small house with one file more, or another text in a file.
+fn valid_tree_with(path: &str, text: &str) -> SourceTree {
+    let mut files = valid_tree();
+    files.retain(|(p, _)| p != path);
+    files.push((path.into(), text.into()));
+    SourceTree::from_files(files)
+}
+
+fn source(file: &str) -> String {
+    format!("crates/azekura/src/{file}")
+}
+
+/// Rules that need more than one planted file; each has a test of its own below.
+const TESTED_SEPARATELY: &[&str] = &["circle", "folder-size"];
+
+/// The rules that a file breaks, as judged in the small house.
+fn rules_broken_by(path: &str, text: &str) -> Vec<&'static str> {
+    let rules: BTreeSet<_> = run_lints(&valid_tree_with(path, text)).into_iter().map(|offence| offence.rule).collect();
+    rules.into_iter().collect()
+}
+
+const UNSAFE_BLOCK: &str = "fn f() {\n    let x = 1;\n    let _ = unsafe { g(x) };\n}\n";
+
+fn planted_errors() -> Vec<(&'static str, String, String)> {
+    let long_function = format!("fn f() {{\n{}}}\n", "    g();\n".repeat(69));
+    let long_file = "const X: u8 = 1;\n".repeat(801);
+    let long_door = format!("//! No rooms.\n{}", "//!\n".repeat(60));
+    let cases: &[(&'static str, &str, &str)] = &[
+        ("floors", "block/a.rs", "use crate::table::reader::Reader;\n"),
+        ("floors", "block/a.rs", "#[cfg(test)]\nmod tests {\n    use crate::table::reader::Reader;\n}\n"),
+        ("floors", "record/a.rs", "fn f() -> crate::block::frame::Frame {}\n"),
+        ("floors", "engine.rs", "use crate::{block::frame::Frame as F};\n"),
+        ("floors", "attic/a.rs", "\n"),
+        ("root-import", "table/a.rs", "use crate::Error;\n"),
+        ("root-import", "table/a.rs", "fn f() { crate::Error; }\n"),
+        ("super", "table/a.rs", "use super::reader;\n"),
+        ("own-door", "table/a.rs", "use crate::table;\n"),
+        ("glob", "table/a.rs", "use crate::base::error::*;\n"),
+        ("arrow-unlisted", "wal/a.rs", "use crate::block::frame::Frame;\n"),
+        ("arrow-gone", "block/frame.rs", "#![doc = include_str!(\"../../docs/format/block.md\")]\n"),
+        ("door-plate", "table/mod.rs", "// Rooms: reader.\nmod reader;\n"),
+        ("door-plate", "table/mod.rs", "//! Rooms: a reader-like thing.\nmod reader_;\n"),
+        ("door-plate", "table/mod.rs", "//! Rooms: none.\npub(crate) fn f() {}\n"),
+        ("door-plate", "table/mod.rs", &long_door),
+        ("file-length", "table/a.rs", &long_file),
+        ("function-length", "table/a.rs", &long_function),
+        ("name", "table/util.rs", "\n"),
+        ("name", "table/helpers/a.rs", "\n"),
+        ("line-width", "table/a.rs", &format!("//! {}\n", "é".repeat(117))),
+        ("unsafe-place", "table/a.rs", UNSAFE_BLOCK),
+        ("unsafe-place", "table/a.rs", "#![allow(unsafe_code)]\n"),
+        ("safety-comment", "mem/a.rs", UNSAFE_BLOCK),
+        ("safety-comment", "mem/a.rs", "unsafe impl Send for X {}\n"),
+        ("safety-comment", "vfs/mmap.rs", "// SAFETY: of another line.\nlet y = 1;\nlet x = unsafe { g() };\n"),
+        ("unfinished", "table/a.rs", "fn f() {\n    todo!()\n}\n"),
+        ("unfinished", "table/a.rs", "fn f() {\n    dbg!(1);\n}\n"),
+        ("commented-out", "table/a.rs", "// let x = 1;\n"),
+        ("commented-out", "table/a.rs", "fn f() {\n    //if x {\n}\n"),
+        ("unwrap", "table/a.rs", "fn f() { g().unwrap(); }\n#[cfg(test)]\nmod tests {}\n"),
+        ("marker", "table/a.rs", concat!("// FIX", "ME: later\n")),
+        ("marker", "table/a.rs", concat!("//! to", "do\n")),
+        ("world", "table/a.rs", "use rustix::fs::fsync;\n"),
+        ("world", "mem/a.rs", "use rustix::fs::fsync;\n"),
+        ("world", "table/a.rs", "fn f() { println!(); }\n"),
+        ("absolute-path", "table/a.rs", concat!("const DIR: &str = \"/ho", "me/someone\";\n")),
+        ("include-exists", "table/a.rs", "#![doc = include_str!(\"../../docs/format/gone.md\")]\n"),
+    ];
+    let mut all: Vec<_> = cases.iter().map(|(rule, file, text)| (*rule, source(file), text.to_string())).collect();
+    let papers: &[(&'static str, &str, &str)] = &[
+        ("format-included", "crates/azekura/docs/format/lonely.md", "# Lonely\n"),
+        ("link", "README.md", "[a](docs/gone.md)\n"),
+        ("link", "docs/glossary.md", "[a](../README.md#nowhere)\n"),
+        ("absolute-path", "README.md", concat!("See /wo", "rk/notes.\n")),
+        ("unwrap", "crates/azekura-cli/src/main.rs", "fn main() { f().unwrap() }\n"),
+        ("unsafe-place", "crates/azekura-bench/src/engine/redb.rs", UNSAFE_BLOCK),
+        ("safety-comment", "crates/azekura-bench/src/engine/heed.rs", UNSAFE_BLOCK),
+    ];
+    all.extend(papers.iter().map(|(rule, path, text)| (*rule, path.to_string(), text.to_string())));
+    all
+}
+
+#[test]
+fn valid_tree_passes_all_lints() {
+    assert_eq!(run_lints(&SourceTree::from_files(valid_tree())), []);
+}
+
+#[test]
+fn every_planted_offence_is_found() {
+    for (rule, path, text) in planted_errors() {
+        let found = rules_broken_by(&path, &text);
+        assert!(found.contains(&rule), "{rule} stays green for {path}, found {found:?}:\n{text}");
+    }
+}
+
+#[test]
+fn every_rule_has_a_planted_offence() {
+    let planted: BTreeSet<&str> =
+        planted_errors().iter().map(|(rule, ..)| *rule).chain(TESTED_SEPARATELY.iter().copied()).collect();
+    let rules: BTreeSet<&str> = LINT_RULES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(rules, planted);
+}
+
+#[test]
+fn unlisted_import_is_found_when_record_is_empty() {
+    let offences = run_lints(&valid_tree_with(RECORD, "# Arrows\n\ntable -> block, base\n"));
+    let found: Vec<_> = offences.iter().filter(|o| o.rule == "arrow-unlisted").map(|o| &o.what[..15]).collect();
+    assert_eq!(found, ["block -> base i", "table -> base i", "table -> block "]);
+}
+
+#[test]
+fn cycles_through_reexports_and_paths_are_found() {
+    let mut files = valid_tree();
+    files.push((source("block/a.rs"), "use crate::block::{b::{B}};\n".into()));
+    files.push((source("block/b.rs"), "fn f(_: crate::block::deep::C) {}\n".into()));
+    files.push((source("block/deep/mod.rs"), "//! Room: `c`.\nmod c;\npub(crate) use c::C;\n".into()));
+    files.push((source("block/deep/c.rs"), "use crate::{block::{a::A}};\n".into()));
+    let offences = run_lints(&SourceTree::from_files(files));
+    let circle: Vec<_> = offences.iter().filter(|o| o.rule == "circle").map(|o| o.path.as_str()).collect();
+    assert_eq!(circle, [source("block/a.rs"), source("block/b.rs"), source("block/deep/c.rs")]);
+    assert!(offences[0].what.contains("block/a.rs, block/b.rs, block/deep/c.rs"), "{}", offences[0]);
+}
+
+#[test]
+fn a_circle_that_only_tests_close_is_none() {
+    let mut files = valid_tree();
+    files.push((source("block/a.rs"), "use crate::block::b::B;\n".into()));
+    files.push((source("block/b.rs"), "#[cfg(test)]\nmod tests {\n    use crate::block::a::A;\n}\n".into()));
+    assert_eq!(run_lints(&SourceTree::from_files(files)), []);
+}
+
+#[test]
+fn a_folder_of_26_files_is_too_big() {
+    let file = |i: usize| (source(&format!("block/b{i}.rs")), String::new());
+    let mut files = valid_tree();
+    files.extend((0..23).map(file));
+    assert_eq!(run_lints(&SourceTree::from_files(files.clone())), [], "25 are allowed");
+    files.push(file(23));
+    assert_eq!(run_lints(&SourceTree::from_files(files))[0].rule, "folder-size");
+}
+
+/// What looks like an offence and is none.
+#[test]
+fn innocents_stay_green() {
+    let cases: &[(&str, &str)] = &[
+        (
+            "table/a.rs",
+            "/// See [`X`](crate::db::X), `super::x`, todo!(), .unwrap().\nconst S: &str = \"crate::db::X unsafe\";\n",
+        ),
+        ("table/a.rs", "const R: &str = r#\"dbg!(\"{\") unsafe {\"#;\nfn f() { g(br\"{\") }\n"),
+        ("table/a.rs", "const C: [char; 3] = ['{', '\\'', '\"'];\nfn f<'a>(_: &'a str) {}\n"),
+        ("table/a.rs", "/* unsafe /* nested */ todo!() */\nfn f() {}\n"),
+        ("table/a.rs", "pub(in crate::table) struct X;\npub(super) struct Y;\n"),
+        ("table/a.rs", "use crate::base::error::Kind::*;\n"),
+        ("table/a.rs", "#![deny(unsafe_code)]\n"),
+        ("table/a.rs", "#[cfg(test)]\nmod tests {\n    use super::*;\n    fn f() { g().unwrap() }\n}\n"),
+        ("table/a.rs", "#[cfg(test)]\nuse std::{fmt, io};\n\n// let us begin; with care\n// if this fails, we stop\n"),
+        ("table/a.rs", "struct S {\n    #[cfg(test)]\n    hits: Vec<u8>,\n    other: u8,\n}\n"),
+        (
+            "mem/a.rs",
+            "fn f() {\n    // SAFETY: x is in bounds.\n    let y = x\n        .map(|x| unsafe { g(x) });\n}\n",
+        ),
+        ("mem/a.rs", "use rustix::mm::Advice;\n/// # Safety\n/// None.\n#[inline]\nunsafe fn f() {}\n"),
+        ("mem/a.rs", "// SAFETY: nothing is shared.\nunsafe impl Send for X {}\n"),
+        ("table/tests.rs", "fn f() { g().unwrap() }\n"),
+    ];
+    for (file, text) in cases {
+        let declared = "//! Rooms: [`reader`].\npub(crate) mod reader;\n#[cfg(test)]\nmod tests;\n";
+        let mut files = valid_tree();
+        files.retain(|(path, _)| *path != source("table/mod.rs"));
+        files.push((source("table/mod.rs"), declared.into()));
+        files.push((source(file), text.to_string()));
+        assert_eq!(run_lints(&SourceTree::from_files(files)), [], "{file}:\n{text}");
+    }
+}
+
+#[test]
+fn longest_function_and_file_are_allowed() {
+    let function = format!("fn f() {{\n{}}}\n", "    g(\"}\");\n".repeat(68));
+    assert_eq!(rules_broken_by(&source("table/a.rs"), &function), Vec::<&str>::new());
+    let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", "    const X: u8 = 1;\n".repeat(300));
+    let file = format!("{}{tests}", "const X: u8 = 1;\n".repeat(800));
+    assert_eq!(rules_broken_by(&source("table/a.rs"), &file), Vec::<&str>::new());
+}
+
+#[test]
+fn import_graph_lists_layers_and_imports() {
+    let tree = SourceTree::from_files(valid_tree());
+    let plan = super::ImportGraph::new(&tree);
+    assert_eq!(plan.import_list(), "table -> block, base\nblock -> base");
+    let printed = plan.to_string();
+    let table = printed.lines().find(|line| line.contains("table")).expect("table has a line");
+    assert_eq!(table.split_whitespace().collect::<Vec<_>>(), ["3", "table", "2", "4", "0", "base", "block"]);
+}

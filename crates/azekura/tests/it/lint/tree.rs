@@ -1,0 +1,106 @@
+//! The files of the repository, read from disk or planted by a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::source::RustSource;
+
+/// Where the engine's sources stand.
+pub(super) const ENGINE: &str = "crates/azekura/src/";
+
+/// Text files by their path from the root of the repository, with `/` between the parts.
+pub(super) struct SourceTree {
+    /// Everything that is text and no Rust source.
+    pub(super) documents: BTreeMap<String, String>,
+    pub(super) sources: BTreeMap<String, RustSource>,
+    /// Every path there is, of directories too.
+    names: BTreeSet<String>,
+}
+
+impl SourceTree {
+    /// Reads the repository, without what is built or generated.
+    pub(super) fn read(root: &Path) -> SourceTree {
+        let mut files = Vec::new();
+        let mut folders = vec![String::new()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(root.join(&folder)).expect("the repository can be read") {
+                let entry = entry.expect("the repository can be read");
+                let name = entry.file_name().into_string().expect("names are UTF-8");
+                let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
+                let kind = entry.file_type().expect("the repository can be read");
+                if kind.is_dir() && !is_generated(&path, &name) {
+                    folders.push(path);
+                } else if kind.is_file() {
+                    let bytes = std::fs::read(entry.path()).expect("the repository can be read");
+                    files.push((path, String::from_utf8(bytes).unwrap_or_default()));
+                }
+            }
+        }
+        SourceTree::from_files(files)
+    }
+
+    /// A tree of these files.
+    pub(super) fn from_files(files: impl IntoIterator<Item = (String, String)>) -> SourceTree {
+        let mut tree = SourceTree { documents: BTreeMap::new(), sources: BTreeMap::new(), names: BTreeSet::new() };
+        for (path, text) in files {
+            for (i, _) in path.match_indices('/') {
+                tree.names.insert(path[..i].into());
+            }
+            tree.names.insert(path.clone());
+            if path.ends_with(".rs") {
+                tree.sources.insert(path, RustSource::new(text));
+            } else {
+                tree.documents.insert(path, text);
+            }
+        }
+        tree.mark_tests();
+        tree
+    }
+
+    /// Whether a file or a directory of that name exists.
+    pub(super) fn exists(&self, path: &str) -> bool {
+        path.is_empty() || self.names.contains(path)
+    }
+
+    /// The sources of the engine, by their path below [`ENGINE`].
+    pub(super) fn engine(&self) -> impl Iterator<Item = (&str, &RustSource)> {
+        self.sources.iter().filter_map(|(path, source)| Some((path.strip_prefix(ENGINE)?, source)))
+    }
+
+    /// Files that are tests as a whole: those in test directories, and modules that are declared under `cfg(test)`.
+    fn mark_tests(&mut self) {
+        let mut roots: Vec<String> = Vec::new();
+        for (path, source) in &self.sources {
+            let stem = path.strip_suffix("/mod.rs").or_else(|| path.strip_suffix(".rs")).unwrap_or(path);
+            let stem = stem.strip_suffix("/lib").or_else(|| stem.strip_suffix("/main")).unwrap_or(stem);
+            roots.extend(source.test_modules().map(|name| format!("{stem}/{name}")));
+        }
+        for (path, source) in &mut self.sources {
+            let below =
+                |root: &String| path.strip_prefix(root.as_str()).is_some_and(|r| r == ".rs" || r.starts_with('/'));
+            if path.contains("/tests/") || path.starts_with("fuzz/") || roots.iter().any(below) {
+                source.mark_as_test();
+            }
+        }
+    }
+}
+
+fn is_generated(path: &str, name: &str) -> bool {
+    matches!(name, "target" | ".git") || matches!(path, "fuzz/corpus" | "fuzz/artifacts" | "fuzz/coverage")
+}
+
+/// Joins a path to the folder of `from`, and takes `.` and `..` out. `None` if it leads out of the repository.
+pub(super) fn resolve_relative(from: &str, path: &str) -> Option<String> {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            _ => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}

@@ -1,0 +1,88 @@
+//! What a partition should hold: a `BTreeMap` under the order of its keys.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use crate::testkit::comparators::TestOrder;
+
+pub(super) type KeyValue = (Vec<u8>, Vec<u8>);
+pub(super) type ModelBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// The pairs of one partition by the canonical form of their keys.
+#[derive(Clone, Debug)]
+pub(super) struct PartitionModel {
+    pub(super) order: TestOrder,
+    pairs: BTreeMap<Vec<u8>, KeyValue>,
+    /// How often a key was inserted since it was last removed.
+    inserts: BTreeMap<Vec<u8>, u32>,
+}
+
+impl PartitionModel {
+    pub(super) fn new(order: TestOrder) -> PartitionModel {
+        PartitionModel { order, pairs: BTreeMap::new(), inserts: BTreeMap::new() }
+    }
+
+    pub(super) fn insert(&mut self, key: &[u8], value: &[u8]) {
+        let canonical = self.order.canonical(key);
+        *self.inserts.entry(canonical.clone()).or_default() += 1;
+        self.pairs.insert(canonical, (key.to_vec(), value.to_vec()));
+    }
+
+    pub(super) fn remove(&mut self, key: &[u8]) {
+        let canonical = self.order.canonical(key);
+        self.pairs.remove(&canonical);
+        self.inserts.remove(&canonical);
+    }
+
+    /// Whether the rule of `remove_weak` allows it: inserted exactly once since it was last removed.
+    pub(super) fn may_remove_weakly(&self, key: &[u8]) -> bool {
+        self.inserts.get(&self.order.canonical(key)) == Some(&1)
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Option<&Vec<u8>> {
+        self.pairs.get(&self.order.canonical(key)).map(|(_, value)| value)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.pairs.len()
+    }
+
+    pub(super) fn pairs(&self) -> Vec<KeyValue> {
+        self.pairs.values().cloned().collect()
+    }
+
+    /// The pairs in a range; a reversed one is empty.
+    pub(super) fn range(&self, bounds: &ModelBounds) -> Vec<KeyValue> {
+        let canonical = |bound: &Bound<Vec<u8>>| bound.as_ref().map(|key| self.order.canonical(key));
+        let (low, high) = (canonical(&bounds.0), canonical(&bounds.1));
+        let above = |key: &Vec<u8>| match &low {
+            Bound::Unbounded => true,
+            Bound::Included(low) => key >= low,
+            Bound::Excluded(low) => key > low,
+        };
+        let below = |key: &Vec<u8>| match &high {
+            Bound::Unbounded => true,
+            Bound::Included(high) => key <= high,
+            Bound::Excluded(high) => key < high,
+        };
+        self.pairs.iter().filter(|(key, _)| above(key) && below(key)).map(|(_, pair)| pair.clone()).collect()
+    }
+
+    /// The pairs whose keys begin with `prefix`, by their bytes.
+    pub(super) fn prefix(&self, prefix: &[u8]) -> Vec<KeyValue> {
+        self.pairs.values().filter(|(key, _)| key.starts_with(prefix)).cloned().collect()
+    }
+
+    /// A key that is there, the `n`-th round the circle.
+    pub(super) fn nth_key(&self, n: u64) -> Option<Vec<u8>> {
+        let at = n as usize % self.pairs.len().max(1);
+        self.pairs.values().nth(at).map(|(key, _)| key.clone())
+    }
+
+    /// A key that may be removed weakly.
+    pub(super) fn nth_weakly_removable_key(&self, n: u64) -> Option<Vec<u8>> {
+        let once: Vec<&Vec<u8>> = self.inserts.iter().filter(|(_, count)| **count == 1).map(|(key, _)| key).collect();
+        let canonical = *once.get(n as usize % once.len().max(1))?;
+        self.pairs.get(canonical).map(|(key, _)| key.clone())
+    }
+}

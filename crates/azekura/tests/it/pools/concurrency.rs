@@ -1,0 +1,286 @@
+//! Several threads that write to pools at the same time, beside readers, batches and checkpoints.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use azekura::fs::{DiskFs, Fs, MemFs, Survival, SystemEnv};
+use azekura::{Config, Database, Partition, PersistenceLevel};
+
+use super::pool_options;
+use crate::testkit::{SeededRng, env_u64};
+
+const WRITERS: u64 = 3;
+/// Keys that all of them write to.
+const SHARED: u64 = 4;
+
+struct PoolThreadTest {
+    db: Database,
+    pool: Partition,
+    tree: Partition,
+    stop: AtomicBool,
+    checks: AtomicU64,
+}
+
+/// `first` is written before `second`, in each round.
+fn key(writer: u64, which: &str) -> String {
+    format!("{which} of {writer}")
+}
+
+fn value(writer: u64, round: u64) -> Vec<u8> {
+    let mut value = [writer.to_le_bytes(), round.to_le_bytes()].concat();
+    value.resize(16 + (round * 13 % 90) as usize, (writer ^ round) as u8);
+    value
+}
+
+/// Who wrote a value, and in which round; 0 if there is none.
+fn writer_and_round_of(bytes: Option<&[u8]>) -> (u64, u64) {
+    let Some(bytes) = bytes else { return (0, 0) };
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(bytes, value(word(0), word(8)), "a value is torn");
+    (word(0), word(8))
+}
+
+impl PoolThreadTest {
+    fn open(config: Config) -> PoolThreadTest {
+        let db = config.env(Arc::new(SystemEnv::new())).workers(1).wal_segment_size(64 << 10).open().unwrap();
+        let pool = db.open_partition("pool", pool_options(16 << 20)).unwrap();
+        let tree = db.open_partition("tree", Default::default()).unwrap();
+        PoolThreadTest { db, pool, tree, stop: AtomicBool::new(false), checks: AtomicU64::new(0) }
+    }
+
+    fn round(&self, key: &str) -> u64 {
+        writer_and_round_of(self.pool.get(key).unwrap().as_deref()).1
+    }
+
+    /// What the writer has been acknowledged it finds.
+    fn write(&self, writer: u64, rounds: u64) {
+        let mut dice = SeededRng::new(writer);
+        for round in 1..=rounds {
+            for which in ["first", "second"] {
+                let key = key(writer, which);
+                self.pool.insert(&key, value(writer, round)).unwrap();
+                assert_eq!(self.round(&key), round);
+            }
+            let shared = format!("shared {}", dice.below(SHARED));
+            match dice.chance_one_in(4) {
+                true => self.pool.remove(shared).unwrap(),
+                false => self.pool.insert(shared, value(writer, round)).unwrap(),
+            }
+            if round % 8 == 0 {
+                let mut batch = self.db.batch();
+                for part in [&self.pool, &self.tree] {
+                    batch.insert(part, key(writer, "batch"), value(writer, round));
+                }
+                batch.commit().unwrap();
+            }
+        }
+    }
+
+    /// A snapshot has no change without those before it, and stays as it is.
+    fn check_snapshot(&self) {
+        let snapshot = self.db.snapshot();
+        let round = |part: &Partition, key: &str| writer_and_round_of(snapshot.get(part, key).unwrap().as_deref()).1;
+        for writer in 0..WRITERS {
+            // The second one first: had it been taken from a later moment, it would be too new.
+            let (second, first) = (round(&self.pool, &key(writer, "second")), round(&self.pool, &key(writer, "first")));
+            assert!(first == second || first == second + 1, "round {second} behind round {first}");
+            let batch = key(writer, "batch");
+            assert_eq!(round(&self.pool, &batch), round(&self.tree, &batch), "half a batch");
+            assert!(round(&self.pool, &batch) <= second);
+        }
+        let all = || snapshot.iter(&self.pool).map(Result::unwrap).collect::<Vec<_>>();
+        let once = all();
+        once.iter().for_each(|(_, value)| _ = writer_and_round_of(Some(value)));
+        assert_eq!(once, all(), "a snapshot has changed");
+    }
+
+    /// What was read once never goes back.
+    fn read(&self, seed: u64) {
+        let (mut dice, mut seen) = (SeededRng::new(seed), [[0; 2]; WRITERS as usize]);
+        while !self.stop.load(Ordering::SeqCst) {
+            for _ in 0..50 {
+                let (writer, which) = (dice.below(WRITERS) as usize, dice.below(2) as usize);
+                let round = self.round(&key(writer as u64, ["first", "second"][which]));
+                assert!(round >= seen[writer][which], "round {round} behind {:?}", seen[writer]);
+                seen[writer][which] = round;
+            }
+            self.check_snapshot();
+            if dice.chance_one_in(8) {
+                self.pool.flush().unwrap();
+            }
+            self.checks.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn run_threads(&self, rounds: u64) {
+        thread::scope(|scope| {
+            for reader in 0..2 {
+                scope.spawn(move || self.read(100 + reader));
+            }
+            let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || self.write(writer, rounds))).collect();
+            let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+            while self.checks.load(Ordering::SeqCst) < 2 && results.iter().all(Result::is_ok) {
+                thread::yield_now();
+            }
+            self.stop.store(true, Ordering::SeqCst);
+            results.into_iter().for_each(|result| result.unwrap());
+        });
+    }
+
+    fn check_final_values(&self, rounds: u64) {
+        self.check_snapshot();
+        for writer in 0..WRITERS {
+            assert_eq!(self.round(&key(writer, "first")), rounds);
+            assert_eq!(self.round(&key(writer, "second")), rounds);
+        }
+        let metrics = self.pool.metrics().pool.unwrap();
+        assert_eq!(metrics.records, self.pool.len().unwrap());
+    }
+}
+
+fn rounds() -> u64 {
+    env_u64("AZEKURA_THREAD_ROUNDS", 400)
+}
+
+#[test]
+fn pool_writers_keep_order_on_every_backend() {
+    for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash, PersistenceLevel::PowerLoss] {
+        for ends_well in [true, false] {
+            let fs = MemFs::new();
+            if level > PersistenceLevel::WalOnly {
+                fs.set_mapped_memory(level);
+            }
+            let config = || Config::new("/db").fs(Arc::new(fs.clone()));
+            let stage = PoolThreadTest::open(config());
+            assert_eq!(stage.pool.metrics().pool.unwrap().persistence, level);
+            stage.run_threads(rounds());
+            stage.check_final_values(rounds());
+            let pairs = |stage: &PoolThreadTest| stage.pool.iter().map(Result::unwrap).collect::<Vec<_>>();
+            let (before, counts) = (pairs(&stage), stage.db.metrics());
+            let singles = WRITERS * rounds() * 3;
+            assert_eq!(counts.commits, singles + WRITERS * (rounds() / 8));
+            assert_eq!(counts.records, singles + WRITERS * (rounds() / 8) * 2);
+            if ends_well {
+                stage.db.clone().close().unwrap();
+                assert!(stage.pool.insert("late", "").is_err());
+            } else {
+                fs.crash(Survival::Everything, 0);
+            }
+            drop(stage);
+            let again = PoolThreadTest::open(config());
+            again.check_final_values(rounds());
+            assert_eq!(pairs(&again), before);
+            // Numbers go on behind all that were used.
+            again.pool.insert("first of 0", value(0, rounds() + 1)).unwrap();
+            assert_eq!(again.round("first of 0"), rounds() + 1);
+        }
+    }
+}
+
+#[test]
+fn pool_writers_keep_order_on_real_files() {
+    let places = [Some(tempfile::tempdir().unwrap()), tempfile::tempdir_in("/dev/shm").ok()];
+    for place in places.into_iter().flatten() {
+        let fs: Arc<dyn Fs> = Arc::new(DiskFs::new());
+        let path: &Path = &place.path().join("db");
+        let stage = PoolThreadTest::open(Config::new(path).fs(Arc::clone(&fs)));
+        stage.run_threads(rounds());
+        stage.check_final_values(rounds());
+        stage.db.clone().close().unwrap();
+        drop(stage);
+        PoolThreadTest::open(Config::new(path).fs(fs)).check_final_values(rounds());
+    }
+}
+
+/// Writers find the database closed, and what they were told is there is there.
+#[test]
+fn closing_beside_writers_loses_nothing() {
+    for level in [PersistenceLevel::WalOnly, PersistenceLevel::PowerLoss] {
+        let fs = MemFs::new();
+        if level > PersistenceLevel::WalOnly {
+            fs.set_mapped_memory(level);
+        }
+        let config = || Config::new("/db").fs(Arc::new(fs.clone()));
+        let stage = PoolThreadTest::open(config());
+        let written: Vec<u64> = thread::scope(|scope| {
+            let write = |writer| {
+                let stage = &stage;
+                move || {
+                    let mut round = 0;
+                    while stage.pool.insert(key(writer, "first"), value(writer, round + 1)).is_ok() {
+                        round += 1;
+                        stage.checks.fetch_add(1, Ordering::SeqCst);
+                    }
+                    round
+                }
+            };
+            let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(write(writer))).collect();
+            while stage.checks.load(Ordering::SeqCst) < 500 {
+                thread::yield_now();
+            }
+            stage.db.clone().close().unwrap();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        drop(stage);
+        let again = PoolThreadTest::open(config());
+        for (writer, round) in (0..).zip(written) {
+            assert_eq!(again.round(&key(writer, "first")), round);
+        }
+    }
+}
+
+/// What one writer has inserted: a row of keys without a gap, so that a copy of any moment has a beginning of it.
+#[test]
+fn checkpoint_beside_writers_is_one_snapshot() {
+    let number_of = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_be_bytes();
+    for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash, PersistenceLevel::PowerLoss] {
+        let fs = MemFs::new();
+        if level > PersistenceLevel::WalOnly {
+            fs.set_mapped_memory(level);
+        }
+        let stage = PoolThreadTest::open(Config::new("/db").fs(Arc::new(fs.clone())));
+        let copies: Vec<String> = (0..4).map(|n| format!("/copy {n}")).collect();
+        let row = |writer: u64, n: u64| [&[writer as u8][..], &number_of(n)].concat();
+        let at_least: Vec<[u64; 2]> = thread::scope(|scope| {
+            let counts: [Arc<AtomicU64>; 2] = Default::default();
+            let writers = [0, 1].map(|writer| {
+                let (stage, count) = (&stage, Arc::clone(&counts[writer as usize]));
+                scope.spawn(move || {
+                    while !stage.stop.load(Ordering::SeqCst) && count.load(Ordering::SeqCst) < 40_000 {
+                        let n = count.load(Ordering::SeqCst);
+                        stage.pool.insert(row(writer, n), value(writer, n)).unwrap();
+                        count.store(n + 1, Ordering::SeqCst);
+                    }
+                })
+            });
+            let are_at_it = || writers.iter().all(|writer| !writer.is_finished());
+            let seen = || [0, 1].map(|writer: usize| counts[writer].load(Ordering::SeqCst));
+            let copied = copies.iter().enumerate().map(|(n, copy)| {
+                while are_at_it() && seen().iter().any(|count| *count < 300 * (n as u64 + 1)) {
+                    thread::yield_now();
+                }
+                let before = seen();
+                stage.db.checkpoint(copy).map(|()| before)
+            });
+            let copied: Vec<_> = copied.collect();
+            stage.stop.store(true, Ordering::SeqCst);
+            copied.into_iter().map(Result::unwrap).collect()
+        });
+        for (copy, at_least) in copies.iter().zip(at_least) {
+            let copied = PoolThreadTest::open(Config::new(copy).fs(Arc::new(fs.clone())));
+            let mut all = 0;
+            for (writer, at_least) in (0..).zip(at_least) {
+                let there = (0..).take_while(|n| {
+                    let found = copied.pool.get(row(writer, *n)).unwrap();
+                    found.is_some_and(|found| writer_and_round_of(Some(&found)) == (writer, *n))
+                });
+                let there = there.count() as u64;
+                assert!(there >= at_least, "{there} of {at_least} in {copy} at {level:?}");
+                all += there;
+            }
+            assert_eq!(copied.pool.len().unwrap(), all, "a row has a gap in {copy} at {level:?}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Full pools that are killed, lose power, and are reopened smaller or larger.
+//!
+//! - `AZEKURA_CRASH_POINTS`: how many lives are searched.
+
+use std::collections::BTreeMap;
+
+use azekura::fs::{MemFs, Survival};
+use azekura::{
+    Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, Slice, Snapshot,
+};
+
+use super::config;
+use crate::testkit::{SeededRng, env_u64};
+
+/// Values are one byte, so often.
+type PoolRecords = BTreeMap<Vec<u8>, (u8, usize)>;
+type TwoPoolModel = [PoolRecords; 2];
+
+/// Sizes that the pools of one search may have.
+struct PoolSizes {
+    max: u64,
+    step: u64,
+}
+
+impl PoolSizes {
+    fn pool(&self, eighths: u64) -> PartitionCreateOptions {
+        let sizes = PmemOptions::default().max_size(self.max / 8 * eighths).growth_step(self.step);
+        PartitionCreateOptions::default().engine(EngineType::Pmem(sizes))
+    }
+}
+
+struct FullPoolRun {
+    db: Database,
+    parts: [Partition; 2],
+    model: TwoPoolModel,
+    /// States since the last sync, with it: power loss leaves one of them.
+    states: Vec<TwoPoolModel>,
+    snapshot: Option<(Snapshot, TwoPoolModel)>,
+    times_full: u64,
+}
+
+fn read_pairs(pairs: impl Iterator<Item = azekura::Result<(Slice, Slice)>>) -> PoolRecords {
+    let record = |(key, value): (Slice, Slice)| {
+        let byte = value.first().copied().unwrap_or_default();
+        assert!(value.iter().all(|other| *other == byte), "a value is torn");
+        (key.to_vec(), (byte, value.len()))
+    };
+    pairs.map(|pair| record(pair.unwrap())).collect()
+}
+
+fn open(fs: &MemFs, options: &PartitionCreateOptions) -> (Database, [Partition; 2]) {
+    let db = config(fs).wal_segment_size(64 << 10).open().unwrap();
+    let parts = ["left", "right"].map(|name| db.open_partition(name, options.clone()).unwrap());
+    (db, parts)
+}
+
+impl FullPoolRun {
+    fn random_value(sizes: &PoolSizes, dice: &mut SeededRng) -> (u8, usize) {
+        let len = match dice.below(12) {
+            0 => dice.below(sizes.max / 6),
+            1..=3 => dice.below(3000),
+            4 => 1,
+            _ => dice.below(200),
+        };
+        (if len == 0 { 0 } else { dice.next_u64() as u8 }, len as usize)
+    }
+
+    /// Makes one change, which either is acknowledged or changes nothing.
+    fn random_change(&mut self, sizes: &PoolSizes, dice: &mut SeededRng) {
+        let key = |dice: &mut SeededRng| format!("{:03}", dice.below(400)).into_bytes();
+        let mut new = self.model.clone();
+        let done = match dice.below(8) {
+            0..=3 => {
+                let (at, key, value) = (dice.index(2), key(dice), FullPoolRun::random_value(sizes, dice));
+                new[at].insert(key.clone(), value);
+                self.parts[at].insert(&key, vec![value.0; value.1])
+            }
+            4 => {
+                let (at, key) = (dice.index(2), key(dice));
+                new[at].remove(&key);
+                self.parts[at].remove(&key)
+            }
+            _ => {
+                let mut batch = self.db.batch();
+                for _ in 0..1 + dice.below(20) {
+                    let (at, key, value) = (dice.index(2), key(dice), FullPoolRun::random_value(sizes, dice));
+                    if dice.chance_one_in(3) {
+                        batch.remove(&self.parts[at], &key);
+                        new[at].remove(&key);
+                    } else {
+                        batch.insert(&self.parts[at], &key, vec![value.0; value.1]);
+                        new[at].insert(key, value);
+                    }
+                }
+                batch.commit()
+            }
+        };
+        match done {
+            Ok(()) => self.model = new,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
+                self.times_full += 1;
+                if dice.chance_one_in(3) {
+                    self.remove_some(dice);
+                }
+            }
+        }
+        self.states.push(self.model.clone());
+    }
+
+    /// Removes many records, which a full pool allows.
+    fn remove_some(&mut self, dice: &mut SeededRng) {
+        self.snapshot = None;
+        for (part, at) in self.parts.iter().zip(0..) {
+            let gone: Vec<_> = self.model[at].keys().filter(|_| dice.chance_one_in(2)).cloned().collect();
+            for key in gone {
+                part.remove(&key).unwrap();
+                self.model[at].remove(&key);
+                self.states.push(self.model.clone());
+            }
+        }
+    }
+
+    /// Takes a snapshot, or looks at the one that is there and drops it.
+    fn check_or_take_snapshot(&mut self) {
+        match self.snapshot.take() {
+            None => self.snapshot = Some((self.db.snapshot(), self.model.clone())),
+            Some((snapshot, model)) => {
+                for (part, model) in self.parts.iter().zip(&model) {
+                    assert!(read_pairs(snapshot.iter(part)) == *model, "a snapshot shows something else");
+                }
+            }
+        }
+    }
+}
+
+/// One database through several lives; the number of times that a pool was full.
+fn run_crash_search(seed: u64, lives: u64) -> u64 {
+    let mut dice = SeededRng::new(seed);
+    let sizes =
+        PoolSizes { max: dice.pick(&[64 << 10, 256 << 10, 1 << 20]), step: dice.pick(&[4 << 10, 64 << 10, 4 << 20]) };
+    let (mut fs, mut eighths, mut fulls) = (MemFs::new(), 8, 0);
+    let mut model = TwoPoolModel::default();
+    for life in 0..lives {
+        let (db, parts) = open(&fs, &sizes.pool(eighths));
+        db.persist(PersistMode::SyncData).unwrap();
+        let states = vec![model.clone()];
+        let mut now = FullPoolRun { db, parts, model, states, snapshot: None, times_full: 0 };
+        for _ in 0..20 + dice.below(100) {
+            now.random_change(&sizes, &mut dice);
+            match dice.below(30) {
+                0 => now.check_or_take_snapshot(),
+                1 => now.parts[dice.index(2)].flush().unwrap(),
+                2 => while now.db.step().unwrap() {},
+                3 => {
+                    now.db.persist(PersistMode::SyncData).unwrap();
+                    now.states = vec![now.model.clone()];
+                }
+                _ => {}
+            }
+            for part in &now.parts {
+                let pool = part.metrics().pool.unwrap();
+                assert!(pool.bytes <= 4 * sizes.max, "seed {seed}, life {life}: {} of {} bytes", pool.bytes, sizes.max);
+            }
+        }
+        let (survival, is_kill) =
+            if dice.chance_one_in(2) { (Survival::Everything, true) } else { (Survival::Random, false) };
+        let after = fs.fork();
+        after.crash(survival, dice.next_u64());
+        fulls += now.times_full;
+        // No pool is smaller than 64 KiB.
+        eighths = if sizes.max > 64 << 10 { dice.pick(&[8, 8, 6, 12]) } else { dice.pick(&[8, 12]) };
+        let reader = config(&after).open_read_only().unwrap();
+        let found = ["left", "right"].map(|name| read_pairs(reader.partition(name).unwrap().iter()));
+        drop(reader);
+        let is_known = if is_kill { found == now.model } else { now.states.contains(&found) };
+        assert!(
+            is_known,
+            "seed {seed}, life {life}, killed: {is_kill}: {:?} records",
+            found.each_ref().map(BTreeMap::len)
+        );
+        let (db, parts) = open(&after, &sizes.pool(eighths));
+        assert!(parts.each_ref().map(|part| read_pairs(part.iter())) == found, "seed {seed}, life {life}");
+        drop((db, parts, now));
+        (fs, model) = (after, found);
+    }
+    check_emptied_pool(&fs, &sizes, seed);
+    fulls
+}
+
+/// What was emptied takes nearly as much as a new pool.
+fn check_emptied_pool(fs: &MemFs, sizes: &PoolSizes, seed: u64) {
+    let fill = |part: &Partition| {
+        let fits = |n: &u32| (0..50).any(|_| part.insert(n.to_be_bytes(), [1; 300]).is_ok());
+        (0..).take_while(fits).count()
+    };
+    let (_db, parts) = open(fs, &sizes.pool(8));
+    for key in parts[0].keys().map(Result::unwrap).collect::<Vec<_>>() {
+        parts[0].remove(key).unwrap();
+    }
+    let again = fill(&parts[0]);
+    let (_new, parts) = open(&MemFs::new(), &sizes.pool(8));
+    let fresh = fill(&parts[0]);
+    assert!(again * 10 >= fresh * 9, "seed {seed}: {again} records where {fresh} fit into a new pool");
+}
+
+#[test]
+fn full_pool_survives_kill_and_power_loss() {
+    let lives = env_u64("AZEKURA_CRASH_POINTS", 60);
+    let fulls: u64 = (0..lives.div_ceil(5)).map(|seed| run_crash_search(seed, 5)).sum();
+    println!("{fulls} times full");
+    assert!(fulls > lives, "{fulls} times full");
+}

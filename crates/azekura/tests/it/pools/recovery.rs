@@ -1,0 +1,162 @@
+//! What reading the source found before any test did, each as the shortest story that shows it.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use azekura::fs::{Fault, FaultFs, FaultPlan, MemFs, OpKind, Survival};
+use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, PersistenceLevel};
+
+use super::memory::persistent_memory_fs;
+use super::{config, open_pool, pool_options};
+
+/// Orders keys backward; or, under the same name, forward.
+struct BackwardOrForward(bool);
+
+impl Comparator for BackwardOrForward {
+    fn name(&self) -> &str {
+        "backward"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> Ordering {
+        if self.0 { b.cmp(a) } else { a.cmp(b) }
+    }
+}
+
+fn open_backward(db: &Database, honest: bool) -> azekura::Result<Partition> {
+    db.open_partition_with_comparator("pool", pool_options(4 << 20), Arc::new(BackwardOrForward(honest)))
+}
+
+/// What the log has again must not make a pool forget how far its own numbers went, when the log cannot be ended.
+#[test]
+fn a_close_that_fails_does_not_take_numbers_back() {
+    let fs = persistent_memory_fs();
+    let db = config(&fs).open().unwrap();
+    let part = open_pool(&db, "pool");
+    let mut batch = db.batch();
+    batch.insert(&part, "a", "1");
+    batch.insert(&part, "b", "1");
+    batch.commit().unwrap();
+    (0..900u32).for_each(|n| part.insert(n.to_be_bytes(), "old").unwrap());
+    fs.crash(Survival::Everything, 0);
+    let db = config(&fs).open().unwrap();
+    drop(open_pool(&db, "pool"));
+    fs.freeze_after(Some(0));
+    assert!(db.close().is_err());
+    fs.crash(Survival::Everything, 1);
+    let part = open_pool(&config(&fs).open().unwrap(), "pool");
+    assert_eq!(part.len().unwrap(), 902);
+    (0..900u32).for_each(|n| part.insert(n.to_be_bytes(), "new").unwrap());
+    assert!((0..900u32).all(|n| part.get(n.to_be_bytes()).unwrap().unwrap() == "new"));
+}
+
+#[test]
+fn removed_key_stays_removed_on_late_comparator() {
+    let fs = persistent_memory_fs();
+    let db = config(&fs).open().unwrap();
+    let part = open_backward(&db, true).unwrap();
+    let mut batch = db.batch();
+    batch.insert(&part, "gone", "1");
+    batch.insert(&part, "there", "1");
+    batch.commit().unwrap();
+    part.remove("gone").unwrap();
+    part.insert("alone", "1").unwrap();
+    fs.crash(Survival::Everything, 0);
+    let db = config(&fs).open().unwrap();
+    let part = open_backward(&db, true).unwrap();
+    let keys: Vec<_> = part.keys().map(Result::unwrap).collect();
+    assert_eq!(keys, ["there", "alone"]);
+    part.insert("there", "2").unwrap();
+    assert_eq!(part.get("there").unwrap().unwrap(), "2");
+}
+
+/// A pool whose tree could not be built does not become something else.
+#[test]
+fn pool_with_wrong_comparator_is_refused_intact() {
+    for fs in [MemFs::new(), persistent_memory_fs()] {
+        let db = config(&fs).open().unwrap();
+        let part = open_backward(&db, true).unwrap();
+        (0..200u32).for_each(|n| part.insert(n.to_be_bytes(), [1; 50]).unwrap());
+        part.flush().unwrap();
+        part.insert("in the log", "1").unwrap();
+        drop(part);
+        fs.crash(Survival::Everything, 0);
+        let db = config(&fs).open().unwrap();
+        assert_eq!(open_backward(&db, false).unwrap_err().kind(), ErrorKind::Corruption);
+        assert!(open_backward(&db, true).is_err() && db.partition("pool").is_err());
+        db.open_partition("other", Default::default()).unwrap().insert("k", "v").unwrap();
+        db.close().unwrap();
+        let db = config(&fs).open().unwrap();
+        assert_eq!(open_backward(&db, true).unwrap().len().unwrap(), 201);
+    }
+}
+
+/// An image and a pool that is memory in one database: numbers that only the second used are not the log's end.
+#[test]
+fn flushed_seqno_never_exceeds_wal_end() {
+    let fs = MemFs::new();
+    let db = config(&fs).open().unwrap();
+    open_pool(&db, "image").insert("k", "0").unwrap();
+    db.close().unwrap();
+    fs.set_mapped_memory(PersistenceLevel::PowerLoss);
+    for life in 0..4u32 {
+        let db = config(&fs).open().unwrap();
+        let (image, memory) = (open_pool(&db, "image"), open_pool(&db, "memory"));
+        assert_eq!(image.metrics().pool.unwrap().persistence, PersistenceLevel::WalOnly);
+        assert_eq!(memory.len().unwrap(), u64::from(life) * 500);
+        image.insert("k", life.to_le_bytes()).unwrap();
+        (0..500).for_each(|n: u32| memory.insert([life.to_be_bytes(), n.to_be_bytes()].concat(), "v").unwrap());
+        image.flush().unwrap();
+        assert_eq!(image.get("k").unwrap().unwrap(), life.to_le_bytes());
+        fs.crash(Survival::Everything, u64::from(life));
+        // Opened, lost at once, and opened again.
+        let again = fs.fork();
+        drop(config(&again).open().unwrap());
+        again.crash(Survival::Everything, 0);
+        drop(config(&again).open().unwrap());
+    }
+}
+
+/// The log has a batch, and was not synced: opening must not give a durable pool the half of it.
+#[test]
+fn replay_does_not_tear_a_batch() {
+    let fs = persistent_memory_fs();
+    let faulty = FaultFs::new(Arc::new(fs.clone()));
+    let db = config(&fs).fs(Arc::new(faulty.clone())).open().unwrap();
+    let (part, tree) = (open_pool(&db, "pool"), db.open_partition("tree", Default::default()).unwrap());
+    let mut batch = db.batch();
+    batch.insert(&part, "k", "1");
+    batch.insert(&tree, "k", "1");
+    faulty.inject(FaultPlan::new(OpKind::Sync, 1, Fault::Error(std::io::ErrorKind::Other)).in_path(".wal").forever());
+    assert!(batch.commit().is_err());
+    let mut whole = 0;
+    for ops in 0.. {
+        let again = fs.fork();
+        again.freeze_after(Some(ops));
+        let opened = config(&again).open().is_ok();
+        again.crash(Survival::Nothing, ops);
+        let db = config(&again).open().unwrap_or_else(|error| panic!("after {ops} operations: {error}"));
+        let held = |name: &str| db.partition(name).is_ok_and(|part| part.get("k").unwrap().is_some());
+        assert_eq!(held("pool"), held("tree"), "after {ops} operations");
+        whole += u64::from(held("pool"));
+        if opened {
+            break;
+        }
+    }
+    assert!(whole > 0);
+}
+
+/// A pool that was memory and has become an image is in a copy, also before its first checkpoint.
+#[test]
+fn checkpoint_contains_mapped_pool() {
+    let fs = persistent_memory_fs();
+    let db = config(&fs).open().unwrap();
+    open_pool(&db, "pool").insert("k", "v").unwrap();
+    db.close().unwrap();
+    fs.set_mapped_memory(PersistenceLevel::WalOnly);
+    let db = config(&fs).open().unwrap();
+    open_pool(&db, "pool").insert("l", "w").unwrap();
+    db.persist(PersistMode::SyncData).unwrap();
+    db.checkpoint("/copy").unwrap();
+    let copy = Config::new("/copy").fs(Arc::new(fs.clone())).open().unwrap();
+    assert_eq!(copy.partition("pool").unwrap().len().unwrap(), 2);
+}

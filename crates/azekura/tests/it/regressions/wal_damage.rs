@@ -1,0 +1,693 @@
+//! Recovery from damaged logs, in every recovery mode.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fs, MemFs, OpenMode, Survival, TestEnv};
+use azekura::{
+    Config, Database, EngineType, ErrorKind, Partition, PartitionCreateOptions, PersistMode, PmemOptions, RecoveryMode,
+    Result,
+};
+
+const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
+
+fn open_as(machine: &MemFs, salt: u64, mode: RecoveryMode) -> Result<Database> {
+    let fs: Arc<dyn Fs> = Arc::new(machine.clone());
+    Config::new(Path::new("/db"))
+        .fs(fs)
+        .env(Arc::new(TestEnv::new(salt)))
+        .workers(0)
+        .wal_segment_size(64 << 10)
+        .recovery_mode(mode)
+        .open()
+}
+
+/// Partitions called "pool…" are pools.
+fn open_partition(db: &Database, name: &str) -> Partition {
+    let small = PmemOptions::default().max_size(1 << 20).growth_step(4 << 10);
+    let options = match name.starts_with("pool") {
+        true => PartitionCreateOptions::default().engine(EngineType::Pmem(small)),
+        false => PartitionCreateOptions::default(),
+    };
+    db.open_partition(name, options).unwrap()
+}
+
+fn partition_keys(db: &Database, name: &str) -> Vec<String> {
+    open_partition(db, name).keys().map(|key| String::from_utf8(key.unwrap().to_vec()).unwrap()).collect()
+}
+
+/// What a killed process leaves.
+fn after_kill(machine: &MemFs) -> MemFs {
+    let copy = machine.fork();
+    copy.crash(Survival::Everything, 0);
+    copy
+}
+
+fn marker_value(n: u32) -> String {
+    format!("MARKER-{n:08}-")
+}
+
+/// The segment that holds the bytes, its length up to the last byte that is not zero, and where they stand.
+fn find_in_wal(machine: &MemFs, what: &[u8]) -> (String, u64, u64) {
+    for entry in machine.read_dir(Path::new("/db")).unwrap().into_iter().filter(|e| e.name.ends_with(".wal")) {
+        let file = machine.open(&Path::new("/db").join(&entry.name), OpenMode::Read).unwrap();
+        let mut bytes = vec![0; file.length().unwrap() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        if let Some(at) = bytes.windows(what.len()).position(|window| window == what) {
+            let used = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+            return (entry.name, used as u64, at as u64);
+        }
+    }
+    panic!("no segment holds {what:?}")
+}
+
+fn file_bytes(machine: &MemFs, name: &str) -> Vec<u8> {
+    let file = machine.open(&Path::new("/db").join(name), OpenMode::Read).unwrap();
+    let mut bytes = vec![0; file.length().unwrap() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn overwrite_file(machine: &MemFs, name: &str, at: u64, bytes: &[u8]) {
+    let file = machine.open(&Path::new("/db").join(name), OpenMode::Write).unwrap();
+    file.write_at(bytes, at).unwrap();
+    file.sync_data().unwrap();
+}
+
+fn truncate_file(machine: &MemFs, name: &str, len: u64) {
+    let file = machine.open(&Path::new("/db").join(name), OpenMode::Write).unwrap();
+    file.set_length(len).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn damage_record(machine: &MemFs, n: u32) {
+    let (name, _, at) = find_in_wal(machine, marker_value(n).as_bytes());
+    overwrite_file(machine, &name, at, b"damaged");
+}
+
+/// Batches `from..=to` over two partitions, all of them synced.
+fn write_batches(db: &Database, names: [&str; 2], numbers: std::ops::RangeInclusive<u32>) {
+    for n in numbers {
+        let mut batch = db.batch().durability(PersistMode::SyncData);
+        names.iter().for_each(|name| batch.insert(&open_partition(db, name), format!("k{n:03}"), marker_value(n)));
+        batch.commit().unwrap();
+    }
+}
+
+/// Two partitions with `count` batches over both, of which those in `flushed` are in permanent files.
+fn database_with_uneven_flushes(names: [&str; 2], count: u32, flushed: &[&str]) -> MemFs {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    write_batches(&db, names, 1..=count);
+    flushed.iter().for_each(|name| open_partition(&db, name).flush().unwrap());
+    after_kill(&machine)
+}
+
+/// Writes and syncs on what `machine` holds, again and again, killing the process each time; every open, in every mode,
+/// shows all of it.
+fn check_recovery_is_stable(machine: &MemFs, first_mode: RecoveryMode) {
+    let (mut machine, mut wrote) = (machine.fork(), Vec::new());
+    for (n, mode) in [first_mode].into_iter().chain(MODES).chain([first_mode]).enumerate() {
+        let db = open_as(&machine, 10 + n as u64, mode).unwrap_or_else(|e| panic!("{mode:?} in round {n}: {e}"));
+        let found = partition_keys(&db, "after");
+        assert_eq!(found, wrote, "{mode:?} in round {n} after {first_mode:?}");
+        open_partition(&db, "after").insert(format!("{n}"), "v").unwrap();
+        db.persist(PersistMode::SyncData).unwrap();
+        wrote.push(format!("{n}"));
+        for survival in [Survival::Nothing, Survival::Everything] {
+            let crashed = machine.fork();
+            crashed.crash(survival, n as u64);
+            for mode in MODES {
+                let db = open_as(&crashed.fork(), 90, mode).unwrap_or_else(|e| panic!("{mode:?}, {survival:?}: {e}"));
+                assert_eq!(partition_keys(&db, "after"), wrote, "{mode:?} after {first_mode:?}, {survival:?}");
+            }
+        }
+        machine = after_kill(&machine);
+    }
+}
+
+/// Half of a batch was kept: the partition that was flushed had all of it, the other one nothing behind the damage. The
+/// end of the log was noted behind the tables' highest number, so that `Strict` refused the log for ever, and
+/// `PointInTime` dropped what was synced after the recovery.
+#[test]
+fn half_batches_are_refused_or_salvaged() {
+    for names in [["a", "b"], ["pool a", "b"], ["a", "pool b"]] {
+        let machine = database_with_uneven_flushes(names, 6, &names[..1]);
+        damage_record(&machine, 3);
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
+            let error = open_as(&machine.fork(), 2, mode).unwrap_err();
+            let text = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Corruption, "{text}");
+            assert!(error.file().is_some() && error.offset().is_some(), "{text}");
+            assert!(text.contains(&format!("{:?}", names[0])) && text.contains("Salvage"), "{text}");
+        }
+        let db = open_as(&machine.fork(), 2, RecoveryMode::Salvage).unwrap();
+        assert_eq!(partition_keys(&db, names[0]).len(), 6, "{names:?}");
+        assert_eq!(partition_keys(&db, names[1]), ["k001", "k002", "k004", "k005", "k006"], "{names:?}");
+        drop(db);
+        check_recovery_is_stable(&machine, RecoveryMode::Salvage);
+    }
+}
+
+/// A log that was cut, or was zeroed from some place on, holds no watermark that says how far it was durable; the
+/// tables of one partition do. It opened with all of one partition and half of the other.
+#[test]
+fn wal_ending_below_flushed_seqno_is_damaged() {
+    for is_cut in [true, false] {
+        let machine = database_with_uneven_flushes(["a", "b"], 100, &["a"]);
+        let (name, used, at) = find_in_wal(&machine, marker_value(45).as_bytes());
+        if is_cut {
+            truncate_file(&machine, &name, at);
+        } else {
+            overwrite_file(&machine, &name, at, &vec![0; (used - at) as usize]);
+        }
+        for mode in [RecoveryMode::Strict, RecoveryMode::PointInTime] {
+            let error = open_as(&machine.fork(), 2, mode).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corruption);
+            assert!(error.to_string().contains("partition \"a\""), "{error}");
+        }
+        check_recovery_is_stable(&machine, RecoveryMode::Salvage);
+    }
+}
+
+/// `Strict` refused damage in log that nothing needs any more.
+#[test]
+fn unneeded_damage_is_no_obstacle() {
+    for mode in MODES {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        write_batches(&db, ["a", "b"], 1..=6);
+        ["a", "b"].iter().for_each(|name| open_partition(&db, name).flush().unwrap());
+        write_batches(&db, ["a", "b"], 7..=9);
+        let machine = after_kill(&machine);
+        damage_record(&machine, 3);
+        let db = open_as(&machine.fork(), 2, mode).unwrap_or_else(|e| panic!("{mode:?}: {e}"));
+        assert_eq!((partition_keys(&db, "a").len(), partition_keys(&db, "b").len()), (9, 9), "{mode:?}");
+        drop(db);
+        check_recovery_is_stable(&machine, mode);
+        damage_record(&machine, 8);
+        assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err(), "but this one is needed");
+        let db = open_as(&machine.fork(), 2, RecoveryMode::PointInTime).unwrap();
+        assert_eq!((partition_keys(&db, "a").len(), partition_keys(&db, "b").len()), (7, 7));
+        drop(db);
+        check_recovery_is_stable(&machine, RecoveryMode::PointInTime);
+    }
+}
+
+/// The log below what every partition has flushed is gone to its end: with nothing to prove that no commit came behind,
+/// `Strict` refuses, and `PointInTime` opens what the tables hold.
+#[test]
+fn lost_wal_is_replaced_by_flushed_tables() {
+    let machine = database_with_uneven_flushes(["a", "b"], 6, &["a", "b"]);
+    let (name, used, at) = find_in_wal(&machine, marker_value(3).as_bytes());
+    overwrite_file(&machine, &name, at, &vec![0; (used - at) as usize]);
+    assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err());
+    for mode in [RecoveryMode::PointInTime, RecoveryMode::Salvage] {
+        let db = open_as(&machine.fork(), 2, mode).unwrap();
+        assert_eq!((partition_keys(&db, "a").len(), partition_keys(&db, "b").len()), (6, 6));
+        drop(db);
+        check_recovery_is_stable(&machine, mode);
+    }
+}
+
+/// Segments that `PointInTime` dropped became spares with the headers of their old lives. When power loss took the
+/// header of the only segment of the next life, they looked like a log that was synced behind the end.
+#[test]
+fn spares_of_dropped_segments_are_no_damage() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    let long = "x".repeat(20_000);
+    for n in 1..=12 {
+        open_partition(&db, "a").insert(format!("k{n:03}"), marker_value(n) + &long).unwrap();
+        db.persist(PersistMode::SyncData).unwrap();
+    }
+    let machine = after_kill(&machine);
+    damage_record(&machine, 5);
+    let db = open_as(&machine, 2, RecoveryMode::PointInTime).unwrap();
+    assert_eq!(partition_keys(&db, "a").len(), 4);
+    open_partition(&db, "a").flush().unwrap();
+    while db.step().unwrap() {}
+    for salt in 0..12 {
+        let survival = if salt == 0 { Survival::Nothing } else { Survival::Random };
+        let crashed = machine.fork();
+        crashed.crash(survival, salt);
+        for mode in MODES {
+            let db = open_as(&crashed.fork(), 3, mode).unwrap_or_else(|e| panic!("{mode:?}, salt {salt}: {e}"));
+            assert_eq!(partition_keys(&db, "a").len(), 4);
+        }
+    }
+}
+
+/// Power loss at every operation of an open that accepts damage: a later open in the same mode shows the same, and
+/// `Strict` refuses, or shows it too.
+#[test]
+fn a_recovery_cut_short_can_be_begun_again() {
+    for (flushed, mode) in [(&["a"][..], RecoveryMode::Salvage), (&["a", "b"], RecoveryMode::PointInTime)] {
+        let machine = database_with_uneven_flushes(["a", "b"], 6, flushed);
+        damage_record(&machine, 3);
+        let whole = machine.fork();
+        let before = whole.op_count();
+        let wanted = [
+            partition_keys(&open_as(&whole, 2, mode).unwrap(), "a"),
+            partition_keys(&open_as(&after_kill(&whole), 2, mode).unwrap(), "b"),
+        ];
+        for op in 0..=whole.op_count() - before {
+            for survival in [Survival::Nothing, Survival::Everything, Survival::Random] {
+                let crashed = machine.fork();
+                crashed.freeze_after(Some(op));
+                drop(open_as(&crashed, 2, mode));
+                crashed.crash(survival, op);
+                let db =
+                    open_as(&crashed.fork(), 3, mode).unwrap_or_else(|e| panic!("operation {op}, {survival:?}: {e}"));
+                assert_eq!(
+                    [partition_keys(&db, "a"), partition_keys(&db, "b")],
+                    wanted,
+                    "operation {op}, {survival:?}"
+                );
+                drop(db);
+                if let Ok(db) = open_as(&crashed.fork(), 3, RecoveryMode::Strict) {
+                    assert_eq!(
+                        [partition_keys(&db, "a"), partition_keys(&db, "b")],
+                        wanted,
+                        "operation {op}, {survival:?}, Strict"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Opening for reading follows the same rules and writes nothing.
+#[test]
+fn readers_follow_the_same_rules() {
+    let machine = database_with_uneven_flushes(["a", "b"], 6, &["a"]);
+    damage_record(&machine, 3);
+    for mode in MODES {
+        let fs: Arc<dyn Fs> = Arc::new(machine.fork());
+        let config = Config::new("/db").fs(Arc::clone(&fs)).env(Arc::new(TestEnv::new(4))).recovery_mode(mode);
+        let before = crate::testkit::test_dir::dir_contents(&*fs, Path::new("/db"));
+        assert_eq!(config.open_read_only().is_ok(), mode == RecoveryMode::Salvage, "{mode:?}");
+        assert!(crate::testkit::test_dir::dir_contents(&*fs, Path::new("/db")) == before, "{mode:?}");
+    }
+}
+
+/// A net: one byte of the log flipped, the log cut, and the log zeroed from there on, at many places of a log of which
+/// two partitions have flushed different parts. It opens to one moment of both, or refuses, in `Strict` and
+/// `PointInTime`; it opens in `Salvage`; and what is synced then lasts.
+#[test]
+fn any_wal_damage_gives_one_snapshot_or_error() {
+    let (mut opened, mut refused) = (0, 0);
+    for (seed, names) in [["a", "b"], ["pool a", "b"], ["a", "pool b"]].into_iter().enumerate() {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        write_batches(&db, names, 1..=4);
+        open_partition(&db, names[1]).flush().unwrap();
+        write_batches(&db, names, 5..=8);
+        open_partition(&db, names[0]).flush().unwrap();
+        write_batches(&db, names, 9..=11);
+        let machine = after_kill(&machine);
+        let (name, used, _) = find_in_wal(&machine, marker_value(1).as_bytes());
+        for at in (512 + seed as u64..used).step_by(41) {
+            for how in 0..3 {
+                let damaged = machine.fork();
+                match how {
+                    0 => overwrite_file(&damaged, &name, at, b"\xa5"),
+                    1 => truncate_file(&damaged, &name, at),
+                    _ => overwrite_file(&damaged, &name, at, &vec![0; (used - at) as usize]),
+                }
+                for mode in MODES {
+                    let what = format!("{names:?}, damage {how} at {at}, {mode:?}");
+                    let copy = damaged.fork();
+                    let db = match open_as(&copy, 2, mode) {
+                        Ok(db) => db,
+                        Err(e) => {
+                            assert!(mode != RecoveryMode::Salvage && e.kind() == ErrorKind::Corruption, "{what}: {e}");
+                            refused += 1;
+                            continue;
+                        }
+                    };
+                    opened += 1;
+                    let (one, other) = (partition_keys(&db, names[0]), partition_keys(&db, names[1]));
+                    if mode != RecoveryMode::Salvage {
+                        assert_eq!(one, other, "{what}");
+                        assert!(one.len() >= 8 && one.last() == Some(&format!("k{:03}", one.len())), "{what}: {one:?}");
+                    }
+                    open_partition(&db, "after").insert("k", "v").unwrap();
+                    db.persist(PersistMode::SyncData).unwrap();
+                    for later in MODES {
+                        let again = copy.fork();
+                        again.crash(Survival::Nothing, at);
+                        let db = open_as(&again, 3, later).unwrap_or_else(|e| panic!("{what}, then {later:?}: {e}"));
+                        assert_eq!(partition_keys(&db, "after").len(), 1, "{what}, then {later:?}");
+                        assert_eq!(
+                            (partition_keys(&db, names[0]), partition_keys(&db, names[1])),
+                            (one.clone(), other.clone()),
+                            "{what}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert!(opened > 100 && refused > 100, "{opened} opened, {refused} refused");
+}
+
+/// The number of a stray file was taken for one of the database's: counting on from it overflowed, or began anew at 0.
+#[test]
+fn stray_files_use_up_no_numbers() {
+    for stray in [u64::MAX, u64::MAX - 1, 1 << 62] {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        open_partition(&db, "a").insert("k", "v").unwrap();
+        db.close().unwrap();
+        let names = ["sst", "blob", "wal", "pool"].map(|kind| match kind {
+            "pool" => format!("p{stray}.pool"),
+            kind => format!("{stray}.{kind}"),
+        });
+        for name in &names {
+            machine.open(&Path::new("/db").join(name), OpenMode::Create).unwrap().write_at(b"junk", 0).unwrap();
+        }
+        for life in 2..5 {
+            let db = open_as(&machine, life, RecoveryMode::Strict).unwrap();
+            open_partition(&db, "a").insert(format!("{life}"), "v").unwrap();
+            open_partition(&db, "a").flush().unwrap();
+            open_partition(&db, &format!("pool {life}"));
+            db.close().unwrap();
+        }
+        for name in &names {
+            assert!(machine.exists(&Path::new("/db").join(name)).unwrap(), "{name} was removed");
+        }
+        let entries = machine.read_dir(Path::new("/db")).unwrap();
+        let mine = entries.into_iter().filter(|entry| !names.contains(&entry.name));
+        assert!(mine.into_iter().all(|entry| entry.name.len() < 20), "numbers go on behind {stray}");
+    }
+}
+
+/// A database was closed twice, the second time without a write. The header of the segment that the second life had
+/// begun was not durable, and nothing else said that what came before it was retired: after power loss the log looked
+/// damaged.
+#[test]
+fn wal_is_complete_after_closes_and_power_loss() {
+    let machine = MemFs::new();
+    let write = |salt: u64, key: &str| {
+        let db = super::open(&machine, "/db", salt);
+        let (a, _idle) = (super::open_partition(&db, "a"), super::open_partition(&db, "idle"));
+        if !key.is_empty() {
+            a.insert(key, "v").unwrap();
+        }
+        db.close().unwrap();
+    };
+    for (salt, key) in ["one", "", "two", "", ""].into_iter().enumerate() {
+        write(salt as u64, key);
+        let after = super::after_power_loss(&machine);
+        let db = super::open(&after, "/db", 9);
+        assert_eq!(super::open_partition(&db, "a").len().unwrap(), if salt < 2 { 1 } else { 2 }, "after life {salt}");
+    }
+}
+
+/// A partition that has nothing to flush kept its position at the beginning of the log, so that all of the log was
+/// needed: `Strict` and `PointInTime` refused damage although everything was in permanent files.
+#[test]
+fn damage_is_passed_over_beside_idle_partitions() {
+    for names in [["a", "b"], ["pool a", "b"]] {
+        for idle in [&[][..], &["idle"], &["idle", "pool idle"]] {
+            let machine = MemFs::new();
+            let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+            idle.iter().for_each(|name| drop(open_partition(&db, name)));
+            // One that had something once.
+            if let Some(name) = idle.last() {
+                open_partition(&db, name).insert("k", "v").unwrap();
+                open_partition(&db, name).flush().unwrap();
+            }
+            write_batches(&db, names, 1..=6);
+            names.iter().for_each(|name| open_partition(&db, name).flush().unwrap());
+            let machine = after_kill(&machine);
+            damage_record(&machine, 3);
+            for mode in MODES {
+                let what = format!("{names:?} beside {idle:?}, {mode:?}");
+                let db = open_as(&machine.fork(), 2, mode).unwrap_or_else(|e| panic!("{what}: {e}"));
+                assert_eq!(
+                    (partition_keys(&db, names[0]).len(), partition_keys(&db, names[1]).len()),
+                    (6, 6),
+                    "{what}"
+                );
+            }
+            check_recovery_is_stable(&machine, RecoveryMode::Strict);
+        }
+    }
+}
+
+/// What the manifest says of all partitions holds for those too that have a commit in the log only, and not for what is
+/// not durable: neither is a record lost, nor does a log look damaged that power loss has cut.
+#[test]
+fn unflushed_commits_are_needed_beside_flushes() {
+    for survival in [Survival::Nothing, Survival::Everything] {
+        let machine = MemFs::new();
+        let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+        let (a, b) = (open_partition(&db, "a"), open_partition(&db, "b"));
+        open_partition(&db, "idle");
+        for n in 0..20 {
+            a.insert(format!("{n:02}"), "v").unwrap();
+            if n % 3 == 0 {
+                b.insert(format!("{n:02}"), "v").unwrap();
+            }
+            if n % 4 == 1 {
+                a.flush().unwrap();
+            }
+            let crashed = machine.fork();
+            crashed.crash(survival, n);
+            for mode in MODES {
+                let db = open_as(&crashed.fork(), 2, mode).unwrap_or_else(|e| panic!("{survival:?} {n} {mode:?}: {e}"));
+                let (in_a, in_b) = (partition_keys(&db, "a"), partition_keys(&db, "b"));
+                assert_eq!(in_b.len(), in_a.len().div_ceil(3), "{survival:?} {n} {mode:?}: no single moment");
+                assert!(survival == Survival::Nothing || in_a.len() as u64 == n + 1, "{n} {mode:?}");
+            }
+        }
+    }
+}
+
+/// The manifest gets one short edit for a flush beside partitions that have nothing to flush, however many there are.
+#[test]
+fn manifest_stays_small_beside_idle_partitions() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    (0..60).for_each(|n| drop(open_partition(&db, &format!("idle {n}"))));
+    let length = || machine.open(Path::new("/db/MANIFEST"), OpenMode::Read).unwrap().length().unwrap();
+    let before = length();
+    for n in 0..20 {
+        open_partition(&db, "a").insert(format!("{n}"), "v").unwrap();
+        open_partition(&db, "a").flush().unwrap();
+    }
+    assert!(length() - before < 20 * 400, "{} bytes for a flush", (length() - before) / 20);
+}
+
+/// `Salvage` ended the log at a commit of a partition that the manifest had lost, and wrote that commit and those
+/// behind it to the new log all the same: the next open found it again, and refused.
+#[test]
+fn salvage_leaves_out_commits_of_lost_partitions() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    write_batches(&db, ["pool a", "b"], 1..=2);
+    open_partition(&db, "pool a").flush().unwrap();
+    let manifest = || machine.open(Path::new("/db/MANIFEST"), OpenMode::Write).unwrap();
+    let len = manifest().length().unwrap();
+    open_partition(&db, "lost").insert("k", "v").unwrap();
+    write_batches(&db, ["pool a", "b"], 3..=4);
+    // Its image says that the log was durable beyond.
+    open_partition(&db, "pool a").flush().unwrap();
+    let machine = after_kill(&machine);
+    truncate_file(&machine, "MANIFEST", len);
+    assert!(open_as(&machine.fork(), 2, RecoveryMode::Strict).is_err());
+    let db = open_as(&machine.fork(), 2, RecoveryMode::Salvage).unwrap();
+    assert_eq!((partition_keys(&db, "pool a").len(), partition_keys(&db, "b").len()), (4, 4));
+    assert_eq!(partition_keys(&db, "lost"), Vec::<String>::new());
+    drop(db);
+    check_recovery_is_stable(&machine, RecoveryMode::Salvage);
+}
+
+/// Batches over two partitions, whose log takes many pages.
+fn long_batches(db: &Database, numbers: std::ops::RangeInclusive<u32>, mode: PersistMode) {
+    for n in numbers {
+        let mut batch = db.batch().durability(mode);
+        for name in ["a", "b"] {
+            batch.insert(&open_partition(db, name), format!("k{n:03}"), marker_value(n) + &"x".repeat(3_000));
+        }
+        batch.commit().unwrap();
+    }
+}
+
+/// Both partitions have flushed the damaged part of the log, and need the rest of it. Their tables make the manifest
+/// large.
+fn long_log(count: u32) -> MemFs {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    ["a", "b"].iter().for_each(|name| open_partition(&db, name).insert(vec![b'z'; 65_000], "v").unwrap());
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    ["a", "b"].iter().for_each(|name| open_partition(&db, name).flush().unwrap());
+    long_batches(&db, 7..=count, PersistMode::SyncData);
+    let machine = after_kill(&machine);
+    damage_record(&machine, 3);
+    machine
+}
+
+fn counts(db: &Database) -> (u64, u64) {
+    (open_partition(db, "a").len().unwrap(), open_partition(db, "b").len().unwrap())
+}
+
+/// The new log that a killed `Salvage` had begun said that it was durable. So the torn tail of the old log, behind
+/// which `Salvage` had gone on, looked damaged, and `Strict` refused what it would have opened before.
+#[test]
+fn strict_opens_when_a_salvage_was_killed() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    long_batches(&db, 7..=12, PersistMode::Buffer);
+    damage_record(&machine, 9);
+    let base = after_kill(&machine);
+    let whole = base.fork();
+    let before = whole.op_count();
+    assert_eq!(counts(&open_as(&whole, 3, RecoveryMode::Salvage).unwrap()), (11, 11));
+    let mut salvaged = 0;
+    for op in 0..=whole.op_count() - before {
+        let cut_short = base.fork();
+        cut_short.freeze_after(Some(op));
+        drop(open_as(&cut_short, 3, RecoveryMode::Salvage));
+        for (survival, seed) in [(Survival::Everything, 0), (Survival::Random, op), (Survival::Random, op + 1_000)] {
+            let later = cut_short.fork();
+            later.crash(survival, seed);
+            let db = open_as(&later, 4, RecoveryMode::Strict).unwrap_or_else(|e| panic!("{op}, {survival:?}: {e}"));
+            let found = counts(&db);
+            assert!(found == (8, 8) || found == (11, 11), "{op}, {survival:?}: {found:?}");
+            salvaged += u32::from(found == (11, 11));
+        }
+    }
+    assert!(salvaged > 0);
+}
+
+/// Each process that was killed while it wrote the log anew left segments, which took the disk reserve: after a few of
+/// them a full disk had no space for the next one. And two attempts of one open, the second with space from the
+/// reserve, used the same epochs: one segment looked like a copy of the other.
+#[test]
+fn damaged_logs_open_when_killed_on_full_disks() {
+    let base = long_log(100);
+    base.set_capacity(Some(base.used_space()));
+    let whole = base.fork();
+    let before = whole.op_count();
+    drop(open_as(&whole, 3, RecoveryMode::Strict).unwrap());
+    let ops = whole.op_count() - before;
+    for op in (0..ops).step_by(ops as usize / 8) {
+        let mut machine = base.fork();
+        for life in 0..12 {
+            machine.freeze_after(Some(op + life % 3));
+            let _killed = open_as(&machine, 3 + life, RecoveryMode::Strict).map(std::mem::forget);
+            machine = after_kill(&machine);
+        }
+        let db = open_as(&machine, 50, RecoveryMode::Strict).unwrap_or_else(|e| panic!("killed at {op} of {ops}: {e}"));
+        assert_eq!(counts(&db), (101, 101), "killed at {op} of {ops}");
+    }
+}
+
+/// On a full disk the old log was cut behind the damage, to gain space, before the manifest named the new log: a
+/// process that was killed then left no log at all.
+#[test]
+fn old_logs_stay_until_the_new_is_named() {
+    let base = long_log(60);
+    let capacity = base.used_space() + (384 << 10);
+    let whole = base.fork();
+    whole.set_capacity(Some(capacity));
+    let before = whole.op_count();
+    drop(open_as(&whole, 3, RecoveryMode::Strict));
+    let ops = whole.op_count() - before;
+    for op in (0..=ops).rev().step_by(3) {
+        let machine = base.fork();
+        machine.set_capacity(Some(capacity));
+        machine.freeze_after(Some(op));
+        drop(open_as(&machine, 3, RecoveryMode::Strict));
+        let later = after_kill(&machine);
+        later.set_capacity(None);
+        let db = open_as(&later, 4, RecoveryMode::Strict).unwrap_or_else(|e| panic!("killed at {op} of {ops}: {e}"));
+        assert_eq!(counts(&db), (61, 61), "killed at {op} of {ops}");
+    }
+}
+
+/// The end of the log was not synced when the process was killed. The new log said that its commits are durable, which
+/// was not yet true of the originals: power loss while it was written made them look damaged.
+#[test]
+fn originals_are_durable_before_their_copies() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    long_batches(&db, 1..=6, PersistMode::SyncData);
+    ["a", "b"].iter().for_each(|name| open_partition(&db, name).flush().unwrap());
+    damage_record(&machine, 3); // needed by no partition
+    long_batches(&db, 7..=20, PersistMode::Buffer);
+    for op in 0..400 {
+        let cut_short = machine.fork(); // the process was killed, the system goes on
+        cut_short.freeze_after(Some(op));
+        let done = open_as(&cut_short, 3, RecoveryMode::Strict).map(std::mem::forget).is_ok();
+        for seed in 0..4 {
+            let crashed = cut_short.fork();
+            crashed.crash(if seed == 0 { Survival::Nothing } else { Survival::Random }, op * 4 + seed);
+            let db = open_as(&crashed, 4, RecoveryMode::Strict).unwrap_or_else(|e| panic!("operation {op}: {e}"));
+            let (a, b) = counts(&db);
+            assert!(a == b && a >= 6, "operation {op}: {a} and {b}");
+        }
+        if done {
+            return;
+        }
+    }
+    panic!("it does not open");
+}
+
+/// The manifest had lost its end, the log was damaged, and the disk was full: `PointInTime` failed, or was killed,
+/// after it had removed segments that the manifest no longer listed. They were data for `Salvage`, and for `Strict` the
+/// proof that the log had gone on: `Strict` then opened without the commits.
+#[test]
+fn failed_open_removes_no_segment_of_the_log() {
+    let machine = MemFs::new();
+    let db = open_as(&machine, 1, RecoveryMode::Strict).unwrap();
+    write_batches(&db, ["a", "b"], 1..=2);
+    ["a", "b"].iter().for_each(|name| open_partition(&db, name).flush().unwrap());
+    let len = machine.open(Path::new("/db/MANIFEST"), OpenMode::Read).unwrap().length().unwrap();
+    long_batches(&db, 3..=60, PersistMode::SyncData);
+    let base = after_kill(&machine);
+    truncate_file(&base, "MANIFEST", len);
+    damage_record(&base, 1); // needed by no partition
+    let (name, used, at) = find_in_wal(&base, marker_value(5).as_bytes());
+    overwrite_file(&base, &name, at, &vec![0; (used - at) as usize]);
+    let names = |machine: &MemFs| machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
+    assert!(names(&base).filter(|name| name.ends_with(".wal")).count() > 3);
+    let manifest = |machine: &MemFs| file_bytes(machine, "MANIFEST");
+    let salvaged = counts(&open_as(&base.fork(), 2, RecoveryMode::Salvage).unwrap());
+    let check = |machine: &MemFs, when: &str| {
+        assert!(open_as(&machine.fork(), 4, RecoveryMode::Strict).is_err(), "{when}: Strict opens");
+        let db = open_as(&machine.fork(), 4, RecoveryMode::Salvage).unwrap();
+        assert_eq!(counts(&db), salvaged, "{when}");
+    };
+    check(&base, "before");
+    let mut failures = 0;
+    for space in (0..40).map(|pages| pages * 4096) {
+        let full = base.fork();
+        full.remove_file(Path::new("/db/RESERVE")).unwrap();
+        full.set_capacity(Some(full.used_space() + space));
+        let failed = open_as(&full, 3, RecoveryMode::PointInTime).is_err();
+        full.set_capacity(None);
+        if failed {
+            failures += 1;
+            check(&full, &format!("{space} bytes of space"));
+        }
+    }
+    for op in 0.. {
+        let killed = base.fork();
+        killed.set_capacity(Some(killed.used_space()));
+        killed.freeze_after(Some(op));
+        let done = open_as(&killed, 3, RecoveryMode::PointInTime).map(std::mem::forget).is_ok();
+        let killed = after_kill(&killed);
+        killed.set_capacity(None);
+        if done || manifest(&killed) != manifest(&base) {
+            assert!(op > 5);
+            break;
+        }
+        check(&killed, &format!("killed after {op} operations"));
+    }
+    assert!(failures > 0, "no open failed");
+}

@@ -1,0 +1,709 @@
+//! Large values, which go to a blob file ahead of their commit.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use azekura::fs::{Fault, FaultFs, FaultPlan, Fs, MemFs, OpKind, OpenMode, Survival, TestEnv};
+use azekura::{
+    CompressionType, Config, Database, ErrorKind, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode,
+    RecoveryMode, inspect,
+};
+
+use super::{DIR, blob_files, config, value};
+use crate::testkit::test_dir::dir_contents;
+
+const EIO: Fault = Fault::Error(io::ErrorKind::Other);
+const ENOSPC: Fault = Fault::Error(io::ErrorKind::StorageFull);
+
+/// Values of 500 bytes and more are large.
+fn direct_write_options(target_size: u64) -> PartitionCreateOptions {
+    let apart = KvSeparationOptions::default().separation_threshold(100).blob_file_target_size(target_size);
+    let apart = apart.compression(CompressionType::None).automatic_gc(None);
+    PartitionCreateOptions::default().with_kv_separation(apart.direct_write_threshold(500))
+}
+
+fn open(fs: &Arc<dyn Fs>) -> (Database, Partition) {
+    let db = config(Arc::clone(fs)).open().unwrap();
+    let part = db.open_partition("p", direct_write_options(16 << 10)).unwrap();
+    (db, part)
+}
+
+fn new_machine() -> (MemFs, Arc<dyn Fs>) {
+    let machine = MemFs::new();
+    (machine.clone(), Arc::new(machine))
+}
+
+fn key(n: u32) -> String {
+    format!("key {n:03}")
+}
+
+fn insert_round(part: &Partition, n: u32, round: u32) {
+    part.insert(key(n), value(n, round, 1000)).unwrap();
+}
+
+fn insert_round_synced(db: &Database, part: &Partition, n: u32, round: u32) -> azekura::Result<()> {
+    let mut batch = db.batch().durability(PersistMode::SyncData);
+    batch.insert(part, key(n), value(n, round, 1000));
+    batch.commit()
+}
+
+/// Checks that the first `count` keys have their values of `round`, and no others are there.
+fn check_keys(part: &Partition, count: u32, round: u32) {
+    assert_eq!(part.len().unwrap(), u64::from(count));
+    for (n, pair) in (0..).zip(part.iter()) {
+        let (found, shown) = pair.unwrap();
+        assert_eq!((found, shown), (key(n).into(), value(n, round, 1000).into()));
+        assert_eq!(part.get(key(n)).unwrap().unwrap(), value(n, round, 1000));
+        assert_eq!(part.size_of(key(n)).unwrap(), Some(1000));
+    }
+}
+
+/// The machine as a killed process leaves it.
+fn after_kill(machine: &MemFs) -> (MemFs, Arc<dyn Fs>) {
+    after_crash(machine, Survival::Everything, 0)
+}
+
+fn after_crash(machine: &MemFs, survival: Survival, seed: u64) -> (MemFs, Arc<dyn Fs>) {
+    let copy = machine.fork();
+    copy.crash(survival, seed);
+    (copy.clone(), Arc::new(copy))
+}
+
+/// Nothing is wrong with any file, and no blob file is without an owner.
+fn assert_clean(fs: &Arc<dyn Fs>) {
+    assert_eq!(orphaned_blob_files(fs), 0);
+}
+
+/// Nothing is wrong with any file; so many blob files have no owner.
+fn orphaned_blob_files(fs: &Arc<dyn Fs>) -> usize {
+    let report = inspect::verify(fs, Path::new(DIR), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{report:#?}");
+    let is_blob = |path: &Path| path.extension().is_some_and(|extension| extension == "blob");
+    report.files.iter().filter(|file| file.kind == "left over" && is_blob(&file.path)).count()
+}
+
+#[test]
+fn direct_write_stores_pointer_in_wal_and_memory() {
+    let (_, fs) = new_machine();
+    let (db, part) = open(&fs);
+    let before = db.metrics();
+    (0..50).for_each(|n| insert_round(&part, n, 0));
+    let metrics = db.metrics();
+    assert!((50_000..51_000).contains(&metrics.direct_blob_bytes), "{}", metrics.direct_blob_bytes);
+    assert!(metrics.wal_bytes - before.wal_bytes < 50 * 100, "{}", metrics.wal_bytes);
+    assert!(metrics.user_bytes >= 50_000 && metrics.write_amplification() < 1.1);
+    let files = part.metrics().blob_files;
+    assert_eq!(files.iter().map(|file| file.values).sum::<u64>(), 50, "four files, of which one takes values");
+    assert!(part.disk_space() > 50_000);
+    check_keys(&part, 50, 0);
+    assert_clean(&fs);
+    let snapshot = db.snapshot();
+    (0..50).for_each(|n| insert_round(&part, n, 1));
+    check_keys(&part, 50, 1);
+    part.flush().unwrap();
+    check_keys(&part, 50, 1);
+    assert!(db.metrics().flushed_bytes < 10_000, "a flush writes none of them again");
+    assert!((0..50).all(|n| snapshot.get(&part, key(n)).unwrap().unwrap() == value(n, 0, 1000)));
+    drop(snapshot);
+    part.major_compact().unwrap();
+    check_keys(&part, 50, 1);
+    assert_clean(&fs);
+    drop(part);
+    db.close().unwrap();
+    let (db, part) = open(&fs);
+    assert_eq!(db.metrics().replayed_records, 0);
+    check_keys(&part, 50, 1);
+}
+
+#[test]
+fn direct_blob_file_is_adopted_after_kill() {
+    let (machine, fs) = new_machine();
+    let (db, part) = open(&fs);
+    for n in 0..60 {
+        insert_round(&part, n, 0);
+        if n % 20 == 7 {
+            part.flush().unwrap();
+        }
+        // Twice in a row: what the first open made of it, the second finds.
+        let (copy, fs) = after_kill(&machine);
+        assert_clean(&fs);
+        for life in 0..2 {
+            let reading = config(Arc::clone(&fs)).open_read_only().unwrap();
+            let before = dir_contents(&*fs, Path::new(DIR));
+            check_keys(&reading.partition("p").unwrap(), n + 1, 0);
+            drop(reading);
+            assert_eq!(dir_contents(&*fs, Path::new(DIR)), before, "reading changes nothing");
+            let (db, part) = open(&fs);
+            check_keys(&part, n + 1, 0);
+            assert_clean(&fs);
+            if life == 1 {
+                insert_round(&part, n + 1, 0);
+                part.major_compact().unwrap();
+                check_keys(&part, n + 2, 0);
+                drop(part);
+                db.close().unwrap();
+                assert_clean(&fs);
+            } else {
+                drop(after_kill(&copy)); // the handles of this life stay as they are
+                copy.crash(Survival::Everything, 1);
+            }
+        }
+    }
+    drop((db, part));
+}
+
+#[test]
+fn power_loss_leaves_prefix_with_direct_blobs() {
+    let (machine, fs) = new_machine();
+    let (db, part) = open(&fs);
+    let mut synced = 0;
+    for n in 0..40 {
+        match n % 9 {
+            3 => insert_round_synced(&db, &part, n, 0).unwrap(),
+            6 => {
+                insert_round(&part, n, 0);
+                db.persist(PersistMode::SyncData).unwrap();
+            }
+            8 => {
+                insert_round(&part, n, 0);
+                part.flush().unwrap();
+            }
+            _ => insert_round(&part, n, 0),
+        }
+        if matches!(n % 9, 3 | 6 | 8) {
+            synced = n + 1;
+        }
+        for seed in 0..6 {
+            let survival = if seed == 0 { Survival::Nothing } else { Survival::Random };
+            let (_, fs) = after_crash(&machine, survival, seed);
+            let (_db, part) = open(&fs);
+            let count = part.len().unwrap() as u32;
+            assert!((synced..=n + 1).contains(&count), "{count} of {synced}..={n}");
+            check_keys(&part, count, 0);
+            assert_clean(&fs);
+        }
+    }
+}
+
+#[test]
+fn batch_with_direct_blobs_is_atomic() {
+    let (machine, fs) = new_machine();
+    let (db, part) = open(&fs);
+    let other = db.open_partition("q", direct_write_options(4 << 10)).unwrap();
+    for mode in [PersistMode::Buffer, PersistMode::SyncAll] {
+        let mut batch = db.batch().durability(mode);
+        for n in 0..20 {
+            batch.insert(&part, key(n), value(n, 0, 1000));
+            batch.insert(&other, key(n), value(n, 0, 1000));
+            batch.insert(&other, format!("small {n}"), "inline");
+            batch.remove(&other, format!("small {n}"));
+        }
+        let (_, before) = after_kill(&machine);
+        assert!(orphaned_blob_files(&before) > 0, "what is written ahead of its commit is nobody's yet");
+        batch.commit().unwrap();
+        let (_, after) = after_kill(&machine);
+        for fs in [&fs, &after] {
+            let (_db, part) = if Arc::ptr_eq(fs, &after) { open(fs) } else { (db.clone(), part.clone()) };
+            check_keys(&part, 20, 0);
+            check_keys(&_db.partition("q").unwrap(), 20, 0);
+        }
+    }
+    let files = blob_files(&*fs);
+    let mut batch = db.batch();
+    (0..100).for_each(|n| batch.insert(&part, key(n), value(n, 7, 1000)));
+    assert!(blob_files(&*fs) > files + 3);
+    // Between the values and the frame of the log.
+    let (_, dead) = after_kill(&machine);
+    let (_db, left) = open(&dead);
+    check_keys(&left, 20, 0);
+    assert_clean(&dead);
+    drop(batch);
+    part.flush().unwrap();
+    other.flush().unwrap();
+    check_keys(&part, 20, 0);
+    drop((part, other));
+    db.close().unwrap();
+    assert_clean(&fs);
+}
+
+#[test]
+fn a_batch_larger_than_memory_is_no_matter() {
+    let (_, fs) = new_machine();
+    let db = config(Arc::clone(&fs)).memory_budget(1 << 20).open().unwrap();
+    let part = db.open_partition("p", direct_write_options(64 << 10)).unwrap();
+    let mut batch = db.batch();
+    (0..40).for_each(|n| batch.insert(&part, key(n), value(n, 0, 50_000)));
+    batch.commit().unwrap();
+    part.insert("alone", value(1, 1, 600_000)).unwrap();
+    assert!((0..40).all(|n| part.get(key(n)).unwrap().unwrap() == value(n, 0, 50_000)));
+    assert_eq!(part.get("alone").unwrap().unwrap(), value(1, 1, 600_000));
+}
+
+#[test]
+fn write_succeeds_after_disk_full_direct_write() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (db, part) = open(&fs);
+    insert_round(&part, 0, 0);
+    for (op, nth) in [(OpKind::Write, 1), (OpKind::Write, 2)] {
+        faults.inject(FaultPlan::new(op, nth, ENOSPC).in_path(".blob"));
+        assert_eq!(part.insert("lost", value(9, 9, 700)).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        let mut batch = db.batch();
+        faults.inject(FaultPlan::new(op, nth, Fault::Short).in_path(".blob"));
+        batch.insert(&part, "small", "lost too");
+        batch.insert(&part, "lost", value(9, 9, 700));
+        assert!(batch.commit().is_err());
+    }
+    (1..20).for_each(|n| insert_round(&part, n, 0));
+    faults.inject(FaultPlan::new(OpKind::Create, 1, ENOSPC).in_path(".blob"));
+    let full = (20..60).find(|n| part.insert(key(*n), value(*n, 0, 1000)).is_err()).unwrap();
+    (full..60).for_each(|n| insert_round(&part, n, 0));
+    check_keys(&part, 60, 0);
+    // The log is full: what is written already is given up.
+    faults.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal").forever());
+    faults.inject(FaultPlan::new(OpKind::Allocate, 1, ENOSPC).in_path(".wal").forever());
+    let failed = (0..60).filter(|n| part.insert(key(*n), value(*n, 0, 1000)).is_err()).count();
+    assert!(failed > 0 || db.metrics().wal_segments > 0);
+    faults.clear_faults();
+    check_keys(&part, 60, 0);
+    assert!(!db.metrics().poisoned);
+    drop(part);
+    db.close().unwrap();
+    let (_db, part) = open(&fs);
+    check_keys(&part, 60, 0);
+    assert_clean(&fs);
+}
+
+#[test]
+fn failed_blob_sync_fails_commit_or_poisons() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let (db, part) = open(&fs);
+    insert_round_synced(&db, &part, 0, 0).unwrap();
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    assert_eq!(insert_round_synced(&db, &part, 1, 0).unwrap_err().kind(), ErrorKind::Io);
+    assert!(!db.metrics().poisoned && part.get(key(1)).unwrap().is_none(), "nobody else lost anything");
+    (1..5).for_each(|n| insert_round_synced(&db, &part, n, 0).unwrap());
+    part.flush().unwrap();
+    check_keys(&part, 5, 0);
+    // Somebody has been told that this one is done, and the log is not to say so without it.
+    insert_round(&part, 5, 0);
+    faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
+    assert!(db.persist(PersistMode::SyncData).is_err());
+    assert!(db.metrics().poisoned);
+    assert_eq!(part.insert("k", "v").unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(part.insert("k", value(1, 1, 1000)).unwrap_err().kind(), ErrorKind::Poisoned);
+    check_keys(&part, 6, 0);
+    faults.clear_faults();
+    drop((db, part));
+    let (_db, part) = open(&fs);
+    check_keys(&part, 6, 0);
+    assert_clean(&fs);
+}
+
+#[test]
+fn checkpoints_have_them_and_go_their_own_way() {
+    let (_, fs) = new_machine();
+    let (db, part) = open(&fs);
+    for n in 0..40 {
+        insert_round(&part, n, 0);
+        if n == 20 {
+            part.flush().unwrap();
+        }
+        if n % 13 == 5 {
+            let path = format!("/copy {n}");
+            db.checkpoint(&path).unwrap();
+            insert_round(&part, n, 0);
+            let copy = Config::new(&path).fs(Arc::clone(&fs)).env(Arc::new(TestEnv::new(2))).workers(0).open().unwrap();
+            let copied = copy.partition("p").unwrap();
+            check_keys(&copied, n + 1, 0);
+            (0..n).for_each(|n| copied.remove(key(n)).unwrap());
+            copied.major_compact().unwrap();
+            assert_eq!(copied.get(key(n)).unwrap().unwrap(), value(n, 0, 1000));
+            check_keys(&part, n + 1, 0);
+        }
+    }
+    check_keys(&part, 40, 0);
+    assert_clean(&fs);
+}
+
+/// Where the early file of a machine is, with its bytes.
+fn blob_file_contents(machine: &MemFs) -> BTreeMap<String, Vec<u8>> {
+    dir_contents(machine, Path::new(DIR)).into_iter().filter(|(name, _)| name.ends_with(".blob")).collect()
+}
+
+#[test]
+fn flipped_direct_blob_byte_loses_nothing_synced() {
+    let (machine, fs) = new_machine();
+    let db = config(Arc::clone(&fs)).open().unwrap();
+    let part = db.open_partition("p", direct_write_options(16 << 10)).unwrap();
+    let small = |n: u32| value(n, 0, 510);
+    (0..3).for_each(|n| part.insert(key(n), small(n)).unwrap());
+    db.persist(PersistMode::SyncData).unwrap();
+    (3..6).for_each(|n| part.insert(key(n), small(n)).unwrap());
+    let (machine, _) = after_kill(&machine);
+    let files = blob_file_contents(&machine);
+    let (name, bytes) = files.first_key_value().unwrap();
+    assert_eq!((files.len(), bytes.len()), (1, 64 + 6 * (16 + 510)));
+    let (mut corrupt, mut ended) = (0, 0);
+    for at in (0..bytes.len()).filter(|at| at % 7 == 0 || at % 526 < 90) {
+        let copy = machine.fork();
+        let fs: Arc<dyn Fs> = Arc::new(copy.clone());
+        let path = Path::new(DIR).join(name);
+        copy.open(&path, OpenMode::Write).unwrap().write_at(&[!bytes[at]], at as u64).unwrap();
+        let before = dir_contents(&copy, Path::new(DIR));
+        match config(Arc::clone(&fs)).open() {
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Unsupported), "{error}");
+                assert_eq!(error.file(), Some(path.as_path()), "{error}");
+                assert!(at < 64 + 3 * 526, "{at}: above what was synced the log ends: {error}");
+                assert_eq!(dir_contents(&copy, Path::new(DIR)), before, "a failed open changes nothing");
+                let report = inspect::verify(&fs, Path::new(DIR), &mut |_, _| {}).unwrap();
+                assert!(!report.is_clean());
+                corrupt += 1;
+                let damaged = at.saturating_sub(64) / 526;
+                let db = config(Arc::clone(&fs)).recovery_mode(RecoveryMode::PointInTime).open();
+                if let Ok(db) = db {
+                    let part = db.partition("p").unwrap();
+                    let count = if at < 64 { 0 } else { damaged };
+                    assert_eq!(part.len().unwrap(), count as u64);
+                }
+            }
+            Ok(db) => {
+                assert!(at >= 64 + 3 * 526, "{at}: what was synced is damaged");
+                let part = db.partition("p").unwrap();
+                let count = (at - 64) / 526;
+                assert_eq!(part.len().unwrap(), count as u64, "{at}");
+                assert!((0..count as u32).all(|n| part.get(key(n)).unwrap().unwrap() == small(n)));
+                ended += 1;
+            }
+        }
+        let salvaged = machine.fork();
+        salvaged.open(&path, OpenMode::Write).unwrap().write_at(&[!bytes[at]], at as u64).unwrap();
+        if at >= 64 {
+            let db = config(Arc::new(salvaged)).recovery_mode(RecoveryMode::Salvage).open().unwrap();
+            let part = db.partition("p").unwrap();
+            assert_eq!(part.len().unwrap(), 5, "{at}: all but one is got out");
+        }
+    }
+    assert!(corrupt > 300 && ended > 300, "{corrupt} {ended}");
+}
+
+#[test]
+fn missing_direct_blob_file_is_named_or_ends_wal() {
+    let (machine, fs) = new_machine();
+    let (db, part) = open(&fs);
+    (0..3).for_each(|n| insert_round(&part, n, 0));
+    let (unsynced, _) = after_kill(&machine);
+    db.persist(PersistMode::SyncData).unwrap();
+    let (synced, _) = after_kill(&machine);
+    let (name, bytes) = blob_file_contents(&synced).pop_first().unwrap();
+    let path = Path::new(DIR).join(name);
+    for len in (0..bytes.len() as u64).step_by(37) {
+        for (machine, is_synced) in [(&unsynced, false), (&synced, true)] {
+            let copy = machine.fork();
+            match len {
+                0 => copy.remove_file(&path).unwrap(),
+                len => copy.open(&path, OpenMode::Write).unwrap().set_length(len).unwrap(),
+            }
+            let fs: Arc<dyn Fs> = Arc::new(copy);
+            match config(Arc::clone(&fs)).open() {
+                Err(error) => assert!(is_synced && error.file() == Some(&path), "{error}"),
+                Ok(db) => {
+                    assert!(!is_synced);
+                    check_keys(
+                        &db.open_partition("p", direct_write_options(1 << 10)).unwrap(),
+                        len.saturating_sub(64) as u32 / 1016,
+                        0,
+                    );
+                    assert_clean(&fs);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn options_may_change_with_direct_blobs_in_wal() {
+    let plain = PartitionCreateOptions::default;
+    let higher = || plain().with_kv_separation(KvSeparationOptions::default().separation_threshold(1 << 20));
+    for options in [plain(), higher(), direct_write_options(1 << 10)] {
+        let (machine, fs) = new_machine();
+        let (_db, part) = open(&fs);
+        (0..30).for_each(|n| insert_round(&part, n, 0));
+        for reopened in [true, false] {
+            let (_, fs) = after_kill(&machine);
+            let db = config(Arc::clone(&fs)).open().unwrap();
+            if reopened {
+                check_keys(&db.partition("p").unwrap(), 30, 0);
+            }
+            let part = db.open_partition("p", options.clone()).unwrap();
+            insert_round(&part, 30, 0);
+            check_keys(&part, 31, 0);
+            part.flush().unwrap();
+            check_keys(&part, 31, 0);
+            part.major_compact().unwrap();
+            check_keys(&part, 31, 0);
+            drop(part);
+            db.close().unwrap();
+            assert_clean(&fs);
+        }
+    }
+}
+
+#[test]
+fn deleting_partition_removes_direct_blob_files() {
+    let (machine, fs) = new_machine();
+    let (db, part) = open(&fs);
+    let other = db.open_partition("q", direct_write_options(1 << 10)).unwrap();
+    (0..20).for_each(|n| insert_round(&part, n, 0));
+    (0..20).for_each(|n| insert_round(&other, n, 0));
+    let mut batch = db.batch();
+    batch.insert(&other, "k", value(1, 1, 1000));
+    db.delete_partition(other).unwrap();
+    assert_eq!(batch.commit().unwrap_err().kind(), ErrorKind::Closed);
+    check_keys(&part, 20, 0);
+    let (_, left) = after_kill(&machine);
+    let (_db, after) = open(&left);
+    check_keys(&after, 20, 0);
+    assert_clean(&left);
+    part.flush().unwrap();
+    drop(part);
+    db.close().unwrap();
+    assert_clean(&fs);
+}
+
+/// Orders backwards.
+#[derive(Debug)]
+struct BackwardComparator;
+
+impl azekura::Comparator for BackwardComparator {
+    fn name(&self) -> &str {
+        "backwards"
+    }
+
+    fn compare(&self, a: &[u8], b: &[u8]) -> std::cmp::Ordering {
+        b.cmp(a)
+    }
+}
+
+#[test]
+fn late_comparator_partition_keeps_direct_blobs() {
+    let (machine, fs) = new_machine();
+    let db = config(Arc::clone(&fs)).open().unwrap();
+    let open = |db: &Database| {
+        let options = direct_write_options(4 << 10);
+        let options = options.data_block_index_type(azekura::DataBlockIndexType::BinarySearch);
+        db.open_partition_with_comparator("p", options, Arc::new(BackwardComparator)).unwrap()
+    };
+    let part = open(&db);
+    (0..20).for_each(|n| insert_round(&part, n, 0));
+    let shown = |part: &Partition| {
+        let found: Vec<_> = part.iter().map(Result::unwrap).collect();
+        assert_eq!(found.len(), 20);
+        assert!(found.iter().zip((0..20).rev()).all(|((k, v), n)| *k == key(n) && *v == value(n, 0, 1000)));
+    };
+    shown(&part);
+    let (copy, left) = after_kill(&machine);
+    shown(&open(&config(Arc::clone(&left)).open_read_only().unwrap()));
+    // Opened without, closed, and opened with it.
+    config(Arc::clone(&left)).open().unwrap().close().unwrap();
+    assert_clean(&left);
+    let db = config(Arc::clone(&left)).open().unwrap();
+    let part = open(&db);
+    shown(&part);
+    part.major_compact().unwrap();
+    shown(&part);
+    drop((part, copy));
+    db.close().unwrap();
+    assert_clean(&left);
+}
+
+#[test]
+fn writers_at_once_lose_nothing_where_some_fail() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()));
+    let fs: Arc<dyn Fs> = Arc::new(faults.clone());
+    let env = Arc::new(azekura::fs::SystemEnv::new());
+    let db = Config::new(DIR).fs(Arc::clone(&fs)).env(env).workers(2).open().unwrap();
+    let part = db.open_partition("p", direct_write_options(8 << 10).max_memtable_size(64 << 10)).unwrap();
+    let acknowledged: Vec<BTreeMap<u32, u32>> = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4u32)
+            .map(|writer| {
+                let (part, db, faults) = (&part, &db, &faults);
+                scope.spawn(move || {
+                    let mut acknowledged = BTreeMap::new();
+                    for round in 0..150 {
+                        let n = writer * 100 + round % 20;
+                        if round % 11 == 3 {
+                            faults.inject(FaultPlan::new(OpKind::Write, 2, ENOSPC).in_path(".blob"));
+                        }
+                        let done = match round % 5 {
+                            0 => insert_round_synced(db, part, n, round),
+                            1 => {
+                                let mut batch = db.batch();
+                                batch.insert(part, key(n), value(n, round, 1000));
+                                drop(batch);
+                                continue;
+                            }
+                            _ => part.insert(key(n), value(n, round, 1000)),
+                        };
+                        if done.is_ok() {
+                            acknowledged.insert(n, round);
+                        }
+                        let found = part.get(key(n)).unwrap();
+                        assert_eq!(found, acknowledged.get(&n).map(|round| value(n, *round, 1000).into()));
+                    }
+                    acknowledged
+                })
+            })
+            .collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    faults.clear_faults();
+    let check = |part: &Partition| {
+        for (n, round) in acknowledged.iter().flatten() {
+            assert_eq!(part.get(key(*n)).unwrap().unwrap(), value(*n, *round, 1000));
+        }
+        assert_eq!(part.len().unwrap() as usize, acknowledged.iter().map(BTreeMap::len).sum::<usize>());
+    };
+    check(&part);
+    assert!(!db.metrics().poisoned);
+    drop(part);
+    db.close().unwrap();
+    assert_clean(&fs);
+    let (_db, part) = open(&fs);
+    check(&part);
+}
+
+#[test]
+fn default_direct_write_threshold_is_one_mib() {
+    let (_, fs) = new_machine();
+    let db = config(Arc::clone(&fs)).open().unwrap();
+    let apart = |threshold| KvSeparationOptions::default().separation_threshold(threshold);
+    for (name, threshold, is_early) in [("p", 1 << 10, true), ("q", 2 << 20, false)] {
+        let part =
+            db.open_partition(name, PartitionCreateOptions::default().with_kv_separation(apart(threshold))).unwrap();
+        let before = db.metrics().direct_blob_bytes;
+        for len in [(1 << 20) - 1, 1 << 20] {
+            part.insert(format!("{len}"), value(1, 1, len)).unwrap();
+            assert_eq!(db.metrics().direct_blob_bytes > before, is_early && len == 1 << 20, "{name} {len}");
+            assert_eq!(part.get(format!("{len}")).unwrap().unwrap(), value(1, 1, len));
+        }
+    }
+    let plain = db.open_partition("r", PartitionCreateOptions::default()).unwrap();
+    let before = db.metrics().direct_blob_bytes;
+    plain.insert("k", value(1, 1, 3 << 20)).unwrap();
+    assert_eq!(db.metrics().direct_blob_bytes, before, "without separation all goes by the log");
+}
+
+/// On a disk, with as little memory as it takes.
+#[test]
+fn a_value_of_512_mib_is_kept_and_found() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("db");
+    let config = || Config::new(&dir).cache_size(1 << 20).memory_budget(64 << 20);
+    let options = PartitionCreateOptions::default().with_kv_separation(KvSeparationOptions::default());
+    let huge: Vec<u8> = (0..512usize << 20).map(|i| (i >> 12) as u8 ^ i as u8).collect();
+    let db = config().open().unwrap();
+    let part = db.open_partition("p", options.clone()).unwrap();
+    part.insert("huge", &huge).unwrap();
+    assert!(part.get("huge").unwrap().unwrap()[..] == huge[..]);
+    drop(part);
+    db.close().unwrap();
+    let db = config().open().unwrap();
+    let part = db.open_partition("p", options).unwrap();
+    assert!(part.get("huge").unwrap().unwrap()[..] == huge[..]);
+}
+
+/// What a short life has been told, while the machine lets it: commits, and those that are durable.
+#[derive(Default)]
+struct AckedCommits {
+    acknowledged: u32,
+    durable: u32,
+}
+
+/// The `k`-th commit: a key of its own, one that is written over and over, and a small one.
+fn commit(db: &Database, part: &Partition, k: u32, mode: PersistMode) -> azekura::Result<()> {
+    let mut batch = db.batch().durability(mode);
+    batch.insert(part, key(k), value(k, 0, if k % 3 == 1 { 200 } else { 700 }));
+    batch.insert(part, format!("over {}", k % 3), value(k, 1, 900));
+    batch.insert(part, "small", k.to_le_bytes());
+    batch.commit()
+}
+
+fn run_until_crash(fs: &Arc<dyn Fs>, told: &mut AckedCommits) -> azekura::Result<()> {
+    let open = || {
+        let db = config(Arc::clone(fs)).mapped_wal(false).open()?;
+        let part = db.open_partition("p", direct_write_options(2 << 10))?;
+        azekura::Result::Ok((db, part))
+    };
+    let (mut db, mut part) = open()?;
+    for k in 0..14 {
+        let mode = if k % 4 == 1 { PersistMode::SyncData } else { PersistMode::Buffer };
+        commit(&db, &part, k, mode)?;
+        told.acknowledged = k + 1;
+        match k {
+            3 | 8 => part.flush()?,
+            6 => db.persist(PersistMode::SyncAll)?,
+            10 => drop(azekura::Gc::gc_with_space_amp_target(&part, 1.0)?),
+            11 => {
+                drop(part);
+                db.close()?;
+                (db, part) = open()?;
+            }
+            12 => part.major_compact()?,
+            _ if mode == PersistMode::Buffer => continue,
+            _ => {}
+        }
+        told.durable = k + 1;
+    }
+    Ok(())
+}
+
+/// Checks that the first commits are there, between `least` and `most`.
+fn check_prefix(part: &Partition, least: u32, most: u32) {
+    let small = part.get("small").unwrap();
+    let count = small.map_or(0, |small| u32::from_le_bytes(small[..].try_into().unwrap()) + 1);
+    assert!((least..=most).contains(&count), "{count} of {least}..={most}");
+    for k in 0..most {
+        let wanted = (k < count).then(|| value(k, 0, if k % 3 == 1 { 200 } else { 700 }));
+        assert_eq!(part.get(key(k)).unwrap().map(|found| found.to_vec()), wanted);
+    }
+    for over in 0..3 {
+        let wanted = (0..count).rev().find(|k| k % 3 == over).map(|k| value(k, 1, 900));
+        assert_eq!(part.get(format!("over {over}")).unwrap().map(|found| found.to_vec()), wanted);
+    }
+}
+
+#[test]
+fn crash_at_any_op_orphans_no_direct_blob_file() {
+    for ops in 0.. {
+        let (machine, fs) = new_machine();
+        machine.freeze_after(Some(ops));
+        let mut told = AckedCommits::default();
+        let ended = run_until_crash(&fs, &mut told);
+        assert!(ended.is_ok() || machine.is_frozen(), "{ended:?}");
+        for (salt, survival) in [
+            (0, Survival::Nothing),
+            (1, Survival::Random),
+            (2, Survival::Random),
+            (3, Survival::Random),
+            (4, Survival::Everything),
+        ] {
+            let copy = machine.fork();
+            copy.freeze_after(None);
+            copy.crash(survival, ops * 5 + salt);
+            let fs: Arc<dyn Fs> = Arc::new(copy);
+            let (_db, part) = open(&fs);
+            let least = if survival == Survival::Everything { told.acknowledged } else { told.durable };
+            check_prefix(&part, least, told.acknowledged + 1);
+            assert_clean(&fs);
+        }
+        if !machine.is_frozen() {
+            assert!(ops > 100, "{ops} operations are a short life");
+            return;
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Any bytes as a block of a table with a hash index, after its frame: an error or a value, never a panic.
+#![no_main]
+
+use azekura::inspect::{FuzzDecoder, decode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::BlockWithHashIndex, bytes)));

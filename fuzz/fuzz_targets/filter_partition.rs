@@ -1,0 +1,7 @@
+//! Any bytes as a piece of a filter: an error or a value, never a panic.
+#![no_main]
+
+use azekura::inspect::{FuzzDecoder, decode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::FilterPartition, bytes)));

@@ -1,7 +1,0 @@
-//! Any bytes as a piece of a filter: an error or a value, never a panic.
-#![no_main]
-
-use azekura::inspect::{Decoder, decode};
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| drop(decode(Decoder::FilterPiece, bytes)));

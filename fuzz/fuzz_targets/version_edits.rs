@@ -1,0 +1,7 @@
+//! Any bytes as a batch of edits of the manifest: an error or a value, never a panic.
+#![no_main]
+
+use azekura::inspect::{FuzzDecoder, decode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| drop(decode(FuzzDecoder::VersionEdits, bytes)));
