@@ -229,6 +229,12 @@ impl ImageStore {
                 Err(_) => FileHeader::decode(FileKind::Pool, &page).map_or(true, |pool| pool.file_id == found.file_id),
             };
             files.pending_shadow = Shadow::read(&*shadow)?.filter(of_use);
+            if files.pending_shadow.is_some() && !self.read_only {
+                // A process that was killed may have left it whole and not durable. The log is not needed for what is
+                // in it, and its pages are put over those of the last checkpoint.
+                shadow.sync_data()?;
+                self.fs.sync_dir(&self.dir)?;
+            }
             files.shadow = Some(shadow);
         }
         files.pool = Some(Arc::clone(&pool));

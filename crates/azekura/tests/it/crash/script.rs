@@ -450,7 +450,10 @@ impl ScriptRunner<'_> {
         self.machine.freeze_after(Some(0));
         self.parts.clear();
         self.db = None;
-        self.machine.crash(survival, salt);
+        // A process that is killed leaves the cache of the system as it is: what was not synced power loss may take yet.
+        if survival != Survival::Everything {
+            self.machine.crash(survival, salt);
+        }
         self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
         if survival != Survival::Everything {
             self.history.acknowledged = self.history.durable;

@@ -156,7 +156,11 @@ impl CrashSearch {
                 _ => played.history.durable,
             };
             let crashed = played.machine.fork();
-            crashed.crash(survival, salt);
+            match survival {
+                // The process was killed: what was not synced is still in the cache of the system, and may be lost later.
+                Survival::Everything => crashed.freeze_after(None),
+                _ => crashed.crash(survival, salt),
+            }
             let deep = dice.chance_one_in(4).then(|| dice.next_u64());
             self.states += 1;
             let mut judged = catch_panic(|| self.check_recovery(script, &played, &crashed, floor, dice.next_u64()));
@@ -267,6 +271,8 @@ impl CrashSearch {
         drop(opening(&second, salt));
         let survival = dice.pick(&[Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random]);
         second.crash(survival, dice.next_u64());
+        // What a killed process had not synced is promised only once an open has come to its end.
+        let floor = if survival == Survival::Everything { floor } else { played.history.durable };
         self.states += 1;
         self.recovery_crashes += 1;
         let judged = self.check_recovery(script, played, &second, floor, dice.next_u64());

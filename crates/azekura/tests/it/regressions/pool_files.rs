@@ -614,3 +614,60 @@ fn creation_is_whole_when_manifest_is_full() {
         assert!(!open(20 + nth).partition_exists("pool"), "write {nth}");
     }
 }
+
+/// Checkpoints a pool and kills the process after `stop` operations of that; what was written stays in the cache of the
+/// system. The next process reads the pool, and goes on if `goes_on`; then power fails, after `cut` operations of the
+/// next checkpoint if that is asked for. What a third process finds, and the operations of the first checkpoint.
+fn kill_in_checkpoint(stop: Option<u64>, has_image: bool, goes_on: bool, cut: Option<u64>) -> (Result<Vec<u8>>, u64) {
+    let fs = MemFs::new();
+    let open = |salt| config(&fs, salt).wal_segment_size(64 << 10).max_wal_size(128 << 10).open();
+    let pool = |db: &Database| db.open_partition("pool", pool_options());
+    let keys = |db: &Database| pool(db)?.keys().map(|key| Ok(key?[0])).collect::<Result<Vec<u8>>>();
+    let db = open(1).unwrap();
+    pool(&db).unwrap().insert([1], vec![1; 500]).unwrap();
+    if has_image {
+        pool(&db).unwrap().flush().unwrap();
+    }
+    (2..6).for_each(|n| pool(&db).unwrap().insert([n], vec![n; 500]).unwrap());
+    db.persist(PersistMode::SyncAll).unwrap();
+    let before = fs.op_count();
+    fs.freeze_after(stop);
+    drop(pool(&db).unwrap().flush());
+    let ops = fs.op_count() - before;
+    fs.freeze_after(Some(0));
+    drop(db);
+    fs.freeze_after(None);
+    let db = open(2).unwrap();
+    assert_eq!(keys(&db).unwrap(), [1, 2, 3, 4, 5], "killed after {stop:?} operations");
+    if goes_on {
+        let plain = db.open_partition("plain", Default::default()).unwrap();
+        (0..200u8).for_each(|n| plain.insert([n % 10], vec![n; 2_000]).unwrap());
+        plain.flush().unwrap();
+        while db.step().unwrap() {}
+    }
+    if let Some(cut) = cut {
+        pool(&db).unwrap().insert([1], "new").unwrap();
+        fs.freeze_after(Some(cut));
+        drop(pool(&db).unwrap().flush());
+    }
+    fs.crash(Survival::Nothing, 0);
+    drop(db);
+    (open(3).and_then(|db| keys(&db)), ops)
+}
+
+/// A shadow that was whole and not yet synced when the process was killed counted as permanent: the next process gave
+/// back the log that it stood for, and put its pages over the image. Power loss then took the records, or the pool.
+#[test]
+fn shadow_of_a_killed_process_is_made_durable() {
+    for (has_image, goes_on) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (found, ops) = kill_in_checkpoint(None, has_image, goes_on, None);
+        assert_eq!(found.unwrap(), [1, 2, 3, 4, 5]);
+        for stop in 0..=ops {
+            for cut in [None, Some(1), Some(2), Some(4), Some(6)] {
+                let (found, _) = kill_in_checkpoint(Some(stop), has_image, goes_on, cut);
+                let when = format!("image {has_image}, log {goes_on}, killed after {stop} operations, cut {cut:?}");
+                assert_eq!(found.unwrap_or_else(|e| panic!("{when}: {e}")), [1, 2, 3, 4, 5], "{when}");
+            }
+        }
+    }
+}
