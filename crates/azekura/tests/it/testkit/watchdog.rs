@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Runs `body` on a thread of its own and fails if it takes longer than ten seconds. A panic of `body` is passed on.
+/// Runs `body` on a thread of its own and fails if it takes longer than two minutes. A panic of `body` is passed on.
 pub(crate) fn run_with_timeout<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
     let running = thread::spawn(move || {
@@ -13,7 +13,7 @@ pub(crate) fn run_with_timeout<T: Send + 'static>(what: &str, body: impl FnOnce(
         done.send(()).ok();
         result
     });
-    match wait.recv_timeout(Duration::from_secs(10)) {
+    match wait.recv_timeout(Duration::from_secs(120)) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} hangs"),
         Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => match running.join() {
             Ok(result) => result,
