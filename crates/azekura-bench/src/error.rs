@@ -39,7 +39,7 @@ impl Display for KnownError {
 impl std::error::Error for KnownError {}
 
 impl KnownError {
-    /// The kind and message of `error`; [`ErrorKind::FailedWork`] if it has no kind.
+    /// The kind and message of `error`; [`ErrorKind::Failed`] if it has no kind.
     pub(crate) fn of(error: &Error) -> KnownError {
         let failed = || KnownError { kind: ErrorKind::Failed, error: error.to_string() };
         error.downcast_ref::<KnownError>().cloned().unwrap_or_else(failed)

@@ -176,7 +176,7 @@ impl Filled {
                     |config: azekura::Config| if kind == TreeKind::Ours { config.fs(Arc::new(fs)) } else { config };
                 let engine = open_with(dir, &options, configure, |own| in_pool(own, &options))?;
                 let level = engine.stats()["pool"]["level"].clone();
-                if kind == TreeKind::Ours && level != "Power" {
+                if kind == TreeKind::Ours && level != "PowerLoss" {
                     return Err(format!("a pool that should flush and fence is of the level {level}").into());
                 }
                 return Ok(Filled::Engine(engine));

@@ -134,7 +134,7 @@ fn stats_report_manifest_and_wal_size() {
     let stats = p.json("stats --db d");
     let manifest = std::fs::metadata(p.path("d/MANIFEST")).unwrap().len();
     assert_eq!(stats["manifest_bytes"], manifest);
-    assert_eq!(stats["log_segments"], 1);
-    assert!(stats["log_live_bytes"].as_u64().unwrap() > 0, "{stats}");
+    assert_eq!(stats["wal_segments"], 1);
+    assert!(stats["wal_live_bytes"].as_u64().unwrap() > 0, "{stats}");
     assert!(!p.ok("stats --db d").contains("manifest  0 B"));
 }

@@ -459,7 +459,7 @@ impl Iter {
     /// words.insert("a", "1")?;
     /// words.insert("b", "22")?;
     /// let (mut bytes, mut records) = (0, words.iter());
-    /// while let Some(record) = records.lend() {
+    /// while let Some(record) = records.next_ref() {
     ///     let (_key, value) = record?;
     ///     bytes += value.len();
     /// }

@@ -136,14 +136,14 @@ impl FaultPlan {
 ///
 /// # fn main() -> azekura::Result<()> {
 /// let fs = FaultFs::new(Arc::new(MemFs::new()));
-/// fs.fail(FaultPlan::new(OpKind::Write, 2, Fault::Error(io::ErrorKind::StorageFull)).in_path("log"));
+/// fs.inject(FaultPlan::new(OpKind::Write, 2, Fault::Error(io::ErrorKind::StorageFull)).in_path("log"));
 ///
 /// let file = fs.open(Path::new("/log"), OpenMode::Create)?;
 /// file.write_at(b"first", 0)?;
 /// let error = file.write_at(b"second", 5).unwrap_err();
 /// assert_eq!(error.kind(), azekura::ErrorKind::OutOfSpace);
 /// file.write_at(b"third", 5)?;
-/// assert_eq!((fs.count(OpKind::Write), fs.struck()), (3, 1));
+/// assert_eq!((fs.count(OpKind::Write), fs.fault_count()), (3, 1));
 /// # Ok(())
 /// # }
 /// ```

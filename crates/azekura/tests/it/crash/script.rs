@@ -450,7 +450,7 @@ impl ScriptRunner<'_> {
         self.machine.freeze_after(Some(0));
         self.parts.clear();
         self.db = None;
-        // A process that is killed leaves the cache of the system as it is: what was not synced power loss may take yet.
+        // A process that is killed leaves the cache of the system as it is: power loss may take what was not synced.
         if survival != Survival::Everything {
             self.machine.crash(survival, salt);
         }

@@ -157,7 +157,7 @@ impl CrashSearch {
             };
             let crashed = played.machine.fork();
             match survival {
-                // The process was killed: what was not synced is still in the cache of the system, and may be lost later.
+                // The process was killed: the cache of the system has what was not synced, and may lose it later.
                 Survival::Everything => crashed.freeze_after(None),
                 _ => crashed.crash(survival, salt),
             }
