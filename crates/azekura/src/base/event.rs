@@ -90,7 +90,7 @@ pub struct DroppedAfterDamage {
 ///
 /// No lock of the database is held meanwhile: a listener may read, write, flush, open and delete partitions, drop the
 /// last handle, or close the database. A call that cannot be served any more returns an error, such as `Poisoned` or
-/// `UnblockGuard`. A listener must not wait for a thread that is closing the database, because `close` waits for the
+/// `Closed`. A listener must not wait for a thread that is closing the database, because `close` waits for the
 /// listener. A listener that panics poisons the database.
 pub trait Listener: Send + Sync {
     /// Called once for each event.

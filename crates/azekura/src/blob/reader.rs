@@ -219,11 +219,11 @@ impl BlobFile {
         self.cached_value(pointer, fill_cache, None).map(|value| value.slice())
     }
 
-    /// As [`read_blob`](BlobFile::read_blob), for one who walks over pointers: while their values follow each other,
+    /// As [`read`](BlobFile::read), for one who walks over pointers: while their values follow each other,
     /// what lies behind is read ahead into `ahead`.
     ///
     /// # Errors
-    /// As for [`read_blob`](BlobFile::read_blob).
+    /// As for [`read`](BlobFile::read).
     pub(crate) fn read_sequential(
         &self,
         pointer: &BlobPointer,

@@ -121,12 +121,12 @@ impl PartitionState {
     /// The tree.
     ///
     /// # Errors
-    /// `UnblockGuard` if the partition was deleted or the database closed, `Invalid` if its comparator was not given
+    /// `Closed` if the partition was deleted or the database closed, `Invalid` if its comparator was not given
     /// yet.
     #[inline]
     pub(crate) fn tree(&self) -> Result<&PartitionTree> {
         if !self.is_open() {
-            return Err(self.ended_error());
+            return Err(self.closed_error());
         }
         self.tree.get().ok_or_else(|| self.missing_comparator_error())
     }
@@ -170,7 +170,7 @@ impl PartitionState {
     }
 
     #[cold]
-    pub(crate) fn ended_error(&self) -> Error {
+    pub(crate) fn closed_error(&self) -> Error {
         match self.is_deleted() {
             true => Error::new(ErrorKind::Closed, format!("partition {:?} was deleted", self.name)),
             false => Error::new(ErrorKind::Closed, "the database is closed"),

@@ -213,11 +213,11 @@ impl Database {
         Ok(())
     }
 
-    /// Deletes a partition and everything in it, durably. Its other handles return `UnblockGuard` from now on;
+    /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on;
     /// iterators that are under way go on.
     ///
     /// # Errors
-    /// `Invalid` for a partition of another database, `UnblockGuard` if it was deleted already; errors of writing.
+    /// `Invalid` for a partition of another database, `Closed` if it was deleted already; errors of writing.
     pub fn delete_partition(&self, partition: Partition) -> Result<()> {
         partition.check_same_database(&self.handle)?;
         let inner = &self.handle.inner;
@@ -340,7 +340,7 @@ impl Database {
         checkpoint::checkpoint(&self.handle.inner, path.as_ref())
     }
 
-    /// Flushes everything, stops the workers and gives the directory free; other handles return `UnblockGuard` from now
+    /// Flushes everything, stops the workers and gives the directory free; other handles return `Closed` from now
     /// on. While another handle is closing, this returns at once: only the first call says when the directory is free.
     ///
     /// Files that nobody needs any more are gone then, but for those that an iterator, or a read that is under way in

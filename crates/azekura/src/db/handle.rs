@@ -41,7 +41,7 @@ impl DbHandle {
     ///
     /// The directory is given free also when an error is returned: what was acknowledged is then in the log.
     ///
-    /// In a forked child nothing is done, and `UnblockGuard` is returned.
+    /// In a forked child nothing is done, and `Closed` is returned.
     pub(crate) fn close(&self) -> Result<()> {
         self.inner.check_process()?;
         self.inner.check_outside()?;

@@ -210,7 +210,7 @@ impl DbInner {
     /// The writing half.
     ///
     /// # Errors
-    /// `UnblockGuard` after close and in a forked child, `Invalid` if opened read-only, `Poisoned`.
+    /// `Closed` after close and in a forked child, `Invalid` if opened read-only, `Poisoned`.
     pub(crate) fn writer(&self) -> Result<&DbWriter> {
         self.check_process()?; // first: a forked child may wait for ever for a lock
         self.poison.check()?;
@@ -260,7 +260,7 @@ impl DbInner {
     /// last handle.
     ///
     /// # Errors
-    /// `UnblockGuard` once the database closes, and in a forked child.
+    /// `Closed` once the database closes, and in a forked child.
     pub(crate) fn begin_work(&self) -> Result<WorkGuard<'_>> {
         self.check_process()?;
         self.active_work.begin().ok_or_else(|| Error::new(ErrorKind::Closed, "the database is closed"))

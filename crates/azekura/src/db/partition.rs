@@ -76,7 +76,7 @@ impl Partition {
     ///
     /// # Errors
     /// `Invalid` for a key of more than 65,535 bytes, a value of more than 4 GiB − 1, or more than half the memory
-    /// budget unless it goes to a blob file; `OutOfSpace`, `Io`, `Poisoned` from the log or that file; `UnblockGuard`.
+    /// budget unless it goes to a blob file; `OutOfSpace`, `Io`, `Poisoned` from the log or that file; `Closed`.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -150,7 +150,7 @@ impl Partition {
     /// The value of a key.
     ///
     /// # Errors
-    /// `Io` or `Corruption` from a table, `UnblockGuard` if the partition was deleted.
+    /// `Io` or `Corruption` from a table, `Closed` if the partition was deleted.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
         self.get_at(key.as_ref(), ReadSeqno::Latest)
     }
@@ -194,7 +194,7 @@ impl Partition {
     fn ended<T>(&self, found: Result<T>) -> Result<T> {
         drop(found);
         self.handle.inner.check_open()?;
-        Err(self.state.ended_error())
+        Err(self.state.closed_error())
     }
 
     /// The values of many keys as of one moment, in the order of the keys given.
@@ -294,7 +294,7 @@ impl Partition {
     /// Writes what is in memory to tables, and waits for it.
     ///
     /// # Errors
-    /// `Io`, `OutOfSpace`, `Poisoned`, `UnblockGuard`; what is in memory stays there and in the log.
+    /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`; what is in memory stays there and in the log.
     pub fn flush(&self) -> Result<()> {
         let _call = self.handle.inner.begin_api_call();
         self.handle.inner.writer()?;

@@ -572,7 +572,7 @@ fn sync_all_visible(inner: &DbInner) -> Result<()> {
 /// hold locks.
 ///
 /// # Errors
-/// `UnblockGuard` if the partition is deleted meanwhile.
+/// `Closed` if the partition is deleted meanwhile.
 pub(crate) fn flush_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<()> {
     let target = inner.last_visible.get();
     let tree = partition.tree()?;
@@ -597,7 +597,7 @@ pub(crate) fn flush_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -
 /// along and does not keep it from ending.
 ///
 /// # Errors
-/// `UnblockGuard` if the partition is deleted meanwhile.
+/// `Closed` if the partition is deleted meanwhile.
 pub(crate) fn compact_and_wait(inner: &DbInner, partition: &Arc<PartitionState>) -> Result<()> {
     let _call = inner.begin_api_call();
     inner.check_outside()?;

@@ -61,7 +61,7 @@ pub(crate) trait InternalIter: Send {
     }
 
     /// The value of the entry it stands on, to keep without a copy; none where what it stands in is more than twice as
-    /// large, or does not outlive the cursor. Worth the question from [`LARGE`](crate::base::shared_bytes::LARGE) on.
+    /// large, or does not outlive the cursor. Worth the question from [`SHARED_LEN_MIN`](crate::base::shared_bytes::SHARED_LEN_MIN) on.
     fn shared_value(&self) -> Option<SharedBytes> {
         None
     }

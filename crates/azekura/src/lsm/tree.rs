@@ -160,7 +160,7 @@ impl LsmTree {
     }
 
     /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and
-    /// gives its files to the graveyard as soon as no reader needs them. Tasks fail with `UnblockGuard` from then on.
+    /// gives its files to the graveyard as soon as no reader needs them. Tasks fail with `Closed` from then on.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flush_lock.acquire(true);
@@ -202,7 +202,7 @@ impl LsmTree {
     }
 
     /// # Errors
-    /// `UnblockGuard` after [`discard`](LsmTree::discard).
+    /// `Closed` after [`discard`](LsmTree::discard).
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.is_discarded() {
             true => Err(Error::new(ErrorKind::Closed, format!("partition {} was deleted", self.context.name))),

@@ -146,7 +146,7 @@ impl Region {
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::Acquire))
     }
 
-    /// As [`load`](Region::load), in one order with all [`publish`](Region::store_seqcst) and all pins: either the one
+    /// As [`read`](Region::read), in one order with all [`publish`](Region::store_seqcst) and all pins: either the one
     /// who publishes sees this thread pinned, or this sees what is published.
     #[inline]
     pub(crate) fn load_seqcst(&self, at: u64) -> u64 {
@@ -155,7 +155,7 @@ impl Region {
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::SeqCst))
     }
 
-    /// The words from `at` on, a multiple of 8, each as by [`load`](Region::load).
+    /// The words from `at` on, a multiple of 8, each as by [`read`](Region::read).
     #[inline]
     pub(crate) fn load_array<const N: usize>(&self, at: u64) -> [u64; N] {
         debug_assert!(at.is_multiple_of(8));
@@ -242,7 +242,7 @@ impl Region {
         self.copy(at, unsafe { &mut *(ptr::from_mut(out) as *mut [MaybeUninit<u8>]) });
     }
 
-    /// As [`load`](Region::load), of whole words from a multiple of 8 on.
+    /// As [`read`](Region::read), of whole words from a multiple of 8 on.
     #[inline]
     pub(crate) fn read_words(&self, at: u64, out: &mut [u8]) {
         debug_assert!(at.is_multiple_of(8) && out.len().is_multiple_of(8));
@@ -252,7 +252,7 @@ impl Region {
         unsafe { copy_words(span, out.as_mut_ptr().cast()) };
     }
 
-    /// As [`load`](Region::load); all of `out` is written.
+    /// As [`read`](Region::read); all of `out` is written.
     #[inline]
     fn copy(&self, at: u64, out: &mut [MaybeUninit<u8>]) {
         yield_point();

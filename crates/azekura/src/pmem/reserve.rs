@@ -38,7 +38,7 @@ impl Planned<'_> {
 
 impl<M: PersistenceBackend> PoolTree<M> {
     /// Sets space aside for the records of a batch: fills `rooms` with a buffer for each that is put, to be used with
-    /// [`put_reserved`](PoolTree::put_reserved) or [`give_back`](PoolTree::free_reservation). In any case
+    /// [`put_reserved`](PoolTree::put_reserved) or [`free_reservation`](PoolTree::free_reservation). In any case
     /// [`release_leaf_reservation`](PoolTree::release_leaf_reservation) is to be called afterwards. Waits for other
     /// batches where these have the memory for versions that it needs.
     ///
@@ -55,13 +55,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
             }
         };
         let puts = rooms.len();
-        let leaves = if puts == 0 { 0 } else { self.set_aside_all(records, puts, &mut counted, rooms)? };
+        let leaves = if puts == 0 { 0 } else { self.reserve_buffers(records, puts, &mut counted, rooms)? };
         Ok(Promise { leaves, versions: VersionsGuard::into_bytes(versions) })
     }
 
     /// Sets buffers and leaves aside: as many leaves as `puts` records need wherever they belong, or, where there is no
     /// space for these, as many as they need in the leaves that they belong to. Returns the number of leaves.
-    fn set_aside_all(
+    fn reserve_buffers(
         &self,
         records: &[Planned<'_>],
         puts: usize,
@@ -75,7 +75,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         let most = puts.min(full) + puts / (self.slots_per_leaf / 2 - 1) + 1;
         let mut leaves = counted.map_or(most, |(_, leaves)| leaves.min(most));
         self.retry_after_reclaim(|| {
-            let full = match self.set_aside(records, end, leaves, rooms) {
+            let full = match self.try_reserve(records, end, leaves, rooms) {
                 Err(error) if error.kind() == ErrorKind::OutOfSpace && counted.is_none() => error,
                 done => return done,
             };
@@ -84,13 +84,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
                 return Err(full);
             }
             leaves = needed;
-            self.set_aside(records, end, leaves, rooms)
+            self.try_reserve(records, end, leaves, rooms)
         })?;
         Ok(leaves)
     }
 
     /// All of it or nothing, under one lock.
-    fn set_aside(&self, records: &[Planned<'_>], end: SeqNo, leaves: usize, rooms: &mut [PoolRange]) -> Result<()> {
+    fn try_reserve(&self, records: &[Planned<'_>], end: SeqNo, leaves: usize, rooms: &mut [PoolRange]) -> Result<()> {
         let mut space = self.allocator_after_releases()?;
         space.reserve_leaves(&self.backend, leaves)?;
         let puts = records.iter().filter_map(|record| Some((record.key.len(), record.value_len?)));
@@ -147,7 +147,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
 
     /// A batch has used what it was promised, or will not. The next one to set leaves aside sees it.
     #[inline]
-    pub(crate) fn end_promise(&self, promise: Promise) {
+    pub(crate) fn release_leaf_reservation(&self, promise: Promise) {
         self.released_leaf_reservations.fetch_add(promise.leaves, Ordering::Relaxed);
         self.versions.end_reservation(promise.versions);
     }

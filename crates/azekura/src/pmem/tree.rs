@@ -263,7 +263,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// The lock of the structure, for who splits a leaf.
     ///
     /// # Errors
-    /// `UnblockGuard` if nothing may be changed any more.
+    /// `Closed` if nothing may be changed any more.
     pub(crate) fn lock_structure(&self) -> Result<MutexGuard<'_, ()>> {
         let structure = self.structure_lock.lock().map_err(poisoned)?;
         self.check_open().map(|()| structure)
@@ -282,7 +282,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// file to other processes then.
     ///
     /// # Errors
-    /// `UnblockGuard` after `stop_writes`: the file may hold what another process has written.
+    /// `Closed` after `stop_writes`: the file may hold what another process has written.
     #[inline(always)]
     pub(crate) fn pin(&self) -> Result<Pin> {
         let pin = Pin::new();

@@ -336,7 +336,7 @@ impl RetainedVersions {
     }
 
     /// Whether all is kept still that was replaced or removed behind `at`: then what is not found was not there. To be
-    /// asked after [`find`](RetainedVersions::find_position).
+    /// asked after [`find`](RetainedVersions::find).
     #[inline]
     pub(crate) fn is_complete_since(&self, at: SeqNo) -> bool {
         self.dropped_through.load(Ordering::Acquire) <= at.0

@@ -89,7 +89,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Gives `key` the value `value` under the number that `turn` gives: false if it gives none.
     ///
     /// # Errors
-    /// As [`put`](PoolTree::add_free_range), before a number is asked for; and those of `turn`. Other errors leave
+    /// As [`put`](PoolTree::put), before a number is asked for; and those of `turn`. Other errors leave
     /// nobody knowing.
     pub(crate) fn put_assigning_seqno(
         &self,

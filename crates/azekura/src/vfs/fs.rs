@@ -133,7 +133,7 @@ pub trait Fs: Send + Sync + fmt::Debug {
     /// `Locked` if another handle, in this process or another, holds it in a mode that excludes this one.
     fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>>;
 
-    /// Takes the lock of a database directory without waiting: a lock on the file `LOCK_FILE_NAME` in it, and on the
+    /// Takes the lock of a database directory without waiting: a lock on the file `LOCK` in it, and on the
     /// directory itself where the file system has such locks. Then a second holder does not get in when the file was
     /// removed or replaced. The default locks the file only.
     ///

@@ -103,7 +103,7 @@ fn run_target((name, decode): FuzzTarget, input: &[u8], origin: &str) -> Result<
     panic!("{name} {what} on {} bytes ({origin}); kept as {}", input.len(), kept.display());
 }
 
-/// Inputs under `testdata/corpus/MANIFEST_NAME`, by name.
+/// Inputs under `testdata/corpus/NAME`, by name.
 fn corpus_inputs(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/corpus").join(name);
     let Ok(entries) = std::fs::read_dir(&folder) else { return Vec::new() };

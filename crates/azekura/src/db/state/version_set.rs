@@ -90,7 +90,7 @@ impl VersionSet {
     /// Writes a batch of edits to the operating system; a later sync of the manifest or of the log makes it durable.
     ///
     /// # Errors
-    /// `UnblockGuard` if an edit speaks of a partition that was dropped meanwhile; then nothing is written.
+    /// `Closed` if an edit speaks of a partition that was dropped meanwhile; then nothing is written.
     pub(crate) fn log_and_apply(&self, edits: &[VersionEdit]) -> Result<()> {
         self.log_and_apply_locked(&mut lock(&self.state), edits)
     }

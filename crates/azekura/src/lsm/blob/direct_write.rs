@@ -47,7 +47,7 @@ impl LsmTree {
     /// [`release`](LsmTree::release_direct_write) unless a memtable gets the pointer.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace` of the file; `UnblockGuard` after [`discard`](LsmTree::discard).
+    /// `Io` and `OutOfSpace` of the file; `Closed` after [`discard`](LsmTree::discard).
     pub(crate) fn write_blob_directly(&self, value: &[u8]) -> Result<DirectBlobWrite> {
         let separation = self.options().kv_separation.clone().unwrap_or_default();
         let packed = CompressedBlock::new(BlockKind::Blob, separation.compression, value);

@@ -67,7 +67,7 @@ pub(crate) trait PmemEngine: Engine {
     fn max_seqno_at_open(&self) -> SeqNo;
 
     /// Changes end. Those that have a number have been made; who is about to make space for one that has none gets
-    /// `UnblockGuard`, and nobody is at the pool any more when this returns.
+    /// `Closed`, and nobody is at the pool any more when this returns.
     fn stop_writes(&self);
 
     /// No change comes any more: the database has closed, and the log says where numbers go on.

@@ -133,7 +133,7 @@ impl<M: PersistenceBackend, K: PoolDurability<M>> PmemEngine for PoolEngine<M, K
     }
 
     fn release_leaf_reservation(&self, promise: Promise) {
-        self.tree.end_promise(promise);
+        self.tree.release_leaf_reservation(promise);
     }
 
     fn persistence_level(&self) -> PersistenceLevel {

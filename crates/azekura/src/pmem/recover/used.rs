@@ -4,7 +4,7 @@ use crate::base::{Error, ErrorKind, Result};
 use crate::mem::prefetch::prefetch;
 use crate::pmem::record::BUFFER_ALIGN;
 
-/// One bit for each [`UNIT_LEN`] of a pool that belongs to something, as far as one thread knows.
+/// One bit for each [`BUFFER_ALIGN`] of a pool that belongs to something, as far as one thread knows.
 pub(super) struct UsedSpaceBitmap {
     bits: Vec<u64>,
     bit_count: u64,

@@ -150,7 +150,7 @@ impl Shadow {
     }
 }
 
-/// Writes a shadow. Until [`finish`](ShadowWriter::finish_shadow) there is none.
+/// Writes a shadow. Until [`finish`](ShadowWriter::finish) there is none.
 pub(crate) struct ShadowWriter<'a> {
     file: &'a dyn File,
     file_id: [u8; 16],

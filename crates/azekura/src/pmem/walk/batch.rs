@@ -60,7 +60,7 @@ impl RecordReadBatch {
     /// there is no room for it in this batch.
     ///
     /// # Errors
-    /// As [`Record::read`].
+    /// As [`PoolRecord::read`](crate::pmem::record::PoolRecord::read).
     #[inline]
     pub(super) fn push_slot(
         &mut self,

@@ -273,7 +273,7 @@ impl Listener for ReopeningListener {
     }
 }
 
-/// `UnblockGuard` was told before the lock on the directory was released.
+/// `Closed` was told before the lock on the directory was released.
 #[test]
 fn a_listener_opens_again_when_it_is_closed() {
     for workers in [0, 2] {
@@ -329,7 +329,7 @@ fn separated_options() -> PartitionCreateOptions {
 }
 
 /// A flush that ended because its partition was deleted counted as failed: a writer of another partition that waited
-/// for a flush got its error, `UnblockGuard`, or `Corruption` where large values stand apart.
+/// for a flush got its error, `Closed`, or `Corruption` where large values stand apart.
 #[test]
 fn writer_gets_no_error_of_deleted_partition() {
     let leveled = LeveledOptions { l0_compaction_trigger: 1_000, ..LeveledOptions::default() };
