@@ -64,6 +64,11 @@ impl PartitionManifestState {
         tables.max().unwrap_or_default().max(self.permanent())
     }
 
+    /// The tables of all levels, and the spilled ones.
+    pub(crate) fn all_tables(&self) -> impl Iterator<Item = &TableMeta> {
+        self.tables.values().map(|(_, table)| table).chain(self.spilled.values())
+    }
+
     /// The log is not needed for records of the partition up to here.
     pub(crate) fn permanent(&self) -> SeqNo {
         let spilled = self.spilled.values().map(|table| table.largest_seqno);

@@ -106,6 +106,8 @@ pub(crate) struct PartitionState {
     /// Records of the log for a partition whose comparator is not here yet, by rising sequence numbers; bounded by the
     /// log, and empty once they are [spilled](PartitionState::note_spilled).
     buffered_records: Mutex<Arc<Vec<PendingRecord>>>,
+    /// The log is not needed for records up to here; set by the first record of a replay.
+    permanent_at_open: OnceLock<SeqNo>,
     /// Files that those may point into, where nothing can be written.
     direct_blobs: Mutex<Vec<Arc<DirectBlobFile>>>,
     /// What the manifest said when the database was opened, and the files of a pool; taken when the tree is built.
@@ -314,15 +316,14 @@ impl PartitionState {
     /// needed of it, and it was durable through the second. Numbers that pools have used without the log may stand in
     /// the images of others, if `pools_skip_log`.
     pub(crate) fn wal_needs(&self, stored: &PartitionManifestState, pools_skip_log: bool) -> (SeqNo, SeqNo) {
-        let durable = stored.durable_seqno();
-        match (self.pool_at_open(), self.engine) {
-            (None, _) => (stored.permanent(), durable),
-            (Some((applied, highest)), EngineKind::Pmem) if !pools_skip_log => {
-                (applied.max(stored.permanent()), durable.max(highest))
-            }
-            (Some((applied, _)), _) if self.is_mapped_pool() => (applied.max(stored.permanent()), durable.max(applied)),
-            (Some((applied, _)), _) => (applied.max(stored.permanent()), durable),
-        }
+        let (permanent, durable) = (stored.permanent(), stored.durable_seqno());
+        let Some((applied, highest)) = self.pool_at_open() else { return (permanent, durable) };
+        let proven = match self.engine {
+            EngineKind::Pmem if !pools_skip_log => highest,
+            _ if self.is_mapped_pool() => applied,
+            _ => SeqNo::ZERO,
+        };
+        (permanent.max(applied), durable.max(proven))
     }
 
     /// The highest sequence number that a pool may hold that has changes which the log does not have.
@@ -339,9 +340,12 @@ impl PartitionState {
             tree.replay(entry)?;
             return Ok(true);
         }
-        let permanent = lock(&self.stored_partition).as_ref().map_or(SeqNo::ZERO, PartitionManifestState::permanent);
-        let applied = self.pool_at_open().map_or(SeqNo::ZERO, |(applied, _)| applied);
-        if entry.seqno <= permanent.max(applied) {
+        let permanent = *self.permanent_at_open.get_or_init(|| {
+            let stored = lock(&self.stored_partition);
+            let permanent = stored.as_ref().map_or(SeqNo::ZERO, PartitionManifestState::permanent);
+            permanent.max(self.pool_at_open().unwrap_or_default().0)
+        });
+        if entry.seqno <= permanent {
             return Ok(false);
         }
         Arc::make_mut(&mut *lock(&self.buffered_records)).push(PendingRecord::new(entry));
@@ -393,8 +397,7 @@ impl Catalog {
         // Where there is no tree nothing but the catalog knows the files.
         if let Some(stored) = lock(&state.stored_partition).take() {
             let obsolete_files = &self.resources.obsolete_files;
-            let tables = stored.tables.keys().chain(stored.spilled.keys());
-            tables.for_each(|table| obsolete_files.push(DataFileKind::Table, *table));
+            stored.all_tables().for_each(|table| obsolete_files.push(DataFileKind::Table, table.number));
             stored.blob_files.keys().for_each(|file| obsolete_files.push(DataFileKind::Blob, *file));
         }
         if let Some(pool) = lock(&state.stored_pool).take() {
@@ -418,8 +421,7 @@ impl Catalog {
             ..ManifestPoolInfo::default()
         };
         let pool = self.read_pool(&meta, engine, known, &options)?;
-        let tables = stored.tables.values().map(|(_, table)| table).chain(stored.spilled.values());
-        check_files(tables, stored.blob_files.values(), files, &self.resources.files)?;
+        check_files(stored.all_tables(), stored.blob_files.values(), files, &self.resources.files)?;
         let bytewise = meta.comparator == BYTEWISE_NAME;
         let state = new_state(&meta, engine, Some(stored), pool);
         self.insert(&state);
@@ -572,11 +574,11 @@ impl Catalog {
     ) -> Result<PartitionTree> {
         let is_new = stored.is_none();
         let spilled = match &stored {
-            Some(stored) if !stored.spilled.is_empty() => {
+            Some(stored) => {
                 let context = self.resources.context(KeyOrder::bytewise(), state.id, &state.name);
                 spill::read(&context, stored.spilled.values(), stored.flushed_seqno)?
             }
-            _ => Vec::new(),
+            None => Vec::new(),
         };
         let tree = match (state.engine, lock(&state.stored_pool).take()) {
             (EngineKind::Lsm, _) => PartitionTree::Lsm(self.build_lsm(state, stored, order, options)?),
@@ -629,6 +631,7 @@ fn new_state(
         status: AtomicU8::new(OPEN),
         settings: Mutex::new(meta.settings.clone()),
         buffered_records: Mutex::default(),
+        permanent_at_open: OnceLock::new(),
         direct_blobs: Mutex::default(),
         stored_partition: Mutex::new(stored),
         pool_file_id: pool.as_ref().and_then(StoredPool::file_id),

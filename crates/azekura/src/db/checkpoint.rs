@@ -171,8 +171,7 @@ fn write_copy(inner: &DbInner, moment: &CheckpointState, partitions: &[Arc<Parti
     }
     for partition in moment.manifest_state.partitions.values() {
         let files = &inner.catalog.resources().files;
-        let tables = partition.tables.values().map(|(_, table)| table).chain(partition.spilled.values());
-        let tables = tables.map(|table| (files.path(table.number), table.size));
+        let tables = partition.all_tables().map(|table| (files.path(table.number), table.size));
         let blobs = partition.blob_files.values().map(|file| (files.blob_files().path(file.number), file.size));
         for (from, size) in tables.chain(blobs) {
             let name = from.file_name().ok_or_else(|| Error::invalid("a file of data has no name"))?;

@@ -1,7 +1,6 @@
 //! What all handles of a database share.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, RwLock};
@@ -657,18 +656,10 @@ impl EngineHost for DbInner {
     }
 
     fn commit_edits(&self, edits: &[VersionEdit]) -> Result<()> {
-        let metadata = &self.writer_unless_poisoned()?.version_set;
-        let flushed = edits.iter().find_map(|edit| match edit {
-            VersionEdit::Flushed { partition, .. } => Some(*partition),
-            _ => None,
-        });
-        let spilled = || flushed.map_or_else(BTreeSet::new, |partition| metadata.spilled(partition));
-        let before = spilled();
-        self.poison.poison_on_failure(metadata.log_and_apply_durably(edits))?;
-        if !before.is_empty() {
-            let after = spilled();
-            before.difference(&after).for_each(|table| self.obsolete_files().push(DataFileKind::Table, *table));
-        }
+        let version_set = &self.writer_unless_poisoned()?.version_set;
+        let obsolete = version_set.spilled_tables_flushed_by(edits);
+        self.poison.poison_on_failure(version_set.log_and_apply_durably(edits))?;
+        obsolete.into_iter().for_each(|table| self.obsolete_files().push(DataFileKind::Table, table));
         Ok(())
     }
 

@@ -45,6 +45,7 @@ use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::batch_codec::{SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload};
 use crate::wal::format::{SEGMENT_HEADER_LEN, parse_segment_name, segment_path};
 use crate::wal::segment::WAL_PAGE_SIZE;
+use crate::wal::segment_set::removable_segments;
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
 use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 
@@ -402,11 +403,15 @@ impl RecoveryState {
     /// Removes segments that no recovery needs; false if there were none. The other spare files stay until the new
     /// manifest is there: with a damaged manifest they may be part of the log.
     fn remove_unneeded_segments(&self, config: &Config, report: &mut WalReplayReport) -> bool {
-        let files = std::mem::take(&mut report.removable_files);
-        let is_removed = |file: &FileNumber| config.fs.remove_file(&segment_path(&config.path, *file)).is_ok();
-        let removed: Vec<FileNumber> = files.into_iter().filter(is_removed).collect();
-        report.spare_files.retain(|file| !removed.contains(file));
-        !removed.is_empty()
+        let (fs, dir) = (&*config.fs, &config.path);
+        let files = removable_segments(fs, dir, self.manifest_state.id, &self.replay_options(config));
+        let before = report.spare_files.len();
+        for file in files.unwrap_or_default() {
+            if report.spare_files.contains(&file) && fs.remove_file(&segment_path(dir, file)).is_ok() {
+                report.spare_files.retain(|spare| *spare != file);
+            }
+        }
+        report.spare_files.len() < before
     }
 
     /// Gives the blob files without an owner to their partitions. Until the manifest says so, they still have none.
@@ -565,8 +570,7 @@ impl RecoveryState {
     /// Tables and blob files that were there and the ledger does not name.
     fn unreferenced_data_files(&self) -> impl Iterator<Item = (DataFileKind, FileNumber)> {
         let partitions = || self.manifest_state.partitions.values();
-        let tables =
-            partitions().flat_map(|p| p.tables.keys().chain(p.spilled.keys()).map(|id| (DataFileKind::Table, *id)));
+        let tables = partitions().flat_map(|p| p.all_tables().map(|table| (DataFileKind::Table, table.number)));
         let blobs = partitions().flat_map(|p| p.blob_files.keys().map(|id| (DataFileKind::Blob, *id)));
         let named: HashSet<(DataFileKind, FileNumber)> = tables.chain(blobs).collect();
         self.listing.data.keys().copied().filter(move |file| !named.contains(file))

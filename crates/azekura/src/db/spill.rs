@@ -59,25 +59,23 @@ pub(crate) fn write(
     records: &[PendingRecord],
     created_ms: u64,
 ) -> Result<(Vec<TableMeta>, PendingOutputs)> {
-    let options = TableOptions { compression, filter: FilterPolicy::None, ..TableOptions::default() };
-    let (neighbours, separation) = (Vec::new(), None);
-    let plan = OutputOptions {
-        table: options,
+    let options = OutputOptions {
+        table: TableOptions { compression, filter: FilterPolicy::None, ..TableOptions::default() },
         target_file_size: TABLE_SIZE,
         created_ms,
-        output_level_boundaries: neighbours,
-        separation,
+        output_level_boundaries: Vec::new(),
+        separation: None,
     };
     let mut sorted: Vec<&PendingRecord> = records.iter().collect();
     sorted.sort_unstable_by(|a, b| a.key.cmp(&b.key).then(b.seqno.cmp(&a.seqno)));
-    let mut output = TableOutputWriter::new(Arc::new(context), plan);
+    let mut output = TableOutputWriter::new(Arc::new(context), options);
     let mut last = None;
     for record in sorted {
         output.add(record.entry(), last != Some(&record.key))?;
         last = Some(&record.key);
     }
-    let FinishedOutputs { tables, pending: unnamed, .. } = output.finish()?;
-    Ok((tables, unnamed))
+    let FinishedOutputs { tables, pending, .. } = output.finish()?;
+    Ok((tables, pending))
 }
 
 /// Reads back the records above `after`, in the order of their sequence numbers. They are all in memory at once, as

@@ -61,7 +61,8 @@ pub(crate) trait InternalIter: Send {
     }
 
     /// The value of the entry it stands on, to keep without a copy; none where what it stands in is more than twice as
-    /// large, or does not outlive the cursor. Worth the question from [`SHARED_LEN_MIN`](crate::base::shared_bytes::SHARED_LEN_MIN) on.
+    /// large, or does not outlive the cursor. Worth the call for values of at least
+    /// [`SHARED_LEN_MIN`](crate::base::shared_bytes::SHARED_LEN_MIN) bytes.
     fn shared_value(&self) -> Option<SharedBytes> {
         None
     }

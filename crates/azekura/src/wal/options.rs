@@ -116,8 +116,6 @@ pub(crate) struct WalReplayReport {
     /// The segments that a later replay needs, oldest first, with those that link to them although the manifest does
     /// not list them.
     pub(crate) segments: Vec<WalSegmentInfo>,
-    /// Of the spare files, those that hold nothing which any recovery mode may need.
-    pub(crate) removable_files: Vec<FileNumber>,
     /// Other segment files, free to be written over.
     pub(crate) spare_files: Vec<FileNumber>,
     /// Commits applied.

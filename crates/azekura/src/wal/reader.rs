@@ -342,23 +342,7 @@ impl<'a> WalReader<'a> {
         Error::corruption(message)
     }
 
-    /// Segment files that are no part of the log, and that no other reading of it may find a use for: those from before
-    /// the noted end, and what an unfinished rewrite has left. Nothing in the latter says that the log was durable; an
-    /// unlinked segment that says so may hold synced commits of which the manifest has lost the entry.
-    fn removable_files(&self) -> Vec<FileNumber> {
-        let is_leftover = |segment: &WalSegmentFile| {
-            let reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Consecutive);
-            let scan = reader.and_then(|mut reader| reader.scan_after_damage());
-            scan.is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
-        };
-        let mut kept: Vec<FileNumber> = self.options.listed_segments.iter().map(|(_, file)| *file).collect();
-        kept.extend(self.segments.segments.values().map(|segment| segment.file));
-        kept.extend(self.segments.unlinked.iter().filter(|s| !is_leftover(s)).map(|segment| segment.file));
-        self.segments.valid_files.iter().copied().filter(|file| !kept.contains(file)).collect()
-    }
-
     pub(crate) fn into_report(self) -> WalReplayReport {
-        let removable_files = self.removable_files();
         let segments: Vec<WalSegmentInfo> = self.segments_read.into_values().collect();
         let is_used = |file: &FileNumber| segments.iter().any(|info| info.file == *file);
         let spares = self.segments.valid_files.iter().copied().filter(|file| !is_used(file)).collect();
@@ -369,7 +353,6 @@ impl<'a> WalReader<'a> {
             highest_epoch,
             segments,
             spare_files: spares,
-            removable_files,
             commits: self.commits,
             dropped_after_damage: self.dropped_after_damage,
             has_gaps: self.has_gaps,

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::record_log::read_window::LogSource;
+use crate::record_log::reader::SeqnoOrder;
 use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, parse_segment_name, segment_path};
 use crate::wal::options::WalReplayOptions;
@@ -87,6 +89,31 @@ pub(crate) fn find_segments(
         }
     }
     Ok(segments)
+}
+
+/// Segment files that are not part of the log and that no recovery mode can use: segments from before the noted end of
+/// the log, and segments that an unfinished rewrite of the log has left. A segment of the second kind has no record
+/// that says that the log was durable. An unlinked segment with such a record is kept, because it may hold synced
+/// commits of which the manifest has lost the entry.
+///
+/// # Errors
+/// As [`find_segments`].
+pub(crate) fn removable_segments(
+    fs: &dyn Fs,
+    dir: &Path,
+    database_id: [u8; 16],
+    options: &WalReplayOptions,
+) -> Result<Vec<FileNumber>> {
+    let segments = find_segments(fs, dir, database_id, options)?;
+    let is_leftover = |segment: &WalSegmentFile| {
+        let reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Consecutive);
+        let scan = reader.and_then(|mut reader| reader.scan_after_damage());
+        scan.is_ok_and(|scan| scan.durable_seqno == SeqNo::ZERO)
+    };
+    let mut kept: Vec<FileNumber> = options.listed_segments.iter().map(|(_, file)| *file).collect();
+    kept.extend(segments.segments.values().map(|segment| segment.file));
+    kept.extend(segments.unlinked.iter().filter(|s| !is_leftover(s)).map(|segment| segment.file));
+    Ok(segments.valid_files.into_iter().filter(|file| !kept.contains(file)).collect())
 }
 
 /// The outer error is about the file system, the inner one about the header.

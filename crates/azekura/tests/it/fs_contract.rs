@@ -14,22 +14,14 @@ use azekura::fs::{
 };
 use azekura::{Error, ErrorKind, Result};
 
+use crate::testkit::test_dir::{file_bytes, read_file};
+
 fn os_error_kind<T: Debug>(result: Result<T>) -> io::ErrorKind {
     result.unwrap_err().os_kind().expect("an error of the system")
 }
 
 fn error_kind<T>(result: Result<T>) -> ErrorKind {
     result.err().expect("an error").kind()
-}
-
-fn file_bytes(file: &dyn File) -> Vec<u8> {
-    let mut bytes = vec![0; file.length().unwrap() as usize];
-    file.read_exact_at(&mut bytes, 0).unwrap();
-    bytes
-}
-
-fn read_file(fs: &dyn Fs, path: &Path) -> Vec<u8> {
-    file_bytes(&*fs.open(path, OpenMode::Read).unwrap())
 }
 
 /// Creates a file with that content.

@@ -129,7 +129,7 @@ fn iter_resolves_blobs_from_both_ends() {
     part.flush().unwrap();
     drop(part);
     // Blob files go with the last readers; those of other tests of the process count too.
-    blob_gc::wait_until("blob files are removed", || {
+    crate::testkit::watchdog::wait_until("blob files are removed", || {
         while db.step().unwrap() {}
         blob_files(&*fs) == 0
     });

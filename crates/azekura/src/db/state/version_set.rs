@@ -1,13 +1,12 @@
 //! The ledger and the manifest that keeps it, as one.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::manifest_state::ManifestState;
 use crate::base::sync::{WakeSignal, lock};
-use crate::base::version_edit::{FileNumber, PartitionId, PartitionMeta, VersionEdit, WalEpoch};
+use crate::base::version_edit::{FileNumber, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::lsm::blob::unsynced::UnsyncedBlobFiles;
 use crate::manifest::Manifest;
@@ -125,13 +124,19 @@ impl VersionSet {
         (through > lock(&self.state).flushed_by_all()).then_some(VersionEdit::AllFlushed { through })
     }
 
-    /// The spilled tables of a partition.
-    pub(crate) fn spilled(&self, partition: PartitionId) -> BTreeSet<FileNumber> {
+    /// The spilled tables that the edits make obsolete, because a flush covers all of their records.
+    pub(crate) fn spilled_tables_flushed_by(&self, edits: &[VersionEdit]) -> Vec<FileNumber> {
         let manifest_state = lock(&self.state);
-        manifest_state
-            .partitions
-            .get(&partition)
-            .map_or_else(BTreeSet::new, |known| known.spilled.keys().copied().collect())
+        let mut obsolete = Vec::new();
+        for edit in edits {
+            if let VersionEdit::Flushed { partition, through } = edit
+                && let Some(known) = manifest_state.partitions.get(partition)
+            {
+                let is_flushed = |table: &&TableMeta| table.largest_seqno <= *through;
+                obsolete.extend(known.spilled.values().filter(is_flushed).map(|table| table.number));
+            }
+        }
+        obsolete
     }
 
     /// A copy of the ledger as it is now.

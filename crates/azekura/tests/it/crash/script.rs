@@ -8,6 +8,7 @@ use azekura::fs::{Fs, MemFs, OpenMode, Survival, TestEnv};
 use azekura::{Config, Database, ErrorKind, Gc, Partition, PersistMode, Result};
 
 use crate::testkit::read_database::read_database;
+use crate::testkit::test_dir::crash_or_kill;
 use crate::testkit::{HistoryEvent, HistoryWrite, RandomOptions, SeededRng, State, WriteHistory};
 
 /// Two directories above it are new, too.
@@ -450,10 +451,7 @@ impl ScriptRunner<'_> {
         self.machine.freeze_after(Some(0));
         self.parts.clear();
         self.db = None;
-        // A process that is killed leaves the cache of the system as it is: power loss may take what was not synced.
-        if survival != Survival::Everything {
-            self.machine.crash(survival, salt);
-        }
+        crash_or_kill(self.machine, survival, salt);
         self.machine.freeze_after(self.stop_at.map(|at| at.saturating_sub(self.machine.op_count())));
         if survival != Survival::Everything {
             self.history.acknowledged = self.history.durable;

@@ -10,6 +10,7 @@ use azekura::{Config, ErrorKind, PersistMode, RecoveryMode};
 
 use super::script::{CrashScript, DIR, ScriptOutcome, foreign_file, run_script};
 use crate::testkit::read_database::read_database;
+use crate::testkit::test_dir::crash_or_kill;
 use crate::testkit::{HistoryEvent, HistoryWrite, SeededRng, State};
 
 const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
@@ -156,11 +157,7 @@ impl CrashSearch {
                 _ => played.history.durable,
             };
             let crashed = played.machine.fork();
-            match survival {
-                // The process was killed: the cache of the system has what was not synced, and may lose it later.
-                Survival::Everything => crashed.freeze_after(None),
-                _ => crashed.crash(survival, salt),
-            }
+            crash_or_kill(&crashed, survival, salt);
             let deep = dice.chance_one_in(4).then(|| dice.next_u64());
             self.states += 1;
             let mut judged = catch_panic(|| self.check_recovery(script, &played, &crashed, floor, dice.next_u64()));
@@ -270,7 +267,7 @@ impl CrashSearch {
         second.freeze_after(Some(dice.below(after - before + 1)));
         drop(opening(&second, salt));
         let survival = dice.pick(&[Survival::Nothing, Survival::Everything, Survival::Random, Survival::Random]);
-        second.crash(survival, dice.next_u64());
+        crash_or_kill(&second, survival, dice.next_u64());
         // What a killed process had not synced is promised only once an open has come to its end.
         let floor = if survival == Survival::Everything { floor } else { played.history.durable };
         self.states += 1;

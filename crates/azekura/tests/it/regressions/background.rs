@@ -17,21 +17,10 @@ use azekura::{
 
 use super::{open, open_partition, table_files};
 use crate::testkit::SeededRng;
-use crate::testkit::watchdog::run_with_timeout;
+use crate::testkit::watchdog::{run_with_timeout, wait_until};
 
 fn manual_config(fs: impl Fs + 'static) -> Config {
     Config::new("/db").fs(Arc::new(fs)).env(Arc::new(SystemEnv::new()))
-}
-
-/// Waits until something is so; fails after ten seconds.
-pub(super) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    for patience in (0..2_000).rev() {
-        if is_so() {
-            return;
-        }
-        assert!(patience > 0, "{what}: it never was");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Orders by bytes. While the gate is closed, threads of the database wait in the comparator.

@@ -11,6 +11,7 @@ use azekura::{
 };
 
 use crate::testkit::SeededRng;
+use crate::testkit::watchdog::wait_until;
 
 fn config(fs: Arc<dyn Fs>) -> Config {
     Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(1))).workers(0).wal_segment_size(64 << 10)
@@ -83,7 +84,7 @@ fn every_call_succeeds_when_few_files_may_open() {
     db.checkpoint("/copy").unwrap();
     db.close().unwrap();
     // Handles of replaced file sets close when readers of other tests in this process unpin.
-    super::background::wait_until("all files are closed", || fs.open_count() == 0);
+    wait_until("all files are closed", || fs.open_count() == 0);
     // Neither does the limit keep a database from opening.
     for dir in ["/db", "/copy"] {
         let reader = Config::new(dir).fs(Arc::clone(&shared)).env(Arc::new(TestEnv::new(2))).open_read_only().unwrap();

@@ -9,6 +9,8 @@ use azekura::{
     Result,
 };
 
+use crate::testkit::test_dir::read_file;
+
 const MODES: [RecoveryMode; 3] = [RecoveryMode::Strict, RecoveryMode::PointInTime, RecoveryMode::Salvage];
 
 fn open_as(machine: &MemFs, salt: u64, mode: RecoveryMode) -> Result<Database> {
@@ -50,22 +52,13 @@ fn marker_value(n: u32) -> String {
 /// The segment that holds the bytes, its length up to the last byte that is not zero, and where they stand.
 fn find_in_wal(machine: &MemFs, what: &[u8]) -> (String, u64, u64) {
     for entry in machine.read_dir(Path::new("/db")).unwrap().into_iter().filter(|e| e.name.ends_with(".wal")) {
-        let file = machine.open(&Path::new("/db").join(&entry.name), OpenMode::Read).unwrap();
-        let mut bytes = vec![0; file.length().unwrap() as usize];
-        file.read_exact_at(&mut bytes, 0).unwrap();
+        let bytes = read_file(machine, &Path::new("/db").join(&entry.name));
         if let Some(at) = bytes.windows(what.len()).position(|window| window == what) {
             let used = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
             return (entry.name, used as u64, at as u64);
         }
     }
     panic!("no segment holds {what:?}")
-}
-
-fn file_bytes(machine: &MemFs, name: &str) -> Vec<u8> {
-    let file = machine.open(&Path::new("/db").join(name), OpenMode::Read).unwrap();
-    let mut bytes = vec![0; file.length().unwrap() as usize];
-    file.read_exact_at(&mut bytes, 0).unwrap();
-    bytes
 }
 
 fn overwrite_file(machine: &MemFs, name: &str, at: u64, bytes: &[u8]) {
@@ -656,7 +649,7 @@ fn failed_open_removes_no_segment_of_the_log() {
     overwrite_file(&base, &name, at, &vec![0; (used - at) as usize]);
     let names = |machine: &MemFs| machine.read_dir(Path::new("/db")).unwrap().into_iter().map(|entry| entry.name);
     assert!(names(&base).filter(|name| name.ends_with(".wal")).count() > 3);
-    let manifest = |machine: &MemFs| file_bytes(machine, "MANIFEST");
+    let manifest = |machine: &MemFs| read_file(machine, Path::new("/db/MANIFEST"));
     let salvaged = counts(&open_as(&base.fork(), 2, RecoveryMode::Salvage).unwrap());
     let check = |machine: &MemFs, when: &str| {
         assert!(open_as(&machine.fork(), 4, RecoveryMode::Strict).is_err(), "{when}: Strict opens");

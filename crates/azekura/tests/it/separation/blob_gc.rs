@@ -13,6 +13,7 @@ use azekura::{
 
 use crate::testkit::SeededRng;
 use crate::testkit::rng::test_seeds;
+use crate::testkit::watchdog::wait_until;
 
 const DIR: &str = "/db";
 
@@ -214,14 +215,6 @@ fn snapshot_and_iter_pin_blobs_until_dropped() {
     db.close().unwrap();
     let _db = config(&fs).open().unwrap();
     assert_eq!(blob_files(&*fs), report.segment_count);
-}
-
-pub(super) fn wait_until(what: &str, reached: impl Fn() -> bool) {
-    let start = std::time::Instant::now();
-    while !reached() {
-        assert!(start.elapsed().as_secs() < 120, "{what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use azekura::fs::{DiskFs, FaultFs, File, Fs, MemFs, OpenMode};
+use azekura::fs::{DiskFs, FaultFs, File, Fs, MemFs, OpenMode, Survival};
 
 /// A file system of each kind with a directory for a database; the temporary directory lives as long as the place.
 pub(crate) struct TestDir {
@@ -84,4 +84,13 @@ pub(crate) fn write_file(fs: &dyn Fs, path: &Path, bytes: &[u8]) {
         fs.remove_file(path).unwrap();
     }
     fs.open(path, OpenMode::Create).unwrap().write_at(bytes, 0).unwrap();
+}
+
+/// Ends the life of whatever runs on `machine`: by power loss or, if everything survives, by killing the process. A
+/// killed process leaves the page cache as it is, so a later power loss may still take what was not synced.
+pub(crate) fn crash_or_kill(machine: &MemFs, survival: Survival, seed: u64) {
+    match survival {
+        Survival::Everything => machine.freeze_after(None),
+        _ => machine.crash(survival, seed),
+    }
 }

@@ -1,8 +1,11 @@
-//! Nothing may hang.
+//! Time limits: a test that hangs or waits in vain fails with a message.
 
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Far above what a slow machine needs.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs `body` on a thread of its own and fails if it takes longer than two minutes. A panic of `body` is passed on.
 pub(crate) fn run_with_timeout<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
@@ -13,11 +16,20 @@ pub(crate) fn run_with_timeout<T: Send + 'static>(what: &str, body: impl FnOnce(
         done.send(()).ok();
         result
     });
-    match wait.recv_timeout(Duration::from_secs(120)) {
+    match wait.recv_timeout(TIMEOUT) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} hangs"),
         Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => match running.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         },
+    }
+}
+
+/// Waits until `condition` holds; fails after two minutes.
+pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < TIMEOUT, "not reached: {what}");
+        thread::sleep(Duration::from_millis(5));
     }
 }
