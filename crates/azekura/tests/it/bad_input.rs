@@ -1,7 +1,7 @@
-//! Directories that cannot be opened: each gives a typed error that names the file and says what to do, and nothing on
-//! disk has changed afterwards.
+//! Directories that cannot be opened: each gives a typed error that names the file and says what to do, and the
+//! directory is unchanged afterwards.
 //!
-//! Rooms in reading order: `locks` (who else has it open), `readers` (opening for reading only).
+//! Modules, in reading order: `locks` (a directory that is open already), `readers` (opening read-only).
 
 mod locks;
 mod readers;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use azekura::{Config, Database, Error, ErrorKind, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A database on the disk that works by hand only.
+/// A database on the disk without worker threads.
 fn config(dir: &Path) -> Config {
     Config::new(dir).workers(0)
 }
@@ -23,7 +23,7 @@ fn expect_error<T>(result: Result<T>) -> Error {
     result.err().expect("an error")
 }
 
-/// Everything below a directory: mode, length, time of the last change, and bytes.
+/// The mode, length, modification time and bytes of every file below a directory.
 fn snapshot_dir(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut open = vec![dir.to_path_buf()];
@@ -41,7 +41,7 @@ fn snapshot_dir(dir: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
     found
 }
 
-/// Both ways of opening fail with that kind and name that file, and change nothing.
+/// Opening to write and opening read-only fail with that kind, name that file, and change nothing.
 fn assert_open_refused(dir: &Path, kind: ErrorKind, file: &Path) -> String {
     let before = dir.exists().then(|| snapshot_dir(dir));
     let errors = [expect_error(config(dir).open()), expect_error(config(dir).open_read_only())];
@@ -53,14 +53,14 @@ fn assert_open_refused(dir: &Path, kind: ErrorKind, file: &Path) -> String {
     errors[0].message().to_owned()
 }
 
-/// A database with tables and records that are in the log only, as a killed process leaves it.
+/// A database with tables, and with records in the WAL only, as a killed process leaves it.
 fn create_sample(dir: &Path) {
     let db: Database = config(dir).open().unwrap();
     let p = db.open_partition("p", Default::default()).unwrap();
     (0..100u8).for_each(|n| p.insert([n], [n; 50]).unwrap());
     p.flush().unwrap();
     (100..120u8).for_each(|n| p.insert([n], [n; 50]).unwrap());
-    // The copy is what a crash would have left; it has nobody's lock.
+    // The copy is the state after a crash; no process holds its lock.
     let copy = dir.with_extension("copy");
     fs::create_dir(&copy).unwrap();
     for entry in fs::read_dir(dir).unwrap() {
@@ -151,7 +151,7 @@ fn newer_format_is_unsupported() {
                 assert!(message.contains(what), "{message}");
             }
         }
-        // Features that an old version may ignore are ignored.
+        // Unknown compatible features are ignored.
         let mut newer = bytes.clone();
         newer[12] = 1;
         let sum = xxh3_64(&newer[..56]);
@@ -205,7 +205,7 @@ fn a_directory_that_may_not_be_written_is_named() {
     let dir = temporary.path().join("db");
     create_sample(&dir);
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o500)).unwrap();
-    // The superuser may write everywhere.
+    // The superuser may write to any file.
     let is_superuser = fs::write(dir.join("probe"), b"").is_ok();
     if is_superuser {
         fs::remove_file(dir.join("probe")).unwrap();

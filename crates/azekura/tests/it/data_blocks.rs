@@ -1,4 +1,4 @@
-//! The data blocks of a database by themselves, as a measurement asks them.
+//! Access to the data blocks of a database for measurements.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn key(n: usize) -> Vec<u8> {
     format!("key {n:04}").into_bytes()
 }
 
-/// Of the record of that number.
+/// The key of the record with that number.
 fn value_len(n: usize) -> usize {
     n % 90
 }
@@ -50,7 +50,7 @@ fn lookup_finds_exactly_the_records_of_a_block() {
             let n: usize = std::str::from_utf8(&key[4..]).unwrap().parse().unwrap();
             assert_eq!(blocks.find(*place, key).unwrap(), Some(value_len(n)), "{index_type:?}: record {n}");
             assert_eq!(blocks.lookup_overhead(*place, key).unwrap(), Some(key.len()));
-            // Far from it in the order, so in another block.
+            // This key is far away in key order, so it is in another block.
             let (elsewhere, _) = entries[(i + 400) % 800];
             assert_eq!(blocks.find(elsewhere, key).unwrap(), None, "{index_type:?}: record {n} in another block");
         }
@@ -74,8 +74,8 @@ fn an_order_that_only_its_owner_knows_is_refused() {
     assert!(error.to_string().contains("reversed"), "{error}");
 }
 
-/// A value that has its block for itself is handed out where it lies, and stays there when the cache lets the block
-/// go; one among others is copied, and keeps no block.
+/// A value that fills its block alone is returned without a copy and outlives the cached block. A value that shares
+/// its block is copied and pins no block.
 #[test]
 fn large_value_is_shared_small_value_is_copied() {
     for index in TYPES {
@@ -101,7 +101,7 @@ fn large_value_is_shared_small_value_is_copied() {
         assert_eq!(part.entries().nth(1).unwrap().unwrap().value().unwrap().as_ptr(), large.as_ptr());
         assert_eq!(part.multi_get(["large 001"]).unwrap()[0].as_ref().unwrap().as_ptr(), large.as_ptr());
 
-        // Four times what the cache holds: every block goes, and what was handed out does not change.
+        // Four times the cache's capacity: every block is evicted, and the returned values do not change.
         let kept: Vec<_> = (0..100).map(|n| part.get(format!("large {n:03}")).unwrap().unwrap()).collect();
         assert!(db.metrics().cache.data.bytes <= 1 << 20);
         let middle = large.slice(10_000..30_000);

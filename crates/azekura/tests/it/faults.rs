@@ -1,12 +1,12 @@
-//! The n-th call of each kind to the file system fails, once or for ever, in every phase of a database's life: no
-//! panic, no wait without an end, nothing acknowledged is lost. Then two calls of one life fail.
+//! The n-th call of each kind to the file system fails, once or permanently, in every phase of a run: no panic, no
+//! endless wait, no acknowledged write is lost. Then two calls of one run fail.
 //!
-//! - `AZEKURA_FAULT_STRIDE`: try every so many calls only.
-//! - `AZEKURA_FAULT_PAIRS`: how many random pairs of faults to try; `AZEKURA_SEED` tries one of them.
+//! - `AZEKURA_FAULT_STRIDE`: tests only every n-th call.
+//! - `AZEKURA_FAULT_PAIRS`: number of random pairs of faults; `AZEKURA_SEED` runs one of them.
 //!
-//! Modules in reading order: `life` (the phases, and what must hold at their end), `sweep` (every call), `pairs` (a
-//! second fault after the first), `rules` (failed syncs poison, a full disk does not), `full` (workloads on small
-//! disks), `setbacks` (work that always fails does not stop other work).
+//! Modules, in reading order: `run` (the phases, and the checks at their end), `sweep` (every call), `pairs` (a
+//! second fault after the first), `error_handling` (a failed sync poisons the database, a full disk does not),
+//! `full_disk` (workloads on small disks), `backoff` (work that always fails does not block other work).
 
 mod backoff;
 mod error_handling;

@@ -1,6 +1,7 @@
-//! The contract of a file system, run as one script on all of them, and what the simulated one may lose.
+//! The contract of a file system, run as one script on all implementations, and the losses that the simulated one
+//! permits.
 
-// The one place outside of `vfs` that needs std's file functions: to plant what the engine never makes.
+// The only file outside of `vfs` that needs std's file functions: to create files that the engine never creates.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::collections::BTreeSet;
@@ -327,7 +328,7 @@ fn environments_can_be_shared_between_threads() {
     assert_send_sync(&FaultFs::new(Arc::new(DiskFs)));
 }
 
-// What a power failure may and may not take.
+// The changes that a power failure may and may not lose.
 
 const MODES: [Survival; 5] =
     [Survival::Nothing, Survival::Everything, Survival::Random, Survival::DataOnly, Survival::MetadataOnly];
@@ -385,7 +386,7 @@ fn synced_data_survives_every_crash() {
     }
 }
 
-/// A state with six unsynced changes that do not hang together.
+/// A state with six independent unsynced changes.
 fn six_unsynced_changes() -> MemFs {
     let fs = MemFs::new();
     put_durably(&fs, "/overwritten", b"old");
@@ -403,7 +404,7 @@ fn six_unsynced_changes() -> MemFs {
     fs
 }
 
-/// Which of the six are there.
+/// For each of the six changes, whether it survived.
 fn surviving_changes(fs: &MemFs) -> [bool; 6] {
     let there = |path: &str| fs.exists(Path::new(path)).unwrap();
     let first = |path: &str| read_file_if_exists(fs, path).unwrap().first() == Some(&b'n');
@@ -479,7 +480,7 @@ fn handles_of_before_a_crash_are_dead() {
     assert!(read_file_if_exists(&fs, "/f").unwrap().iter().all(|b| *b == 0));
 }
 
-/// Replaces the content of a file; without `careful` it forgets to sync the bytes before the name.
+/// Replaces the content of a file; without `careful` it does not sync the bytes before the name.
 fn replace_file(fs: &dyn Fs, content: &[u8], careful: bool) -> Result<()> {
     let (tmp, name) = (PathBuf::from("/name.tmp"), PathBuf::from("/name"));
     match fs.remove_file(&tmp) {
@@ -495,7 +496,8 @@ fn replace_file(fs: &dyn Fs, content: &[u8], careful: bool) -> Result<()> {
     fs.sync_dir(root())
 }
 
-/// Crashes a replacement after each of its operations; how many states are neither before nor after it.
+/// Crashes a replacement after each of its operations. Returns the number of states that are neither the old nor the
+/// new content.
 fn count_broken_states(careful: bool) -> usize {
     let fs = MemFs::new();
     replace_file(&fs, b"first", true).unwrap();

@@ -1,4 +1,4 @@
-//! Any bytes give a value or a typed error: the committed corpus is replayed, and good inputs of every decoder are
+//! Any bytes give a value or a typed error: the committed corpus is replayed, and valid inputs of every decoder are
 //! mutated for a while. The same decoders are the targets of `fuzz/`.
 //!
 //! - `AZEKURA_FUZZ_SECONDS`: how long to mutate, over all decoders; 2 by default.
@@ -16,9 +16,9 @@ use azekura::{
     PmemOptions, Result,
 };
 
-/// No input may take longer, in a build without optimisation on a busy machine.
+/// Limit for one input, in a build without optimization on a busy machine.
 const INPUT_MAX: Duration = Duration::from_secs(2);
-/// Mutations do not let an input grow beyond this.
+/// Maximum length of a mutated input, in bytes.
 const INPUT_BYTES_MAX: usize = 1 << 20;
 
 type FuzzTarget = (&'static str, fn(&[u8]) -> Result<()>);
@@ -45,8 +45,8 @@ const FUZZ_TARGETS: &[FuzzTarget] = &[
     ("wal_frame", |bytes| decode(FuzzDecoder::WalFrame, bytes)),
 ];
 
-/// Inputs named `good-…` decode, those named `bad-…` give an error that says the bytes are to blame, and any other must
-/// only be harmless.
+/// Inputs named `good-…` decode, inputs named `bad-…` give an error of kind corruption, and all other inputs must not
+/// panic.
 #[test]
 fn corpus_inputs_give_expected_results() {
     let mut inputs = 0;
@@ -85,7 +85,7 @@ fn mutated_inputs_are_harmless() {
     }
 }
 
-/// Decodes; a panic, a long wait or an error that does not blame the bytes keeps the input and fails the test.
+/// Decodes one input. A panic, a timeout or an unexpected error kind keeps the input and fails the test.
 fn run_target((name, decode): FuzzTarget, input: &[u8], origin: &str) -> Result<()> {
     let start = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| decode(input)));
@@ -116,7 +116,7 @@ fn corpus_inputs(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(read).collect()
 }
 
-/// The files of a small database with two tables, by the target that reads their kind.
+/// The files of a small database with two tables, by fuzz target.
 fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
     let fs = MemFs::new();
     let dir = Path::new("/db");
@@ -154,7 +154,7 @@ fn files_of_a_database() -> Vec<(&'static str, Vec<u8>)> {
     files
 }
 
-/// The image of a pool, a pool that is memory, and the shadow of an image that was never finished.
+/// The image of a pool, a mapped pool, and the shadow of an unfinished checkpoint.
 fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
     let (mut files, dir) = (Vec::new(), Path::new("/db"));
     for (level, fails) in
@@ -189,7 +189,7 @@ fn files_of_a_pool() -> Vec<(&'static str, Vec<u8>)> {
     files
 }
 
-/// One good input, changed in a few places.
+/// One valid input, changed in a few places.
 fn mutate(good: &[Vec<u8>], dice: &mut FuzzRng) -> Vec<u8> {
     const NUMBERS: &[u64] = &[0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 40, u64::MAX];
     let mut input = good[dice.below(good.len())].clone();
@@ -211,7 +211,7 @@ fn mutate(good: &[Vec<u8>], dice: &mut FuzzRng) -> Vec<u8> {
                 let width = [1, 2, 4, 8][dice.below(4)].min(room);
                 input[at..at + width].copy_from_slice(&number[..width]);
             }
-            // The longest varint, and one that promises more than there is.
+            // The longest varint, and a length greater than the input.
             6 => drop(input.splice(at..at + len.min(1), [0xff, 0xff, 0xff, 0xff, 0x0f])),
             7 => {
                 let other = &good[dice.below(good.len())];
@@ -241,7 +241,7 @@ impl FuzzRng {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32
     }
 
-    /// Of 0..n; `n` is not 0.
+    /// A number in `0..n`; `n` is not 0.
     fn below(&mut self, n: usize) -> usize {
         (self.next_u64() % n as u64) as usize
     }

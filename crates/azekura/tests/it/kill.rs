@@ -1,12 +1,12 @@
-//! A process is killed with SIGKILL, again and again, also while it creates and while it opens the database: nothing
-//! that it acknowledged is lost, and every batch is whole.
+//! A process is killed with SIGKILL repeatedly, also while it creates and while it opens the database: no
+//! acknowledged write is lost, and every batch is whole.
 //!
-//! The test starts itself as the writer; the writer notes what was acknowledged in files outside of the database. What
-//! is left is checked by a process of its own too, which has no other database. In a second run one of the writer's
-//! partitions has key-value separation, and the writer collects blob files without pause; in others its partitions are
-//! pools, with checkpoints without pause on disk, and as memory in `/dev/shm`.
+//! The test starts itself as the writer; the writer records acknowledged commits in files outside of the database. A
+//! third process, which has no other database, checks what is left. In a second run one of the writer's partitions
+//! has key-value separation, and the writer runs blob GC continuously. In further runs its partitions are pools: on
+//! disk with continuous checkpoints, and mapped in `/dev/shm`.
 //!
-//! - `AZEKURA_KILLS`: how often; in the other runs half as often.
+//! - `AZEKURA_KILLS`: number of kills; the other runs have half as many.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -26,24 +26,24 @@ use tempfile::TempDir;
 
 use crate::testkit::{FailureReport, Map, SeededRng, env_u64};
 
-/// Tells the process that it is the writer, and where.
+/// Set in the writer process; the value is the directory.
 const WRITER_ENV: &str = "AZEKURA_KILL_WRITER";
-/// Tells the process that it is the one who checks, and where.
+/// Set in the checking process; the value is the directory.
 const CHECKER_ENV: &str = "AZEKURA_KILL_CHECKER";
-/// Each has keys of its own.
+/// Each partition has distinct keys.
 const WRITERS: u64 = 2;
 const KEYS: u64 = 40;
 const PARTITION_NAMES: [&str; 2] = ["left", "right"];
-/// A file that stands where the writer is to collect blob files too.
+/// A file that exists if the writer runs blob GC.
 const BLOB_GC_FLAG_FILE: &str = "collects";
-/// One that stands where the partitions are pools.
+/// A file that exists if the partitions are pools.
 const POOLS_FLAG_FILE: &str = "pools";
-/// Of these there is one more, for single changes.
+/// If the partitions are pools, there is one more, for single changes.
 const SINGLE_WRITE_PARTITION: &str = "alone";
-/// The writer appends a byte for each collection that it has finished.
+/// The writer appends one byte for each blob GC that has finished.
 const BLOB_GC_COUNT_FILE: &str = "collected";
 
-/// What the writer's `n`-th commit (from 1 on) does, in both partitions alike.
+/// The `n`-th commit of the writer, from 1, which does the same in both partitions.
 fn commit_contents(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
     let mut dice = SeededRng::new(writer << 40 | n);
     let mut writes = Vec::new();
@@ -57,7 +57,7 @@ fn commit_contents(writer: u64, n: u64) -> Vec<(String, Option<Vec<u8>>)> {
     writes
 }
 
-/// What the writer's keys hold after so many commits.
+/// The writer's keys and values after this number of commits.
 fn expected_state(writer: u64, commits: u64) -> Map {
     let mut state = Map::new();
     for n in 1..=commits {
@@ -83,7 +83,7 @@ fn has_pools(dir: &Path) -> bool {
     dir.join(POOLS_FLAG_FILE).exists()
 }
 
-/// Both have values that go ahead of their commit; of the last, more go to blob files where it is collected.
+/// Both partitions have direct blob writes; in the last one, more values go to blob files, for blob GC.
 fn open_partitions(dir: &Path, db: &Database) -> azekura::Result<Vec<Partition>> {
     if has_pools(dir) {
         let small = PmemOptions::default().max_size(64 << 20).growth_step(64 << 10);
@@ -107,12 +107,12 @@ fn ack_file(dir: &Path, writer: u64) -> PathBuf {
     dir.join(format!("acknowledged {writer}"))
 }
 
-/// How many commits the writer has noted as acknowledged.
+/// The number of commits that the writer has recorded as acknowledged.
 fn acknowledged_commits(dir: &Path, writer: u64) -> u64 {
     fs::read(ack_file(dir, writer)).map_or(0, |bytes| bytes.len() as u64 / 8)
 }
 
-/// The writer: goes on where the notes end, until it is killed.
+/// The writer: continues after the last recorded commit until it is killed.
 #[test]
 fn writer() {
     let Some(dir) = std::env::var_os(WRITER_ENV).map(PathBuf::from) else { return };
@@ -174,7 +174,7 @@ fn odd_round_key(writer: u64) -> String {
     format!("odd {writer}")
 }
 
-/// Changes a pool twice, each by itself.
+/// Two single changes of a pool.
 fn write_single_changes(alone: &Partition, writer: u64, n: u64) {
     alone.insert(counter_key(writer), n.to_le_bytes()).unwrap();
     match n % 2 {
@@ -183,7 +183,7 @@ fn write_single_changes(alone: &Partition, writer: u64, n: u64) {
     }
 }
 
-/// What must be left of the changes that were made alone, when so many commits were acknowledged.
+/// The single changes that must be there after this number of acknowledged commits.
 fn check_single_changes(alone: &Partition, writer: u64, acknowledged: u64) {
     let read = |key: String| {
         let value = alone.get(key).unwrap();
@@ -198,7 +198,7 @@ fn check_single_changes(alone: &Partition, writer: u64, acknowledged: u64) {
 
 fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u64) {
     let mut notes = OpenOptions::new().append(true).create(true).open(ack_file(dir, writer)).unwrap();
-    // The database may be ahead of the notes by the commit that was under way.
+    // The database may have one more commit than the records: the one in progress.
     let mut n = acknowledged_commits(dir, writer);
     if writer_state(parts, writer).as_ref() == Ok(&expected_state(writer, n + 1))
         && expected_state(writer, n) != expected_state(writer, n + 1)
@@ -226,7 +226,7 @@ fn write_until_killed(dir: &Path, db: &Database, parts: &[Partition], writer: u6
     }
 }
 
-/// What a writer's keys hold; the partitions must agree.
+/// The writer's keys and values; the partitions must agree.
 fn writer_state(parts: &[Partition], writer: u64) -> Result<Map, String> {
     let read = |part: &Partition| -> Result<Map, String> {
         let pairs = part.prefix(format!("w{writer} ")).map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())));
@@ -236,7 +236,7 @@ fn writer_state(parts: &[Partition], writer: u64) -> Result<Map, String> {
     if left == right { Ok(left) } else { Err(format!("half a batch of writer {writer}")) }
 }
 
-/// How often each thing happened.
+/// Counts of what happened.
 #[derive(Debug, Default)]
 struct KillCounters {
     kills: u64,
@@ -247,18 +247,18 @@ struct KillCounters {
     acknowledged: u64,
     replayed: u64,
     blob_gc_runs: u64,
-    /// Kills that left blob files without an owner: a flush or a collection was under way.
+    /// Kills that left blob files without an owner: a flush or blob GC was in progress.
     orphaned_blob_files: u64,
 }
 
-/// This program, to do what one of its tests says, in the place that `role` tells it.
+/// Runs one of the tests of this program as another process, in the directory that the variable `role` names.
 pub(crate) fn test_process(test: &str, role: &str, dir: &Path) -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(role, dir);
     program
 }
 
-/// Starts the writer and kills it some time after it says `word`.
+/// Starts the writer and kills it some time after it prints `word`.
 fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
     let mut writer = test_process("kill::writer", WRITER_ENV, dir);
     let mut child: Child = writer.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -284,7 +284,7 @@ fn start_and_kill(dir: &Path, word: &str, delay: Duration) -> Vec<String> {
     said
 }
 
-/// Has what the killed process left checked by another process.
+/// Starts another process that checks the state after the kill.
 fn check(dir: &Path, tally: &mut KillCounters) {
     let output = test_process("kill::checker", CHECKER_ENV, dir).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -295,8 +295,8 @@ fn check(dir: &Path, tally: &mut KillCounters) {
     tally.replayed += replayed.parse::<u64>().unwrap();
 }
 
-/// The one who checks. It is alone in its process, because a reader of another database may keep a file that nobody
-/// needs while this one closes: the file stays for the next open to remove then.
+/// The checking process. It has no other database, because a reader of another database in the same process may delay
+/// the removal of an obsolete file until after this database is closed; the next open removes it then.
 #[test]
 fn checker() {
     let Some(dir) = std::env::var_os(CHECKER_ENV).map(PathBuf::from) else { return };
@@ -304,8 +304,8 @@ fn checker() {
     println!("\nfound {} {replayed}", u64::from(interrupted));
 }
 
-/// Opens what the killed process left and compares it with its notes. Says whether there were blob files without an
-/// owner, and how many records were replayed.
+/// Opens the database after the kill and compares it with the records. Returns whether there were blob files without
+/// an owner, and the number of replayed records.
 fn check_database(dir: &Path) -> (bool, u64) {
     let interrupted = blob_files(dir).is_ok_and(|(owned, there)| owned != there);
     let db = open(dir).unwrap_or_else(|e| panic!("does not open: {e}"));
@@ -327,7 +327,7 @@ fn check_database(dir: &Path) -> (bool, u64) {
         assert!(db.partition_exists(name));
     }
     if runs_blob_gc(dir) {
-        // What the killed process left of a collection is in nobody's way.
+        // The files that an interrupted blob GC left do not disturb anything.
         parts[1].gc_with_space_amp_target(1.0).unwrap();
         let report = parts[1].gc_scan().unwrap();
         assert_eq!(report.stale_bytes, 0, "{report}");
@@ -342,7 +342,7 @@ fn check_database(dir: &Path) -> (bool, u64) {
     (interrupted, replayed)
 }
 
-/// The blob files that have an owner, and those that are there.
+/// The blob files that have an owner, and the blob files in the directory.
 fn blob_files(dir: &Path) -> azekura::Result<(BTreeSet<String>, BTreeSet<String>)> {
     let db = Config::new(dir.join("db")).open_read_only()?;
     let mut owned = BTreeSet::new();
@@ -365,7 +365,8 @@ fn kill_during_blob_gc_loses_nothing() {
     let collects = || new_test_dir(std::env::temp_dir(), Some(BLOB_GC_FLAG_FILE));
     let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &collects);
     println!("{tally:?}");
-    // How many there are between two kills, and how many a kill interrupts, is up to who else uses the machine.
+    // The number of blob GCs between two kills, and the number that a kill interrupts, depend on the load of the
+    // machine.
     assert!(tally.acknowledged > 0 && tally.blob_gc_runs > 0, "{tally:?}");
 }
 
@@ -375,7 +376,7 @@ fn nothing_is_lost_by_kill_of_pools_on_disk() {
     let pools = || new_test_dir(std::env::temp_dir(), Some(POOLS_FLAG_FILE));
     let tally = kill_repeatedly(test, env_u64("AZEKURA_KILLS", 80).div_ceil(2), &pools);
     println!("{tally:?}, of them checkpoints: collections");
-    // How many checkpoints come between two kills is up to the device.
+    // The number of checkpoints between two kills depends on the device.
     assert!(tally.acknowledged > 0, "{tally:?}");
 }
 
@@ -396,7 +397,7 @@ fn plain_dir() -> TempDir {
     new_test_dir(std::env::temp_dir(), None)
 }
 
-/// A directory below `root`, with what tells the writer what to do there.
+/// A directory below `root`, with the files that configure the writer.
 fn new_test_dir(root: PathBuf, scene: Option<&str>) -> TempDir {
     let place = tempfile::tempdir_in(root).unwrap();
     if let Some(scene) = scene {
@@ -413,14 +414,15 @@ fn kill_repeatedly(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> Tem
     let mut place = fresh_place();
     for kill in 0..kills {
         replay.set_progress(format!("kill {kill}"));
-        // A new database every fourth time, killed within a moment of its creation every second time.
+        // Every fourth time a new database, every second of which is killed shortly after its creation.
         let fresh = kill % 4 == 0;
         if fresh {
             count_acknowledged(place.path(), &mut tally);
             place = fresh_place();
         }
         let word = if kill % 2 == 0 { "opening" } else { "open" };
-        // How long opening takes depends on the machine; writing goes on.
+        // The time of opening depends on the machine, so this time is extended while the writer has not started to
+        // write.
         let longest = if word == "opening" { dice.pick(&[300, 1_000, 3_000, 10_000]) } else { 60_000 };
         let said = start_and_kill(place.path(), word, Duration::from_micros(dice.below(longest)));
         tally.kills += 1;
@@ -431,7 +433,7 @@ fn kill_repeatedly(test: &'static str, kills: u64, fresh_place: &dyn Fn() -> Tem
             (false, true) => tally.while_creating += 1,
             (false, false) => tally.while_opening += 1,
         }
-        // Every third time the next writer is the one who opens it.
+        // Every third time the next writer opens the database.
         if kill % 3 != 0 || kill + 1 == kills || (kill + 1) % 4 == 0 {
             check(place.path(), &mut tally);
         }

@@ -1,7 +1,8 @@
-//! Every limit gives its typed error before anything is logged, and what is within the limits works.
+//! Every limit gives its typed error before anything is logged, and sizes within the limits work.
 //!
-//! Rooms in reading order: `sizes` (keys, values, batches), `names` (of partitions, and options), `handles` (what lives
-//! on after what), `orders` (comparators that do not fit), `panics` (foreign code that does not return).
+//! Modules, in reading order: `sizes` (keys, values, batches), `names` (of partitions, and options), `handles`
+//! (lifetimes of handles, iterators and snapshots), `comparators` (comparators that do not match), `panics` (user
+//! code that panics).
 
 mod comparators;
 mod handles;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use azekura::fs::{Fs, MemFs, TestEnv};
 use azekura::{Config, Database, Error, ErrorKind, Partition, Result};
 
-/// A database that works by hand only.
+/// A database without worker threads.
 fn config(machine: &MemFs) -> Config {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     Config::new(Path::new("/db")).fs(fs).env(Arc::new(TestEnv::new(machine.op_count()))).workers(0)
@@ -37,7 +38,7 @@ fn error_kind<T>(result: Result<T>) -> ErrorKind {
     expect_error(result).kind()
 }
 
-/// Runs calls that must all be refused as `Invalid`, and shows that none of them reached the log.
+/// Runs calls that must all be refused as `Invalid`, and checks that none of them reached the WAL.
 fn assert_all_invalid(db: &Database, calls: &mut [(&str, &mut dyn FnMut() -> Result<()>)]) {
     let written = |db: &Database| {
         let metrics = db.metrics();

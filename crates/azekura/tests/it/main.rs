@@ -1,6 +1,6 @@
 //! The integration tests of azekura, in one binary.
 //!
-//! Tests look at the world from outside: they may read files, clocks and the environment themselves.
+//! Tests may use files, clocks and the environment directly.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,9 +1,10 @@
-//! Random operations under random options, against a `BTreeMap`: on the disk and in memory, alone and with threads.
+//! Random operations under random options, compared with a `BTreeMap`: on disk and in memory, with one and several
+//! threads.
 //!
-//! `AZEKURA_SEED` runs one seed only; `AZEKURA_MODEL_RUNS` says how many there are in memory.
+//! `AZEKURA_SEED` runs one seed only; `AZEKURA_MODEL_RUNS` is the number of runs in memory.
 //!
-//! Rooms in reading order: `book` (the model), `subject` (a database beside its model), `writes`, `reads`, `walks`
-//! (from both ends), `threads`, `bounds` (of log and memory).
+//! Modules, in reading order: `partition_model` (the model), `run` (a database and its model), `writes`, `reads`,
+//! `iterators` (from both ends), `threads`, `bounds` (of WAL and memory).
 
 mod bounds;
 mod iterators;
@@ -20,7 +21,7 @@ use run::{ModelCounters, ModelRun};
 
 type ModelOp = fn(&mut ModelRun);
 
-/// Files that may be open at a time in every other run.
+/// Maximum number of open files in every second run.
 const OPEN_FILE_LIMIT: usize = 48;
 
 /// Every operation with its weight.

@@ -1,6 +1,6 @@
-//! Defects that were found and repaired, each as the shortest program that shows it.
+//! Defects that were found and repaired, each shown by the shortest program.
 //!
-//! Modules: `golden` (databases written by older versions), and by part of the engine `log_damage`, `pool_files`,
+//! Modules: `golden` (databases written by older versions), and by part of the engine `wal_damage`, `pool_files`,
 //! `pool_space`, `tables`, `background`, `paths`, `disk_full`.
 
 mod background;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use azekura::fs::{Fs, MemFs, Survival, TestEnv};
 use azekura::{Config, Database, KvSeparationOptions, Partition, PartitionCreateOptions, PersistMode};
 
-/// A database that works by hand only, in a machine that can lose power.
+/// A database without worker threads, on a machine that can lose power.
 fn open(machine: &MemFs, dir: &str, salt: u64) -> Database {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     Config::new(Path::new(dir)).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).open().unwrap()
@@ -28,7 +28,7 @@ fn open_partition(db: &Database, name: &str) -> Partition {
     db.open_partition(name, Default::default()).unwrap()
 }
 
-/// What the machine holds after a power failure in which nothing unsynced survives.
+/// The machine after a power failure that loses all unsynced data.
 fn after_power_loss(machine: &MemFs) -> MemFs {
     let after = machine.fork();
     after.crash(Survival::Nothing, 0);
@@ -89,7 +89,7 @@ fn partition_deletion_follows_earlier_commits() {
     assert_eq!(moved.as_deref(), Some(&b"v"[..]), "the deletion is there, the commit before it is lost");
 }
 
-/// A machine that stood still after so many operations of opening the database.
+/// A machine that stopped after this number of operations of opening the database.
 fn machine_stopped_after(machine: &MemFs, ops: u64, salt: u64) -> MemFs {
     let stopped = machine.fork();
     stopped.freeze_after(Some(ops));
@@ -221,13 +221,13 @@ fn obsolete_tables_are_removed_soon() {
     }
 }
 
-/// The names of the tables that are there.
+/// The names of the tables in the directory.
 fn table_files(machine: &MemFs, dir: &Path) -> Vec<String> {
     let names = machine.read_dir(dir).unwrap().into_iter().map(|entry| entry.name);
     names.filter(|name| name.ends_with(".sst")).collect()
 }
 
-/// Works until there is no table that no partition names: readers of now may hold one for a moment.
+/// Works until all tables in the directory belong to a partition: a concurrent reader may delay the removal of one.
 pub(crate) fn run_until_no_obsolete_tables(machine: &MemFs, db: &Database, parts: &[Partition]) {
     for patience in (0..1_000).rev() {
         while db.step().unwrap() {}
@@ -242,7 +242,7 @@ pub(crate) fn run_until_no_obsolete_tables(machine: &MemFs, db: &Database, parts
     }
 }
 
-/// A partition of several tables that all hold the same keys, and nothing to do.
+/// A partition of several tables with the same keys, and no pending work.
 fn open_with_overlapping_tables(db: &Database, rounds: u8) -> Partition {
     let p = open_partition(db, "p");
     for round in 0..rounds {
@@ -254,7 +254,7 @@ fn open_with_overlapping_tables(db: &Database, rounds: u8) -> Partition {
 
 type CompareHook = Box<dyn FnOnce() + Send>;
 
-/// Orders by bytes, and runs an errand while it compares: a reader is in the middle of a read then.
+/// Orders by bytes, and calls a function during a comparison, in the middle of a read.
 #[derive(Default)]
 struct HookComparator(std::sync::Mutex<Option<CompareHook>>);
 
@@ -290,7 +290,7 @@ fn a_reader_of_another_database_removes_no_files() {
     assert_eq!(table_files(&machine, Path::new("/db")).len(), 1);
 }
 
-/// Closing left a blob file that no partition had now and then: another database of the process was reading.
+/// Closing sometimes left a blob file without a partition: another database of the process was reading.
 #[test]
 fn file_pinned_at_close_is_removed_by_next_open() {
     let (machine, other) = (MemFs::new(), MemFs::new());
@@ -376,7 +376,7 @@ fn last_handle_removes_its_obsolete_tables() {
         drop(walk); // it closes
         table_files(&machine, Path::new("/db")).len()
     };
-    // A reader of another test may hold them a moment longer; then they are left to the next open.
+    // A reader of another test may use the files a moment longer; then the next open removes them.
     assert!((0..100).any(|_| left() == 1));
 }
 
@@ -401,8 +401,8 @@ fn idle_worker_removes_table_released_by_reader() {
     }
 }
 
-/// Tables were given the options of the time when the database was opened, and kept them: a program that had index and
-/// filters live in the cache from now on saw them held until it was started once more.
+/// Tables kept the options of the time when the database was opened: a program that changed to cached index and
+/// filter partitions still had them pinned until it was restarted.
 #[test]
 fn open_options_decide_index_and_filter_pinning() {
     let machine = MemFs::new();

@@ -1,4 +1,4 @@
-//! Partitions whose large values stand in blob files, through the public interface.
+//! Partitions with key-value separation, through the public interface.
 
 mod announcement;
 mod blob_gc;
@@ -69,7 +69,7 @@ fn keys_and_sizes_read_no_blob_file() {
     let (db, part) = open_filled(&(Arc::new(machine.clone()) as Arc<dyn Fs>));
     drop(part);
     db.close().unwrap();
-    // Without the blob files everything works that does not need them.
+    // Reads that need no blob file work without the blob files.
     let db = config(Arc::new(machine.clone())).open().unwrap();
     let part = db.partition("p").unwrap();
     for entry in machine.read_dir(Path::new(DIR)).unwrap() {
@@ -128,7 +128,7 @@ fn iter_resolves_blobs_from_both_ends() {
     part.insert("k", "v").unwrap();
     part.flush().unwrap();
     drop(part);
-    // Blob files go with the last readers; those of other tests of the process count too.
+    // Blob files are removed with their last readers; readers of other tests of the process count too.
     crate::testkit::watchdog::wait_until("blob files are removed", || {
         while db.step().unwrap() {}
         blob_files(&*fs) == 0

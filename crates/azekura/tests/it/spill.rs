@@ -1,4 +1,4 @@
-//! Records of the log that wait for a comparator are spilled to tables where they hold a log that is too large.
+//! Records of the WAL that wait for a comparator are spilled to tables if they hold a WAL that is too large.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::testkit::comparators::TestOrder;
 
 const DIR: &str = "/db";
 const MAX_LOG: u64 = 128 << 10;
-/// Partitions with a comparator: one of tables, whose large values are written ahead of their commit, and a pool.
+/// Partitions with a comparator: an LSM partition with direct blob writes, and a pool.
 const LATE: [&str; 2] = ["tables", "pool"];
 
 type State = BTreeMap<(&'static str, Vec<u8>), Vec<u8>>;
@@ -42,7 +42,7 @@ fn late(db: &Database, name: &str) -> Result<Partition> {
     db.open_partition_with_comparator(name, options, TestOrder::Reversed.comparator().unwrap())
 }
 
-/// What the partitions with a comparator hold.
+/// Content of the partitions with a comparator.
 fn contents(db: &Database) -> Result<State> {
     let mut state = State::new();
     for name in LATE {
@@ -54,7 +54,7 @@ fn contents(db: &Database) -> Result<State> {
     Ok(state)
 }
 
-/// Writes to a partition without a comparator until the log has been too large, and does all background work.
+/// Writes to a partition without a comparator until the WAL has been too large, and does all background work.
 fn fill(db: &Database, salt: u8) -> Result<()> {
     let plain = db.open_partition("plain", Default::default())?;
     for n in 0..200u8 {
@@ -68,7 +68,7 @@ fn fill(db: &Database, salt: u8) -> Result<()> {
     Ok(())
 }
 
-/// Tables that the manifest names and no level of a partition has.
+/// Tables that the manifest names but that are on no level of a partition.
 fn spilled_tables(machine: &MemFs) -> Vec<String> {
     let fs: Arc<dyn Fs> = Arc::new(machine.clone());
     let listed = inspect::tables(&fs, Path::new(DIR)).unwrap();
@@ -78,12 +78,13 @@ fn spilled_tables(machine: &MemFs) -> Vec<String> {
     names.filter(|name| !listed.iter().any(|table| *name == format!("{:06}.sst", table.id))).collect()
 }
 
-/// A database through several lives, with and without its comparators, on a machine that may stop at any operation.
+/// A database that is reopened several times, with and without its comparators, on a machine that may stop at any
+/// operation.
 struct Lives {
     machine: MemFs,
     stop_at: Option<u64>,
     salt: u64,
-    /// What was synced, and that with the commit that was under way.
+    /// The synced state, and the state with the commit in progress.
     synced: State,
     under_way: State,
 }
@@ -100,7 +101,7 @@ impl Lives {
         config(&self.machine, self.salt).open()
     }
 
-    /// The process dies.
+    /// Kills the process.
     fn kill(&mut self, db: Database) {
         self.machine.freeze_after(Some(0));
         drop(db);
@@ -146,7 +147,7 @@ impl Lives {
         self.commit(&db, &[(&long, Some(vec![1; 3_000])), (b"k\x03", None), (b"", Some(vec![2; 9]))])?;
         self.commit(&db, &[(b"last", Some(vec![5; 5]))])?;
         self.kill(db);
-        // Spilled, and spilled again: the tables of both times have to be read.
+        // Spilled twice: the tables of both spills have to be read.
         let db = self.open()?;
         fill(&db, 1)?;
         self.kill(db);
@@ -154,14 +155,14 @@ impl Lives {
         let db = config(&self.machine, 90).max_wal_size(1 << 20).open()?;
         self.check(&db)?;
         self.commit(&db, &[(b"k\x01", Some(vec![9; 50])), (b"k\x05", None)])?;
-        // What filled a memtable was sealed, and only that is flushed: the last of the spilled records is not.
+        // The full memtables were sealed, and only those are flushed: the last of the spilled records is not.
         db.step()?;
         self.kill(db);
         for salt in 2..4 {
             let db = self.open()?;
             fill(&db, salt)?;
             self.kill(db);
-            // Of both partitions one of each time: the older ones are needed still.
+            // One table of each spill for both partitions: the older ones are still needed.
             assert!(self.machine.is_frozen() || spilled_tables(&self.machine).len() == 4);
         }
         let db = self.open()?;
@@ -181,8 +182,7 @@ fn is_clean(machine: &MemFs) {
     assert!(report.is_clean(), "{report:?}");
 }
 
-/// A partition whose comparator was not given held the log for ever: it grew without a bound, and was read as a whole
-/// by every open.
+/// A partition whose comparator was not given held the WAL: it grew without bound, and every open read all of it.
 #[test]
 fn abandoned_partition_does_not_hold_the_log() {
     let mut lives = Lives::new(MemFs::new(), None);
@@ -225,7 +225,8 @@ fn spilled_records_survive_a_crash_at_any_operation() {
             (db, found)
         };
         let (db, found) = read(&lives.synced, &lives.under_way, 1_000);
-        // Once with the comparators and a kill, then without them, so that what was read is spilled again.
+        // First with the comparators and a kill, then without them, so that the records that were read are spilled
+        // again.
         lives.kill(db);
         let db = config(&lives.machine, 1_001).open().unwrap();
         fill(&db, 7).unwrap();
@@ -236,7 +237,7 @@ fn spilled_records_survive_a_crash_at_any_operation() {
     }
 }
 
-/// A database with records that are spilled, and what they are.
+/// A database with spilled records, and these records.
 fn spilled() -> (MemFs, State) {
     let mut lives = Lives::new(MemFs::new(), None);
     let db = lives.open().unwrap();

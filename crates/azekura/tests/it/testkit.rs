@@ -1,8 +1,8 @@
-//! What the proofs stand on: chance from a seed, options at random, and a model that is so plain that it is right.
+//! Shared parts of the tests.
 //!
-//! Rooms in reading order: `dice`, `order` (comparators and what they mean to a `BTreeMap`), `shape` (options at
-//! random), `history` (what was acknowledged, and which states a crash may leave), `reading` (a whole database as plain
-//! maps), `disk` (a directory's bytes), `watchdog`.
+//! Modules, in reading order: `rng` (random numbers from a seed), `comparators` (comparators and their order in a
+//! `BTreeMap`), `random_options`, `history` (acknowledged writes, and the states that a crash may leave),
+//! `read_database` (a whole database as plain maps), `test_dir` (the bytes of a directory), `watchdog` (time limits).
 
 pub(crate) mod comparators;
 pub(crate) mod history;

@@ -8,10 +8,10 @@ use azekura::ErrorKind;
 
 use super::{config, expect_error};
 
-/// Tells the process that it holds the lock for a test, and where.
+/// Set in the process that holds the lock for a test; the value is the directory.
 const HOLDER_ENV: &str = "AZEKURA_LOCK_HOLDER";
 
-/// The other process: opens, says how it went, and waits for the end of its input.
+/// The other process: opens the database, prints the result, and waits for the end of its input.
 #[test]
 fn lock_holder_process() {
     let Some(dir) = std::env::var_os(HOLDER_ENV).map(PathBuf::from) else { return };
@@ -23,7 +23,7 @@ fn lock_holder_process() {
     drop(opened);
 }
 
-/// The other process, and what it says.
+/// The other process and its output.
 fn start_lock_holder(dir: &Path) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["bad_input::locks::lock_holder_process", "--exact", "--nocapture", "--test-threads=1"])

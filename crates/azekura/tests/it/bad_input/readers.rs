@@ -1,4 +1,4 @@
-//! Opening for reading only: beside other readers, never beside a writer, and without a trace.
+//! Read-only opening: possible beside other readers, refused beside a writer, and it changes nothing.
 
 use azekura::{ErrorKind, PersistMode};
 

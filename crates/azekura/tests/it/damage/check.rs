@@ -1,4 +1,4 @@
-//! What a damaged database may do: tell the truth, or name the file that keeps it from doing so.
+//! What a damaged database may do: return correct data, or return an error that names the damaged file.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use super::sample::{DIR, SampleDatabase, config, options};
 use crate::testkit::State;
 use crate::testkit::test_dir::dir_contents;
 
-/// What came of one piece of damage.
+/// The effect of one piece of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DamageOutcome {
-    /// Everything is as if nothing had happened.
+    /// The damage has no effect.
     Unaffected,
-    /// An error at opening that names the file; nothing on disk has changed.
+    /// Opening fails with an error that names the file; nothing on disk has changed.
     Refused,
-    /// It opens, and reading what is damaged gives an error that names the file.
+    /// Opening succeeds, and a read of the damaged data fails with an error that names the file.
     ReadErrors,
-    /// The log ends early, above what was synced.
+    /// The WAL ends early, but not before its synced part ends.
     WalEndsEarly,
-    /// The same, and what verified behind the damage is reported.
+    /// As `EndsEarly`, and valid commits behind the damage are reported.
     WalEndsEarlyReported,
 }
 
@@ -37,16 +37,16 @@ pub(super) struct DamagedDatabase<'a> {
     pub(super) sample: &'a SampleDatabase,
     /// Files that an error may name.
     pub(super) files: Vec<String>,
-    /// The state must be a prefix of at least so many events.
+    /// The state must be a prefix of the history with at least this number of events.
     pub(super) floor: usize,
-    /// Whether files lost their ends.
+    /// Whether files were truncated.
     pub(super) is_cut: bool,
-    /// Whether commits that verify behind the damage can tell that something is missing.
+    /// Whether valid commits behind the damage show that commits are missing.
     pub(super) reports_dropped: bool,
 }
 
 impl DamagedDatabase<'_> {
-    /// Opens what stands on `machine` and reads all of it; says what came of it, or what must not be.
+    /// Opens the database on `machine` and reads all of it. Returns the effect of the damage, or the violated rule.
     pub(super) fn check(&self, machine: &MemFs, how: DamageOpenMode) -> std::result::Result<DamageOutcome, String> {
         let fs: Arc<dyn Fs> = Arc::new(machine.clone());
         catch_unwind(AssertUnwindSafe(|| self.open_and_read(&fs, how))).unwrap_or_else(|panic| {
@@ -101,7 +101,7 @@ impl DamagedDatabase<'_> {
     }
 
     fn is_damaged_file(&self, path: &Path) -> bool {
-        // A manifest that lost its end is an older one: it may name tables that are gone by now.
+        // A manifest that lost its end is an older manifest, so it may name tables that were removed since.
         let is_older = self.is_cut && self.files.iter().any(|file| file == "MANIFEST");
         (is_older && path.extension().is_some_and(|e| e == "sst" || e == "blob" || e == "pool" || e == "wal"))
             || self.files.iter().any(|file| Path::new(DIR).join(file) == path)
@@ -115,8 +115,8 @@ impl DamagedDatabase<'_> {
         }
     }
 
-    /// Everything, or `None` where an error that names the file stood in the way of some of it; what was given before
-    /// and after it was right.
+    /// All pairs, or `None` if an error that names the file prevented some reads; the pairs that were read are
+    /// correct.
     fn read(&self, db: &Database) -> std::result::Result<Option<State>, String> {
         let wanted = self.sample.history.state_after(self.sample.history.events.len());
         let mut state = State::new();
@@ -156,7 +156,7 @@ impl DamagedDatabase<'_> {
         Ok((!hindered).then_some(state))
     }
 
-    /// Lets an error pass that blames the right file.
+    /// Accepts an error that names the right file.
     fn ignore_expected_error<T>(
         &self,
         result: Result<T>,
@@ -176,7 +176,7 @@ fn is_prefix_of(pairs: &[(Vec<u8>, Vec<u8>)], wanted: Option<&crate::testkit::Ma
     pairs.iter().map(|(k, v)| (k, v)).eq(wanted.into_iter().flatten().take(pairs.len()))
 }
 
-/// Every pair was written once, and no commit is there by half; for a prefix, the state is one of history's.
+/// Every pair was written once and every commit is whole; for a prefix, the state is a state of the history.
 pub(super) fn check_only_written_pairs(
     db: &Database,
     sample: &SampleDatabase,
@@ -191,7 +191,7 @@ pub(super) fn check_only_written_pairs(
     if is_prefix {
         return sample.history.matching_prefix(&state, sample.flushed).map(drop);
     }
-    // Each commit of the sample sets one key of its own in every partition.
+    // Each commit of the sample sets one distinct key in every partition.
     let mut partitions = state.values();
     let first = partitions.next().ok_or("no partition")?;
     if partitions.any(|other| !other.keys().eq(first.keys())) {

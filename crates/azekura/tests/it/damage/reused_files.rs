@@ -1,5 +1,5 @@
-//! The same database after a few lives: segments that were written over, a manifest that was written anew, tables of
-//! several ages.
+//! A database that was opened several times: recycled segments, a rewritten manifest, and tables from different
+//! opens.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::testkit::{HistoryEvent, HistoryWrite, WriteHistory};
 
 const NAMES: [&str; 2] = ["plain", "packed"];
 
-/// Commits that fill a good part of a segment each.
+/// Commits that each fill a large part of a segment.
 fn commit_filling_segments(db: &azekura::Database, history: &mut WriteHistory, n: u32, len: usize, mode: PersistMode) {
     let mut batch = db.batch().durability(mode);
     let mut writes = Vec::new();
@@ -33,7 +33,7 @@ fn commit_filling_segments(db: &azekura::Database, history: &mut WriteHistory, n
 }
 
 impl SampleDatabase {
-    /// Three lives: one that ended cleanly, one that was killed, and one that goes on.
+    /// Opens the database three times: the first ends with a clean close, the second is killed, the third continues.
     pub(super) fn with_reused_files(salt: u64) -> SampleDatabase {
         let machine = MemFs::new();
         let mut history = WriteHistory::default();
@@ -46,7 +46,7 @@ impl SampleDatabase {
             let fs: Arc<dyn Fs> = Arc::new(machine.clone());
             let db = config(fs, salt * 10 + life).open().unwrap();
             for n in 0..6 {
-                // Each goes through two segments and gives them back.
+                // Each commit uses two segments and frees them.
                 (0..3).for_each(|m| commit_filling_segments(&db, &mut history, n * 3 + m, 12_000, PersistMode::Buffer));
                 NAMES.iter().for_each(|name| db.open_partition(name, options(name)).unwrap().flush().unwrap());
                 while db.step().unwrap() {}

@@ -1,4 +1,4 @@
-//! A small database with something of everything, as files.
+//! A small database that contains every kind of file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,11 +17,11 @@ pub(super) const DIR: &str = "/db";
 
 pub(super) type Files = BTreeMap<String, Vec<u8>>;
 
-/// A database that was not closed: tables on two levels, blob files, a pool, a log with synced and unsynced commits.
+/// A database that was not closed: tables on two levels, blob files, a pool, a WAL with synced and unsynced commits.
 pub(super) struct SampleDatabase {
     pub(super) files: Files,
     pub(super) history: WriteHistory,
-    /// So many events are in tables, and no log can take them back.
+    /// Number of events that are in tables, so that damage of the WAL cannot remove them.
     pub(super) flushed: usize,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn config(fs: Arc<dyn Fs>, salt: u64) -> Config {
     Config::new(DIR).fs(fs).env(Arc::new(TestEnv::new(salt))).workers(0).wal_segment_size(64 << 10).cache_size(1 << 20)
 }
 
-/// Some values go to blob files when they are flushed, longer ones ahead of their commit.
+/// Flushes write some values to blob files; longer values are direct blob writes.
 fn separation_options() -> KvSeparationOptions {
     KvSeparationOptions::default().separation_threshold(20).blob_file_target_size(1 << 10).direct_write_threshold(30)
 }
@@ -76,7 +76,7 @@ struct SampleBuilder {
 }
 
 impl SampleBuilder {
-    /// One commit over all partitions: a key of each is set, another removed.
+    /// One commit over all partitions: sets one key of each partition and removes another.
     fn commit(&mut self, n: u32, mode: PersistMode) {
         let mut writes = Vec::new();
         for name in NAMES {
@@ -112,13 +112,13 @@ impl SampleBuilder {
 }
 
 impl SampleDatabase {
-    /// The same `salt` makes the same files.
+    /// Equal values of `salt` produce equal files.
     pub(super) fn new(salt: u64) -> SampleDatabase {
         let machine = MemFs::new();
         let (maker, flushed) = build(&machine, salt);
         let mut files = dir_contents(&machine.fork(), Path::new(DIR));
         for (_, bytes) in files.iter_mut().filter(|(name, _)| name.ends_with(".wal")) {
-            // Segments grow ahead of time; the unused part is zeros, of which a few do.
+            // Segments are preallocated; the unused part is zeros, and a few of them are enough here.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             bytes.truncate((used + 100).min(bytes.len()));
         }
@@ -138,7 +138,7 @@ impl SampleDatabase {
         SampleDatabase { files: dir_contents(&machine, Path::new(DIR)), history, flushed }
     }
 
-    /// These files on a machine of their own.
+    /// A new machine with these files.
     pub(super) fn machine(&self) -> MemFs {
         let machine = MemFs::new();
         machine.create_dir_all(Path::new(DIR)).unwrap();

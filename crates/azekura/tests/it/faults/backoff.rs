@@ -1,7 +1,7 @@
-//! Work that fails again and again waits for itself: flushes, compactions and the log of all others go on.
+//! Work that fails repeatedly delays only itself: flushes, compactions and the WAL of other partitions continue.
 //!
-//! Before, a damaged blob file made automatic collection fail for ever, and no worker came to the log any more: it grew
-//! without end although nobody needed it.
+//! Earlier, a damaged blob file made automatic blob GC fail at every attempt, and no worker flushed for the WAL any
+//! more: it grew without bound although no partition needed its records.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn open_without_workers(fs: &Arc<dyn Fs>) -> Database {
     config(fs).workers(0).env(Arc::new(TestEnv::new(1))).open().unwrap()
 }
 
-/// Damages the middle third of every so many files of that kind; gives their names.
+/// Damages the middle third of every n-th file of that kind; returns the names.
 fn damage_files(fs: &dyn Fs, ending: &str, every: usize) -> BTreeSet<String> {
     let mut files = fs.read_dir(Path::new(DIR)).unwrap();
     files.retain(|entry| entry.name.ends_with(ending));
@@ -52,8 +52,8 @@ fn damage_files(fs: &dyn Fs, ending: &str, every: usize) -> BTreeSet<String> {
     files.into_iter().step_by(every).map(|entry| entry.name).collect()
 }
 
-/// A partition whose blob files are half stale, known to be so, and some of them damaged, whose names are given too; it
-/// collects them by itself.
+/// A partition with automatic blob GC whose blob files are half stale, with known staleness; some of the files are
+/// damaged, and their names are returned too.
 fn with_damaged_blob_files() -> (Arc<dyn Fs>, BTreeSet<String>) {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = open_without_workers(&fs);
@@ -69,12 +69,12 @@ fn with_damaged_blob_files() -> (Arc<dyn Fs>, BTreeSet<String>) {
     db.open_partition("worn", options(Some(1.0))).unwrap();
     drop(worn);
     db.close().unwrap();
-    // The first ones are half stale; those of the second round, which come behind, are not.
+    // The first files are half stale; the files of the second round are not.
     let damaged = damage_files(&*fs, ".blob", 5);
     (fs, damaged)
 }
 
-/// A partition with more young tables than it wants, all of them damaged.
+/// A partition with more L0 tables than its compaction trigger, all of them damaged.
 fn with_damaged_tables() -> Arc<dyn Fs> {
     let fs: Arc<dyn Fs> = Arc::new(MemFs::new());
     let db = open_without_workers(&fs);
@@ -89,7 +89,7 @@ fn with_damaged_tables() -> Arc<dyn Fs> {
     fs
 }
 
-/// One that holds the start of the log, and one that is busy.
+/// Two partitions: one needs the start of the WAL, the other is written to.
 fn open_two_partitions(db: &Database) -> (Partition, Partition) {
     let quiet = db.open_partition("quiet", PartitionCreateOptions::default()).unwrap();
     quiet.insert("first", "of the log").unwrap();
@@ -100,7 +100,7 @@ fn write(busy: &Partition, round: u8) {
     (0..200u8).for_each(|n| busy.insert([n], [round; 1_000]).unwrap());
 }
 
-/// What must have happened although others fail.
+/// Work that must have completed although other work fails.
 fn is_maintained(db: &Database, quiet: &Partition, busy: &Partition) -> bool {
     let runs = |part: &Partition| part.metrics().levels.first().map_or(0, |level| level.runs);
     let flushed = quiet.metrics().levels.iter().any(|level| level.tables > 0) && busy.metrics().sealed_memtables == 0;
@@ -186,7 +186,7 @@ fn workers_report_failure_once_and_continue() {
             assert!(start.elapsed().as_secs() < 120, "{told:?}\n{}\n{}", db.metrics(), busy.metrics());
             std::thread::sleep(Duration::from_millis(10));
         }
-        // It is tried again meanwhile, and nobody hears of it.
+        // The work is retried meanwhile, without an event.
         std::thread::sleep(Duration::from_millis(400));
         let told = ears.0.lock().unwrap().clone();
         assert!(told.iter().all(|error| error.kind() == ErrorKind::Corruption), "{told:?}");

@@ -1,4 +1,4 @@
-//! What failures of each kind mean: a failed sync ends writing, a full disk only interrupts it.
+//! The effect of each kind of failure: a failed sync ends writing, a full disk interrupts it.
 
 use std::io;
 use std::path::Path;
@@ -37,7 +37,7 @@ impl FaultFixture {
         batch.commit().map_err(|e| e.kind())
     }
 
-    /// All handles are dropped, the device is repaired, and everything acknowledged is there.
+    /// Drops all handles and repairs the device; then all acknowledged writes must be there.
     fn reopen(self, keys: &[&str]) -> Database {
         let FaultFixture { machine, fs, db, partition: p } = self;
         fs.clear_faults();
@@ -92,7 +92,7 @@ fn close_after_failed_sync_does_not_sync_again() {
     drop(p);
     assert!(db.close().is_err(), "a clean close was claimed");
     assert_eq!(fs.count(OpKind::Sync), syncs, "a sync was tried again");
-    // What the sync did not make durable is lost by the next power failure; that must be a prefix, not damage.
+    // The next power failure loses the unsynced writes; the result must be a prefix, without damage.
     machine.crash(Survival::Nothing, 0);
     config(Arc::new(machine), false).open().unwrap();
 }
@@ -116,8 +116,7 @@ fn table_is_rewritten_when_its_sync_fails() {
     stage.reopen(&["old", "new"]);
 }
 
-/// Fills the disk: everything that needs new space fails until it is repaired. Writing where space was allocated before
-/// does not.
+/// Fills the disk: every allocation of new space fails until the disk is repaired. Writes to allocated space succeed.
 fn fill_disk(fs: &FaultFs) {
     for op in [OpKind::Allocate, OpKind::Create, OpKind::Populate, OpKind::SetLength] {
         fs.inject(FaultPlan::new(op, 1, ENOSPC).forever());
@@ -132,7 +131,7 @@ fn writes_resume_when_full_disk_has_space_again() {
     for mapped in [true, false] {
         let stage = FaultFixture::new(mapped);
         fill_disk(&stage.fs);
-        // What was set aside before may still be used up.
+        // Space that was reserved before may still be used.
         let value = vec![7; 10_000];
         let mut written = Vec::new();
         let refused = (0..1_000).find_map(|n| match stage.partition.insert(format!("{n}"), &value) {
@@ -161,7 +160,7 @@ fn writes_resume_when_full_disk_has_space_again() {
     }
 }
 
-/// Where files are written copy on write, overwriting needs space too.
+/// On a copy-on-write file system, overwriting needs space too.
 #[test]
 fn disk_full_in_wal_does_not_poison() {
     let stage = FaultFixture::new(false);

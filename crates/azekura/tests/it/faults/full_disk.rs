@@ -1,6 +1,6 @@
-//! Small disks: a workload runs against the wall, is killed or loses power there, and is opened while the disk is still
-//! full. Nothing acknowledged is lost, what is refused changes nothing, removals are accepted, the database opens each
-//! time, and goes on once space is back.
+//! Small disks: a workload fills the disk, is killed or loses power there, and the database is opened while the disk
+//! is still full. No acknowledged write is lost, a refused write changes nothing, removals are accepted, every open
+//! succeeds, and writing continues once there is space.
 //!
 //! - `AZEKURA_CRASH_POINTS`: a 64th of it is the number of workloads.
 //! - `AZEKURA_SEED`: the workload of this seed only.
@@ -20,16 +20,16 @@ use crate::testkit::{FailureReport, Map, SeededRng, env_u64};
 
 const RESERVE: u64 = 1 << 20;
 const KEYS: u64 = 20_000;
-/// So many removals are accepted at once on a full disk.
+/// Number of removals that are accepted at once on a full disk.
 const REMOVALS: u64 = 100;
 
-/// What kind of database it is.
+/// The kind of database.
 #[derive(Clone, Copy, Debug)]
 struct FullDiskConfig {
     mapped: bool,
     pool: bool,
     separated: bool,
-    /// Whether it loses power rather than its process.
+    /// Whether the machine loses power; otherwise the process is killed.
     loses_power: bool,
     reserve: u64,
 }
@@ -39,13 +39,13 @@ struct FullDiskRun {
     machine: MemFs,
     db: Option<(Database, Partition)>,
     acknowledged: Map,
-    /// A write that was under way when the machine stopped: it may be there.
+    /// A write that was in progress when the machine stopped: it may or may not be there.
     unacknowledged: Vec<(Vec<u8>, Option<Vec<u8>>)>,
     rng: SeededRng,
     crashes: u64,
-    /// What happened, for a failure.
+    /// The steps so far, for the message of a failure.
     log: String,
-    /// Opened, refused, and resumed on a full disk.
+    /// Counts of opens, refused writes and resumed writes on a full disk.
     outcome_counts: [u64; 3],
 }
 
@@ -99,7 +99,7 @@ impl FullDiskRun {
         format!("{:05}", self.rng.below(KEYS)).into_bytes()
     }
 
-    /// The database has what was acknowledged, and of a write that was under way all or nothing.
+    /// The database has all acknowledged writes, and all or nothing of a write that was in progress.
     fn check(&mut self) {
         let pairs = self.partition().iter().map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())));
         let found: Map = pairs.collect::<Result<_>>().unwrap();
@@ -119,7 +119,7 @@ impl FullDiskRun {
         self.acknowledged = found;
     }
 
-    /// One commit; false if it was refused.
+    /// One commit; returns false if it was refused.
     fn write(&mut self, writes: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> bool {
         let (db, p) = self.db.as_ref().unwrap();
         let mode = if self.style.loses_power { PersistMode::SyncData } else { PersistMode::Buffer };
@@ -131,7 +131,7 @@ impl FullDiskRun {
             }
         }
         let done = batch.commit();
-        // A store into a mapping does not say that the machine stands still.
+        // A store into a mapping does not report that the machine has stopped.
         if self.machine.is_frozen() || done.is_err() && !is_out_of_space(&done) {
             assert!(self.machine.is_frozen(), "{done:?}");
             if self.unacknowledged.is_empty() {
@@ -157,7 +157,8 @@ impl FullDiskRun {
         self.write(vec![(key, Some(value))])
     }
 
-    /// Removes so many keys, one by one or several at a time; the number of those removed before the first refusal.
+    /// Removes this number of keys, one by one or several at a time. Returns the number removed before the first
+    /// refusal.
     fn remove(&mut self, count: u64) -> u64 {
         let keys: Vec<Vec<u8>> = self.acknowledged.keys().take(count as usize).cloned().collect();
         let at_once = [1, 10][self.rng.index(2)];
@@ -171,7 +172,7 @@ impl FullDiskRun {
         count
     }
 
-    /// Inserts until it is refused; whether any was accepted.
+    /// Inserts until a write is refused; returns whether any was accepted.
     fn fill(&mut self) -> bool {
         for accepted in 0..20_000 {
             if !self.insert() {
@@ -199,7 +200,7 @@ impl FullDiskRun {
         assert!(done.is_ok() || is_out_of_space(&done) || self.machine.is_frozen(), "{which}: {done:?}");
     }
 
-    /// The machine stops at some operation of what is done next, and starts again.
+    /// The machine stops at some operation of the next steps, and restarts.
     fn crash_at_random_op(&mut self) {
         let ops = self.rng.below(60);
         self.machine.freeze_after(Some(ops));
@@ -216,12 +217,12 @@ impl FullDiskRun {
         self.machine.freeze_after(Some(0));
         let old = self.db.take();
         let survival = if self.style.loses_power { Survival::Random } else { Survival::Everything };
-        // The old handles are dropped on a file system that stands still.
+        // The old handles are dropped on the stopped file system.
         drop(old);
         self.machine.crash(survival, self.rng.next_u64());
         self.machine.freeze_after(None);
         if self.machine.used_space() > self.capacity() {
-            // Names and lengths came back: on a real file system their space was not given to others yet.
+            // Names and lengths were restored; a real file system would not have reallocated their space yet.
             self.machine.set_capacity(Some(self.machine.used_space()));
         }
         let _ = writeln!(self.log, "stopped after {ops} operations, {} bytes used", self.machine.used_space());
@@ -233,7 +234,7 @@ impl FullDiskRun {
         self.machine.capacity().unwrap()
     }
 
-    /// Everything is removed and merged away: the space comes back without another byte of disk.
+    /// Removes and compacts everything: the space is freed without allocating another byte of disk.
     fn remove_everything_and_compact(&mut self) {
         let all = self.acknowledged.len() as u64;
         if self.remove(all) < all || self.style.pool {
@@ -289,7 +290,7 @@ fn random_config(seed: u64, reserve: u64) -> FullDiskConfig {
     FullDiskConfig { mapped: bit(0), loses_power: bit(1), pool: seed % 5 == 4, separated: bit(2), reserve }
 }
 
-/// The search is able to fail: without a reserve it does, for all kinds of database.
+/// The search can fail: without a reserve it finds a violation for every kind of database.
 #[test]
 fn search_fails_when_there_is_no_reserve() {
     let fails = |seed: u64| {
@@ -318,7 +319,7 @@ fn database_survives_full_disk() {
     assert!(env_u64("AZEKURA_SEED", u64::MAX) != u64::MAX || counts.iter().all(|count| *count >= 3), "{counts:?}");
 }
 
-/// The reserve is a file that a reader does not need, and that `disk_reserve(0)` removes.
+/// The reserve is a file that readers do not need, and that `disk_reserve(0)` removes.
 #[test]
 fn no_reserve_is_left_when_it_is_off() {
     let machine = MemFs::new();

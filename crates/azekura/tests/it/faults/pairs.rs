@@ -1,7 +1,7 @@
-//! A second fault follows the first.
+//! A second fault after the first.
 //!
-//! The first fault leaves the database in a state that only its error handling makes. The second one finds out what
-//! that handling left half done.
+//! The first fault leads to a state that only error handling produces. The second fault finds steps that the error
+//! handling left incomplete.
 
 use std::io::ErrorKind;
 
@@ -15,7 +15,7 @@ use crate::testkit::{SeededRng, env_u64};
 
 type FaultPair = (FaultRunConfig, Vec<(FaultPhase, FaultPlan)>);
 
-/// A random life with two faults: the second one comes in the same phase behind the first, or in a later phase.
+/// A random run with two faults: the second one occurs later in the same phase, or in a later phase.
 fn random_pair(seed: u64) -> FaultPair {
     let mut dice = SeededRng::new(seed ^ 0xFA17);
     let mut style = FaultRunConfig::new(0, dice.chance_one_in(2));
@@ -60,7 +60,7 @@ fn random_pair(seed: u64) -> FaultPair {
     (style, plans)
 }
 
-/// Runs each pair; `name` says which one it is.
+/// Runs each pair; `name` describes it.
 fn check_fault_pairs(pairs: impl Iterator<Item = (String, FaultPair)>) {
     let (mut lives, mut both, mut wrong) = (0, 0, Vec::new());
     for (name, (style, plans)) in pairs {
@@ -82,9 +82,9 @@ fn nothing_is_lost_when_two_calls_fail() {
     check_fault_pairs(seeds.into_iter().map(|seed| (format!("AZEKURA_SEED={seed}"), random_pair(seed))));
 }
 
-/// A sync of a direct blob write fails, so its blob file can take no end and a flush carries its durable values over.
-/// Then any call on a blob file fails, up to and within that flush. What the second fault found: the next flush named
-/// the file that the failed one had made and removed.
+/// A sync of a direct blob write fails, so its blob file cannot be finished and a flush carries its durable values
+/// over. Then any call on a blob file fails, up to and including that flush. The second fault found this defect: the
+/// next flush named the file that the failed flush had created and removed.
 #[test]
 fn nothing_is_lost_when_carrying_values_fails() {
     let broken = Fault::Error(ErrorKind::Other);

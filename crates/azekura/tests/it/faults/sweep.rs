@@ -32,7 +32,7 @@ const KINDS: [OpKind; 19] = [
     OpKind::Populate,
 ];
 
-/// A failing device, a full one, a call that is cut short, and a process without file handles to spare.
+/// A failing device, a full device, a short write, and a process without free file handles.
 fn faults_for_op(op: OpKind) -> Vec<Fault> {
     let mut faults = vec![Fault::Error(ErrorKind::Other)];
     if matches!(op, OpKind::Write | OpKind::Allocate | OpKind::Create | OpKind::SetLength | OpKind::Populate) {
@@ -51,7 +51,7 @@ fn fault_machine() -> (MemFs, FaultFs) {
     (machine, fs)
 }
 
-/// Calls of each kind in a life without faults.
+/// Number of calls of each kind in a run without faults.
 fn count_calls(style: FaultRunConfig) -> Vec<(OpKind, u64)> {
     let (machine, fs) = fault_machine();
     let mut life = FaultRun::new(Arc::new(fs.clone()), style);
@@ -62,7 +62,8 @@ fn count_calls(style: FaultRunConfig) -> Vec<(OpKind, u64)> {
     calls
 }
 
-/// A life with these faults, each armed when its phase begins: how many struck, or what went wrong.
+/// A run with these faults, each armed at the start of its phase. Returns the number of faults that struck, or the
+/// violated rule.
 pub(super) fn run_with_faults(style: FaultRunConfig, plans: Vec<(FaultPhase, FaultPlan)>) -> Result<u64, String> {
     let what = format!("{style:?} {plans:?}");
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -94,7 +95,7 @@ fn fail_each_call(style: FaultRunConfig, stride: u64) {
     for (op, count) in count_calls(style) {
         sites += count;
         for fault in faults_for_op(op) {
-            // The first calls of each kind are the rarest ones; later ones repeat.
+            // The first calls of each kind are the rarest ones; later calls repeat.
             let mut nth = 1;
             while nth <= count {
                 for forever in [false, true] {
@@ -129,7 +130,7 @@ fn every_call_may_fail_with_workers() {
     fail_each_call(FaultRunConfig::new(2, true), env_u64("AZEKURA_FAULT_STRIDE", 5) * 10);
 }
 
-/// Events are delivered inside of calls that fail, and the listener flushes, writes and opens there.
+/// Events are delivered inside of calls that fail; the listener flushes, writes and opens there.
 #[test]
 fn every_call_may_fail_beside_a_listener() {
     let stride = env_u64("AZEKURA_FAULT_STRIDE", 5) * 20;

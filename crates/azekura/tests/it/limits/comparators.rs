@@ -87,8 +87,8 @@ fn wal_keeps_records_until_comparator_is_given() {
     assert_eq!(error_kind(down.prefix("x").next().unwrap()), ErrorKind::Invalid, "prefixes need the order of bytes");
 }
 
-/// "16" and "0X10" need not be equal for a comparator to say that such keys may be: then only one that gives their
-/// canonical form may have blocks that are searched by hash. Where nobody asked, blocks without hashes are written.
+/// A comparator may treat keys such as "16" and "0X10" as equal. Only a comparator that returns a canonical form of
+/// the key may have blocks that are searched by hash. By default, blocks without hashes are written.
 #[test]
 fn hashed_blocks_are_refused_without_canonical() {
     let machine = MemFs::new();
@@ -115,7 +115,7 @@ fn hashed_blocks_are_refused_without_canonical() {
             name if name.ends_with("reversed") => TestOrder::Reversed,
             _ => TestOrder::AnyCaseHashed,
         };
-        // The options that it has: opening again with none would say that nothing was asked for.
+        // The same options as before: opening with default options would not ask for hashes.
         let part = ordered(&db, &name, order).unwrap();
         (0..300).for_each(|n| part.insert(format!("Key {n}"), format!("{n}")).unwrap());
         part.flush().unwrap();
@@ -135,7 +135,8 @@ fn hashed_blocks_are_refused_without_canonical() {
     }
 }
 
-/// Tables of one partition have the layouts of the options at their time, and are read and merged together.
+/// Tables of one partition have the layouts of the options at the time of writing, and are read and compacted
+/// together.
 #[test]
 fn layouts_of_blocks_mix_in_one_partition() {
     let db = open(&MemFs::new());

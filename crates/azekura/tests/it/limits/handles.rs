@@ -1,4 +1,4 @@
-//! What lives on after what: handles, iterators and snapshots when partitions and databases end.
+//! Lifetimes: handles, iterators and snapshots after partitions and databases are closed.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ fn last_handle_closes_cleanly_with_workers() {
     assert_eq!(open_partition(&open(&machine), "p").len().unwrap(), 500);
 }
 
-/// A listener that holds a handle, and lets go of it on a worker's thread.
+/// A listener that holds a handle and drops it on a worker's thread.
 #[derive(Default)]
 struct HandleDroppingListener(std::sync::Mutex<Option<Database>>);
 
@@ -119,7 +119,7 @@ fn the_last_handle_may_be_dropped_by_a_worker() {
         drop(db);
         (0..200u32).for_each(|n| p.insert(n.to_be_bytes(), [7; 40]).unwrap());
         drop(p);
-        // Whoever was last closes it in the end.
+        // The last handle closes the database.
         while config(&machine).open().is_err_and(|e| e.kind() == ErrorKind::Locked) {
             std::thread::yield_now();
         }
@@ -159,7 +159,7 @@ fn close_under_load_stops_writers_without_loss() {
     });
 }
 
-/// What other threads are in the middle of ends before the directory is given free.
+/// Calls in progress on other threads end before the lock of the directory is released.
 #[test]
 fn close_waits_for_work_of_other_threads() {
     run_with_timeout("a close beside work", || {
@@ -253,7 +253,7 @@ fn iterators_outlive_every_handle() {
     assert_eq!(keys(range), wanted(50..150), "a range of a snapshot");
 }
 
-/// Whoever opens the directory next, if it is free, rewrites every table.
+/// The next open of the directory, if it is not locked, rewrites every table.
 fn rewrite_all_tables(machine: &MemFs) {
     let opened: azekura::Result<Database> = config(machine).open();
     match opened {

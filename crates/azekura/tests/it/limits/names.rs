@@ -1,4 +1,4 @@
-//! Names of partitions, and options out of their range.
+//! Names of partitions, and options outside of their ranges.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Foreign code that panics: the database is poisoned, other reads go on, nothing hangs.
+//! User code that panics: the database is poisoned, other reads continue, no call hangs.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use azekura::{Comparator, Database, ErrorKind, Event, Listener, PersistMode};
 use super::{config, error_kind, open_partition};
 use crate::testkit::watchdog::run_with_timeout;
 
-/// A comparator that panics when told to.
+/// A comparator that panics when a flag is set.
 #[derive(Clone, Default)]
 struct PanicOnDemandComparator(Arc<AtomicBool>);
 
@@ -33,7 +33,7 @@ impl Listener for PanicOnFlushListener {
     }
 }
 
-/// Writing has ended, reading has not, and all waits end.
+/// Writes fail, reads succeed, and all waits end.
 fn assert_poisoned(db: Database) {
     let p = open_partition(&db, "calm");
     assert_eq!(error_kind(p.insert("k", "new")), ErrorKind::Poisoned);
@@ -106,7 +106,7 @@ fn a_listener_that_panics_poisons() {
             let db =
                 config(&machine).workers(workers).env(env).listener(Arc::new(PanicOnFlushListener)).open().unwrap();
             open_partition(&db, "calm").insert("k", "v").unwrap();
-            // The flush itself may have succeeded before the listener heard of it.
+            // The flush itself may have succeeded before the listener was called.
             drop(open_partition(&db, "calm").flush());
             while !db.metrics().poisoned {
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Keys, values and batches at their limits and beyond.
+//! Keys, values and batches at their limits and above.
 
 use azekura::fs::{MemFs, Survival};
 use azekura::{Config, ErrorKind};
@@ -10,11 +10,11 @@ const KEY_MAX: usize = 65_535;
 #[test]
 fn oversized_key_or_value_is_never_logged() {
     let machine = MemFs::new();
-    // The budget must not be what refuses them.
+    // The memory budget must not be the reason for the refusal.
     let db = config(&machine).memory_budget(1 << 40).open().unwrap();
     let p = open_partition(&db, "p");
     let key = vec![b'k'; KEY_MAX + 1];
-    // Zeros that nobody looks at take no memory.
+    // Zeros that are never read take no memory.
     let value = vec![0u8; 1 << 32];
     let batch = |fill: &dyn Fn(&mut azekura::Batch)| {
         let mut batch = db.batch();
@@ -36,7 +36,7 @@ fn oversized_key_or_value_is_never_logged() {
         ],
     );
     assert!(p.is_empty().unwrap(), "a refused batch left something");
-    // No such key can be there, and asking is no mistake.
+    // Such a key cannot exist, and reading it is no error.
     assert_eq!(p.get(&key).unwrap(), None);
     assert!(!p.contains_key(&key).unwrap() && p.size_of(&key).unwrap().is_none());
     assert_eq!(p.multi_get([&key]).unwrap(), [None]);

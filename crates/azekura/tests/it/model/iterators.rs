@@ -1,4 +1,4 @@
-//! Walks that are taken from both ends, by copies and by loans in turns, while others write.
+//! Iterators that are advanced from both ends, by copying and by borrowing calls in turns, during writes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -9,7 +9,7 @@ use azekura::{Iter, KvSeparationOptions, Partition, PartitionCreateOptions};
 use crate::pools::{config, open_pool};
 use crate::testkit::{FailureReport, Map, SeededRng};
 
-/// How a pair is asked for.
+/// The call that returns the next pair.
 const ACCESS_MODES: u64 = 4;
 
 type IterPair = (Vec<u8>, Vec<u8>);
@@ -38,7 +38,7 @@ fn random_key(dice: &mut SeededRng) -> Vec<u8> {
     }
 }
 
-/// Puts a value of any length, or takes one away, in all partitions.
+/// Puts a value of any length, or removes one, in all partitions.
 fn random_write(dice: &mut SeededRng, parts: &[&Partition], model: &mut Map) {
     let key = random_key(dice);
     if dice.chance_one_in(4) {
@@ -60,7 +60,7 @@ fn random_bound(dice: &mut SeededRng) -> Bound<Vec<u8>> {
     }
 }
 
-/// What a map shows within the bounds; nothing where they are reversed.
+/// The pairs of a map within the bounds; none if the bounds are reversed.
 fn expected_pairs(model: &Map, bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) -> VecDeque<IterPair> {
     let model: &BTreeMap<Vec<u8>, Vec<u8>> = model;
     let above = |key: &Vec<u8>| match &bounds.0 {
@@ -98,7 +98,7 @@ fn iter_yields_each_pair_once_from_both_ends() {
             }
             let bounds = (random_bound(&mut dice), random_bound(&mut dice));
             let all = expected_pairs(&model, &bounds);
-            // In every mixture: from long runs of one kind to a change at each step.
+            // All mixtures: from long runs of one kind of call to a change at each step.
             let (turns, mut how) = (dice.pick(&[1, 4, 40, 200]), dice.below(ACCESS_MODES));
             let mut walks = parts.map(|part| part.range::<Vec<u8>>(bounds.clone()));
             let mut left = all.clone();

@@ -1,4 +1,4 @@
-//! What a partition should hold: a `BTreeMap` under the order of its keys.
+//! Expected content of a partition: a `BTreeMap` in the order of its keys.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -13,7 +13,7 @@ pub(super) type ModelBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 pub(super) struct PartitionModel {
     pub(super) order: TestOrder,
     pairs: BTreeMap<Vec<u8>, KeyValue>,
-    /// How often a key was inserted since it was last removed.
+    /// Number of inserts of a key since it was last removed.
     inserts: BTreeMap<Vec<u8>, u32>,
 }
 
@@ -34,7 +34,7 @@ impl PartitionModel {
         self.inserts.remove(&canonical);
     }
 
-    /// Whether the rule of `remove_weak` allows it: inserted exactly once since it was last removed.
+    /// Whether `remove_weak` may be used: the key was inserted exactly once since it was last removed.
     pub(super) fn may_remove_weakly(&self, key: &[u8]) -> bool {
         self.inserts.get(&self.order.canonical(key)) == Some(&1)
     }
@@ -73,7 +73,7 @@ impl PartitionModel {
         self.pairs.values().filter(|(key, _)| key.starts_with(prefix)).cloned().collect()
     }
 
-    /// A key that is there, the `n`-th round the circle.
+    /// The `n`-th existing key, modulo the number of keys.
     pub(super) fn nth_key(&self, n: u64) -> Option<Vec<u8>> {
         let at = n as usize % self.pairs.len().max(1);
         self.pairs.values().nth(at).map(|(key, _)| key.clone())

@@ -10,7 +10,7 @@ use super::run::{LongLivedIter, ModelRun, OpenPartition, SnapshotModel};
 use crate::testkit::SeededRng;
 use crate::testkit::comparators::TestOrder;
 
-/// Compares an item of an iterator with the pair it should be.
+/// Compares an item of an iterator with the expected pair.
 pub(super) fn assert_item(item: Option<azekura::Result<(Slice, Slice)>>, wanted: Option<&KeyValue>, what: &str) {
     match (item, wanted) {
         (None, None) => {}
@@ -23,7 +23,7 @@ pub(super) fn assert_item(item: Option<azekura::Result<(Slice, Slice)>>, wanted:
     }
 }
 
-/// Takes everything from both ends in random turns.
+/// Consumes an iterator from both ends in random turns.
 pub(super) fn check_iter_both_ends(mut iter: Iter, pairs: Vec<KeyValue>, dice: &mut SeededRng, what: &str) {
     let mut rest = VecDeque::from(pairs);
     let way = dice.below(3);
@@ -33,7 +33,7 @@ pub(super) fn check_iter_both_ends(mut iter: Iter, pairs: Vec<KeyValue>, dice: &
         let item = if forward { iter.next() } else { iter.next_back() };
         assert_item(item, wanted.as_ref(), what);
         if wanted.is_none() {
-            // An end stays an end, on both sides.
+            // After the end, both sides keep returning `None`.
             assert_item(iter.next_back(), None, what);
             assert_item(iter.next(), None, what);
             return;
@@ -41,7 +41,7 @@ pub(super) fn check_iter_both_ends(mut iter: Iter, pairs: Vec<KeyValue>, dice: &
     }
 }
 
-/// Everything about one partition.
+/// All reads of one partition.
 pub(super) fn check_partition(half: &OpenPartition, dice: &mut SeededRng, what: &str) {
     let (part, book) = (&half.part, &half.model);
     let pairs = book.pairs();
@@ -74,7 +74,7 @@ pub(super) fn check_key(half: &OpenPartition, key: &[u8], what: &str) {
 }
 
 impl ModelRun {
-    /// A key that is there, or any.
+    /// An existing key, or any key.
     pub(super) fn likely_key(&mut self, name: &str) -> Vec<u8> {
         let n = self.rng.next_u64();
         match self.partitions[name].model.nth_key(n) {
@@ -138,7 +138,7 @@ impl ModelRun {
         }
     }
 
-    /// Begins an iterator that lives on while the partition changes.
+    /// Creates an iterator that is used while the partition changes.
     pub(super) fn open_long_lived_iter(&mut self) {
         let name = self.random_partition_name();
         let bounds = self.bounds(name);
@@ -182,7 +182,7 @@ impl ModelRun {
         }
         let moment = &self.snapshots[self.rng.index(self.snapshots.len())];
         for (name, half) in &moment.partitions {
-            // A partition that was deleted since is gone for snapshots too, even if there is a new one of its name.
+            // A partition that was deleted since is missing for snapshots too, even if a new partition has its name.
             if self.partitions.get(name).is_some_and(|now| format!("{:?}", now.part) == format!("{:?}", half.part)) {
                 check_snapshot_partition(moment, half, &mut self.rng, name);
             }

@@ -1,4 +1,4 @@
-//! Writers on keys of their own, readers who look for half a batch, and workers who move everything underneath.
+//! Writers with distinct keys, readers that look for half a batch, and threads that flush, compact and checkpoint.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::testkit::{SeededRng, env_u64};
 const WRITERS: u64 = 3;
 const KEYS: u64 = 8;
 
-/// The value of all keys of a writer, in both partitions, after its `round`; in every fifth they are removed.
+/// The value of all keys of a writer, in both partitions, after its `round`; every fifth round removes the keys.
 fn value(round: u64) -> Option<Vec<u8>> {
     (!round.is_multiple_of(5)).then(|| {
         let mut value = format!("{round:08} ").into_bytes();
@@ -29,7 +29,7 @@ fn key(writer: u64, index: u64) -> String {
 struct ThreadTest {
     db: Database,
     parts: [Partition; 2],
-    /// The last round that each writer has been acknowledged.
+    /// The last acknowledged round of each writer.
     rounds: [AtomicU64; WRITERS as usize],
     stop: AtomicBool,
     checks: AtomicU64,
@@ -54,7 +54,7 @@ impl ThreadTest {
         }
     }
 
-    /// What a set of values of one writer says: its round, or that all are removed. Panics at half a batch.
+    /// The round that a set of values of one writer shows, or that all are removed. Panics at half a batch.
     fn round_of_values(values: &[Option<Vec<u8>>], how: &str) -> Option<u64> {
         let first = &values[0];
         assert!(values.iter().all(|value| value == first), "half a batch by {how}: {values:.40?}");
@@ -81,7 +81,7 @@ impl ThreadTest {
         }
     }
 
-    /// All values of a writer at one moment, by one of the ways there are.
+    /// All values of a writer at one point in time, read in one of the possible ways.
     fn read_all_ways(&self, writer: u64, way: u64) -> (Vec<Option<Vec<u8>>>, &'static str) {
         let keys: Vec<String> = (0..KEYS).map(|index| key(writer, index)).collect();
         let owned = |slice: Option<azekura::Slice>| slice.map(|slice| slice.to_vec());
@@ -110,8 +110,8 @@ impl ThreadTest {
         }
     }
 
-    /// Copies the database again and again; each copy opens and is one moment between what was acknowledged before and
-    /// what was asked for after.
+    /// Copies the database repeatedly; each copy opens, and its state is between the writes acknowledged before the
+    /// copy and the writes requested by its end.
     fn run_checkpoints(&self, fs: &Arc<dyn Fs>, path: &Path) {
         while !self.stop.load(Ordering::SeqCst) {
             let before: Vec<u64> = self.rounds.iter().map(|round| round.load(Ordering::SeqCst)).collect();

@@ -1,4 +1,4 @@
-//! Writes and everything that moves data, done to both.
+//! Writes and maintenance operations, applied to the database and to the model.
 
 use azekura::PersistMode;
 use azekura::fs::Survival;
@@ -83,7 +83,7 @@ impl ModelRun {
         self.db().persist(mode).unwrap();
     }
 
-    /// Opens a partition, deletes one, or opens one again under its name with other options.
+    /// Opens a partition, deletes one, or reopens one with other options.
     pub(super) fn change_partitions(&mut self) {
         let index = self.rng.index(PARTITIONS.len());
         let (name, order) = PARTITIONS[index];
@@ -133,7 +133,7 @@ impl ModelRun {
         self.reopen_after_kill(books, true);
     }
 
-    /// The process dies; only in memory, where handles can be made to die with it.
+    /// Kills the process; only in memory, where all handles can be dropped without effect.
     pub(super) fn kill(&mut self) {
         let Some(memory) = self.test_dir.mem_fs.clone() else { return self.reopen() };
         self.record_metrics();
@@ -161,7 +161,7 @@ impl ModelRun {
         self.check_all_partitions();
     }
 
-    /// Copies the database, opens the copy, compares it, writes to it, and throws it away.
+    /// Copies the database, opens the copy, compares it, writes to it, and deletes it.
     pub(super) fn checkpoint(&mut self) {
         self.checkpoints += 1;
         let path = self.test_dir.dir.with_file_name(format!("copy {}", self.checkpoints));

@@ -1,4 +1,4 @@
-//! Several threads that write to pools at the same time, beside readers, batches and checkpoints.
+//! Several threads that write to pools at the same time, with concurrent readers, batches and checkpoints.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn value(writer: u64, round: u64) -> Vec<u8> {
     value
 }
 
-/// Who wrote a value, and in which round; 0 if there is none.
+/// The writer and the round of a value; 0 if there is none.
 fn writer_and_round_of(bytes: Option<&[u8]>) -> (u64, u64) {
     let Some(bytes) = bytes else { return (0, 0) };
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -54,7 +54,7 @@ impl PoolThreadTest {
         writer_and_round_of(self.pool.get(key).unwrap().as_deref()).1
     }
 
-    /// What the writer has been acknowledged it finds.
+    /// A writer finds its acknowledged writes.
     fn write(&self, writer: u64, rounds: u64) {
         let mut dice = SeededRng::new(writer);
         for round in 1..=rounds {
@@ -78,12 +78,12 @@ impl PoolThreadTest {
         }
     }
 
-    /// A snapshot has no change without those before it, and stays as it is.
+    /// A snapshot has no change without all changes before it, and does not change.
     fn check_snapshot(&self) {
         let snapshot = self.db.snapshot();
         let round = |part: &Partition, key: &str| writer_and_round_of(snapshot.get(part, key).unwrap().as_deref()).1;
         for writer in 0..WRITERS {
-            // The second one first: had it been taken from a later moment, it would be too new.
+            // The second key first: if it were read from a later state, it would be too new.
             let (second, first) = (round(&self.pool, &key(writer, "second")), round(&self.pool, &key(writer, "first")));
             assert!(first == second || first == second + 1, "round {second} behind round {first}");
             let batch = key(writer, "batch");
@@ -96,7 +96,7 @@ impl PoolThreadTest {
         assert_eq!(once, all(), "a snapshot has changed");
     }
 
-    /// What was read once never goes back.
+    /// Values that were read once never become older.
     fn read(&self, seed: u64) {
         let (mut dice, mut seen) = (SeededRng::new(seed), [[0; 2]; WRITERS as usize]);
         while !self.stop.load(Ordering::SeqCst) {
@@ -172,7 +172,7 @@ fn pool_writers_keep_order_on_every_backend() {
             let again = PoolThreadTest::open(config());
             again.check_final_values(rounds());
             assert_eq!(pairs(&again), before);
-            // Numbers go on behind all that were used.
+            // New sequence numbers are above all used ones.
             again.pool.insert("first of 0", value(0, rounds() + 1)).unwrap();
             assert_eq!(again.round("first of 0"), rounds() + 1);
         }
@@ -194,7 +194,7 @@ fn pool_writers_keep_order_on_real_files() {
     }
 }
 
-/// Writers find the database closed, and what they were told is there is there.
+/// Writers get `Closed`, and all their acknowledged writes are there.
 #[test]
 fn closing_beside_writers_loses_nothing() {
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::PowerLoss] {
@@ -231,7 +231,7 @@ fn closing_beside_writers_loses_nothing() {
     }
 }
 
-/// What one writer has inserted: a row of keys without a gap, so that a copy of any moment has a beginning of it.
+/// The keys that one writer has inserted: a sequence without a gap, so that a copy has a prefix of it.
 #[test]
 fn checkpoint_beside_writers_is_one_snapshot() {
     let number_of = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_be_bytes();

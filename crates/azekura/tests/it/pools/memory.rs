@@ -1,4 +1,4 @@
-//! Pools whose files are used as memory: single changes are durable without the log, batches by it.
+//! Pools whose files are mapped: single changes are durable without the WAL, batches through the WAL.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, P
 use super::{DIR, config, open_pool, pool_options};
 use crate::testkit::SeededRng;
 
-/// A machine whose memory keeps its bytes.
+/// A machine with persistent memory.
 pub(super) fn persistent_memory_fs() -> MemFs {
     let fs = MemFs::new();
     fs.set_mapped_memory(PersistenceLevel::PowerLoss);
@@ -36,12 +36,12 @@ fn single_pool_write_is_durable_without_wal() {
     let db = config(&fs).open().unwrap();
     let part = open_pool(&db, "pool");
     assert_eq!(partition_contents(&part), BTreeMap::from([(b"kept".to_vec(), b"1".to_vec())]));
-    // Numbers go on behind those that the log never had.
+    // New sequence numbers are above those that were never in the WAL.
     part.insert("kept", "2").unwrap();
     assert_eq!(part.get("kept").unwrap().unwrap(), "2");
 }
 
-/// A batch puts a key, the log has it; the key is removed alone, and the log has nothing of that.
+/// A batch puts a key, which is in the WAL; then a single change removes the key, which is not in the WAL.
 #[test]
 fn removed_key_is_not_restored_by_batch_replay() {
     for noted in [false, true] {
@@ -62,7 +62,7 @@ fn removed_key_is_not_restored_by_batch_replay() {
     }
 }
 
-/// One thing that happens to two pools that are memory and a tree of tables.
+/// One operation on two mapped pools and an LSM partition.
 fn random_action(db: &Database, parts: &[Partition], dice: &mut SeededRng, models: &mut [BTreeMap<Vec<u8>, Vec<u8>>]) {
     let key = |dice: &mut SeededRng| format!("key {:02}", dice.below(40)).into_bytes();
     let value = |dice: &mut SeededRng| {
@@ -81,7 +81,7 @@ fn random_action(db: &Database, parts: &[Partition], dice: &mut SeededRng, model
             models[at].remove(&key);
         }
         6 => {
-            // A tree of tables beside them moves the log, and says when it is durable.
+            // Commits of an LSM partition extend the WAL and sync it.
             let (key, value) = (key(dice), value(dice));
             parts[2].insert(&key, &value).unwrap();
             db.persist(PersistMode::SyncData).unwrap();
@@ -103,7 +103,8 @@ fn random_action(db: &Database, parts: &[Partition], dice: &mut SeededRng, model
                     models[at].insert(key, value);
                 }
             }
-            // One of tables alone is as durable as is asked for; with a pool that is memory all is.
+            // A commit to LSM partitions only is as durable as its mode says; a commit with a mapped pool is always
+            // durable.
             batch.durability(PersistMode::SyncData).commit().unwrap();
         }
     }
@@ -116,7 +117,7 @@ fn open(fs: &MemFs) -> (Database, Vec<Partition>) {
     (db, parts)
 }
 
-/// All that was acknowledged is there after power loss, whatever is left of the log behind its last sync.
+/// All acknowledged changes survive power loss, whatever part of the unsynced WAL survives.
 #[test]
 fn power_loss_keeps_acknowledged_pool_writes() {
     let mut crashes = 0;
@@ -165,7 +166,7 @@ fn power_loss_keeps_acknowledged_pool_writes() {
     assert!(crashes > 300);
 }
 
-/// A database that is copied to a file system that is no memory has images from then on.
+/// A database that is copied to a file system without persistent memory has images from then on.
 #[test]
 fn checkpoint_on_other_fs_continues_with_images() {
     let fs = persistent_memory_fs();
@@ -204,7 +205,7 @@ fn checkpoint_on_other_fs_continues_with_images() {
     assert_eq!(db.partition("pool").unwrap().len().unwrap(), 500);
 }
 
-/// The one file of a pool, and where in it these bytes stand.
+/// The file of a pool, and the offset of these bytes in it.
 fn find_in_pool_file(fs: &MemFs, bytes: &[u8]) -> (PathBuf, u64) {
     let name = fs.read_dir(Path::new(DIR)).unwrap().into_iter().find(|entry| entry.name.ends_with(".pool")).unwrap();
     let path = Path::new(DIR).join(name.name);
@@ -231,8 +232,8 @@ impl Comparator for BackwardsPoolComparator {
     }
 }
 
-/// What was closed is opened without a look at every value; `verify` looks at each. What was not closed is looked at,
-/// also where nothing was changed since it was opened.
+/// A pool that was closed cleanly is opened without reading every value; `verify` reads each. A pool that was not
+/// closed cleanly is checked fully, also if nothing was changed since it was opened.
 #[test]
 fn open_trusts_closed_pool_but_verify_does_not() {
     for backwards in [false, true] {
@@ -262,7 +263,7 @@ fn open_trusts_closed_pool_but_verify_does_not() {
             db.close().unwrap();
             assert!(!verifies_clean(&fs), "closing made it right");
         }
-        // Opened, and not closed: no change, but there could have been one.
+        // Opened and not closed: no change was made, but the pool cannot know that.
         let db = config(&fs).open().unwrap();
         let part = part_of(&db).unwrap();
         let left = fs.fork();
@@ -271,7 +272,7 @@ fn open_trusts_closed_pool_but_verify_does_not() {
         let opened = config(&left).open().and_then(|db| part_of(&db).map(drop));
         let error = opened.unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(&*path)));
-        // Who only reads changes nothing of it.
+        // A read-only open does not change the mark.
         drop(part);
         db.close().unwrap();
         drop(Config::new(DIR).fs(Arc::new(fs.clone())).open_read_only().unwrap());
@@ -312,8 +313,8 @@ fn tmpfs_pool_survives_process_and_reports_it() {
     assert_eq!(part.get(4_321u32.to_be_bytes()).unwrap().unwrap(), 4_321u32.to_le_bytes());
 }
 
-/// Whatever is put under the key of a record is newer than that, or the put would be taken for one that the log brings
-/// again and left out, without a word. So a number that none can be is found when the pool is opened, closed or not.
+/// A put under the key of a record must have a higher sequence number than the record, or it is taken for a replayed
+/// put and ignored. So an impossible sequence number is found at open, after a clean close or not.
 #[test]
 fn unassigned_seqno_in_pool_is_corruption() {
     let fs = persistent_memory_fs();
@@ -323,7 +324,7 @@ fn unassigned_seqno_in_pool_is_corruption() {
     (0..500u32).for_each(|n| part.insert(n.to_be_bytes(), value(n)).unwrap());
     drop(part);
     db.close().unwrap();
-    // Before the value stands the key, and before that the number, its highest byte last.
+    // In the record, the key precedes the value, and the sequence number precedes the key, its highest byte last.
     let (path, at) = find_in_pool_file(&fs, value(301).as_bytes());
     fs.open(&path, OpenMode::Write).unwrap().write_at(&[0x7F], at - 5).unwrap();
     let opened = config(&fs).open().and_then(|db| db.open_partition("pool", pool_options(4 << 20)).map(drop));

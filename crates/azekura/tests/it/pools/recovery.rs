@@ -1,4 +1,4 @@
-//! What reading the source found before any test did, each as the shortest story that shows it.
+//! Defects that were found by reading the source, each shown by the shortest program.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use azekura::{Comparator, Config, Database, ErrorKind, Partition, PersistMode, P
 use super::memory::persistent_memory_fs;
 use super::{config, open_pool, pool_options};
 
-/// Orders keys backward; or, under the same name, forward.
+/// Orders keys backward or, under the same name, forward.
 struct BackwardOrForward(bool);
 
 impl Comparator for BackwardOrForward {
@@ -26,7 +26,8 @@ fn open_backward(db: &Database, honest: bool) -> azekura::Result<Partition> {
     db.open_partition_with_comparator("pool", pool_options(4 << 20), Arc::new(BackwardOrForward(honest)))
 }
 
-/// What the log has again must not make a pool forget how far its own numbers went, when the log cannot be ended.
+/// Replayed records must not reset the highest sequence number that a pool has used without the WAL, when the WAL
+/// cannot be ended.
 #[test]
 fn a_close_that_fails_does_not_take_numbers_back() {
     let fs = persistent_memory_fs();
@@ -69,7 +70,7 @@ fn removed_key_stays_removed_on_late_comparator() {
     assert_eq!(part.get("there").unwrap().unwrap(), "2");
 }
 
-/// A pool whose tree could not be built does not become something else.
+/// A pool whose tree could not be built is not replaced by another tree.
 #[test]
 fn pool_with_wrong_comparator_is_refused_intact() {
     for fs in [MemFs::new(), persistent_memory_fs()] {
@@ -90,7 +91,7 @@ fn pool_with_wrong_comparator_is_refused_intact() {
     }
 }
 
-/// An image and a pool that is memory in one database: numbers that only the second used are not the log's end.
+/// An image and a mapped pool in one database: sequence numbers that only the mapped pool used do not end the WAL.
 #[test]
 fn flushed_seqno_never_exceeds_wal_end() {
     let fs = MemFs::new();
@@ -116,7 +117,7 @@ fn flushed_seqno_never_exceeds_wal_end() {
     }
 }
 
-/// The log has a batch, and was not synced: opening must not give a durable pool the half of it.
+/// The WAL has a batch and was not synced: opening must not make half of it durable in a mapped pool.
 #[test]
 fn replay_does_not_tear_a_batch() {
     let fs = persistent_memory_fs();
@@ -145,7 +146,7 @@ fn replay_does_not_tear_a_batch() {
     assert!(whole > 0);
 }
 
-/// A pool that was memory and has become an image is in a copy, also before its first checkpoint.
+/// A mapped pool that has become an image is in a checkpoint, also before its own first checkpoint.
 #[test]
 fn checkpoint_contains_mapped_pool() {
     let fs = persistent_memory_fs();

@@ -1,4 +1,4 @@
-//! Full pools: they are read, and written again once something was removed.
+//! Full pools: they can be read, and written again after removals.
 
 use azekura::fs::MemFs;
 use azekura::{ErrorKind, Partition, PersistMode};
@@ -9,8 +9,8 @@ fn key(n: u32) -> [u8; 4] {
     n.wrapping_mul(0x9E37_79B9).to_be_bytes()
 }
 
-/// Whether there is no space for it, also in a while: what was removed is free when every reader in this process has
-/// left whom it might concern, and tests run beside each other.
+/// Whether the pool has no space for the record, also after waiting: removed space is free only when every reader in
+/// this process that may use it has unpinned, and other tests run at the same time.
 fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
     (0..100).all(|_| {
         let refused = part.insert(key, value).is_err();
@@ -48,12 +48,13 @@ fn full_pool_accepts_writes_after_removals() {
     let part = db.open_partition("pool", pool_options(1 << 20)).unwrap();
     assert_eq!(part.len().unwrap(), u64::from(count - count / 2 + more));
     assert_eq!(part.insert(key(u32::MAX), [7; 2_000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
-    // More room takes effect at once.
+    // A higher limit takes effect at once.
     let part = db.open_partition("pool", pool_options(2 << 20)).unwrap();
     part.insert(key(u32::MAX), [7; 2_000]).unwrap();
 }
 
-/// What is removed at the end of a full log is there again while the log is added: that is more than the pool may hold.
+/// Records that are removed at the end of a full WAL exist again during replay, so replay needs more space than the
+/// limit.
 #[test]
 fn wal_larger_than_pool_is_replayed() {
     let fs = MemFs::new();

@@ -23,7 +23,7 @@ fn manual_config(fs: impl Fs + 'static) -> Config {
     Config::new("/db").fs(Arc::new(fs)).env(Arc::new(SystemEnv::new()))
 }
 
-/// Orders by bytes. While the gate is closed, threads of the database wait in the comparator.
+/// Orders by bytes. While it is blocking, threads of the database wait in a comparison.
 #[derive(Default)]
 struct BlockingComparator {
     is_blocking: AtomicBool,
@@ -48,7 +48,7 @@ impl Comparator for BlockingComparator {
     }
 }
 
-/// Closes a gate until dropped, by a panic too: what waits behind it would hang the test.
+/// Unblocks the comparator when dropped, also by a panic, because a waiting thread would hang the test.
 struct UnblockGuard<'a>(&'a BlockingComparator);
 
 impl BlockingComparator {
@@ -64,7 +64,7 @@ impl Drop for UnblockGuard<'_> {
     }
 }
 
-/// The first worker kept the sync interval between two pieces of work only: a long merge made 13 seconds of 50 ms.
+/// The first worker checked the sync interval only between two tasks: a long compaction made 13 seconds of 50 ms.
 #[test]
 fn the_interval_is_kept_beside_a_compaction() {
     let gate = Arc::new(BlockingComparator::default());
@@ -85,7 +85,7 @@ fn the_interval_is_kept_beside_a_compaction() {
     }
 }
 
-/// With no workers the interval was kept by nothing at all.
+/// Without workers nothing kept the interval.
 #[test]
 fn the_interval_is_kept_by_steps_without_workers() {
     let env = TestEnv::new(1);
@@ -105,7 +105,7 @@ fn the_interval_is_kept_by_steps_without_workers() {
     }
 }
 
-/// What a listener does with the database at an event.
+/// A call that a listener makes at an event.
 type ListenerAction = fn(Database) -> Result<()>;
 
 const LISTENER_ACTIONS: &[(&str, ListenerAction)] = &[
@@ -129,7 +129,7 @@ const LISTENER_ACTIONS: &[(&str, ListenerAction)] = &[
     }),
     ("write much", |db| {
         let p = db.partition("p")?;
-        // More than may wait for a flush.
+        // More sealed memtables than may wait for a flush.
         (0..200u32).try_for_each(|n| p.insert(n.to_be_bytes(), [3; 2_000]))
     }),
     ("open a partition", |db| db.open_partition("new", Default::default())?.insert("k", "v")),
@@ -146,7 +146,7 @@ const LISTENER_ACTIONS: &[(&str, ListenerAction)] = &[
     }),
 ];
 
-/// Does a deed at the first event of a kind.
+/// Makes one call at the first event of a kind.
 struct ActionListener {
     event_kind: &'static str,
     action: ListenerAction,
@@ -182,7 +182,7 @@ impl Listener for ActionListener {
     }
 }
 
-/// Makes events of all kinds: the last but one is the one that is wanted, if it ends all writing.
+/// Causes events of all kinds; the wanted event is the last but one if it ends all writing.
 fn trigger_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
     let apart = KvSeparationOptions::default().separation_threshold(1_000).automatic_gc(None);
     let options = PartitionCreateOptions::default().max_memtable_size(16 << 10).with_kv_separation(apart);
@@ -194,7 +194,7 @@ fn trigger_events(at: &str, db: &Database, faults: &FaultFs) -> Result<()> {
         _ => {}
     }
     for round in 0..4u8 {
-        // Of the values before the last ones half stay, so that there is something to collect.
+        // Half of the older values stay, so that blob GC has work.
         (0..10u8).step_by(1 + usize::from(round / 3)).try_for_each(|n| p.insert([n], [round; 2_000]))?;
         p.insert("k", "v")?;
         p.flush()?;
@@ -230,15 +230,16 @@ fn check_action_at(at: &'static str, what: &'static str, deed: ListenerAction, w
             let kinds = [ErrorKind::Closed, ErrorKind::Poisoned, ErrorKind::Io];
             assert!(kinds.contains(&error.kind()), "{what} at {at}: {error}");
         }
-        // The directory is free, although perhaps not at once: the listener has dropped the last handle.
+        // The lock is released, possibly a little later: the listener has dropped the last handle.
         wait_until("the directory is free", || manual_config(machine.clone()).workers(0).open().is_ok());
         let mut heard = doer.events.lock().unwrap().clone();
         assert_eq!((heard.remove(0), heard.pop()), ("opened", Some("closed")), "{what} at {at}: {heard:?}");
     });
 }
 
-/// `Poisoned` was told under the lock that closing waits for: a listener that dropped the last handle there waited for
-/// itself, and the directory stayed locked. A listener that wrote on the only worker waited for itself too.
+/// The event `Poisoned` was delivered under the lock that closing waits for: a listener that dropped the last handle
+/// there waited for itself, and the directory stayed locked. A listener that wrote on the only worker waited for
+/// itself too.
 #[test]
 fn a_listener_does_anything_at_any_event() {
     for at in ["flushed", "compacted", "collected", "error", "poisoned", "closed"] {
@@ -250,7 +251,7 @@ fn a_listener_does_anything_at_any_event() {
     }
 }
 
-/// Opens the directory again when it hears that it is closed.
+/// Opens the directory again at the event `Closed`.
 #[derive(Default)]
 struct ReopeningListener(MemFs, Mutex<Option<Result<()>>>);
 
@@ -262,7 +263,7 @@ impl Listener for ReopeningListener {
     }
 }
 
-/// `Closed` was told before the lock on the directory was released.
+/// The event `Closed` was delivered before the lock on the directory was released.
 #[test]
 fn a_listener_opens_again_when_it_is_closed() {
     for workers in [0, 2] {
@@ -293,14 +294,14 @@ thread_local! {
     static WRITE_ON_EXIT: RefCell<WriteOnThreadExit> = const { RefCell::new(WriteOnThreadExit(None)) };
 }
 
-/// The buffer of a thread for its writes was gone by then, and the process was aborted.
+/// The thread-local write buffer was destroyed before, and the process was aborted.
 #[test]
 fn a_destructor_of_a_thread_local_may_write() {
     let db = open(&MemFs::new(), "/db", 1);
     let p = open_partition(&db, "p");
     let there = p.clone();
     let thread = thread::spawn(move || {
-        // Before the buffer is made, so it goes after it.
+        // Created before the buffer, so it is destroyed after the buffer.
         WRITE_ON_EXIT.with(|last| last.borrow_mut().0 = Some(there.clone()));
         there.insert("k", "v").unwrap();
     });
@@ -318,7 +319,7 @@ fn separated_options() -> PartitionCreateOptions {
 }
 
 /// A flush that ended because its partition was deleted counted as failed: a writer of another partition that waited
-/// for a flush got its error, `Closed`, or `Corruption` where large values stand apart.
+/// for a flush got its error, `Closed`, or `Corruption` with key-value separation.
 #[test]
 fn writer_gets_no_error_of_deleted_partition() {
     let leveled = LeveledOptions { l0_compaction_trigger: 1_000, ..LeveledOptions::default() };
@@ -329,7 +330,7 @@ fn writer_gets_no_error_of_deleted_partition() {
         let gone = db.open_partition_with_comparator("gone", options, gate.clone()).unwrap();
         let live = db.open_partition("live", small_memtable_options()).unwrap();
         let closed = gate.block();
-        // A flush compares if there are two memtables to be merged.
+        // A flush compares keys if it merges two memtables.
         wait_until("the worker flushes what will be gone", || {
             (0..2u8).for_each(|n| gone.insert([n], [n; 500]).unwrap());
             thread::sleep(Duration::from_millis(10));
@@ -351,7 +352,7 @@ fn writer_gets_no_error_of_deleted_partition() {
 
 type PartitionWork = fn(&Partition) -> Result<()>;
 
-/// A flush that overtook the deletion of its partition said `Corruption`, and a collection likewise.
+/// A flush that ran after the deletion of its partition returned `Corruption`; blob GC did too.
 #[test]
 fn work_on_a_deleted_partition_says_closed() {
     let work: &[(&str, PartitionWork)] = &[
@@ -395,7 +396,8 @@ fn wal_bound(max_log: u64, segment: u64) -> u64 {
     max_log + 2 * segment
 }
 
-/// Steps came to the log only when there was no compaction to do: it grew for as long as there always was one.
+/// `step` flushed for the WAL only if there was no compaction to do: with constant compactions the WAL grew without
+/// bound.
 #[test]
 fn wal_is_retired_while_compactions_are_pending() {
     let (segment, max_log) = (64 << 10, 256 << 10);
@@ -415,17 +417,18 @@ fn wal_is_retired_while_compactions_are_pending() {
     for n in 0..2_000u32 {
         hot.insert((n.wrapping_mul(2_654_435_761)).to_be_bytes(), [7; 1_000]).unwrap();
         if n % 16 == 0 {
-            // The flush, and one piece of the work that is always wanted.
+            // The flush, and one step of the compaction that is always due.
             assert!(db.step().unwrap() && db.step().unwrap());
         }
         most = most.max(db.metrics().wal_live_bytes);
     }
-    // What is written between two rounds of steps, and steps for the segments that they cut.
+    // The bytes written between two rounds of steps, and steps for the segments that they begin.
     assert!(most <= 2 * wal_bound(max_log, segment), "{most} bytes of log");
     assert!(db.metrics().compactions > 0);
 }
 
-/// A compaction of the only worker gave way to a flush only if that had waited before the compaction began: never.
+/// A compaction on the only worker yielded to a flush only if the flush had waited before the compaction began:
+/// never.
 #[test]
 fn single_worker_flushes_before_compacting() {
     let gate = Arc::new(BlockingComparator::default());
@@ -434,7 +437,7 @@ fn single_worker_flushes_before_compacting() {
     let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, gate.clone()).unwrap();
-    // A merge looks whether it should give way after each MiB.
+    // A compaction checks after each MiB whether it should yield.
     let write = |salt| (0..200u8).for_each(|n| slow.insert([n], SeededRng::new(salt).random_bytes(10_000)).unwrap());
     write(1);
     slow.flush().unwrap();
@@ -452,7 +455,7 @@ fn single_worker_flushes_before_compacting() {
     assert_eq!(heard[3..5], ["other flushed", "slow compacted"], "{heard:?}");
 }
 
-/// Notes which partition was flushed or compacted.
+/// Records which partition was flushed or compacted.
 #[derive(Default)]
 struct WorkOrderListener(Mutex<Vec<String>>);
 
@@ -468,10 +471,10 @@ impl Listener for WorkOrderListener {
 }
 
 const BUDGET: u64 = 4 << 20;
-/// Bytes that a partition may keep beside the budget.
+/// Bytes that a partition may have in addition to the budget.
 const PARTITION_MEMORY_ALLOWANCE: u64 = 64 << 10;
 
-/// Active memtables were compared with nothing: 64 partitions held 136 MB in a budget of 8 MiB, at rest.
+/// Active memtables had no limit: 64 idle partitions held 136 MB with a budget of 8 MiB.
 #[test]
 fn active_memtables_are_within_the_budget() {
     for workers in [0, 1, 2] {
@@ -485,7 +488,7 @@ fn active_memtables_are_within_the_budget() {
             }
             most = most.max(db.metrics().memtable_bytes);
         }
-        // One memtable is being filled while writers are told to wait: it may allocate once more.
+        // One memtable is active while writers are stopped: it may allocate once more.
         let bound = BUDGET + 40 * PARTITION_MEMORY_ALLOWANCE + (2 << 20);
         assert!(most <= bound, "{workers} workers: {most} bytes of memtables");
         wait_until("flushes have come to their end", || {
@@ -505,7 +508,8 @@ fn active_memtables_are_within_the_budget() {
     }
 }
 
-/// What iterators hold was told nowhere. It counts now, and writes go on although it exceeds the budget.
+/// No metric counted the memory that iterators hold. Now it counts, and writes continue although it exceeds the
+/// budget.
 #[test]
 fn writes_continue_when_iters_pin_the_budget() {
     let db = manual_config(MemFs::new()).workers(2).memory_budget(BUDGET).open().unwrap();
@@ -527,7 +531,7 @@ fn writes_continue_when_iters_pin_the_budget() {
     });
 }
 
-/// Orders by bytes, backwards.
+/// Orders by bytes, descending.
 struct ReversedComparator;
 
 impl Comparator for ReversedComparator {
@@ -544,7 +548,7 @@ fn open_reversed(db: &Database) -> Partition {
     db.open_partition_with_comparator("reversed", separated_options(), Arc::new(ReversedComparator)).unwrap()
 }
 
-/// A machine that was killed with records of a partition in its log.
+/// A machine that was killed with records of a partition in its WAL.
 fn machine_killed_with_late_comparator() -> MemFs {
     let machine = MemFs::new();
     let db = open(&machine, "/db", 1);
@@ -555,7 +559,7 @@ fn machine_killed_with_late_comparator() -> MemFs {
     machine.fork()
 }
 
-/// A partition whose comparator is never given again could not be deleted.
+/// A partition whose comparator is not available any more could not be deleted.
 #[test]
 fn a_partition_is_deleted_by_its_name() {
     let machine = machine_killed_with_late_comparator();
@@ -591,7 +595,7 @@ const WAITING_CALLS: &[(&str, Call)] = &[
     ("close", |db, _| db.clone().close()),
 ];
 
-/// Orders by bytes. In the first comparison of a flush, in whichever thread, it calls with what is in the slot.
+/// Orders by bytes. In the first comparison of a flush, on any thread, it makes the call in the slot.
 #[derive(Default)]
 struct Caller {
     slot: Mutex<Option<(Database, Partition)>>,
@@ -613,8 +617,9 @@ impl Comparator for Caller {
     }
 }
 
-/// A comparator that was called by a flush and asked for another flush, or closed, waited for the flush it was in. The
-/// calls that waited are refused now, on a worker and on the thread of a caller, and the flush goes on.
+/// A comparator that was called by a flush and requested another flush, or closed the database, waited for the flush
+/// that had called it. The calls that waited are refused now, on a worker and on the thread of a caller, and the
+/// flush continues.
 #[test]
 fn a_comparator_in_a_flush_may_not_wait_for_it() {
     for workers in [0, 1] {
@@ -622,7 +627,7 @@ fn a_comparator_in_a_flush_may_not_wait_for_it() {
         let db = manual_config(MemFs::new()).workers(workers).open().unwrap();
         let p = db.open_partition_with_comparator("p", separated_options(), caller.clone()).unwrap();
         let (there, with, slot) = (p.clone(), caller.clone(), (db.clone(), p.clone()));
-        // On its own thread, so that a flush that hangs fails the test.
+        // On another thread, so that a flush that hangs fails the test.
         let flusher = thread::spawn(move || {
             while with.results.lock().unwrap().is_empty() {
                 // Several memtables, so that a flush compares their keys; insertions compare, too.
@@ -644,7 +649,7 @@ fn a_comparator_in_a_flush_may_not_wait_for_it() {
     }
 }
 
-/// Orders by bytes. The first comparison on a worker drops what is in the slot, and perhaps panics then.
+/// Orders by bytes. The first comparison on a worker drops the value in the slot, and panics then if told to.
 #[derive(Default)]
 struct Dropper {
     slot: Mutex<Option<(Database, Partition)>>,
@@ -670,7 +675,7 @@ impl Comparator for Dropper {
 }
 
 /// Closing waits for the work of all workers: the worker on which a comparator dropped the last handle waited for
-/// itself for ever, and the directory stayed locked.
+/// itself, and the directory stayed locked.
 #[test]
 fn a_comparator_drops_the_last_handle() {
     for (workers, panics) in [(1, false), (2, false), (3, false), (1, true), (2, true)] {
@@ -680,7 +685,7 @@ fn a_comparator_drops_the_last_handle() {
         let p = db.open_partition_with_comparator("p", small_memtable_options(), dropper.clone()).unwrap();
         let closed = dropper.gate.block();
         wait_until("a worker compares", || {
-            // Few at a time: a writer waits when there is too much to flush.
+            // Few records at a time: a writer waits when there is too much to flush.
             (0..2u8).for_each(|n| p.insert([n], [n; 500]).unwrap());
             thread::sleep(Duration::from_millis(10));
             dropper.gate.waiting.load(Memory::SeqCst) > 0
@@ -699,7 +704,7 @@ fn a_comparator_drops_the_last_handle() {
     }
 }
 
-/// Orders by bytes. Once a fault has struck, its comparisons wait until it is released: what compares then is a second
+/// Orders by bytes. After a fault has struck, its comparisons wait until they are released: they belong to a second
 /// attempt.
 struct SecondAttempt {
     faults: FaultFs,
@@ -713,13 +718,13 @@ impl SecondAttempt {
         Arc::new(SecondAttempt { faults: faults.clone(), waiting, released })
     }
 
-    /// Lets the next write of a table fail, as on a full disk.
+    /// Makes the next write of a table fail, as on a full disk.
     fn fill_disk(&self) {
         let full = Fault::Error(io::ErrorKind::StorageFull);
         self.faults.inject(FaultPlan::new(OpKind::Write, 1, full).in_path(".sst"));
     }
 
-    /// Releases when it is dropped.
+    /// Unblocks when dropped.
     fn hold(&self) -> Released<'_> {
         wait_until("the second attempt compares", || self.waiting.load(Memory::SeqCst) > 0);
         Released(self)
@@ -748,8 +753,8 @@ impl Comparator for SecondAttempt {
     }
 }
 
-/// On a full disk a merge has the space to itself for its second attempt. Flushes waited until it had ended; it gives
-/// way to them now.
+/// The second attempt of a compaction on a full disk uses the reserve alone. Flushes waited until it ended; now the
+/// compaction yields to them.
 #[test]
 fn a_merge_yields_when_a_flush_waits_for_space() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
@@ -758,7 +763,7 @@ fn a_merge_yields_when_a_flush_waits_for_space() {
     let leveled = LeveledOptions { l0_compaction_trigger: 2, ..LeveledOptions::default() };
     let options = PartitionCreateOptions::default().compaction_strategy(CompactionStrategy::Leveled(leveled));
     let slow = db.open_partition_with_comparator("slow", options, held.clone()).unwrap();
-    // A merge looks whether it should give way after each MiB.
+    // A compaction checks after each MiB whether it should yield.
     for salt in [1, 2] {
         (0..200u8).for_each(|n| slow.insert([n], SeededRng::new(salt).random_bytes(10_000)).unwrap());
         slow.flush().unwrap();
@@ -792,7 +797,7 @@ fn writers_leave_released_space_to_the_flush() {
     let db = manual_config(faults.clone()).workers(0).open().unwrap();
     let options = PartitionCreateOptions::default().max_memtable_size(512 << 10);
     let p = db.open_partition_with_comparator("p", options, held.clone()).unwrap();
-    // Several memtables, so that the flush compares, and more than a reserve that takes its space back leaves.
+    // Several memtables, so that the flush compares, and more bytes than a reserve that takes its space back leaves.
     (0..1_500u32).for_each(|n| p.insert(n.to_be_bytes(), SeededRng::new(n.into()).random_bytes(1_000)).unwrap());
     let other = open_partition(&db, "other");
     machine.set_capacity(Some(machine.used_space()));
@@ -820,7 +825,7 @@ impl Listener for OpensAtFlush {
     }
 }
 
-/// A lower `max_size` flushes under the lock on names, and the listener was called there: it waited for that lock.
+/// A lower `max_size` flushes under the lock on names, and the listener was called there and waited for that lock.
 #[test]
 fn a_listener_opens_when_a_pool_is_lowered() {
     run_with_timeout("lowering", || {
@@ -837,7 +842,7 @@ fn a_listener_opens_when_a_pool_is_lowered() {
     });
 }
 
-/// Memtables that are too small to be sealed raised the mark below which none is looked for. It stayed there when they
+/// Memtables that are too small to be sealed raised the size below which none is searched. It stayed there after they
 /// had been flushed, and one large memtable could grow as far.
 #[test]
 fn the_budget_holds_when_small_memtables_are_gone() {
@@ -883,7 +888,7 @@ impl Comparator for FlushesOther {
 }
 
 /// The comparators of two databases, each inside of a flush, flushed the other database: each flush waited for the
-/// other one for ever.
+/// other.
 #[test]
 fn comparators_may_not_flush_each_others_work() {
     run_with_timeout("flushing each other", || {

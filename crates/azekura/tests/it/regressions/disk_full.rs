@@ -46,7 +46,7 @@ fn call_every_api(db: &Database, rounds: u8) {
             assert_eq!(plain.get([round]).unwrap().as_deref(), Some(&[round; 50][..]));
             assert_eq!(apart.get([round]).unwrap().as_deref(), Some(&[round; 300][..]));
         }
-        // Segments are begun, values go ahead of their commit, everything is synced.
+        // Segments are begun, direct blob writes are made, everything is synced.
         let mut dice = SeededRng::new(3);
         for n in 0..30u8 {
             let mut batch = db.batch().durability(PersistMode::SyncData);
@@ -66,8 +66,8 @@ fn call_every_api(db: &Database, rounds: u8) {
     while db.step().unwrap() {}
 }
 
-/// Before, once a process had too many open files every read and write failed until it ended: cached handles of tables
-/// were never closed.
+/// Once a process had too many open files, every read and write failed until the process ended: cached handles of
+/// tables were never closed.
 #[test]
 fn every_call_succeeds_when_few_files_may_open() {
     const ROUNDS: u8 = 40;
@@ -78,14 +78,14 @@ fn every_call_succeeds_when_few_files_may_open() {
     open_with_many_files(&db, ROUNDS);
     call_every_api(&db, ROUNDS);
     assert!(fs.open_count() > 40, "the bound is on nothing: {}", fs.open_count());
-    // From one moment to the next the rest of the process needs most of what there is.
+    // The rest of the process suddenly needs most of the file handles.
     fs.limit_open(Some(14));
     call_every_api(&db, ROUNDS);
     db.checkpoint("/copy").unwrap();
     db.close().unwrap();
     // Handles of replaced file sets close when readers of other tests in this process unpin.
     wait_until("all files are closed", || fs.open_count() == 0);
-    // Neither does the limit keep a database from opening.
+    // The limit does not keep a database from opening.
     for dir in ["/db", "/copy"] {
         let reader = Config::new(dir).fs(Arc::clone(&shared)).env(Arc::new(TestEnv::new(2))).open_read_only().unwrap();
         assert_eq!(reader.partition("plain").unwrap().iter().count(), usize::from(ROUNDS) + 30);
@@ -96,8 +96,8 @@ fn every_call_succeeds_when_few_files_may_open() {
     }
 }
 
-/// Not one file more may be opened for a while: calls fail or succeed, and afterwards the database works as before. A
-/// commit that was to be synced is not lost. Before, a directory that could not be opened counted as a failed sync.
+/// No more file may be opened for a while: calls fail or succeed, and afterwards the database works as before. A
+/// commit with a requested sync is not lost. Earlier, a directory that could not be opened counted as a failed sync.
 #[test]
 fn no_state_is_left_when_no_file_could_open() {
     for held in 0..6 {
@@ -138,7 +138,7 @@ fn no_state_is_left_when_no_file_could_open() {
     }
 }
 
-/// A sync of the log makes the name of a blob file durable first, and the directory cannot be opened. Before, that
+/// A sync of the WAL first makes the name of a blob file durable, and the directory cannot be opened. Earlier, that
 /// counted as a failed sync and ended all writing.
 #[test]
 fn writes_go_on_when_a_directory_did_not_open() {
@@ -160,7 +160,7 @@ fn writes_go_on_when_a_directory_did_not_open() {
     assert_eq!(db.partition("apart").unwrap().iter().filter(|pair| pair.is_ok()).count(), 4);
 }
 
-/// Tells the process that it is the one with few files, and where.
+/// Set in the process with few file handles; the value is the directory.
 const FEW_FILES_ENV: &str = "AZEKURA_FEW_FILES";
 
 #[test]
@@ -201,7 +201,7 @@ fn insert_until_full(p: &Partition, dice: &mut SeededRng) -> Vec<[u8; 4]> {
     panic!("the disk does not get full");
 }
 
-/// Inserts as soon as writing resumes: work that uses the reserve delays that by as long as it takes.
+/// Inserts as soon as writing resumes: a task that uses the reserve delays that until it ends.
 fn insert_when_resumed(p: &Partition, key: &str, value: &str) {
     let resumed = (0..1_000).any(|_| {
         let refused =
@@ -212,7 +212,7 @@ fn insert_when_resumed(p: &Partition, key: &str, value: &str) {
     assert!(resumed, "there is space, and writing does not resume");
 }
 
-/// Before, a full disk took no removal, nothing gave space back, and the database did not open again.
+/// A full disk accepted no removal, nothing freed space, and the database did not open again.
 #[test]
 fn full_disk_empties_when_all_is_removed() {
     let machine = MemFs::new();
@@ -241,8 +241,8 @@ fn full_disk_empties_when_all_is_removed() {
     insert_when_resumed(&p, "space", "is back");
 }
 
-/// A process that is killed on a full disk again and again, each time with a few removals or while it opens, does not
-/// use up what opening needs.
+/// A process that is killed on a full disk repeatedly, each time after a few removals or while it opens, does not use
+/// up the space that opening needs.
 #[test]
 fn full_disk_opens_when_killed_many_times() {
     let machine = MemFs::new();
@@ -268,7 +268,7 @@ fn full_disk_opens_when_killed_many_times() {
             }
         }
         machine = machine.fork();
-        // Killed while it opens, after so many operations.
+        // Killed while it opens, after this number of operations.
         machine.freeze_after(Some(life % 40));
         let _killed = open(&machine, life + 1_000);
         machine.crash(azekura::fs::Survival::Everything, 0);
@@ -303,8 +303,8 @@ fn removals_pass_when_inserts_are_refused() {
     });
 }
 
-/// A checkpoint of a pool writes its pages twice, and small changes in many places change more bytes of pages than the
-/// log has: the reserve followed the log alone, so that no checkpoint ran on a full disk.
+/// A checkpoint of a pool writes its pages twice, and small changes in many places change more bytes of pages than of
+/// the WAL: the reserve followed the WAL only, so that no checkpoint ran on a full disk.
 #[test]
 fn pools_reach_their_files_on_full_disks() {
     // Many records, or few changes of a large image; alone, or two in a batch.
@@ -338,8 +338,8 @@ fn pools_reach_their_files_on_full_disks() {
     }
 }
 
-/// Each blob file with large values that no flush has named yet holds a file open. There are few, because the bytes
-/// that pointers lead to count as bytes of the memtable.
+/// Each blob file of direct writes that no flush has named yet has an open file handle. There are few, because the
+/// bytes that pointers refer to count as bytes of the memtable.
 #[test]
 fn few_files_stay_open_when_values_are_large() {
     for workers in [0, 2] {

@@ -1,8 +1,8 @@
-//! Databases that earlier builds wrote, kept byte for byte: every later build reads them.
+//! Databases that earlier versions wrote, byte for byte: every later version reads them.
 //!
 //! `testdata/golden/N` is the directory of a database as a killed process left it, in format generation N: a few
-//! partitions with tables on two levels, blob files, pools, and a log with records that are in no table. A change of a
-//! format adds a directory and leaves the old ones.
+//! partitions with tables on two levels, blob files, pools, and a WAL with records that are in no table. A change of
+//! a format adds a directory and leaves the old ones.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,9 +37,8 @@ fn options(codec: CompressionType) -> PartitionCreateOptions {
     PartitionCreateOptions::default().compression(codec).block_size(256).metadata_block_size(128)
 }
 
-/// What the golden databases of a generation hold; from the second on, in data blocks of every layout, from the third
-/// on also in blob files, from the fourth on also in one that the log alone points into, from the fifth on also in a
-/// pool.
+/// Content of the golden databases of a generation: from the second on, data blocks of every layout; from the third
+/// on, blob files; from the fourth on, a blob file that only the WAL points into; from the fifth on, a pool.
 fn expected_contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>> {
     let number = |n: u32| format!("key {n:04}").into_bytes();
     let value = |n: u32, generation: u32| format!("value {generation} of {n}, and of {n} again").into_bytes();
@@ -74,7 +73,7 @@ fn expected_contents(generation: u32) -> BTreeMap<&'static str, BTreeMap<Vec<u8>
     contents
 }
 
-/// A value that stands in a blob file.
+/// A value that is stored in a blob file.
 fn large_value(n: u32, generation: u32) -> Vec<u8> {
     (0..40 + n).flat_map(|i| (i * 7 + generation).to_le_bytes()).collect()
 }
@@ -129,7 +128,7 @@ fn open_and_continue(generation: u32) {
     check_contents(&config(&dir).open().unwrap(), generation);
 }
 
-/// Writes a generation anew; only for a format that is not released: `cargo test -p azekura --test it -- --ignored
+/// Rewrites a generation; only for a format that is not released: `cargo test -p azekura --test it -- --ignored
 /// golden`.
 #[test]
 #[ignore = "writes into the source tree"]

@@ -17,10 +17,10 @@ fn error_kind<T>(result: azekura::Result<T>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()
 }
 
-/// Tells the child process of a test where to work.
+/// Set in the child process of a test; the value is the directory.
 const CHILD_ENV: &str = "AZEKURA_PATHS_CHILD";
 
-/// Runs `test` of this file in a process of its own, because the working directory belongs to the whole process.
+/// Runs `test` of this file in another process, because the working directory belongs to the whole process.
 fn run_in_child(test: &str, body: impl FnOnce(&Path)) {
     if let Some(dir) = std::env::var_os(CHILD_ENV) {
         return body(Path::new(&dir));
@@ -52,7 +52,7 @@ impl RelativePathDatabase {
         RelativePathDatabase { db, parts }
     }
 
-    /// What each key of round `n` holds, in the database called `name`.
+    /// The value of each key in round `n`, in the database called `name`.
     fn write(&self, name: &str, n: u64) {
         for part in &self.parts {
             for key in 0..20 {
@@ -72,7 +72,7 @@ impl RelativePathDatabase {
     }
 }
 
-/// What reaches every kind of file by its path.
+/// Calls that use every kind of file by its path.
 const FILE_ACCESS_CALLS: [fn(&RelativePathDatabase); 9] = [
     |r| r.parts.iter().for_each(|part| part.flush().unwrap()),
     |r| r.db.persist(PersistMode::SyncAll).unwrap(),
@@ -86,7 +86,7 @@ const FILE_ACCESS_CALLS: [fn(&RelativePathDatabase); 9] = [
 ];
 
 /// The path of a database was never made absolute (the default path is a relative one), and files were opened by path
-/// later on: after `set_current_dir` tables and segments were created in, renamed in and removed from another
+/// later: after `set_current_dir`, tables and segments were created in, renamed in and removed from another
 /// directory, here that of another database. Neither database opened afterwards.
 #[test]
 fn databases_stay_when_the_directory_changes() {
@@ -111,7 +111,7 @@ fn databases_stay_when_the_directory_changes() {
                     call(database);
                 }
             }
-            // The targets of checkpoints are relative to where the process is when the call begins.
+            // The targets of checkpoints are relative to the working directory at the start of the call.
             go(2);
             for (database, name) in databases.iter().zip(names) {
                 database.db.checkpoint(format!("{name} {round}")).unwrap();
@@ -157,7 +157,7 @@ fn a_removed_working_directory_is_an_error() {
     });
 }
 
-/// A link to nothing was "cannot list the directory: No such file or directory", though `ls` shows it.
+/// A dangling link gave the error "cannot list the directory: No such file or directory", though `ls` shows it.
 #[test]
 fn a_dangling_link_is_named_in_the_error() {
     let root = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ fn a_dangling_link_is_named_in_the_error() {
 const FOREIGN_FILES: [&str; 3] =
     ["/backups/one.tmp/2024/wedding", "/backups/azekura-checkpoint-0.tmp/mine", "/backups/mine"];
 
-/// A machine with a database and files of the user beside the place for a checkpoint, all of it durable.
+/// A machine with a database, and with files of the user beside the target of a checkpoint, all of them durable.
 fn machine_with_foreign_files() -> MemFs {
     let machine = MemFs::new();
     for file in FOREIGN_FILES.map(Path::new) {
@@ -206,8 +206,8 @@ fn check_checkpoint(machine: &MemFs, copy: &str) {
     assert_eq!(pairs, [b"k", b"l"]);
 }
 
-/// `checkpoint(PATH)` took a directory `PATH.tmp` for what was left of an earlier attempt, and removed it with all that
-/// the user had in it.
+/// `checkpoint(PATH)` took a directory `PATH.tmp` for the rest of an earlier attempt, and removed it with all files
+/// of the user in it.
 #[test]
 fn a_checkpoint_removes_no_foreign_directory() {
     let machine = machine_with_foreign_files();
@@ -226,7 +226,8 @@ fn a_checkpoint_removes_no_foreign_directory() {
     assert_eq!(there.len(), 5, "{there:?}");
 }
 
-/// A checkpoint whose last directory syncs failed said so and was there all the same, and the next try was refused.
+/// A checkpoint whose last directory syncs failed returned the error and existed all the same, and the next attempt
+/// was refused.
 #[test]
 fn a_failed_checkpoint_leaves_nothing() {
     let (mut failed, mut passed) = (0, false);
@@ -256,11 +257,11 @@ fn a_failed_checkpoint_leaves_nothing() {
     assert!(passed && failed > 20, "{failed}");
 }
 
-/// Whatever moment of a checkpoint the power fails at, its path has the whole of it or nothing, and files of the user
-/// are what they were. So it is when the failure of a directory sync is what the power loss follows.
+/// At whatever operation of a checkpoint the power fails, its path has all of it or nothing, and files of the user
+/// are unchanged. The same holds if a failed sync of a directory precedes the power loss.
 #[test]
 fn a_crashed_checkpoint_is_whole_or_absent() {
-    // The first one behind the rename.
+    // The first sync after the rename.
     let third_sync = FaultPlan::new(OpKind::SyncDir, 3, Fault::Error(io::ErrorKind::Other));
     let plans = [None, Some(third_sync.clone()), Some(third_sync.forever())];
     let try_one = |plan: Option<&FaultPlan>, stop: Option<u64>| {
@@ -296,8 +297,8 @@ fn a_crashed_checkpoint_is_whole_or_absent() {
     }
 }
 
-/// Every ancestor up to the root was synced, and one that cannot be (autofs, squashfs, procfs) failed the call, though
-/// it had not changed. `/proc/self` stands for such a directory.
+/// Every ancestor up to the root was synced, and an ancestor that cannot be synced (autofs, squashfs, procfs) failed
+/// the call, although it had not changed. `/proc/self` stands for such a directory.
 #[test]
 fn ancestor_that_cannot_sync_is_skipped() {
     let root = tempfile::tempdir().unwrap();
@@ -312,7 +313,7 @@ fn ancestor_that_cannot_sync_is_skipped() {
     Config::new(root.path().join("newer/copy")).workers(0).open().unwrap();
 }
 
-/// The sync of a parent in which the call has created something must go well: the name is not durable otherwise.
+/// The sync of a parent in which the call has created an entry must succeed: the name is not durable otherwise.
 #[test]
 fn parents_of_new_directories_must_be_synced() {
     let sync_fails = |nth, error, existing: &str| {
@@ -333,8 +334,8 @@ fn parents_of_new_directories_must_be_synced() {
     assert!(sync_fails(3, io::ErrorKind::Other, "/old"), "the device of the root fails");
 }
 
-/// The lock was on the file `LOCK` alone: with the file removed or replaced a second writer got in, and the two
-/// destroyed each other's files.
+/// The lock was on the file `LOCK` only: after that file was removed or replaced a second writer could open the
+/// directory, and the two destroyed each other's files.
 #[test]
 fn a_removed_lock_file_lets_no_second_writer_in() {
     let on_disk = tempfile::tempdir().unwrap();
@@ -376,7 +377,7 @@ fn other_names_of_a_directory_are_locked_too() {
     drop(db);
 }
 
-/// An environment in which the test says which process runs.
+/// An environment in which the test sets the process id.
 struct ForkEnv {
     env: TestEnv,
     process: Arc<AtomicU64>,
@@ -403,8 +404,8 @@ impl Env for ForkEnv {
     }
 }
 
-/// A child that a process forked wrote to its parent's log, flushed to its parent's files when it ended, and released
-/// its parent's lock.
+/// A forked child wrote to its parent's WAL, flushed to its parent's files when it ended, and released its parent's
+/// lock.
 #[test]
 fn a_forked_child_cannot_touch_the_files() {
     let machine = MemFs::new();
@@ -416,7 +417,7 @@ fn a_forked_child_cannot_touch_the_files() {
     let mut batch = db.batch();
     batch.insert(&p, "no", "v");
     let ops = machine.op_count();
-    // What the child does.
+    // The calls of the child.
     process.store(2, Ordering::SeqCst);
     let outcomes: BTreeMap<&str, ErrorKind> = BTreeMap::from([
         ("insert", error_kind(p.insert("no", "v"))),
@@ -443,7 +444,7 @@ fn a_forked_child_cannot_touch_the_files() {
         error_kind(Config::new("/db").fs(fs).env(Arc::new(TestEnv::new(2))).workers(0).open()),
         ErrorKind::Locked
     );
-    // The process ends, and a new one finds what the parent wrote.
+    // The process ends, and a new one finds the writes of the parent.
     machine.crash(Survival::Everything, 0);
     let db = open(&machine, "/db", 3);
     assert_eq!(open_partition(&db, "p").keys().map(|key| key.unwrap().to_vec()).collect::<Vec<_>>(), [b"k"]);

@@ -23,7 +23,7 @@ fn pool_options() -> PartitionCreateOptions {
     PartitionCreateOptions::default().engine(EngineType::Pmem(options))
 }
 
-/// A file system whose files are used as memory, as tmpfs files are.
+/// A file system whose files can be mapped, as on tmpfs.
 fn tmpfs_machine() -> MemFs {
     let fs = MemFs::new();
     fs.set_mapped_memory(PersistenceLevel::ProcessCrash);
@@ -32,7 +32,7 @@ fn tmpfs_machine() -> MemFs {
 
 type ComparisonHook = Box<dyn FnOnce() + Send>;
 
-/// Orders by bytes. Runs an errand, once, in the middle of the next comparison.
+/// Orders by bytes. Calls a function, once, in the middle of the next comparison.
 #[derive(Default)]
 struct ComparisonHookComparator(Mutex<Option<ComparisonHook>>);
 
@@ -60,7 +60,7 @@ fn key(n: u64) -> [u8; 8] {
     n.to_be_bytes()
 }
 
-/// Every byte of a value tells the key that it belongs to; long ones are copied apart from their keys.
+/// Every byte of a value depends on its key; long values are copied separately from their keys.
 fn value(n: u64) -> Vec<u8> {
     vec![n as u8; if n.is_multiple_of(2) { 40 } else { 3000 }]
 }
@@ -69,7 +69,7 @@ fn insert_all(part: &Partition) {
     (0..KEYS).for_each(|n| part.insert(key(n), value(n)).unwrap());
 }
 
-/// Overwrites the space of all values: what they stood in holds those of other keys then.
+/// Overwrites the space of all values with the values of other keys.
 fn overwrite_freed_space(part: &Partition) {
     for round in 0..3 {
         (0..KEYS).for_each(|n| part.insert(key(KEYS + n), value(n + 100 + round)).unwrap());
@@ -342,7 +342,7 @@ fn open_pool_database(fs: &MemFs) -> Result<Database> {
     config(fs, 9).open()
 }
 
-/// Opening, opening for reading and `verify` say that the file of the pool is not what it should be.
+/// Opening, read-only opening and `verify` return an error for the wrong file of the pool.
 fn assert_refused(fs: &MemFs, what: &str) {
     for opened in [open_pool_database(fs), config(fs, 8).open_read_only()] {
         let error = opened.expect_err(what);
@@ -356,7 +356,8 @@ fn assert_refused(fs: &MemFs, what: &str) {
     assert!(!report.is_clean(), "{what}: verify finds nothing");
 }
 
-/// A database with a pool that was written to and closed so many times; the files of its pool after each.
+/// A database with a pool that was written to and closed this number of times; the files of its pool after each
+/// close.
 fn pool_images_after_reopens(fs: &MemFs, count: u8, salt: u64) -> Vec<Vec<u8>> {
     let mut files = Vec::new();
     for life in 0..count {
@@ -370,8 +371,8 @@ fn pool_images_after_reopens(fs: &MemFs, count: u8, salt: u64) -> Vec<Vec<u8>> {
     files
 }
 
-/// The image of a pool from before its last checkpoint was opened as if it were the newest: what was flushed after it
-/// was gone without a word, because the log had let go of it.
+/// The image of a pool from before its last checkpoint was opened as if it were the newest: the changes of the last
+/// flush were lost silently, because their records were no longer in the WAL.
 #[test]
 fn older_image_is_refused() {
     let fs = MemFs::new();
@@ -384,7 +385,7 @@ fn older_image_is_refused() {
     assert_eq!(open_pool_database(&fs).unwrap().partition("p").unwrap().len().unwrap(), 3);
 }
 
-/// The pool of another database has the same name and the same partition number, and was opened.
+/// The pool of another database with the same name and the same partition number was opened.
 #[test]
 fn pool_of_another_database_is_refused() {
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash, PersistenceLevel::PowerLoss] {
@@ -399,8 +400,8 @@ fn pool_of_another_database_is_refused() {
     }
 }
 
-/// An image may be newer than the manifest, where a crash came between the two; and a copy made by `checkpoint` has the
-/// files of its moment.
+/// An image may be newer than the manifest, after a crash between the two; and a copy made by `checkpoint` has the
+/// files of its point in time.
 #[test]
 fn newer_image_and_copies_open() {
     for nth in 1..6 {
@@ -428,8 +429,8 @@ fn newer_image_and_copies_open() {
     }
 }
 
-/// A pool whose addresses could not be had was in the manifest by the time that was known: the call failed, and the
-/// database did not open any more.
+/// A pool whose address space could not be reserved was in the manifest already: the call failed, and the database
+/// did not open any more.
 #[test]
 fn pool_that_cannot_be_reserved_is_not_created() {
     for level in [PersistenceLevel::WalOnly, PersistenceLevel::ProcessCrash] {
@@ -441,7 +442,7 @@ fn pool_that_cannot_be_reserved_is_not_created() {
             let options = PmemOptions::default().max_size(8 << 40).growth_step(64 << 10);
             db.open_partition(&format!("huge {n}"), PartitionCreateOptions::default().engine(EngineType::Pmem(options)))
         };
-        // 47 bits of addresses do not hold eight of them.
+        // An address space of 47 bits does not hold eight of them.
         let made: Vec<_> = (0..9).map_while(|n| huge(n).ok()).collect();
         assert!(made.len() < 9 && huge(99).is_err(), "all were reserved");
         assert_eq!(db.list_partitions().len(), 1 + made.len(), "one that failed is there");
@@ -455,8 +456,7 @@ fn pool_that_cannot_be_reserved_is_not_created() {
     }
 }
 
-/// Other than bytes, by the last four bytes of a key as a number, highest first. Panics where it is shown a key that no
-/// test has inserted or asked for.
+/// Orders by the last four bytes of a key as a big-endian number. Panics for a key that no test has inserted or read.
 struct SuffixNumberComparator {
     descending: bool,
 }
@@ -486,7 +486,7 @@ fn suffix_number_key(n: u32) -> Vec<u8> {
     key
 }
 
-/// Compares a partition with what should be in it: gets of what is there and what is not, walks, ranges.
+/// Compares a partition with its expected content: gets of existing and missing keys, iterators, ranges.
 fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8>, descending: bool) {
     let mut rows: Vec<(Vec<u8>, Vec<u8>)> =
         wanted.iter().map(|(n, round)| (suffix_number_key(*n), vec![*round; 9])).collect();
@@ -503,9 +503,10 @@ fn check_partition(part: &Partition, wanted: &std::collections::BTreeMap<u32, u8
     }
 }
 
-/// At opening, the first leaf with records behind an empty one got the empty key as separator: an order other than that
-/// of bytes lost the keys of leaves to reads, wrote them twice, and the pool did not open again; a comparator that
-/// knows its keys panicked. Here leaves are emptied from either end and in the middle, and the pool is opened again.
+/// At opening, the first leaf with records after an empty leaf got the empty key as separator: under an order other
+/// than the order of bytes, reads missed the keys of leaves, writes stored them twice, and the pool did not open
+/// again; a comparator that accepts only its own keys panicked. Here leaves are emptied from either end and in the
+/// middle, and the pool is opened again.
 #[test]
 fn empty_leaves_at_open_show_no_invented_key() {
     for (descending, level) in
@@ -547,8 +548,8 @@ fn empty_leaves_at_open_show_no_invented_key() {
     }
 }
 
-/// A pool whose comparator comes late was built under the new options, its records in the log were refused under a
-/// smaller `max_size`, and what had been half restored was given up until the database was opened anew.
+/// A pool whose comparator comes late was built under the new options, its records in the WAL were refused under a
+/// smaller `max_size`, and the half restored pool was unusable until the database was reopened.
 #[test]
 fn late_comparator_with_smaller_max_size_opens() {
     let fs = MemFs::new();
@@ -564,13 +565,13 @@ fn late_comparator_with_smaller_max_size_opens() {
     let small = PartitionCreateOptions::default().engine(EngineType::Pmem(small));
     let part = db.open_partition_with_comparator("p", small, order()).unwrap();
     assert_eq!(part.len().unwrap(), 300);
-    // Only what is free in it already is given to new records.
+    // Only space that is free in the pool already is given to new records.
     let refused = (400..600).find_map(|n| part.insert(suffix_number_key(n), vec![1; 4000]).err()).expect("it is full");
     assert_eq!(refused.kind(), ErrorKind::OutOfSpace);
 }
 
-/// A comparator that reads and writes the database that it compares for, from within a write: under the lock of a leaf
-/// that it would need itself it must not wait for ever, so this is refused or done, and nothing is lost.
+/// A comparator that reads and writes its own database during a write, under the lock of a leaf that it may need
+/// itself: the call must not wait forever, so it is refused or done, and nothing is lost.
 #[test]
 fn comparator_that_reads_its_own_pool_is_served() {
     let (fs, order) = (MemFs::new(), Arc::new(ComparisonHookComparator::default()));
@@ -586,8 +587,8 @@ fn comparator_that_reads_its_own_pool_is_served() {
     assert_eq!(part.get(key(7)).unwrap().unwrap(), "new");
 }
 
-/// The manifest got the creation of a pool and its file id as two batches. Where the second one met a full disk, the
-/// call failed, and the partition came back after one of the same name was deleted.
+/// The manifest got the creation of a pool and its file id as two batches. If the second one met a full disk, the
+/// call failed, and the partition came back after a partition of the same name was deleted.
 #[test]
 fn creation_is_whole_when_manifest_is_full() {
     let machine = tmpfs_machine();
@@ -615,9 +616,10 @@ fn creation_is_whole_when_manifest_is_full() {
     }
 }
 
-/// Checkpoints a pool and kills the process after `stop` operations of that; what was written stays in the cache of the
-/// system. The next process reads the pool, and goes on if `goes_on`; then power fails, after `cut` operations of the
-/// next checkpoint if that is asked for. What a third process finds, and the operations of the first checkpoint.
+/// Checkpoints a pool and kills the process after `stop` operations of the checkpoint; the written bytes stay in the
+/// page cache. The next process reads the pool, and continues to write if `goes_on`; then power fails, after `cut`
+/// operations of the next checkpoint if `cut` is given. Returns the state that a third process finds, and the number
+/// of operations of the first checkpoint.
 fn kill_in_checkpoint(stop: Option<u64>, has_image: bool, goes_on: bool, cut: Option<u64>) -> (Result<Vec<u8>>, u64) {
     let fs = MemFs::new();
     let open = |salt| config(&fs, salt).wal_segment_size(64 << 10).max_wal_size(128 << 10).open();
@@ -655,8 +657,9 @@ fn kill_in_checkpoint(stop: Option<u64>, has_image: bool, goes_on: bool, cut: Op
     (open(3).and_then(|db| keys(&db)), ops)
 }
 
-/// A shadow that was whole and not yet synced when the process was killed counted as permanent: the next process gave
-/// back the log that it stood for, and put its pages over the image. Power loss then took the records, or the pool.
+/// A shadow that was complete and not yet synced when the process was killed counted as permanent: the next process
+/// freed the WAL segments that it covered, and wrote its pages over the image. Power loss then lost the records, or
+/// the pool.
 #[test]
 fn shadow_of_a_killed_process_is_made_durable() {
     for (has_image, goes_on) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -26,7 +26,7 @@ fn open(machine: &MemFs, options: &PartitionCreateOptions) -> (Database, Partiti
     (db, part)
 }
 
-/// What the machine holds after the process was killed.
+/// The machine after the process was killed.
 fn after_kill(machine: &MemFs) -> MemFs {
     let after = machine.fork();
     after.crash(Survival::Everything, 0);
@@ -39,7 +39,7 @@ fn used_bytes(part: &Partition) -> u64 {
     pool.bytes - pool.free_bytes - 448 * pool.free_leaves
 }
 
-/// Whether it does not fit, also once readers of other tests of this process have left.
+/// Whether the record does not fit, also after readers of other tests of this process have unpinned.
 fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
     (0..50).all(|_| match part.insert(key, value) {
         Ok(()) => false,
@@ -51,7 +51,8 @@ fn is_refused(part: &Partition, key: &[u8], value: &[u8]) -> bool {
     })
 }
 
-/// How many records fit. A refused one is tried again, because readers of other tests delay the reuse of space.
+/// The number of records that fit. A refused record is tried again, because readers of other tests delay the reuse of
+/// space.
 fn insert_until_full(part: &Partition, from: u32, value: &[u8]) -> u32 {
     let fits = |n: u32| {
         (0..50).any(|tries| {
@@ -62,8 +63,8 @@ fn insert_until_full(part: &Partition, from: u32, value: &[u8]) -> u32 {
     (from..).find(|n| !fits(*n)).unwrap() - from
 }
 
-/// Replay puts records in another order of sizes than the process before did, and did not find the same places: after
-/// a kill, 95 of 100 databases with a full pool did not open in any mode.
+/// Replay inserts records in another order of sizes than the process did, and did not find the same space: after a
+/// kill, 95 of 100 databases with a full pool did not open in any mode.
 #[test]
 fn a_full_pool_opens_when_killed() {
     for (seed, step) in [(1, 4 << 20), (2, 4 << 20), (3, 64 << 10), (4, 4 << 10)] {
@@ -105,7 +106,7 @@ fn a_full_pool_opens_when_killed() {
     }
 }
 
-/// A smaller size took effect for a log that was written under the larger one: the database did not open after a kill.
+/// A smaller size applied to a WAL that was written under the larger one: the database did not open after a kill.
 #[test]
 fn a_lowered_pool_opens_when_killed() {
     let machine = MemFs::new();
@@ -120,7 +121,7 @@ fn a_lowered_pool_opens_when_killed() {
     for machine in [after_kill(&machine), before] {
         let (db, part) = open(&machine, &options);
         assert_eq!(part.len().unwrap(), 2500);
-        // It holds more than it may: it takes nothing until enough was removed.
+        // The pool is above its limit: it refuses inserts until enough was removed.
         assert_eq!(part.insert("k", "v").unwrap_err().kind(), ErrorKind::OutOfSpace);
         assert_eq!(part.insert(3u32.to_be_bytes(), [8; 1000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
         (300..2500u32).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
@@ -135,7 +136,7 @@ fn a_lowered_pool_opens_when_killed() {
     }
 }
 
-/// Each replay of the same log began with the pool as the one before had left it.
+/// Each replay of the same WAL began with the pool as the replay before had left it.
 #[test]
 fn kills_do_not_let_a_pool_grow() {
     let options = pool_options(256 << 10, 16 << 10);
@@ -158,7 +159,7 @@ fn kills_do_not_let_a_pool_grow() {
     assert!(sizes.iter().all(|bytes| *bytes <= 3 * (256 << 10)), "{sizes:?}");
 }
 
-/// `max_size` was kept from the second step on only: a pool was created with up to twice of it.
+/// `max_size` applied from the second growth step on only: a pool was created with up to twice that size.
 #[test]
 fn max_size_holds_where_a_step_is_larger() {
     for max in [64 << 10, 1 << 20, 3 << 20] {
@@ -169,8 +170,8 @@ fn max_size_holds_where_a_step_is_larger() {
     }
 }
 
-/// A full pool of which every second record was removed took 40 more: they need leaves, and none could be cut from what
-/// the records had left.
+/// A full pool of which every second record was removed took 40 more records: they need leaves, and none could be cut
+/// from the freed space.
 #[test]
 fn a_half_emptied_pool_takes_as_much_again() {
     for (max, step) in [(512 << 10, 2), (512 << 10, 3), (5 << 20, 2)] {
@@ -187,7 +188,7 @@ fn a_half_emptied_pool_takes_as_much_again() {
     }
 }
 
-/// Removals went beyond the bound on what is kept for snapshots: 54 MB where 2 MiB were allowed.
+/// Removals exceeded the bound on versions that snapshots retain: 54 MB where 2 MiB were allowed.
 #[test]
 fn removals_under_a_snapshot_are_bounded() {
     let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
@@ -210,7 +211,7 @@ fn removals_under_a_snapshot_are_bounded() {
     assert!(part.is_empty().unwrap());
 }
 
-/// What a snapshot made a pool keep stayed until thousands of records were replaced.
+/// Versions that a snapshot had retained stayed until thousands of records were replaced.
 #[test]
 fn retained_versions_are_freed_with_snapshot() {
     let (db, part) = open(&MemFs::new(), &pool_options(16 << 20, 64 << 10));
@@ -225,7 +226,7 @@ fn retained_versions_are_freed_with_snapshot() {
     assert!(left.version_bytes < kept.version_bytes / 4 && left.free_bytes > kept.free_bytes, "{kept:?} {left:?}");
 }
 
-/// The bound on kept versions was checked once for a whole batch: 45.7 MB were kept where 4 MiB are allowed.
+/// The bound on retained versions was checked once for a whole batch: 45.7 MB were retained where 4 MiB are allowed.
 #[test]
 fn a_batch_keeps_no_more_than_is_allowed() {
     let machine = MemFs::new();
@@ -240,7 +241,7 @@ fn a_batch_keeps_no_more_than_is_allowed() {
     };
     let kept = || part.metrics().pool.unwrap().version_bytes;
     batch_of(0..10_000, Some("v")).expect("what replaces nothing keeps nothing");
-    // No snapshot is needed: what a batch replaces is kept until the whole batch is visible.
+    // No snapshot is needed: replaced versions are retained until the whole batch is visible.
     for value in [None, Some("w")] {
         let error = batch_of(0..10_000, value).unwrap_err();
         assert!(error.kind() == ErrorKind::OutOfSpace && error.to_string().contains("several batches"), "{error}");
@@ -258,7 +259,7 @@ fn a_batch_keeps_no_more_than_is_allowed() {
     drop(snapshot);
     (n..10_000).step_by(1000).for_each(|n| batch_of(n..n + 1000, None).unwrap());
     assert!(part.is_empty().unwrap());
-    // Replay keeps nothing, so the bound refuses nothing that was acknowledged.
+    // Replay retains no versions, so the bound refuses no acknowledged write.
     let (_db, part) = open(&after_kill(&machine), &pool_options(64 << 10, 64 << 10));
     assert!(part.is_empty().unwrap());
 }
@@ -283,12 +284,12 @@ fn batches_wait_for_memory_of_each_other() {
     assert_eq!(part.len().unwrap(), 7500);
 }
 
-/// A batch was promised a leaf for each of its records, also where all of them belong to one leaf.
+/// A batch reserved a leaf for each of its records, also if all of them belong to one leaf.
 #[test]
 fn a_batch_needs_leaves_where_its_keys_belong() {
     let (db, part) = open(&MemFs::new(), &pool_options(2 << 20, 64 << 10));
     let count = insert_until_full(&part, 0, b"12345678");
-    // The leaves of what stays are full: none of them can be made denser.
+    // The remaining leaves are full: none of them can be compacted.
     (count - 1000..count).for_each(|n| part.remove(n.to_be_bytes()).unwrap());
     for first in [count, count + 300] {
         let commit = || {
@@ -296,15 +297,16 @@ fn a_batch_needs_leaves_where_its_keys_belong() {
             (first..first + 300).for_each(|n| batch.insert(&part, n.to_be_bytes(), "12345678"));
             batch.commit()
         };
-        // Again and again, because readers of other tests delay the reuse of space.
+        // Repeatedly, because readers of other tests delay the reuse of space.
         let pause = || std::thread::sleep(Duration::from_millis(1));
         let done = (0..50).map(|_| commit().inspect_err(|_| pause())).find(Result::is_ok);
         assert!(done.is_some(), "300 records where 1000 were removed: {:?} {:?}", commit(), part.metrics().pool);
     }
 }
 
-/// Leaves were counted by the free slots of those that are there, then packing filled these slots, and the batch, which
-/// the log had already, split more leaves than were reserved: the database was poisoned, and had the batch afterwards.
+/// Leaves were counted by the free slots of existing leaves, then compaction of leaves filled these slots, and the
+/// batch, which was in the WAL already, split more leaves than were reserved: the database was poisoned, and had the
+/// batch afterwards.
 #[test]
 fn a_batch_needs_no_slots_that_packing_fills() {
     const MAX: u64 = 1 << 20;

@@ -74,7 +74,7 @@ fn a_comparator_is_given_only_known_keys() {
     }
 }
 
-/// The order of the bytes, which counts how often it is asked.
+/// Orders by bytes and counts the comparisons.
 #[derive(Default)]
 struct CountingComparator(AtomicUsize);
 
@@ -103,8 +103,8 @@ fn comparisons_of_empty_reads(p: &Partition, order: &CountingComparator) -> usiz
     order.0.load(Relaxed) - before
 }
 
-/// A read of a bounded range passed all removed keys beside its bounds, in both directions: popping the first job of
-/// each priority from one partition took longer with every job that was done.
+/// A read of a bounded range passed all removed keys outside of its bounds, in both directions: popping the first job
+/// of each priority from one partition took longer with every finished job.
 #[test]
 fn a_range_passes_no_removed_keys_beyond_its_end() {
     let pool = EngineType::Pmem(PmemOptions::default());
@@ -130,9 +130,9 @@ fn a_range_passes_no_removed_keys_beyond_its_end() {
     }
 }
 
-/// Values that were overwritten under a snapshot, and compacted then, stayed in the table when the snapshot was gone:
-/// it had no tombstones and stood at the bottom already. A compaction rewrites it now, once, also after a reopen, and
-/// background work does if much of it can go.
+/// Values that were overwritten under a snapshot, and compacted then, stayed in the table after the snapshot was
+/// dropped: the table had no tombstones and was on the bottom level already. A compaction rewrites it now, once, also
+/// after reopening, and background work does if much of it can be dropped.
 #[test]
 fn superseded_values_go_after_their_snapshot() {
     let apart = KvSeparationOptions::default().separation_threshold(500).automatic_gc(None);
@@ -191,8 +191,8 @@ impl Listener for WriteOnCompactionListener {
     }
 }
 
-/// `major_compact` went on until one look found nothing above the bottom: with another thread that wrote, it did not
-/// return. Here there is something new after each of its merges.
+/// `major_compact` continued until it found nothing above the bottom level: with another thread that wrote, it did
+/// not return. Here there are new records after each of its compactions.
 #[test]
 fn a_major_compaction_ends_while_others_write() {
     let busy = Arc::new(WriteOnCompactionListener::default());
@@ -209,8 +209,8 @@ fn a_major_compaction_ends_while_others_write() {
     assert!((1..100).contains(&turns), "{turns} merges");
 }
 
-/// Options are stored by an edit of the manifest. Where that failed, the options were in force all the same, and a
-/// second call with the same options took them for stored: a database that was opened again had the old ones.
+/// Options are stored by a version edit. If that failed, the options were in effect all the same, and a second call
+/// with the same options assumed them stored: a reopened database had the old ones.
 #[test]
 fn options_stay_when_they_cannot_be_stored() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
@@ -235,7 +235,8 @@ fn options_stay_when_they_cannot_be_stored() {
     assert!(p.metrics().sealed_memtables > 0, "the options were not stored");
 }
 
-/// A lower `max_size` is in force before the checkpoint of the pool that must come first. Where that failed, it stayed.
+/// A lower `max_size` takes effect before the checkpoint of the pool that must come first. If that checkpoint failed,
+/// the new limit stayed.
 #[test]
 fn a_pool_keeps_its_size_when_lowering_fails() {
     let faults = FaultFs::new(Arc::new(MemFs::new()));
@@ -256,8 +257,8 @@ fn a_pool_keeps_its_size_when_lowering_fails() {
     assert_eq!(write(0).unwrap_err().kind(), ErrorKind::OutOfSpace, "the limit is not in force");
 }
 
-/// The name of a manifest that was written anew could not be synced, because no directory could be opened. That fails
-/// the next creation behind its edit: the manifest had the partition, and the database did not know it.
+/// The name of a rewritten manifest could not be synced, because no directory could be opened. That failed the next
+/// creation after its edit: the manifest had the partition, and the database did not.
 #[test]
 fn a_partition_is_gone_when_its_creation_fails() {
     let machine = MemFs::new();
@@ -289,7 +290,7 @@ fn a_partition_is_gone_when_its_creation_fails() {
     assert_eq!(open(&machine, "/db", 3).list_partitions(), ["p"]);
 }
 
-/// Writers were slowed for the young runs of a partition that had been deleted, until the next flush or compaction.
+/// Writers were slowed for the L0 tables of a partition that had been deleted, until the next flush or compaction.
 #[test]
 fn a_deleted_partition_slows_no_writer() {
     let db = open(&MemFs::new(), "/db", 1);

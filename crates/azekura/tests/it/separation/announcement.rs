@@ -53,7 +53,7 @@ blobs.gc_with_staleness_threshold(0.9)?;
     Ok(())
 }
 
-/// What the prose calls by other names: `Gc::scan`, `with_space_amp_target` and so on.
+/// The methods that the text calls by other names: `Gc::scan`, `with_space_amp_target` and so on.
 fn call_by_short_names(blobs: &Partition) -> azekura::Result<()> {
     use azekura::Gc;
     let report = Gc::scan(blobs)?;
@@ -70,7 +70,7 @@ fn configured_options() -> PartitionCreateOptions {
     PartitionCreateOptions::default().with_kv_separation(options.blob_file_target_size(256 * 1_024 * 1_024))
 }
 
-/// Half of all values are overwritten or removed, and each call does what the announcement says of it.
+/// Half of all values are overwritten or removed, and each call does what the announcement says.
 #[test]
 fn announcement_example_compiles_and_runs() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,8 +143,8 @@ async fn program() -> azekura::Result<()> {
     Ok(())
 }
 
-/// Runs the program in a process of its own, because it uses the current directory. The second run opens the database
-/// that the first left.
+/// Runs the program in another process, because it uses the current directory. The second run opens the database of
+/// the first run.
 #[test]
 fn announced_program_leaves_a_database() {
     const IN_CHILD: &str = "AZEKURA_ANNOUNCEMENT";

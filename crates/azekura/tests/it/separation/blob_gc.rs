@@ -1,4 +1,4 @@
-//! Garbage collection of blob files, through the public interface.
+//! Blob GC, through the public interface.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -132,7 +132,7 @@ fn gc_meets_targets_and_survives_restart() {
             _ => assert_eq!((before.stale_segment_count, after.stale_segment_count, freed > 0), (1, 0, true)),
         }
         assert_eq!(collect(&part).unwrap(), 0, "{goal}: it is reached");
-        // The process dies, and nothing was flushed since.
+        // The process is killed, without a flush since the writes.
         drop((part, db));
         let check = |db: &Database| {
             let part = db.partition("p").unwrap();
@@ -197,7 +197,7 @@ fn snapshot_and_iter_pin_blobs_until_dropped() {
             assert_eq!(snapshot.get(&part, format!("key {n:03}")).unwrap().unwrap(), value(n, round));
         });
     };
-    // The middle one goes first: the oldest moment stays, and what lies at the bottom has to be merged once more.
+    // The middle snapshot is dropped first: the oldest stays, and the bottom level has to be compacted once more.
     shows(&newer, 1);
     drop(newer);
     assert_eq!(part.gc_scan().unwrap().stale_blobs, 50);
@@ -257,7 +257,7 @@ fn gc_does_not_run_when_automatic_gc_is_off() {
     assert!(part.gc_scan().unwrap().space_amp() <= 1.5);
 }
 
-/// What is there, and the moments that somebody holds.
+/// The content of the database, and the snapshots that are held.
 struct BlobGcModel {
     current: Pairs,
     snapshots: Vec<(Snapshot, Pairs)>,
@@ -294,7 +294,7 @@ impl BlobGcModel {
     }
 }
 
-/// Collects in one of the ways, and checks that its target is met.
+/// Runs blob GC in one of the ways, and checks that its target is met.
 fn run_random_gc(part: &Partition, dice: &mut SeededRng) {
     match dice.below(4) {
         0 => {
@@ -307,7 +307,7 @@ fn run_random_gc(part: &Partition, dice: &mut SeededRng) {
             let threshold = dice.pick(&[0.0, 0.1, 0.3, 0.5, 1.0]);
             part.gc_with_staleness_threshold(threshold).unwrap();
             let report = part.gc_scan().unwrap();
-            // No file is at or above it, so the sum is not.
+            // No file is at or above the target, so the sum is not.
             assert!(report.stale_bytes == 0 || report.stale_ratio() < threshold, "{report}, wanted {threshold}");
         }
         2 => {
@@ -413,7 +413,7 @@ fn gc_on_full_disk_fails_without_damage() {
             struck += 1;
             assert_eq!(failed.unwrap_err().kind(), ErrorKind::OutOfSpace);
             faults.clear_faults();
-            // A pin of another test may keep what is obsolete a little longer.
+            // A reader of another test may keep an obsolete file a little longer.
             let only_named = || {
                 part.flush().unwrap();
                 blob_files(&machine) == part.metrics().blob_files.len()

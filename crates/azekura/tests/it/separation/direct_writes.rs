@@ -1,4 +1,4 @@
-//! Large values, which go to a blob file ahead of their commit.
+//! Direct blob writes: large values are written to a blob file before their commit.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -49,7 +49,7 @@ fn insert_round_synced(db: &Database, part: &Partition, n: u32, round: u32) -> a
     batch.commit()
 }
 
-/// Checks that the first `count` keys have their values of `round`, and no others are there.
+/// Checks that the first `count` keys have their values of `round`, and that there are no other keys.
 fn check_keys(part: &Partition, count: u32, round: u32) {
     assert_eq!(part.len().unwrap(), u64::from(count));
     for (n, pair) in (0..).zip(part.iter()) {
@@ -71,12 +71,12 @@ fn after_crash(machine: &MemFs, survival: Survival, seed: u64) -> (MemFs, Arc<dy
     (copy.clone(), Arc::new(copy))
 }
 
-/// Nothing is wrong with any file, and no blob file is without an owner.
+/// No file is damaged, and every blob file has an owner.
 fn assert_clean(fs: &Arc<dyn Fs>) {
     assert_eq!(orphaned_blob_files(fs), 0);
 }
 
-/// Nothing is wrong with any file; so many blob files have no owner.
+/// No file is damaged; this number of blob files has no owner.
 fn orphaned_blob_files(fs: &Arc<dyn Fs>) -> usize {
     let report = inspect::verify(fs, Path::new(DIR), &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:#?}");
@@ -126,7 +126,7 @@ fn direct_blob_file_is_adopted_after_kill() {
         if n % 20 == 7 {
             part.flush().unwrap();
         }
-        // Twice in a row: what the first open made of it, the second finds.
+        // Twice in a row: the second open reads the files that the first one wrote.
         let (copy, fs) = after_kill(&machine);
         assert_clean(&fs);
         for life in 0..2 {
@@ -214,7 +214,7 @@ fn batch_with_direct_blobs_is_atomic() {
     let mut batch = db.batch();
     (0..100).for_each(|n| batch.insert(&part, key(n), value(n, 7, 1000)));
     assert!(blob_files(&*fs) > files + 3);
-    // Between the values and the frame of the log.
+    // Between the values and the frame of the WAL.
     let (_, dead) = after_kill(&machine);
     let (_db, left) = open(&dead);
     check_keys(&left, 20, 0);
@@ -261,7 +261,7 @@ fn write_succeeds_after_disk_full_direct_write() {
     let full = (20..60).find(|n| part.insert(key(*n), value(*n, 0, 1000)).is_err()).unwrap();
     (full..60).for_each(|n| insert_round(&part, n, 0));
     check_keys(&part, 60, 0);
-    // The log is full: what is written already is given up.
+    // The WAL is full: the written values are abandoned.
     faults.inject(FaultPlan::new(OpKind::Write, 1, ENOSPC).in_path(".wal").forever());
     faults.inject(FaultPlan::new(OpKind::Allocate, 1, ENOSPC).in_path(".wal").forever());
     let failed = (0..60).filter(|n| part.insert(key(*n), value(*n, 0, 1000)).is_err()).count();
@@ -288,7 +288,7 @@ fn failed_blob_sync_fails_commit_or_poisons() {
     (1..5).for_each(|n| insert_round_synced(&db, &part, n, 0).unwrap());
     part.flush().unwrap();
     check_keys(&part, 5, 0);
-    // Somebody has been told that this one is done, and the log is not to say so without it.
+    // This commit was acknowledged as durable, and the WAL must not claim so without it.
     insert_round(&part, 5, 0);
     faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
     assert!(db.persist(PersistMode::SyncData).is_err());
@@ -329,7 +329,7 @@ fn checkpoints_have_them_and_go_their_own_way() {
     assert_clean(&fs);
 }
 
-/// Where the early file of a machine is, with its bytes.
+/// The path and the bytes of the direct blob file of a machine.
 fn blob_file_contents(machine: &MemFs) -> BTreeMap<String, Vec<u8>> {
     dir_contents(machine, Path::new(DIR)).into_iter().filter(|(name, _)| name.ends_with(".blob")).collect()
 }
@@ -475,7 +475,7 @@ fn deleting_partition_removes_direct_blob_files() {
     assert_clean(&fs);
 }
 
-/// Orders backwards.
+/// Orders by bytes, descending.
 #[derive(Debug)]
 struct BackwardComparator;
 
@@ -508,7 +508,7 @@ fn late_comparator_partition_keeps_direct_blobs() {
     shown(&part);
     let (copy, left) = after_kill(&machine);
     shown(&open(&config(Arc::clone(&left)).open_read_only().unwrap()));
-    // Opened without, closed, and opened with it.
+    // Opened without key-value separation, closed, and opened with it.
     config(Arc::clone(&left)).open().unwrap().close().unwrap();
     assert_clean(&left);
     let db = config(Arc::clone(&left)).open().unwrap();
@@ -598,7 +598,7 @@ fn default_direct_write_threshold_is_one_mib() {
     assert_eq!(db.metrics().direct_blob_bytes, before, "without separation all goes by the log");
 }
 
-/// On a disk, with as little memory as it takes.
+/// On disk, with the least memory that the options allow.
 #[test]
 fn a_value_of_512_mib_is_kept_and_found() {
     let temporary = tempfile::tempdir().unwrap();
@@ -617,14 +617,14 @@ fn a_value_of_512_mib_is_kept_and_found() {
     assert!(part.get("huge").unwrap().unwrap()[..] == huge[..]);
 }
 
-/// What a short life has been told, while the machine lets it: commits, and those that are durable.
+/// The acknowledged commits of a short run until the machine stops, and those that are durable.
 #[derive(Default)]
 struct AckedCommits {
     acknowledged: u32,
     durable: u32,
 }
 
-/// The `k`-th commit: a key of its own, one that is written over and over, and a small one.
+/// The `k`-th commit: a new key, an overwritten key, and a small value.
 fn commit(db: &Database, part: &Partition, k: u32, mode: PersistMode) -> azekura::Result<()> {
     let mut batch = db.batch().durability(mode);
     batch.insert(part, key(k), value(k, 0, if k % 3 == 1 { 200 } else { 700 }));

@@ -1,4 +1,4 @@
-//! What a call of collection gives are the bytes that it made free itself; what all have freed adds up in the metrics.
+//! A blob GC call returns the bytes that it freed itself; the metrics have the sum over all calls.
 
 use azekura::fs::MemFs;
 use azekura::{
@@ -12,7 +12,7 @@ fn options(automatic: Option<f32>) -> PartitionCreateOptions {
     PartitionCreateOptions::default().with_kv_separation(apart)
 }
 
-/// 200 values of 1,000 bytes, of which every other was overwritten and as many are stale, as compaction knows.
+/// 200 values of 1,000 bytes, every other of them overwritten; compaction has counted the stale ones.
 fn open_half_stale(workers: usize) -> (Database, Partition) {
     let db = Config::new("/db").fs(Arc::new(MemFs::new())).workers(workers).wal_segment_size(256 << 10).open().unwrap();
     let part = db.open_partition("p", options(None)).unwrap();
@@ -24,12 +24,12 @@ fn open_half_stale(workers: usize) -> (Database, Partition) {
     (db, part)
 }
 
-/// Bytes that are there, and bytes that were freed: together they stay the same while nothing is written.
+/// Bytes of blob files, and freed bytes: the sum does not change while nothing is written.
 fn live_and_freed_bytes(db: &Database, part: &Partition) -> (u64, u64) {
     (part.metrics().blob_bytes(), db.metrics().blob_bytes_freed)
 }
 
-/// What is there once all that was freed is counted, which a worker does a moment later.
+/// The bytes of blob files once all freed bytes are counted, which a worker does a moment later.
 fn wait_for_freed_bytes(db: &Database, part: &Partition, before: (u64, u64)) -> (u64, u64) {
     for _ in 0..2_000 {
         let after = live_and_freed_bytes(db, part);
@@ -78,7 +78,7 @@ fn gc_call_returns_only_bytes_it_freed() {
     assert_eq!(part.gc_with_space_amp_target(1.0).unwrap(), 0);
     check_freed_bytes(&part);
 
-    // At the same time: what the call does not give, the workers have freed.
+    // At the same time: the bytes that the call does not return were freed by the workers.
     let (db, part) = open_half_stale(2);
     let before = live_and_freed_bytes(&db, &part);
     db.open_partition("p", options(Some(1.0))).unwrap();

@@ -1,4 +1,4 @@
-//! What was asked for and what was acknowledged, and which states a crash may leave of it.
+//! Requested and acknowledged writes, and the states that a crash may leave.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 /// The partitions of a database by name.
 pub(crate) type State = BTreeMap<String, Map>;
 
-/// One write of a commit; without a value it removes.
+/// One write of a commit; a removal if it has no value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HistoryWrite {
     pub(crate) partition: String,
@@ -15,7 +15,7 @@ pub(crate) struct HistoryWrite {
     pub(crate) value: Option<Vec<u8>>,
 }
 
-/// What happens whole or not at all.
+/// An atomic change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HistoryEvent {
     Create(String),
@@ -24,7 +24,7 @@ pub(crate) enum HistoryEvent {
 }
 
 impl HistoryEvent {
-    /// What it makes of a state.
+    /// Applies the event to a state.
     pub(crate) fn apply(&self, state: &mut State) {
         match self {
             HistoryEvent::Create(name) => _ = state.entry(name.clone()).or_default(),
@@ -42,29 +42,29 @@ impl HistoryEvent {
     }
 }
 
-/// Everything that was asked of a database, in order.
+/// Everything that was requested of a database, in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WriteHistory {
     pub(crate) events: Vec<HistoryEvent>,
-    /// So many events, from the first on, were acknowledged.
+    /// Number of acknowledged events, from the first on.
     pub(crate) acknowledged: usize,
-    /// So many must survive power loss.
+    /// Number of events that must survive power loss.
     pub(crate) durable: usize,
 }
 
 impl WriteHistory {
-    /// Notes that an event is about to be asked for. There is one at a time.
+    /// Records that an event is about to be requested. There is one at a time.
     pub(crate) fn begin_event(&mut self, event: HistoryEvent) {
         assert_eq!(self.acknowledged, self.events.len(), "one at a time");
         self.events.push(event);
     }
 
-    /// Notes that the last event asked for was acknowledged.
+    /// Records that the last event was acknowledged.
     pub(crate) fn acknowledge_event(&mut self) {
         self.acknowledged = self.events.len();
     }
 
-    /// Notes that everything acknowledged so far was promised to survive power loss.
+    /// Records that everything acknowledged so far must survive power loss.
     pub(crate) fn mark_durable(&mut self) {
         self.durable = self.acknowledged;
     }
@@ -76,10 +76,10 @@ impl WriteHistory {
         state
     }
 
-    /// Which prefix of the history `found` is, the longest that fits, if it is one of at least `floor` events.
+    /// The longest prefix of the history that equals `found`, if it has at least `floor` events.
     ///
-    /// Contents are compared strictly, over all partitions at once. An empty partition has no content: its creation or
-    /// deletion may be ahead of or behind the commits, but not behind `floor`.
+    /// All partitions are compared at once. An empty partition has no content: its creation or deletion may be ahead
+    /// of or behind the commits, but not behind `floor`.
     pub(crate) fn matching_prefix(&self, found: &State, floor: usize) -> Result<usize, String> {
         let full = |state: &State| -> State {
             state.iter().filter(|(_, map)| !map.is_empty()).map(|(name, map)| (name.clone(), map.clone())).collect()
@@ -116,7 +116,7 @@ impl WriteHistory {
         matched.ok_or_else(|| self.describe_mismatch(&found_full, floor))
     }
 
-    /// The nearest prefix, and how `found` differs from it.
+    /// The nearest prefix, and its differences from `found`.
     fn describe_mismatch(&self, found: &State, floor: usize) -> String {
         let mut best: Option<(usize, Vec<String>)> = None;
         for count in 0..=self.events.len() {
@@ -135,7 +135,7 @@ impl WriteHistory {
     }
 }
 
-/// The pairs in which two states differ, for the eyes.
+/// The pairs in which two states differ, as text.
 pub(crate) fn differences(wanted: &State, found: &State) -> Vec<String> {
     let mut list = Vec::new();
     let empty = Map::new();

@@ -1,6 +1,6 @@
-//! Chance from a seed, and how a failure is played again.
+//! Random numbers from a seed, and messages that say how to repeat a failure.
 
-/// A small pseudo-random generator (splitmix64): the same seed gives the same throws everywhere.
+/// A small pseudo-random generator (splitmix64): the same seed gives the same numbers on every machine.
 #[derive(Clone, Debug)]
 pub(crate) struct SeededRng(u64);
 
@@ -40,7 +40,7 @@ impl SeededRng {
         list[self.index(list.len())].clone()
     }
 
-    /// Bytes that no codec makes smaller.
+    /// Bytes that no codec compresses.
     pub(crate) fn random_bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
@@ -59,11 +59,11 @@ pub(crate) fn env_u64(variable: &str, default: u64) -> u64 {
     }
 }
 
-/// Says how to play a failure again, when a panic passes by.
+/// Prints how to repeat the failure if the thread panics.
 pub(crate) struct FailureReport {
     pub(crate) test: &'static str,
     pub(crate) seed: u64,
-    /// Where in the run it was; a test keeps it up to date.
+    /// The current step of the run; the test updates it.
     pub(crate) progress: std::cell::RefCell<String>,
 }
 
@@ -72,7 +72,7 @@ impl FailureReport {
         FailureReport { test, seed, progress: std::cell::RefCell::default() }
     }
 
-    /// Notes where the run is.
+    /// Records the current step.
     pub(crate) fn set_progress(&self, place: impl std::fmt::Display) {
         *self.progress.borrow_mut() = place.to_string();
     }

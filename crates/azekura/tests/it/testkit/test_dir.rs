@@ -1,4 +1,4 @@
-//! A directory's bytes, and what a test does to them.
+//! Directories for tests, and the bytes of their files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use azekura::fs::{DiskFs, FaultFs, File, Fs, MemFs, OpenMode, Survival};
 
-/// A file system of each kind with a directory for a database; the temporary directory lives as long as the place.
+/// A file system with a directory for a database; the temporary directory is removed when this is dropped.
 pub(crate) struct TestDir {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) dir: std::path::PathBuf,
-    /// When in memory.
+    /// If it is in memory.
     pub(crate) mem_fs: Option<MemFs>,
     max_open: Option<usize>,
     _temporary: Option<tempfile::TempDir>,
@@ -25,15 +25,15 @@ impl TestDir {
         TestDir { fs, dir: "/srv/db".into(), mem_fs: Some(memory), max_open: None, _temporary: None }
     }
 
-    /// In memory, where no more than `max` files may be open at a time.
+    /// In memory, with at most `max` open files.
     pub(crate) fn with_open_file_limit(max: usize) -> TestDir {
         let mut place = TestDir { max_open: Some(max), ..TestDir::in_memory() };
         place.restart();
         place
     }
 
-    /// Counts open files from 0, as a new process does. Handles that the old one had may close later, when readers of
-    /// other tests have unpinned.
+    /// Counts open files from 0, as a new process does. Handles of the old database may be closed later, when readers
+    /// of other tests have unpinned.
     pub(crate) fn restart(&mut self) {
         if self.max_open.is_some() {
             let limited = FaultFs::new(self.unlimited_fs());
@@ -42,7 +42,7 @@ impl TestDir {
         }
     }
 
-    /// The same files without a limit on open ones: each database has a cache of handles of its own.
+    /// The same files without a limit on open ones: each database has its own cache of handles.
     pub(crate) fn unlimited_fs(&self) -> Arc<dyn Fs> {
         self.mem_fs.as_ref().map_or_else(|| Arc::clone(&self.fs), |memory| Arc::new(memory.clone()))
     }
@@ -62,12 +62,12 @@ pub(crate) fn file_bytes(file: &dyn File) -> Vec<u8> {
     bytes
 }
 
-/// Whether the file never holds anything: the lock file is empty, the disk reserve is space without bytes.
+/// Whether the file never has content: the lock file is empty, the disk reserve is space without bytes.
 fn is_always_empty(name: &str) -> bool {
     ["LOCK", "RESERVE"].contains(&name)
 }
 
-/// The regular files of a directory by name, with their bytes, without those that never hold anything.
+/// The regular files of a directory by name, with their bytes, without files that never have content.
 pub(crate) fn dir_contents(fs: &dyn Fs, dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let names = fs.read_dir(dir).unwrap().into_iter().filter(|entry| entry.is_file && !is_always_empty(&entry.name));
     names.map(|entry| (entry.name.clone(), read_file(fs, &dir.join(&entry.name)))).collect()
@@ -86,8 +86,8 @@ pub(crate) fn write_file(fs: &dyn Fs, path: &Path, bytes: &[u8]) {
     fs.open(path, OpenMode::Create).unwrap().write_at(bytes, 0).unwrap();
 }
 
-/// Ends the life of whatever runs on `machine`: by power loss or, if everything survives, by killing the process. A
-/// killed process leaves the page cache as it is, so a later power loss may still take what was not synced.
+/// Ends all processes on `machine`: by power loss or, if everything survives, by killing them. A killed process
+/// leaves the page cache as it is, so a later power loss may still take unsynced data.
 pub(crate) fn crash_or_kill(machine: &MemFs, survival: Survival, seed: u64) {
     match survival {
         Survival::Everything => machine.freeze_after(None),

@@ -4,15 +4,15 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Far above what a slow machine needs.
+/// Far above the time that a slow machine needs.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs `body` on a thread of its own and fails if it takes longer than two minutes. A panic of `body` is passed on.
+/// Runs `body` on another thread and fails if it takes longer than two minutes. Passes a panic of `body` on.
 pub(crate) fn run_with_timeout<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = mpsc::channel();
     let running = thread::spawn(move || {
         let result = body();
-        // Nobody listens any more if it came too late.
+        // The receiver is gone if the time limit has passed.
         done.send(()).ok();
         result
     });
