@@ -1,8 +1,9 @@
-//! The contract of a tree: what a partition asks of the engine behind it.
+//! The engine interface: what the database requires of a storage engine ([`Engine`]), and the sequence number state
+//! that both share.
 //!
-//! `db` owns sequence numbers, the log and the manifest; a tree owns where its records lie. Work that takes long is
-//! split in two: the tree *chooses* a [`Task`] from plain values, and *runs* it when told to, so that background
-//! threads and a test that runs one task at a time are the same thing.
+//! `db` owns the sequence numbers, the WAL and the manifest; a tree owns the placement of its records. Long work has
+//! two steps: the tree *chooses* a [`Task`] from plain values, and *runs* it when `db` calls it. Background threads
+//! and a test that runs one task at a time therefore execute the same code.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -16,34 +17,35 @@ use crate::mem::atomic::{
 };
 use crate::mem::slice::Slice;
 
-/// What a tree tells `db` about its state when asked whether writers should be slowed.
+/// State of a tree from which `db` computes write stalls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pressure {
-    /// Bytes held in memory that wait to be flushed (sealed memtables).
+    /// Bytes of sealed memtables that wait for a flush.
     pub(crate) sealed_bytes: u64,
-    /// Sealed memtables that wait to be flushed.
+    /// Number of sealed memtables that wait for a flush.
     pub(crate) sealed_memtables: usize,
-    /// Bytes that compaction should move before reads are back to normal.
+    /// Bytes that compaction has to move until the tree is in its normal shape.
     pub(crate) compaction_debt: u64,
-    /// Runs that a point lookup may have to look into on the youngest level.
+    /// Sorted runs on level 0 that a point lookup may have to search.
     pub(crate) l0_runs: usize,
 }
 
-/// One piece of maintenance that a tree wants done.
+/// Kind of a maintenance task that a tree requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// Turn the oldest sealed memtables into tables.
+    /// Write the oldest sealed memtables to tables.
     Flush,
-    /// Merge or move tables.
+    /// Compact tables, or move them to the next level.
     Compact,
     /// Copy live values out of stale blob files.
     BlobGc,
 }
 
-/// The moment a read sees.
+/// The sequence number at which a read runs.
 ///
-/// A plain read must take the tree's state **first** and the visible sequence number **after** it: the other way round,
-/// a flush in between may drop the version that the older number still needs. So the tree itself resolves `Latest`.
+/// A plain read must take the tree's state **first** and the visible sequence number **after** it. In the other
+/// order, a flush in between could drop a version that the older sequence number still needs. The tree therefore
+/// resolves `Latest` itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadSeqno {
     /// The newest published commit at the time the tree's state was taken.
@@ -52,7 +54,7 @@ pub(crate) enum ReadSeqno {
     At(SeqNo),
 }
 
-/// The newest sequence number whose commit every reader may see; moved by `db`, by whole commits, read by the trees.
+/// The newest sequence number that readers may see. `db` advances it by whole commits; the trees read it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastVisibleSeqno(Arc<CachePadded<AtomicU64>>);
 
@@ -67,46 +69,51 @@ impl LastVisibleSeqno {
     }
 }
 
-/// So many numbers may be done before one that is not: a power of two.
+/// Size of the completion ring: how many sequence numbers may be finished ahead of the oldest unfinished one. A power
+/// of two.
 const COMPLETION_RING_SIZE: u64 = if SCHEDULE_EXPLORATION { 2 } else { 256 };
-/// The bit of [`SeqnoAllocator::next`] that says that the gate is closed; numbers have 56 bits.
+/// Bit of [`SeqnoAllocator::next`] that is set while allocation is closed. Sequence numbers have 56 bits.
 const GATE_CLOSED: u64 = 1 << 63;
-/// Who takes numbers one by one stops so far before the last one, and leaves these to who holds the gate.
+/// Sequence numbers below the maximum that are reserved for the thread that closed allocation (the group-commit
+/// leader).
 const LEADER_SEQNO_HEADROOM: u64 = 1 << 20;
-/// Who waits for another thread spins so often, gives its turn away so often, and then sleeps so long at a time, in
-/// milliseconds.
+/// A waiting thread spins `SPIN_ROUNDS` times, yields `YIELD_ROUNDS` times, and then sleeps `SLEEP_MS` milliseconds
+/// per round.
 const SPIN_ROUNDS: usize = if SCHEDULE_EXPLORATION { 0 } else { 64 };
 const YIELD_ROUNDS: usize = if SCHEDULE_EXPLORATION { usize::MAX } else { 256 };
 const SLEEP_MS: u64 = 10;
 
-/// Sequence numbers for single changes that are made beside each other: who takes which, and when they are seen.
+/// Allocates sequence numbers to concurrent single changes, and publishes them in order.
 ///
-/// A change takes a number, is made, and is then done; what is visible goes on from one number to the next, so nobody
-/// sees a change before all that have lower numbers are made. Between a number's taking and its being visible its
-/// change is *under way*. Who wants none under way (the leader of a group, who gives out numbers of its own) closes
-/// the gate and waits for those who are inside. There need be no count of these: it is what lies between the last
-/// number taken and the visible one.
+/// A thread allocates a sequence number, makes its change, and finishes the number. Numbers become visible in
+/// ascending order without gaps, so no reader sees a change before all changes with lower numbers are made. From its
+/// allocation until it is visible a change is *in progress*. The group-commit leader assigns numbers of its own: it
+/// closes allocation and waits until no change is in progress. No counter is needed, because the changes in progress
+/// are the numbers between the last visible and the last allocated one.
 ///
-/// A number whose change failed midway is *lost*: nothing behind it ever becomes visible, and the gate stays closed.
-/// Thread safe.
+/// A number whose change failed partway is *failed*: no higher number ever becomes visible, and allocation stays
+/// closed. Thread safe.
 #[derive(Debug)]
 pub(crate) struct SeqnoAllocator {
-    /// The next number, with [`GATE_CLOSED`].
+    /// The next sequence number to allocate, and [`GATE_CLOSED`].
     next: CachePadded<AtomicU64>,
     visible: LastVisibleSeqno,
-    /// At a number's place stands the number if it is done and was not the one after the visible one.
+    /// Completion ring: slot `n % COMPLETION_RING_SIZE` holds `n` if `n` was finished while a lower number was
+    /// unfinished.
     finished: Box<[AtomicU64]>,
-    /// The lowest number that was lost, `u64::MAX` if none was.
+    /// The lowest failed sequence number; `u64::MAX` if there is none.
     lowest_failed: AtomicU64,
-    /// Those under way that nobody makes visible any more: the lost ones, and those above them whose threads have left.
+    /// Allocated numbers that will never be visible and have no thread any more: the failed ones, and higher ones
+    /// whose threads gave up waiting.
     abandoned: AtomicU64,
-    /// Threads that sleep.
+    /// Number of sleeping threads.
     sleepers: AtomicUsize,
     wakeup: WakeSignal,
 }
 
 impl SeqnoAllocator {
-    /// Goes on behind what is visible. Nobody else may publish but who holds the gate.
+    /// Starts after the last visible sequence number. Afterwards only the thread that closed allocation may publish
+    /// directly.
     pub(crate) fn new(visible: LastVisibleSeqno) -> SeqnoAllocator {
         let next = visible.get().0 + 1;
         SeqnoAllocator {
@@ -120,12 +127,12 @@ impl SeqnoAllocator {
         }
     }
 
-    /// The next number, which the caller has to [finish](SeqnoAllocator::finish) or [lose](SeqnoAllocator::fail); none
-    /// while the gate is closed.
+    /// Allocates the next sequence number, or returns `None` while allocation is closed. The caller must
+    /// [finish](SeqnoAllocator::finish) or [fail](SeqnoAllocator::fail) it.
     #[inline]
     pub(crate) fn try_allocate(&self) -> Option<SeqNo> {
         let mut next = self.next.0.load(Ordering::Relaxed);
-        // With the gate closed it is beyond all numbers.
+        // While allocation is closed, `next` is above every sequence number.
         while next < SeqNo::MAX.0 - LEADER_SEQNO_HEADROOM {
             match self.next.0.compare_exchange_weak(next, next + 1, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(SeqNo(next)),
@@ -135,27 +142,27 @@ impl SeqnoAllocator {
         None
     }
 
-    /// About the next number.
+    /// Returns the next sequence number; it may already be outdated.
     pub(crate) fn next(&self) -> SeqNo {
         SeqNo(self.next.0.load(Ordering::Relaxed) & !GATE_CLOSED)
     }
 
-    /// The change of `seqno` is made. It is visible at once, or when the last one before it is done.
+    /// Marks the change of `seqno` as made. It becomes visible at once, or when all lower numbers are finished.
     #[inline]
     pub(crate) fn finish(&self, seqno: SeqNo) {
         let visible = &self.visible.0.0;
         if visible.load(Ordering::Acquire) + 1 == seqno.0 {
-            // Nobody else goes on from there: that this one is done stands nowhere.
+            // No other thread advances from here, because this number was not entered in the ring.
             visible.store(seqno.0, Ordering::SeqCst);
         } else {
-            // Its place may be that of another which nobody has seen to be done yet.
+            // Waits until the slot is free: a lower number that shares it may be finished but not yet visible.
             if !self.wait_for(seqno, |now| now + COMPLETION_RING_SIZE >= seqno.0) {
                 return;
             }
             self.finished[(seqno.0 % COMPLETION_RING_SIZE) as usize].store(seqno.0, Ordering::SeqCst);
         }
-        // Either this sees that the next one is done, or its thread sees what is visible now: all four are in one
-        // order.
+        // Either this thread sees that the next number is finished, or the thread of that number sees the new visible
+        // number, because the four accesses have one total order (`SeqCst`).
         loop {
             let now = visible.load(Ordering::SeqCst);
             let next = now + 1;
@@ -167,7 +174,7 @@ impl SeqnoAllocator {
         self.wake_sleepers();
     }
 
-    /// Waits until `seqno`, which is done, is visible; false if it never will be.
+    /// Waits until the finished number `seqno` is visible; returns false if a lower number failed.
     #[inline]
     pub(crate) fn wait_until_visible(&self, seqno: SeqNo) -> bool {
         self.visible.get() >= seqno || self.wait_for(seqno, |now| now >= seqno.0) || {
@@ -176,7 +183,7 @@ impl SeqnoAllocator {
         }
     }
 
-    /// The change of `seqno` failed, and nobody knows how much of it was made.
+    /// Marks the change of `seqno` as failed; it may have been made in part.
     #[cold]
     pub(crate) fn fail(&self, seqno: SeqNo) {
         self.next.0.fetch_or(GATE_CLOSED, Ordering::SeqCst);
@@ -190,8 +197,8 @@ impl SeqnoAllocator {
         self.wakeup.notify_all();
     }
 
-    /// Closes the gate, and waits until no change is under way: what is visible then is the last number there is, or
-    /// some were lost. For one thread at a time.
+    /// Closes allocation, and waits until no change is in progress. Afterwards the last allocated number is visible,
+    /// unless a number failed. At most one thread may call this at a time.
     pub(crate) fn close_gate(&self) {
         let next = self.next.0.fetch_or(GATE_CLOSED, Ordering::SeqCst) & !GATE_CLOSED;
         if self.visible.get().0 + 1 != next {
@@ -199,8 +206,8 @@ impl SeqnoAllocator {
         }
     }
 
-    /// Ends what [`close`](SeqnoAllocator::close_gate) began: numbers go on behind what is visible. The gate is open
-    /// then, if it shall be and no number was lost.
+    /// Resumes after [`close_gate`](SeqnoAllocator::close_gate): the next number follows the last visible one.
+    /// Allocation opens if `open` is true. Does nothing if a number failed.
     pub(crate) fn open_gate(&self, open: bool) {
         if self.lowest_failed.load(Ordering::Relaxed) == u64::MAX {
             let next = self.visible.get().0 + 1;
@@ -208,7 +215,7 @@ impl SeqnoAllocator {
         }
     }
 
-    /// Waits a little while for the gate to be open.
+    /// Spins for at most `SPIN_ROUNDS` rounds until allocation is open.
     pub(crate) fn spin_until_open(&self) {
         for _ in 0..SPIN_ROUNDS {
             if self.next.0.load(Ordering::Relaxed) & GATE_CLOSED == 0 {
@@ -218,10 +225,10 @@ impl SeqnoAllocator {
         }
     }
 
-    /// Waits until what is visible is as wanted; false if it will not be, because a number below `seqno` was lost.
+    /// Waits until `wanted` is true of the visible number; returns false if a number below `seqno` failed.
     fn wait_for(&self, seqno: SeqNo, wanted: impl Fn(u64) -> bool) -> bool {
         for round in 0usize.. {
-            // First: what was done before the loss may still become visible, and nothing behind it.
+            // Read before the visible number: numbers below the failed one may still become visible.
             let lost = self.lowest_failed.load(Ordering::SeqCst) < seqno.0;
             if wanted(self.visible.0.0.load(Ordering::SeqCst)) {
                 return true;
@@ -256,14 +263,15 @@ impl SeqnoAllocator {
     }
 }
 
-/// The sequence numbers at which snapshots and iterators read, each with the number of its readers.
+/// List of the sequence numbers at which snapshots and iterators read, with the number of readers of each.
 ///
-/// A reader registers *while* it chooses its number: flushes and compactions ask for the list under the same lock, so a
-/// version is dropped only if no present reader needs it and every later reader looks at a later moment.
+/// A reader chooses its sequence number and registers it under one lock. Flushes and compactions read the list under
+/// the same lock. A version is therefore dropped only if no registered reader needs it, because later readers choose
+/// a sequence number at or above the newest one in the list.
 #[derive(Debug)]
 pub(crate) struct SnapshotList {
     visible: LastVisibleSeqno,
-    /// Ascending; a vector, because most readers come and go at its end.
+    /// Ascending. A vector, because most readers register and unregister at its end.
     registered: Mutex<Vec<(SeqNo, usize)>>,
 }
 
@@ -276,18 +284,18 @@ impl SnapshotList {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a reader of the newest published commit.
+    /// Registers a reader at the last visible sequence number.
     pub(crate) fn register(self: &Arc<Self>) -> SnapshotGuard {
         let mut held = self.lock_registered();
         let at = self.visible.get();
         match held.last_mut() {
             Some((last, readers)) if *last == at => *readers += 1,
-            _ => held.push((at, 1)), // what is visible only rises
+            _ => held.push((at, 1)), // the last visible sequence number never decreases
         }
         SnapshotGuard { seqno: at, list: Arc::clone(self) }
     }
 
-    /// All moments that are looked at, ascending, ending with the newest published commit.
+    /// Returns all registered sequence numbers, ascending, followed by the last visible one.
     pub(crate) fn seqnos(&self) -> Vec<SeqNo> {
         let held = self.lock_registered();
         let mut list: Vec<SeqNo> = held.iter().map(|(at, _)| *at).collect();
@@ -298,25 +306,24 @@ impl SnapshotList {
         list
     }
 
-    /// No reader looks, or will look, at a moment before this.
+    /// Returns the lowest sequence number that a current or later reader may read at.
     pub(crate) fn oldest(&self) -> SeqNo {
         let held = self.lock_registered();
         held.first().map_or_else(|| self.visible.get(), |(at, _)| *at)
     }
 
-    /// The newest published commit.
     #[inline]
     pub(crate) fn visible(&self) -> SeqNo {
         self.visible.get()
     }
 
-    /// Readers that are registered.
+    /// Returns the number of registered readers.
     pub(crate) fn count(&self) -> usize {
         self.lock_registered().iter().map(|(_, readers)| readers).sum()
     }
 }
 
-/// One reader's registration; ends when dropped.
+/// Registration of one reader, removed on drop.
 #[derive(Debug)]
 pub(crate) struct SnapshotGuard {
     seqno: SeqNo,
@@ -352,16 +359,16 @@ impl Drop for SnapshotGuard {
     }
 }
 
-/// What a tree needs from `db` while it runs a task.
+/// Services of `db` for a running task.
 pub(crate) trait EngineHost: Send + Sync {
-    /// Returns once every record up to `seqno` is durable in the log. An edit that makes records permanent may only be
-    /// committed after this, or power loss could keep half of a commit.
+    /// Returns once every record up to `through` is durable in the WAL. An edit that makes records permanent may be
+    /// committed only after this, because power loss could otherwise keep half of a commit.
     fn sync_wal_through(&self, through: SeqNo) -> Result<()>;
 
-    /// The last sequence number that the log has; pools may have used later ones.
+    /// Returns the last sequence number in the WAL; pools may have used later ones.
     fn wal_end(&self) -> SeqNo;
 
-    /// Every record up to here is durable in the log already.
+    /// Returns the sequence number through which the WAL is durable.
     fn wal_synced_through(&self) -> SeqNo {
         SeqNo::ZERO
     }
@@ -369,96 +376,98 @@ pub(crate) trait EngineHost: Send + Sync {
     /// Writes the edits to the manifest as one batch and syncs it.
     fn commit_edits(&self, edits: &[VersionEdit]) -> Result<()>;
 
-    /// The sequence numbers that snapshots read at, ascending, ending with the one that new readers get now. Taken
-    /// before the output of a task is decided. A version may go if it is neither the newest at or below one of these
-    /// points nor above the last of them: readers that come later choose a point at or above the last.
+    /// Returns the sequence numbers that snapshots read at, ascending, ending with the last visible one. The task
+    /// reads them before it decides on its output. A version may be dropped if it is neither the newest one at or
+    /// below one of them nor above the last of them, because later readers choose a number at or above the last.
     fn snapshot_seqnos(&self) -> Vec<SeqNo>;
 
-    /// Milliseconds since 1970.
+    /// Returns the wall-clock time in milliseconds since 1970.
     fn now_ms(&self) -> u64;
 
-    /// Whether the task should stop soon because the database closes or more urgent work waits.
+    /// Returns whether the task should stop soon, because the database is closing or more urgent work waits.
     fn should_yield(&self) -> bool;
 }
 
-/// What a task did.
+/// Result of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TaskReport {
     pub(crate) level: u8,
     pub(crate) tables: u64,
     pub(crate) bytes_read: u64,
     pub(crate) bytes_written: u64,
-    /// Of blob files, those written again taken off.
+    /// Bytes of deleted blob files, minus bytes rewritten.
     pub(crate) bytes_freed: u64,
 }
 
 impl TaskReport {
-    /// It yielded, or found nothing to do: another was at it.
+    /// Returns true if the task did nothing: it yielded, or another thread already did the work.
     pub(crate) fn is_idle(&self) -> bool {
         self.tables == 0 && self.bytes_read == 0 && self.bytes_written == 0
     }
 }
 
-/// Where the keys that a reader wants begin and end.
+/// Bounds of the keys that a reader requests.
 pub(crate) type KeyBounds<'a> = (Bound<&'a Vec<u8>>, Bound<&'a Vec<u8>>);
 
-/// One moment of a tree, from which any number of cursors can be made at any later time. What is written meanwhile may
-/// show in it, under sequence numbers above those that were published when it was taken.
+/// A fixed state of a tree, from which iterators can be made at any later time. It may also contain later writes,
+/// with sequence numbers above the visible one at the time it was taken.
 pub(crate) trait EngineView: Send + Sync {
-    /// A cursor over the versions of all keys of that moment: all that a reader at `at`, which is registered for as
-    /// long as the cursor lives, may have to see within `bounds`, and perhaps others. It owns what it walks. A tree
-    /// that steps over keys by itself does so within `bounds` only.
+    /// Returns an iterator over key versions: every version within `bounds` that a reader at `at` may need, and
+    /// possibly others. `at` must stay registered while the iterator exists. The iterator owns its tables and
+    /// memtables. A tree that skips keys by itself does so within `bounds` only.
     fn iter(&self, at: SeqNo, bounds: KeyBounds<'_>) -> Result<Box<dyn InternalIter>>;
 
-    /// Reads what entries of that moment point to. It owns what it needs.
+    /// Returns a reader for the blob pointers of this state. It owns its files.
     fn blob_resolver(&self) -> Box<dyn BlobResolver>;
 }
 
-/// Values that stand elsewhere than their entries do, for one who asks for one after the other.
+/// Resolves blob pointers to values. Keeps a read-ahead buffer for sequential callers.
 pub(crate) trait BlobResolver: Send {
-    /// The value of an entry of kind [`BlobPointer`](crate::base::RecordKind::BlobPointer) that holds `pointer`.
+    /// Returns the value of a [`BlobPointer`](crate::base::RecordKind::BlobPointer) entry whose stored value is
+    /// `pointer`.
     ///
     /// # Errors
-    /// `Corruption` if there is no such value, and those of reading it.
+    /// `Corruption` if the blob file has no such value; `Io` from reading it.
     fn resolve(&mut self, pointer: &[u8]) -> Result<Slice>;
 }
 
-/// Space that a tree has set aside for one record: where it begins, and how long it is.
+/// Space that a tree reserved for one record: offset and length.
 pub(crate) type RecordReservation = (u64, u64);
 
-/// What stands behind a partition.
+/// A storage engine of one partition.
 pub(crate) trait Engine: Send + Sync {
-    /// Puts one record into memory. The caller holds the commit order: records arrive with rising sequence numbers, and
-    /// become visible only when `db` publishes them. `room` is what was set aside for it, by a tree that does so. True
-    /// if a memtable is full now and wants to be flushed.
+    /// Applies one record in memory; returns true if a memtable is full and needs a flush. The caller holds the
+    /// commit order: records arrive with ascending sequence numbers and become visible only when `db` publishes them.
+    /// `reservation` is the space reserved for the record, for trees that reserve.
     fn apply(&self, entry: EntryRef<'_>, reservation: Option<RecordReservation>) -> Result<bool>;
 
-    /// The value of `key` as of `at`.
+    /// Returns the value of `key` at `at`.
     fn get(&self, key: &[u8], at: ReadSeqno) -> Result<Option<Slice>>;
 
-    /// The length of the value of `key` as of `at`.
+    /// Returns the length in bytes of the value of `key` at `at`.
     fn size_of(&self, key: &[u8], at: ReadSeqno) -> Result<Option<u32>>;
 
-    /// The tree as it is now, kept for as long as it is held.
+    /// Returns the current state of the tree; its files and memtables are kept until the view is dropped.
     fn view(&self) -> Box<dyn EngineView>;
 
-    /// Every record of this tree up to here was in tables already at the last flush: replay skips those.
+    /// Returns the sequence number through which all records were in tables at the last flush; replay skips these
+    /// records.
     fn flushed_through(&self) -> SeqNo;
 
-    /// The lowest sequence number among the records that only memory (and the log) holds; `None` if there are none.
+    /// Returns the lowest sequence number of the records that are only in memory and the WAL, if any.
     fn first_unflushed(&self) -> Option<SeqNo>;
 
-    /// Makes everything applied so far a candidate for [`Task::Flush`].
+    /// Seals the memtable, so that [`Task::Flush`] can write all records applied so far.
     fn seal(&self);
 
-    /// The most urgent piece of maintenance, if there is any that is not of a kind that is `held` back; `forced` also
-    /// chooses compactions that only `major_compact` wants.
+    /// Returns the most urgent task whose kind is not in `held`, if any; `forced` also allows compactions that only
+    /// `major_compact` requests.
     fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task>;
 
-    /// Runs one task to its end.
+    /// Runs one task to completion.
     fn run(&self, task: Task, forced: bool, host: &dyn EngineHost) -> Result<TaskReport>;
 
-    /// How far behind maintenance is.
+    /// Returns the inputs of the write stall computation.
     fn pressure(&self) -> Pressure;
 }
 

@@ -1,4 +1,4 @@
-//! Several writes that happen together.
+//! Implements [`Batch`], a set of writes that is committed atomically.
 
 use std::sync::Arc;
 
@@ -11,7 +11,10 @@ use crate::db::partition::Partition;
 use crate::db::state::claims::DirectBlobWrites;
 use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record};
 
-/// Writes, over any partitions of one database, that become visible and durable together or not at all.
+/// Collects writes to any partitions of one database and commits them atomically.
+///
+/// The writes become visible and durable together or not at all. A later write of a key replaces an earlier one.
+/// Dropping a batch without [`commit`](Batch::commit) changes nothing.
 ///
 /// Later writes of the same key win. Dropping a batch without [`commit`](Batch::commit) changes nothing.
 ///
@@ -35,7 +38,7 @@ pub struct Batch {
     partitions: Vec<Arc<PartitionState>>,
     direct_writes: DirectBlobWrites,
     durability: PersistMode,
-    /// The first wrong call; `commit` reports it, and nothing is written.
+    /// Error of the first call that failed. `commit` returns it and writes nothing.
     first_error: Option<Error>,
 }
 
@@ -54,8 +57,10 @@ impl Batch {
         }
     }
 
-    /// Sets the value of a key. A value of a MiB and more, of a partition with key-value separation, is written to a
-    /// blob file here and now and takes no memory; a failure of that is told by [`commit`](Batch::commit).
+    /// Sets the value of a key.
+    ///
+    /// A value of at least 1 MiB in a partition with key-value separation is written to a blob file by this call and
+    /// uses no memory in the batch. [`commit`](Batch::commit) returns the error if that write fails.
     pub fn insert(&mut self, partition: &Partition, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
         self.push(partition, RecordKind::Put, key.as_ref(), value.as_ref());
     }
@@ -111,29 +116,30 @@ impl Batch {
         Ok(())
     }
 
-    /// How far [`commit`](Batch::commit) gets before it returns. Default: the database's.
+    /// Sets the durability that [`commit`](Batch::commit) waits for. Default: the durability of the database.
     pub fn durability(mut self, mode: PersistMode) -> Batch {
         self.durability = mode;
         self
     }
 
-    /// The number of writes.
+    /// Returns the number of writes.
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Whether there are no writes.
+    /// Returns whether the batch contains no writes.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Makes all writes visible at once, as durable as asked for. An empty batch only does what its durability asks
-    /// for.
+    /// Commits all writes atomically, with the durability of the batch. An empty batch only syncs what its durability
+    /// requires.
     ///
     /// # Errors
-    /// `Invalid` for the first write that broke a limit or came from another database; otherwise as
-    /// [`Partition::insert`]. On an error nothing of the batch is visible, with one exception: where writing succeeded
-    /// and only the sync failed, all of it is visible, and the next open finds all of it or nothing.
+    /// `Invalid` if a write broke a limit or its partition belongs to another database (the first such error is
+    /// returned); otherwise as [`Partition::insert`]. After an error no write of the batch is visible, with one
+    /// exception: if the writes succeeded and only the sync failed, all of them are visible, and the next open
+    /// recovers all of them or none.
     pub fn commit(self) -> Result<()> {
         if let Some(wrong) = self.first_error {
             return Err(wrong);

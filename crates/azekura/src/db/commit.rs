@@ -1,23 +1,22 @@
-//! Group commit: one leader at a time writes the log for everybody who waits.
+//! Group commit: one leader at a time appends the commits of all waiting threads to the write-ahead log (WAL).
 //!
 //! The steps of a commit:
-//! 1. a thread that finds no leader becomes it; any other queues its commit and waits;
-//! 2. the leader takes every queued commit, gives each its sequence numbers, and appends all to the log in one call;
-//! 3. it applies them to the memtables in order and publishes the last sequence number: only now are they seen;
-//! 4. it wakes its followers and hands the lead to the first of those that queued meanwhile;
-//! 5. whoever asked for more than [`Buffer`](crate::PersistMode::Buffer) waits for the log's sync by itself: syncs are
-//!    shared among all who wait, and nobody who did not ask waits for one: but who comes behind a batch for a pool that
-//!    survives power loss by itself, because that is synced before it is applied.
+//! 1. A thread that finds no leader becomes the leader; any other thread queues its commit and waits.
+//! 2. The leader takes every queued commit, assigns sequence numbers, and appends all of them to the WAL in one call.
+//! 3. The leader applies them to the memtables in order and publishes the last sequence number: they are now visible.
+//! 4. The leader wakes its followers and hands leadership to the first commit that was queued meanwhile.
+//! 5. A thread that requested more than [`Buffer`](crate::PersistMode::Buffer) waits for the WAL sync itself; threads
+//!    share syncs. A commit that did not request a sync never waits for one, unless it is queued behind a batch for a
+//!    pool that is durable without the WAL, because that batch is synced before it is applied.
 //!
-//! A single change of a pool goes past all this ([`Committer::commit_single`]): its own thread makes it, beside others
-//! that do the same. Numbers are given out and made visible in their order by [`SeqnoAllocator`]; where the log gets
-//! the change, it gets it in the moment in which the number is taken. Whoever leads has closed the gate of the numbers
-//! and waited until no such change is under way. Those that find it closed wait outside and try again when it is
-//! opened, which is whenever the lead is handed over while somebody waits outside; who tries in vain for too long
-//! queues for the lead.
+//! A single change of a pool bypasses these steps ([`Committer::commit_single`]): its own thread makes it, concurrently
+//! with other single changes. [`SeqnoAllocator`] allocates their sequence numbers and publishes them in order. If the
+//! change is logged, it is appended when its number is allocated. The leader closes allocation and waits until no
+//! single change is in progress. A thread that finds allocation closed waits and retries after it is opened; the leader
+//! opens it at each handover while such threads wait. After `GATE_ATTEMPTS` attempts the thread queues for leadership.
 //!
-//! Thread safety: `leading` is the lock. Whoever set it may append, apply and publish, and must hand over or clear it,
-//! also when something panics.
+//! Thread safety: `leading` is the lock. The thread that set it may append, apply and publish, and must hand leadership
+//! over or clear it, also after a panic.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,39 +39,39 @@ pub(crate) struct CommitRequest<'a> {
     pub(crate) payload: &'a [u8],
     /// Records in the payload, at least 1.
     pub(crate) count: u32,
-    /// Every partition that the payload names.
+    /// All partitions in the payload.
     pub(crate) partitions: &'a [Arc<PartitionState>],
-    /// What pools have set aside for the values they get, in the order of the payload.
+    /// Space that pools reserved for the values, in payload order.
     pub(crate) reservations: &'a [RecordReservation],
     pub(crate) path: CommitPath,
 }
 
-/// How a commit becomes durable; single changes of pools are none.
+/// How a commit becomes durable. Single changes of pools use [`Committer::commit_single`] instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommitPath {
-    /// By the log.
+    /// Through the WAL.
     Logged,
-    /// By the log, which must be durable before the commit is applied: a pool that is durable by itself may not have
-    /// the half of it.
+    /// Through the WAL, which must be durable before the commit is applied, because a pool that is durable without
+    /// the WAL must not contain part of a commit.
     SyncBeforeApply,
 }
 
-/// What became of a commit, or of the group it was written with.
+/// Result of a commit, or of the group it was written with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommitOutcome {
     /// The last sequence number.
     pub(crate) last: SeqNo,
-    /// Whether a memtable was filled, so that there is work.
+    /// Whether a memtable became full and needs a flush.
     pub(crate) sealed: bool,
 }
 
 impl<'a> CommitRequest<'a> {
-    /// Whether it takes something away, and adds no value.
+    /// Returns whether the commit contains only removals.
     pub(crate) fn only_removes(&self) -> bool {
         WalRecordIter::new(self.payload).all(|record| record.is_ok_and(|record| record.kind.is_removal()))
     }
 
-    /// Takes its sequence numbers.
+    /// Assigns the commit's sequence numbers.
     fn wal_commit(&self, next: &mut SeqNo) -> WalCommit<'a> {
         let first = *next;
         *next = first.plus(u64::from(self.count));
@@ -94,7 +93,7 @@ struct QueuedCommit {
 enum QueuedCommitState {
     Waiting,
     BecomeLeader,
-    /// Nobody leads, or did not for a moment: what needs no lead may try again.
+    /// There is no leader, or there was none for a moment: single changes may retry.
     Retry,
     Done(Result<CommitOutcome>),
 }
@@ -102,17 +101,17 @@ enum QueuedCommitState {
 #[derive(Default)]
 struct CommitQueue {
     has_leader: bool,
-    /// Who gets the lead, one after the other.
+    /// Commits that wait for the leader, in queue order.
     waiting: VecDeque<Arc<QueuedCommit>>,
-    /// Single changes that found the gate closed: they want no lead, and queued for it they would keep the gate closed
-    /// for each other for as long as there is always one. One for each thread at most.
+    /// Single changes that found allocation closed, at most one per thread. They do not queue for leadership, because
+    /// allocation would then stay closed as long as one of them is queued.
     gate_waiters: Vec<Arc<QueuedCommit>>,
 }
 
-/// How often a single change waits for the gate before it queues for the lead.
+/// Attempts of a single change while allocation is closed, before it queues for leadership.
 const GATE_ATTEMPTS: usize = 3;
 
-/// The path of every write. Thread safe.
+/// Serializes all writes: group commit and single changes of pools. Thread safe.
 pub(crate) struct Committer {
     queue: Mutex<CommitQueue>,
     wal: Arc<Wal>,
@@ -120,9 +119,9 @@ pub(crate) struct Committer {
     seqnos: SeqnoAllocator,
     poison: Arc<DbPoison>,
     reserve: Arc<DiskReserve>,
-    /// Set between two commits, so that none comes after what closing takes for the last.
+    /// Set between two commits, so that no commit follows the one that closing takes as the last.
     closed: AtomicBool,
-    /// What was visible when it began to count.
+    /// Last visible sequence number at creation.
     start: SeqNo,
     /// Of those who led.
     commits: AtomicU64,
@@ -130,7 +129,7 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
-    /// Continues behind what is visible.
+    /// Starts after the last visible sequence number.
     pub(crate) fn new(
         wal: Arc<Wal>,
         visible: LastVisibleSeqno,
@@ -223,7 +222,7 @@ impl Committer {
         self.run_exclusively(|| self.commit_single_as_leader(pool, record, payload))
     }
 
-    /// Waits until who leads has ended, if anybody does.
+    /// Waits until there is no leader.
     fn wait_for_leader(&self) {
         let mut queue = lock(&self.queue);
         if queue.has_leader {
@@ -277,7 +276,7 @@ impl Committer {
         }
     }
 
-    /// The same for who leads.
+    /// As `commit_single_concurrently`, for the leader.
     fn commit_single_as_leader(
         &self,
         pool: &dyn PmemEngine,
@@ -322,7 +321,7 @@ impl Committer {
         Ok(next)
     }
 
-    /// Runs `work` while nobody else commits: what it sees is the state between two commits.
+    /// Runs `work` between two commits, while no other thread can commit.
     pub(crate) fn run_exclusively<R>(&self, work: impl FnOnce() -> R) -> R {
         let mut queue = lock(&self.queue);
         if queue.has_leader {
@@ -338,12 +337,12 @@ impl Committer {
         work()
     }
 
-    /// Lets no further commit in. What is visible when this returns is the last there is.
+    /// Rejects further commits. When this returns, the visible sequence number is final.
     pub(crate) fn close(&self) {
         self.run_exclusively(|| self.closed.store(true, Ordering::Relaxed));
     }
 
-    /// The new leader takes everybody who queued behind it along.
+    /// As the new leader, writes a group of its own commit and all queued commits.
     fn lead_group(&self, own: &Arc<QueuedCommit>) -> Result<CommitOutcome> {
         let lead = LeaderGuard::begin(self);
         let mut group = vec![Arc::clone(own)];
@@ -359,7 +358,7 @@ impl Committer {
                 .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a commit panicked"))))
         };
         let result = guarded(&|| self.write_with_reserve(&commits));
-        // On a full disk, those that only remove need not fail with the others.
+        // On a full disk, commits that only remove must not fail with the others.
         let removals: Vec<bool> =
             commits.iter().map(|commit| is_out_of_space(&result) && commit.only_removes()).collect();
         let mut removed = result.clone();
@@ -389,7 +388,7 @@ impl Committer {
         }
     }
 
-    /// Makes some space for a commit that only removes; false if there is none left to give.
+    /// Releases disk space for a commit that only removes; returns false if no space is left to release.
     fn release_disk_space(&self) -> bool {
         self.wal.remove_spare_files() || self.reserve.release_for_removes()
     }
@@ -406,7 +405,7 @@ impl Committer {
         }
         let applied = catch_unwind(AssertUnwindSafe(|| apply_all(commits, first)))
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Poisoned, "a comparator panicked")));
-        // The log has these sequence numbers now; going on without them in memory would use them twice.
+        // The WAL contains these sequence numbers now; continuing without them in memory would use them twice.
         let committed = applied.map_err(|error| self.poison.set(error))?;
         let last = committed.last;
         // Before that is visible: see `counts`.
@@ -416,7 +415,8 @@ impl Committer {
         Ok(committed)
     }
 
-    /// Appends those of a group that the log is to have, with what it must know of the others.
+    /// Appends the commits of a group to the WAL, and gap records for sequence numbers that pools used without the
+    /// WAL.
     fn append_to_wal(&self, commits: &[CommitRequest<'_>], mut next: SeqNo) -> Result<()> {
         let mut frames = Vec::with_capacity(commits.len());
         let mut in_log = self.wal.appended().plus(1);
@@ -432,7 +432,8 @@ impl Committer {
         }
     }
 
-    /// Brings the log to what is visible, although pools have used the last numbers without it.
+    /// Appends gap records, so that the WAL reaches the last visible sequence number although pools used the last
+    /// ones without it.
     pub(crate) fn append_seqno_gap(&self) -> Result<()> {
         self.run_exclusively(|| {
             let frames: Vec<_> =
@@ -441,9 +442,9 @@ impl Committer {
         })
     }
 
-    /// Commits and records written since the database was opened.
+    /// Returns the commits and records written since the database was opened.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        // What is visible and came in no group were single changes.
+        // Visible sequence numbers that belong to no group are single changes.
         let visible = self.last_visible.get().0 - self.start.0;
         let (commits, grouped) = (self.commits.load(Ordering::Relaxed), self.records.load(Ordering::Relaxed));
         let single = visible.saturating_sub(grouped);
@@ -456,7 +457,7 @@ pub(crate) fn is_out_of_space<T>(result: &Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::OutOfSpace)
 }
 
-/// Puts the records of all commits into their trees.
+/// Applies the records of all commits to their trees.
 fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcome> {
     let mut seqno = first;
     let mut sealed = false;
@@ -483,7 +484,7 @@ fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcom
     Ok(CommitOutcome { last: SeqNo(seqno.0 - 1), sealed })
 }
 
-/// The lead, handed over when dropped, also by a panic.
+/// Leadership; handed over on drop, also after a panic.
 struct LeaderGuard<'a>(&'a Committer);
 
 impl<'a> LeaderGuard<'a> {
@@ -516,7 +517,7 @@ impl Drop for LeaderGuard<'_> {
 }
 
 impl QueuedCommit {
-    /// One with nothing to commit.
+    /// A queued request for leadership without a commit.
     fn without_commit() -> QueuedCommit {
         QueuedCommit {
             payload: Vec::new(),

@@ -1,4 +1,4 @@
-//! How a database is opened.
+//! Configuration of a database: settings with their ranges and defaults, and the components it uses.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use crate::wal::RecoveryMode;
 
 /// How far a commit must get before it is acknowledged.
 ///
-/// What each survives is told in `DURABILITY.md`.
+/// `DURABILITY.md` describes which failures each mode survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PersistMode {
-    /// Survives the death of the process at any instruction; power loss may take the newest commits, whole and in
-    /// order.
+    /// Survives a crash of the process at any instruction. Power loss may remove the newest commits; it removes whole
+    /// commits, newest first.
     #[default]
     Buffer,
-    /// Survives power loss: the log's bytes are synced (`fdatasync`).
+    /// Survives power loss: the bytes of the write-ahead log (WAL) are synced with `fdatasync`.
     SyncData,
-    /// Survives power loss: the log's bytes and all file metadata are synced (`fsync`).
+    /// Survives power loss: the bytes and all file metadata of the WAL are synced with `fsync`.
     SyncAll,
 }
 
-/// A rule of the engine that a test leaves out, to show that the proofs would notice.
+/// A durability rule that a test disables, to show that the crash tests detect its absence.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedBug {
-    /// Tables become permanent although the log behind them is not durable.
+    /// A flush commits its tables to the manifest before the WAL records in them are durable.
     FlushBeforeWalSync,
-    /// The log becomes durable although values that it points to are not.
+    /// A WAL sync does not first sync the blob files that its records point to.
     WalSyncBeforeBlobs,
 }
 
@@ -77,7 +77,7 @@ impl Default for Settings {
     }
 }
 
-/// Builds a [`Database`](crate::Database): settings, and the components it stands on.
+/// Builds a [`Database`](crate::Database) from settings and components (file system, environment, listener).
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -96,16 +96,18 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// The database in `.azekura_data` below the current directory.
+    /// Uses the directory `.azekura_data` in the current working directory.
     fn default() -> Config {
         Config::new(".azekura_data")
     }
 }
 
 impl Config {
-    /// The database in the directory `path`, which is created if it is missing. A relative path is made absolute when
-    /// the database is opened; changing the working directory later does not matter. While it is open the directory
-    /// must keep its path: do not rename it, nor a directory or symbolic link on the way to it.
+    /// Creates a configuration with default settings for the database in the directory `path`.
+    ///
+    /// Opening creates the directory if it is missing. A relative path is made absolute at open, so a later change of
+    /// the working directory has no effect. While the database is open, do not rename the directory, one of its
+    /// parents, or a symbolic link in its path.
     pub fn new(path: impl AsRef<Path>) -> Config {
         Config {
             path: path.as_ref().to_path_buf(),
@@ -116,133 +118,144 @@ impl Config {
         }
     }
 
-    /// Bytes of blocks that the cache holds at most. Default 64 MiB.
+    /// Sets the capacity of the block cache in bytes, 0 to 2^50. Default 64 MiB.
     #[must_use]
     pub fn cache_size(mut self, bytes: u64) -> Config {
         self.settings.cache_size = bytes;
         self
     }
 
-    /// Bytes that the memtables of all partitions may take. Default 512 MiB, at least 1 MiB. A batch larger than half
-    /// of it is refused.
+    /// Sets the bytes that the memtables of all partitions may use, 1 MiB to 2^50. Default 512 MiB.
     ///
-    /// When the memtables that take records hold more than half of it, the largest is flushed. Writers wait for a
-    /// flush when all memtables together exceed it. Two things are not bounded by it: each partition may keep up to
-    /// 64 KiB that is not flushed for its sake, so that tables do not become tiny; and an iterator keeps memtables that
-    /// it reads after their flush. [`Metrics::pinned_memtable_bytes`](crate::Metrics) tells of the latter: they slow
-    /// writers down to the speed of flushes, and never stop them. With [`workers(0)`](Config::workers) memtables are
-    /// sealed likewise, but writers do not wait: they grow until [`Database::step`](crate::Database::step) has flushed.
+    /// A batch larger than half the budget is rejected with `Invalid`.
+    ///
+    /// When active memtables use more than half the budget, the largest one is flushed. When all memtables together
+    /// exceed the budget, writers wait for a flush. The budget does not bound two uses. Each partition may keep up to
+    /// 64 KiB that is not flushed because of the budget, so that tables do not become tiny. An iterator keeps the
+    /// memtables that it reads after they were flushed; [`Metrics::pinned_memtable_bytes`](crate::Metrics) reports
+    /// these bytes. Pinned memtables slow writers down to the speed of flushes but never stop them. With
+    /// [`workers(0)`](Config::workers) memtables are sealed by the same rule, but writers do not wait: memory grows
+    /// until [`Database::step`](crate::Database::step) has flushed.
     #[must_use]
     pub fn memory_budget(mut self, bytes: u64) -> Config {
         self.settings.memory_budget = bytes;
         self
     }
 
-    /// Sync the log every so many milliseconds in the background, whatever single commits ask for. Default: never.
+    /// Sets the interval in milliseconds at which a background thread syncs the WAL, 1 to 2^40. Default `None`: no
+    /// periodic sync.
     ///
-    /// A thread that does nothing else keeps the interval, so that no flush or compaction delays it: a commit is
-    /// unsynced for at most the interval and the time of two syncs. With [`workers(0)`](Config::workers) there is no
-    /// such thread: [`Database::step`](crate::Database::step) syncs first if the interval is over.
+    /// The interval applies in addition to the durability of each commit.
+    ///
+    /// A dedicated thread syncs, so flushes and compactions do not delay it: a commit stays unsynced for at most the
+    /// interval plus the time of two syncs. With [`workers(0)`](Config::workers) there is no such thread:
+    /// [`Database::step`](crate::Database::step) syncs first if the interval has passed.
     #[must_use]
     pub fn sync_interval(mut self, ms: Option<u64>) -> Config {
         self.settings.sync_interval_ms = ms;
         self
     }
 
-    /// How far commits get that do not say it themselves. Default [`PersistMode::Buffer`].
+    /// Sets the durability of commits that do not choose one. Default [`PersistMode::Buffer`].
     #[must_use]
     pub fn durability(mut self, mode: PersistMode) -> Config {
         self.settings.durability = mode;
         self
     }
 
-    /// Background threads, 0..=64. Default 2. With 0 nothing happens by itself: call
-    /// [`Database::step`](crate::Database::step), which makes a test deterministic.
+    /// Sets the number of background threads, 0 to 64. Default 2.
+    ///
+    /// With 0 no background work runs until the caller calls [`Database::step`](crate::Database::step), which makes a
+    /// test deterministic.
     #[must_use]
     pub fn workers(mut self, n: usize) -> Config {
         self.settings.workers = n;
         self
     }
 
-    /// The codec of partitions that do not choose one. Default [`CompressionType::Lz4`].
+    /// Sets the compression codec of partitions that do not choose one. Default [`CompressionType::Lz4`].
     #[must_use]
     pub fn compression(mut self, compression: CompressionType) -> Config {
         self.settings.compression = compression;
         self
     }
 
-    /// Tables and blob files held open at a time, at least 8. Default 512. Where the process may not open so many, it
-    /// is half of the files that the process may still open when the database is opened. When the process or the
-    /// machine runs out of file descriptors, the database closes some of these files and tries again.
+    /// Sets how many tables and blob files are open at a time, 8 to 2^20. Default 512.
+    ///
+    /// If the file descriptor limit of the process is lower, the database uses half of the descriptors that are free
+    /// at open. If the process or the system runs out of descriptors later, the database closes some of these files
+    /// and retries.
     #[must_use]
     pub fn max_open_files(mut self, n: usize) -> Config {
         self.settings.max_open_files = n;
         self
     }
 
-    /// Whether tables are read and written past the cache of the operating system. Default [`DirectIo::Automatic`]. The
-    /// log never is.
+    /// Sets whether reads and writes of tables bypass the page cache of the operating system. Default
+    /// [`DirectIo::Automatic`]. The WAL always uses the page cache.
     #[must_use]
     pub fn direct_io(mut self, mode: DirectIo) -> Config {
         self.settings.direct_io = mode;
         self
     }
 
-    /// Bytes of one log segment, 64 KiB to 1 GiB. Default 64 MiB.
+    /// Sets the size of a WAL segment in bytes, 64 KiB to 1 GiB. Default 64 MiB.
     #[must_use]
     pub fn wal_segment_size(mut self, bytes: u64) -> Config {
         self.settings.wal_segment_size = bytes;
         self
     }
 
-    /// Bytes of log beyond which the partitions that hold its oldest segment are flushed, before any compaction.
-    /// Default 512 MiB. Until that is done the log goes on growing: by what is written during those flushes. It is not
-    /// cut while a checkpoint copies it. Records of a partition whose comparator was not given since the database was
-    /// opened are moved to tables, and read back into memory when the comparator is given.
+    /// Sets the WAL size in bytes above which partitions are flushed to free the oldest segment, from
+    /// [`wal_segment_size`](Config::wal_segment_size) to 2^50. Default 512 MiB.
+    ///
+    /// These flushes run before any compaction. The WAL still grows by what is written during these flushes. No
+    /// segment is removed while a checkpoint copies the WAL. If the comparator of a partition was not given since
+    /// open, its records are moved to tables, and are read back into memory when the comparator is given.
     #[must_use]
     pub fn max_wal_size(mut self, bytes: u64) -> Config {
         self.settings.max_wal_size = bytes;
         self
     }
 
-    /// Bytes that the disk reserve may take, 0 for none. Default 128 MiB.
+    /// Sets the maximum size of the disk reserve in bytes, 0 (no reserve) to 2^50. Default 128 MiB.
     ///
-    /// The reserve is a file that holds space which ordinary writes cannot use. When the disk is full they fail with
-    /// [`OutOfSpace`](crate::ErrorKind::OutOfSpace) and change nothing, and out of the reserve the database can be
-    /// opened, removals are accepted, and flushes, compactions and blob GC run. Ordinary writes go on, without a
-    /// restart, once the reserve has all its space again.
+    /// The reserve is a file that holds disk space for recovery from a full disk. When the disk is full, ordinary
+    /// writes fail with [`OutOfSpace`](crate::ErrorKind::OutOfSpace) and change nothing. The database then uses the
+    /// space of the reserve to open, to accept removals, and to run flushes, compactions and blob GC. Ordinary writes
+    /// succeed again, without a restart, once the reserve has its full size again.
     ///
-    /// The file has 1.5 MiB. It grows, up to this bound, with the log to twice what would have to be replayed, and
-    /// with the changed pages of pools to what their next checkpoints write; a clean close cuts it again. A flush of
-    /// one memtable, a checkpoint of a pool, and a compaction need as much as they write: where one of them writes
-    /// more than the reserve has, it has to wait until there is more space.
+    /// The file starts at 1.5 MiB. It grows, up to the maximum, to twice the WAL bytes that recovery would replay
+    /// plus the bytes that the next checkpoints of changed pool pages write. A clean close shrinks it again. A
+    /// memtable flush, a pool checkpoint and a compaction each need as much space as they write: one that needs more
+    /// than the reserve holds waits until there is more space.
     #[must_use]
     pub fn disk_reserve(mut self, bytes: u64) -> Config {
         self.settings.disk_reserve = bytes;
         self
     }
 
-    /// Whether the log is written through a mapping where the file system makes that safe. Default true.
+    /// Sets whether the WAL is written through a memory mapping where the file system makes this safe. Default true.
     ///
-    /// A store into a mapping has no way to return an error. If the device fails to provide a page of a segment, or
-    /// another program truncates a segment, the signal `SIGBUS` ends the process; what was acknowledged is in the log
-    /// as after any other end of the process. With `false` the log is written by system calls, and the same failures
-    /// are errors of the commit; a small commit costs several times as much processor time. Pools in files that are
-    /// memory (tmpfs, DAX) are always mapped, whatever this option says.
+    /// A store into a mapping cannot return an error. If the device cannot provide a page of a segment, or another
+    /// program truncates a segment, the signal `SIGBUS` ends the process. Acknowledged commits are in the WAL, as
+    /// after any other crash of the process. With `false` the WAL is written by system calls, and the same failures
+    /// are errors of the commit; a small commit then uses several times as much processor time. Pools in
+    /// memory-backed files (tmpfs, DAX) are always mapped, regardless of this option.
     #[must_use]
     pub fn mapped_wal(mut self, yes: bool) -> Config {
         self.settings.mapped_wal = yes;
         self
     }
 
-    /// What recovery does about damage in the log. Default [`RecoveryMode::Strict`].
+    /// Sets how recovery handles damage in the WAL. Default [`RecoveryMode::Strict`].
     #[must_use]
     pub fn recovery_mode(mut self, mode: RecoveryMode) -> Config {
         self.settings.recovery_mode = mode;
         self
     }
 
-    /// For tests of the tests: breaks the engine.
+    /// Disables one durability rule. For tests that check the crash tests themselves.
     #[doc(hidden)]
     #[must_use]
     pub fn plant_bug(mut self, bug: PlantedBug) -> Config {
@@ -250,21 +263,21 @@ impl Config {
         self
     }
 
-    /// The file system. Default: the disk.
+    /// Sets the file system. Default: the operating system's.
     #[must_use]
     pub fn fs(mut self, fs: Arc<dyn Fs>) -> Config {
         self.fs = fs;
         self
     }
 
-    /// Clock, randomness and threads. Default: the system's.
+    /// Sets the source of time, random numbers and threads. Default: the operating system's.
     #[must_use]
     pub fn env(mut self, env: Arc<dyn Env>) -> Config {
         self.env = env;
         self
     }
 
-    /// Who hears of what happens in the background. Default: nobody.
+    /// Registers a listener for background events (flush, compaction, errors). Default: none.
     #[must_use]
     pub fn listener(mut self, listener: Arc<dyn Listener>) -> Config {
         self.listener = Some(listener);

@@ -1,4 +1,4 @@
-//! The handle of a database.
+//! Implements [`Database`], the handle of an open database: opening, partitions, durability calls and closing.
 
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
@@ -21,14 +21,15 @@ use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::worker;
 use crate::pmem::engine::uses_mapped_pools;
 
-/// Partition names are 1..=255 bytes of UTF-8; they never become paths.
+/// Longest partition name in bytes. Names are UTF-8 of at least 1 byte and are never used as paths.
 const NAME_LEN_MAX: usize = 255;
-/// Names of comparators likewise.
+/// Longest comparator name in bytes; at least 1 byte.
 const COMPARATOR_NAME_LEN_MAX: usize = 255;
 
-/// One directory, one log, many [`Partition`]s.
+/// An open database: one directory with one write-ahead log (WAL) and many [`Partition`]s.
 ///
-/// Cheap to clone; thread safe. Dropping the last handle (databases, partitions, snapshots) closes it cleanly.
+/// Clones share the database and are cheap; the type is `Send` and `Sync`. Dropping the last handle (database,
+/// partition, snapshot or iterator) closes the database cleanly.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -36,7 +37,7 @@ const COMPARATOR_NAME_LEN_MAX: usize = 255;
 /// let db = azekura::Config::new(dir.path().join("db")).open()?;
 /// let p = db.open_partition("default", Default::default())?;
 /// p.insert("key", "value")?;
-/// db.persist(azekura::PersistMode::SyncData)?; // now it survives power loss, too
+/// db.persist(azekura::PersistMode::SyncData)?; // the write now survives power loss
 /// db.close()?;
 /// # Ok(()) }
 /// ```
@@ -46,43 +47,48 @@ pub struct Database {
 }
 
 impl Config {
-    /// Opens the database, creating it if the directory is missing or empty.
+    /// Opens the database, and creates it if the directory is missing or empty.
     ///
     /// # Errors
-    /// `Locked` if another handle has it open; `Invalid` for a directory that holds something else or a setting out of
-    /// range; `Corruption` for a file that is missing, truncated or damaged; `Unsupported` for a newer format;
-    /// `Io`, `OutOfSpace`. A failed open changes nothing.
+    /// `Locked` if the database is open elsewhere, in this process or another. `Invalid` if the directory contains
+    /// other files or a setting is out of range. `Corruption` if a file is missing, truncated or damaged.
+    /// `Unsupported` if the format is newer. `Io`, `OutOfSpace`. A failed open changes nothing.
     pub fn open(self) -> Result<Database> {
         Ok(Database { handle: recovery::open(self)? })
     }
 
-    /// Opens an existing database for reading, beside other readers: the log is replayed into memory, nothing is
-    /// written, no thread is started. It shows the state at the time of opening.
+    /// Opens an existing database for reading only; other readers may have it open too.
+    ///
+    /// The WAL is replayed into memory, nothing is written, and no thread is started. The handle reads the state at
+    /// the time of opening.
     ///
     /// # Errors
-    /// As [`open`](Config::open); `Locked` beside a writer, `Invalid` if there is no database.
+    /// As [`open`](Config::open); `Locked` while a writer has the database open, `Invalid` if there is no database.
     pub fn open_read_only(self) -> Result<Database> {
         Ok(Database { handle: recovery::open_read_only(self)? })
     }
 }
 
 impl Database {
-    /// The partition of that name, created with `options` if there is none. On an existing one the options apply to
-    /// data written from now on, and those of how index and filters are held also to tables that were not read yet.
+    /// Opens the partition `name`, and creates it with `options` if it does not exist.
     ///
-    /// Creating is atomic and as durable as the database's default mode says; every later sync of the log covers it.
+    /// The name has 1 to 255 bytes of UTF-8. For an existing partition the options apply to data written from now on;
+    /// the options that place index and filter blocks also apply to tables that were not read yet.
+    ///
+    /// Creation is atomic, and as durable as the default durability of the database. Every later sync of the WAL
+    /// makes it durable too.
     ///
     /// # Errors
-    /// `Invalid` for a name or an option out of range, or if the partition was created with a comparator; errors of
-    /// writing.
+    /// `Invalid` if the name or an option is out of range, or if the partition was created with another engine or
+    /// with a comparator. `Io`, `OutOfSpace`, `Poisoned` from writing. `Closed`.
     pub fn open_partition(&self, name: &str, options: PartitionCreateOptions) -> Result<Partition> {
         self.open_or_create(name, &options, None)
     }
 
-    /// An existing partition with the options that are stored with it.
+    /// Opens an existing partition with the options that are stored with it.
     ///
     /// # Errors
-    /// `Invalid` if there is none of that name, or if its keys are ordered by a comparator that was not given yet.
+    /// `Invalid` if the partition does not exist, or if its comparator was not given since the database was opened.
     pub fn partition(&self, name: &str) -> Result<Partition> {
         let missing = || Error::invalid(format!("partition {name:?} does not exist"));
         let state = self.handle.inner.partition(name).ok_or_else(missing)?;
@@ -90,10 +96,15 @@ impl Database {
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
-    /// The same for a partition whose keys are ordered by `comparator`, which must have the name it was created with.
+    /// Opens or creates a partition as [`open_partition`](Database::open_partition) does, with keys ordered by
+    /// `comparator`.
+    ///
+    /// The comparator's name has 1 to 255 bytes. For an existing partition it must be the name that the partition was
+    /// created with.
     ///
     /// # Errors
-    /// As [`open_partition`](Database::open_partition); `Invalid`, naming both, for another comparator.
+    /// As [`open_partition`](Database::open_partition); `Invalid` if the comparator's name differs from the stored
+    /// one (the message contains both).
     pub fn open_partition_with_comparator(
         &self,
         name: &str,
@@ -148,14 +159,14 @@ impl Database {
             comparator: order.name().to_owned(),
             settings: options.encode(),
         };
-        // What a pool that is memory gets is durable by itself: there must be no moment at which the manifest has the
-        // partition and not its file, or a commit and not the partition.
+        // A mapped pool is durable without the WAL. Its file must be durable before the manifest names the partition,
+        // and the partition before any commit to it.
         let is_memory = engine == EngineKind::PmemMapped;
         if is_memory {
             inner.catalog.pool_location(&meta).create_file(&options.pmem())?;
         }
-        // All that can fail comes before the edit: a partition that the manifest has, and that cannot be opened, would
-        // keep the database from opening.
+        // Every step that can fail runs before the edit, because a partition that is in the manifest but cannot be
+        // opened would prevent the database from opening.
         let prepare = |meta: &PartitionMeta| {
             let home = is_memory.then(|| inner.catalog.pool_location(meta));
             home.as_ref().map_or(Ok(()), |home| home.publish_file())?;
@@ -173,9 +184,9 @@ impl Database {
         Ok(Partition::new(state, Arc::clone(&self.handle)))
     }
 
-    /// Drops a partition whose creation the manifest has and could not be made durable because of `error`, which the
-    /// caller gets. Writing ends if that fails too. The next open removes the files of a pool: as long as its creation
-    /// may be durable and its end is not, the database does not open without them.
+    /// Drops a partition whose creation is in the manifest but could not be made durable, and returns `error`. If the
+    /// drop fails too, the database is poisoned. The pool's files are left for the next open to remove: as long as
+    /// the creation may be durable and the drop is not, the database does not open without them.
     fn undo_creation(&self, state: &PartitionState, error: Error) -> Error {
         let inner = &self.handle.inner;
         let drop_it = [VersionEdit::PartitionDropped { partition: state.id }];
@@ -189,8 +200,8 @@ impl Database {
         }
     }
 
-    /// Puts options of an existing partition in force and stores them. After a failure the old ones are stored, and
-    /// the caller puts them in force again.
+    /// Applies new options to an existing partition and stores them. After a failure the old options are still
+    /// stored, and the caller applies them again.
     fn replace_options(&self, state: &Arc<PartitionState>, options: &PartitionCreateOptions) -> Result<()> {
         let inner = &self.handle.inner;
         let settings = options.encode();
@@ -200,7 +211,7 @@ impl Database {
         if inner.writer.is_none() || is_stored {
             return Ok(());
         }
-        // A flush begins work of its own.
+        // `flush_and_wait` begins work of its own.
         drop(work);
         if state.lowers_max_size(options)? {
             worker::flush_and_wait(inner, state)?;
@@ -213,11 +224,13 @@ impl Database {
         Ok(())
     }
 
-    /// Deletes a partition and everything in it, durably. Its other handles return `Closed` from now on;
-    /// iterators that are under way go on.
+    /// Deletes a partition and its data durably.
+    ///
+    /// Its other handles return `Closed` from now on. Iterators that were created before continue.
     ///
     /// # Errors
-    /// `Invalid` for a partition of another database, `Closed` if it was deleted already; errors of writing.
+    /// `Invalid` if the partition belongs to another database. `Closed` if it was deleted already. `Io`,
+    /// `OutOfSpace`, `Poisoned` from writing.
     pub fn delete_partition(&self, partition: Partition) -> Result<()> {
         partition.check_same_database(&self.handle)?;
         let inner = &self.handle.inner;
@@ -228,11 +241,12 @@ impl Database {
         self.delete(&partition.state, one_at_a_time)
     }
 
-    /// Deletes the partition of that name, as [`delete_partition`](Database::delete_partition) does. It need not be
-    /// open: one whose comparator the program no longer has is deleted like others.
+    /// Deletes the partition `name`, as [`delete_partition`](Database::delete_partition) does.
+    ///
+    /// The partition need not be open: a partition whose comparator is no longer available can be deleted too.
     ///
     /// # Errors
-    /// `Invalid` if there is none of that name; errors of writing.
+    /// `Invalid` if the partition does not exist. `Closed`. `Io`, `OutOfSpace`, `Poisoned` from writing.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -259,9 +273,9 @@ impl Database {
         let _work = inner.begin_work()?;
         let writer = inner.writer()?;
         let edits = [VersionEdit::PartitionDropped { partition: state.id }];
-        // Between two commits, so that no commit is half in a partition that is gone; and behind the sync of all
-        // commits before, because the edit may survive power loss as soon as it is written. Most of that sync is done
-        // first.
+        // The edit is written between two commits, so that no commit is partly in a deleted partition. It is written
+        // after a sync of all earlier commits, because it may survive power loss as soon as it is written. This first
+        // sync does most of that work outside the exclusive section.
         inner.poison.poison_on_failure(writer.wal.sync(inner.last_visible.get(), false))?;
         let delete = || {
             writer.wal.sync(inner.last_visible.get(), false)?;
@@ -272,98 +286,106 @@ impl Database {
         };
         let written = inner.with_reserve(ReserveUse::Flush, || writer.committer.run_exclusively(delete));
         inner.poison.poison_on_failure(written)?;
-        // No writer of another partition waits for its flushes any more, or gets their errors.
+        // Writers of other partitions no longer wait for flushes of this partition, so its flush error is cleared.
         *lock(&inner.flush_error) = None;
         inner.task_done.notify_all();
         inner.poison.poison_on_failure(writer.version_set.sync())?;
         inner.catalog.discard(state);
         inner.update_write_stalls();
-        drop(one_at_a_time); // others may create and delete while files are removed
+        drop(one_at_a_time); // other threads may create and delete partitions meanwhile
         inner.obsolete_files().remove_all();
         inner.work_available.notify_all();
         Ok(())
     }
 
-    /// The names of all partitions, sorted.
+    /// Returns the names of all partitions, sorted.
     pub fn list_partitions(&self) -> Vec<String> {
         self.handle.inner.catalog.names()
     }
 
-    /// Whether there is a partition of that name.
+    /// Returns whether the partition `name` exists.
     pub fn partition_exists(&self, name: &str) -> bool {
         self.handle.inner.partition(name).is_some()
     }
 
-    /// An empty batch.
+    /// Creates an empty batch.
     pub fn batch(&self) -> Batch {
         Batch::new(Arc::clone(&self.handle))
     }
 
-    /// This moment, across all partitions.
+    /// Creates a snapshot of all partitions at the newest visible commit.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(Arc::clone(&self.handle))
     }
 
-    /// Makes every commit that has returned as durable as `mode` says.
+    /// Makes every commit that has returned durable to the level `mode`.
     ///
     /// # Errors
-    /// `Poisoned` if the sync fails: writing ends, reading goes on; close, look at the device, open again.
+    /// `Poisoned` if the sync fails: later writes fail, reads continue. Close the database, check the device and open
+    /// it again.
     pub fn persist(&self, mode: PersistMode) -> Result<()> {
         self.handle.inner.persist(mode)
     }
 
-    /// Figures about the database since it was opened.
+    /// Returns metrics of the database since it was opened.
     pub fn metrics(&self) -> Metrics {
         Metrics::of(&self.handle.inner)
     }
 
-    /// Bytes of all files on disk: tables, blob files, log, manifest.
+    /// Returns the total length in bytes of all files in the database directory: tables, blob files, pools, WAL and
+    /// manifest. Returns 0 if the directory cannot be read.
     pub fn disk_space(&self) -> u64 {
         let inner = &self.handle.inner;
         inner.fs.read_dir(&inner.dir).map_or(0, |entries| entries.iter().map(|entry| entry.len).sum())
     }
 
-    /// Writes a copy of the database as it is between two commits to the new directory `path`; it can be opened at
-    /// once. Tables and blob files are shared by hard links where the file system allows, so that it is quick and
-    /// small. Missing parents of `path` are created.
+    /// Writes a copy of the database, as of one point between two commits, to the new directory `path`.
     ///
-    /// The copy is built beside `path`, in a directory `azekura-checkpoint-<16 hexadecimal digits>.tmp`. If the process
-    /// dies meanwhile, that directory is left, and you can remove it. No other file or directory is removed or
-    /// replaced.
+    /// The copy can be opened at once. Tables and blob files are hard-linked where the file system allows it, which
+    /// is fast and uses little space; elsewhere they are copied. Missing parents of `path` are created.
+    ///
+    /// The copy is built in the parent of `path`, in a directory `azekura-checkpoint-<16 hexadecimal digits>.tmp`. If
+    /// the process crashes during the call, that directory remains, and you can remove it. No other file or directory
+    /// is removed or replaced.
     ///
     /// # Errors
-    /// `Invalid` if anything is at `path`, an empty directory too; errors of writing. A failure leaves nothing at
-    /// `path`, with one exception: the copy was finished, its name could not be made durable, and the file system
-    /// refused to take the name back. Then the whole copy is there. If the system dies after a name could not be made
-    /// durable, the whole copy may be there or nothing.
+    /// `Invalid` if `path` exists, even as an empty directory. `Io`, `OutOfSpace` from writing. After a failure
+    /// nothing exists at `path`, with one exception: if the copy was complete, its name could not be made durable,
+    /// and the file system did not allow the name to be removed, then the complete copy is there. If the system
+    /// crashes after the name could not be made durable, `path` holds the complete copy or does not exist.
     pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
         checkpoint::checkpoint(&self.handle.inner, path.as_ref())
     }
 
-    /// Flushes everything, stops the workers and gives the directory free; other handles return `Closed` from now
-    /// on. While another handle is closing, this returns at once: only the first call says when the directory is free.
+    /// Flushes all memtables, stops the workers and releases the lock on the directory. Other handles return `Closed`
+    /// from now on.
     ///
-    /// Files that nobody needs any more are gone then, but for those that an iterator, or a read that is under way in
-    /// this process, be it in another database, still holds: the next open removes them.
+    /// If another call is closing the database, this call returns at once: only the return of the first call means
+    /// that the directory is released.
+    ///
+    /// Obsolete files are removed before the call returns. Exception: a file that an iterator or a running read of
+    /// this process still uses, even through another database, is removed by the next open.
     ///
     /// # Errors
-    /// Those of flushing; the directory is given free all the same, and the log has what was acknowledged.
+    /// `Io`, `OutOfSpace`, `Poisoned` from flushing. The directory is released also after an error, and the WAL
+    /// contains every acknowledged commit.
     pub fn close(self) -> Result<()> {
         self.handle.close()
     }
 
-    /// Does exactly one piece of background work in the calling thread; false if there was none. With
-    /// [`workers(0)`](Config::workers) this is the only way it gets done. What has failed before is tried again once
-    /// there is nothing else.
+    /// Runs one background task in the calling thread; returns false if there was none.
+    ///
+    /// With [`workers(0)`](Config::workers) background work runs only in this call. Tasks that failed are retried
+    /// once there are no other tasks.
     ///
     /// # Errors
-    /// Those of the work, which stays to be done.
+    /// The error of the task, which remains to be done.
     pub fn step(&self) -> Result<bool> {
         self.handle.inner.writer()?;
         worker::step(&self.handle.inner)
     }
 
-    /// The directory, as an absolute path: a relative one begins at the working directory at the time of opening.
+    /// Returns the absolute path of the directory. A relative path is resolved against the working directory at open.
     pub fn path(&self) -> &Path {
         &self.handle.inner.dir
     }

@@ -1,4 +1,4 @@
-//! What keeps a database open: the last handle closes it.
+//! Keeps a database open while a handle exists, and closes it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,15 +17,15 @@ use crate::mem::atomic::yield_now;
 use crate::mem::epoch::RetireEpoch;
 use crate::vfs::fs::PersistenceLevel;
 
-/// Threads that flush while a database with many partitions closes.
+/// Maximum number of threads that flush while a database closes.
 const CLOSING_THREADS_MAX: usize = 8;
-/// Closing looks so many times whether reads of pools have ended, and sleeps for 1 ms after each look behind the first
-/// [`READER_SPIN_ROUNDS`].
+/// Maximum number of checks, while closing, whether the reads of pools have ended. Each check after the first
+/// [`READER_SPIN_ROUNDS`] is followed by a sleep of 1 ms.
 const READER_WAIT_ROUNDS: usize = 10_000;
 const READER_SPIN_ROUNDS: usize = 100;
 
 /// Held by every [`Database`](crate::Database), [`Partition`](crate::Partition), [`Snapshot`](crate::Snapshot) and
-/// iterator; dropping the last one closes the database as `close` does, with failures told to the listener.
+/// iterator. Dropping the last one closes the database as `close` does; errors are reported to the listener.
 pub(crate) struct DbHandle {
     pub(crate) inner: Arc<DbInner>,
     threads: Mutex<BackgroundThreads>,
@@ -37,9 +37,9 @@ impl DbHandle {
         Arc::new(DbHandle { inner, threads: Mutex::new(threads), closed: AtomicBool::new(false) })
     }
 
-    /// Stops the workers, flushes everything, leaves nothing to replay, and gives the directory free.
+    /// Stops the workers, flushes all memtables so that nothing has to be replayed, and releases the directory.
     ///
-    /// The directory is given free also when an error is returned: what was acknowledged is then in the log.
+    /// The directory is released also when an error is returned; the WAL then contains every acknowledged commit.
     ///
     /// In a forked child nothing is done, and `Closed` is returned.
     pub(crate) fn close(&self) -> Result<()> {
@@ -66,7 +66,7 @@ impl DbHandle {
             }
         }
         if inner.writer.is_some() {
-            // Nobody works any more. Who lets go of a table from now on leaves its file to the next open.
+            // All work has ended. A table that is released from now on is removed by the next open.
             for tree in inner.catalog.all().iter().filter_map(|p| p.lsm_if_built()) {
                 tree.abandon_paused();
                 if tree.first_unflushed().is_none() {
@@ -77,7 +77,8 @@ impl DbHandle {
         }
         let pools: Vec<_> = inner.catalog.all().iter().filter_map(|p| p.pool_if_built().cloned()).collect();
         if inner.writer.is_some() {
-            // Before the directory is given free, however this ends: another process may open the files then.
+            // Runs before the directory is released, also after an error, because another process may open the files
+            // then.
             pools.iter().for_each(|pool| pool.stop_writes());
             if pools.iter().any(|pool| pool.persistence_level() > PersistenceLevel::WalOnly) {
                 self.wait_for_reads();
@@ -85,7 +86,7 @@ impl DbHandle {
         }
         let finished = flushed.and_then(|()| self.finish_wal());
         if finished.is_ok() && inner.writer.is_some() {
-            // The log says where numbers go on now.
+            // The WAL contains the next sequence number now.
             pools.iter().for_each(|pool| pool.close());
         }
         if let Some(writer) = &inner.writer {

@@ -1,4 +1,4 @@
-//! Walking over the keys of a partition, from both ends.
+//! Iterators over a partition, usable from both ends.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -14,16 +14,16 @@ use crate::iter::InternalIter;
 use crate::iter::visible::{BackwardVisibleIter, ForwardVisibleIter};
 use crate::mem::slice::Slice;
 
-/// The bounds of a walk, owned.
+/// Owned bounds of an iterator.
 pub(crate) type OwnedBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// Copies the bounds of a range of keys.
+/// Copies the bounds of a key range.
 pub(crate) fn own_bounds<K: AsRef<[u8]>, R: RangeBounds<K>>(range: &R) -> OwnedBounds {
     let own = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
     (own(range.start_bound()), own(range.end_bound()))
 }
 
-/// The keys that begin with `prefix` lie between it and the next string that does not begin with it.
+/// Returns the bounds from `prefix` to the next byte string that does not begin with it.
 pub(crate) fn prefix_bounds(prefix: &[u8]) -> OwnedBounds {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -35,10 +35,10 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> OwnedBounds {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
-/// Why an end that is asked stands on an entry.
+/// Panic message of reads at an end that has no current entry.
 const STEPPED: &str = "the step to this entry said true";
 
-/// One of the two ends of a walk.
+/// One of the two ends of an iterator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum IterEnd {
     Front,
@@ -48,26 +48,26 @@ pub(crate) enum IterEnd {
 type FrontIter = Option<ForwardVisibleIter<Box<dyn InternalIter>>>;
 type BackIter = Option<BackwardVisibleIter<Box<dyn InternalIter>>>;
 
-/// One walk: two cursors that come towards each other, each made when first needed from the moment that the walk holds.
-/// Values that stand elsewhere are read when they are asked for.
+/// A double-ended iterator: a forward and a backward internal iterator over one tree view, each created at its first
+/// step. Blob values are read on request.
 pub(crate) struct DbIter {
     view: Arc<dyn EngineView>,
-    /// Made when the first value is read that stands elsewhere.
+    /// Created when the first blob value is read.
     blob_resolver: Option<Box<dyn engine::BlobResolver>>,
-    /// The value that was lent last, if it stood elsewhere.
+    /// The blob value that was returned by reference last.
     last_blob_value: Slice,
     order: KeyOrder,
     bounds: OwnedBounds,
     snapshot: SnapshotGuard,
     front: FrontIter,
     back: BackIter,
-    /// The last key that each end gave, since there are two.
+    /// The last key returned by each end; set once both ends are in use.
     front_key: Option<Vec<u8>>,
     back_key: Option<Vec<u8>>,
-    /// Set by an error or by the meeting of the ends: nothing comes any more.
+    /// Set by an error, or when the ends meet: the iterator returns nothing more.
     ended: bool,
-    /// Keeps the database open, and so its files where they are. The last field: closing removes the files of tables
-    /// that only this walk held.
+    /// Keeps the database open, so that its files remain. Must be the last field, because closing removes the
+    /// obsolete tables that only this iterator held.
     handle: Arc<DbHandle>,
 }
 
@@ -98,7 +98,7 @@ impl DbIter {
         }
     }
 
-    /// Steps an end; true if it stands on an entry.
+    /// Moves an end to its next entry; returns false if there is none.
     pub(crate) fn step(&mut self, end: IterEnd) -> Result<bool> {
         if self.ended {
             return Ok(false);
@@ -114,7 +114,7 @@ impl DbIter {
 
     fn step_front(&mut self) -> Result<bool> {
         if self.front.is_none() {
-            // From now on the back has to say where it stands.
+            // The back must record its key from now on.
             if let Some(back) = self.back.as_ref().filter(|back| back.valid()) {
                 copy_key_to(&mut self.back_key, back.key());
             }
@@ -148,7 +148,7 @@ impl DbIter {
 
     fn step_back(&mut self) -> Result<bool> {
         if self.back.is_none() {
-            // From now on the front has to say where it stands.
+            // The front must record its key from now on.
             if let Some(front) = self.front.as_ref().filter(|front| front.valid()) {
                 copy_key_to(&mut self.front_key, front.key());
             }
@@ -180,7 +180,8 @@ impl DbIter {
         Ok(true)
     }
 
-    /// The key at an end; this and what follows only after [`step`](DbIter::step) said true.
+    /// Returns the key at an end. This and the following methods require that the last [`step`](DbIter::step) of that
+    /// end returned true.
     fn key(&self, end: IterEnd) -> Slice {
         let key = match end {
             IterEnd::Front => self.front.as_ref().map(ForwardVisibleIter::key),
@@ -189,7 +190,7 @@ impl DbIter {
         Slice::from(key.expect(STEPPED))
     }
 
-    /// Key and value at an end, read if it stands elsewhere; after a failure the walk has ended.
+    /// Returns key and value at an end; reads a blob value. After an error the iterator has ended.
     fn pair(&mut self, end: IterEnd) -> Result<(&[u8], Slice)> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let mut value = match kind {
@@ -206,15 +207,14 @@ impl DbIter {
         }
     }
 
-    /// Whether the next pair at the front may be lent in one step: nobody comes towards it, and what is walked over
-    /// shows what is visible by itself.
+    /// Returns whether [`next_pair_ref`](DbIter::next_pair_ref) may be used: the back is unused, and the front
+    /// resolves visibility without copying.
     #[inline]
     fn is_forward_only(&self) -> bool {
         self.back.is_none() && self.front.as_ref().is_some_and(ForwardVisibleIter::has_next_ref)
     }
 
-    /// Steps the front and lends what it stands on then; only where [`is_forward_only`](DbIter::is_forward_only) says
-    /// so.
+    /// Moves the front and returns its entry by reference. Requires [`is_forward_only`](DbIter::is_forward_only).
     fn next_pair_ref(&mut self) -> Result<Option<(&[u8], &[u8])>> {
         let DbIter { front: Some(front), ended, handle, .. } = self else { return Ok(None) };
         let was_ended = std::mem::replace(ended, true);
@@ -229,7 +229,7 @@ impl DbIter {
         Ok(entry.map(|entry| (entry.user_key, entry.value)))
     }
 
-    /// The same without a copy.
+    /// Returns key and value at an end by reference.
     fn pair_ref(&mut self, end: IterEnd) -> Result<(&[u8], &[u8])> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let mut elsewhere = match kind {
@@ -246,7 +246,7 @@ impl DbIter {
         })
     }
 
-    /// The entry at an end; its value is not read.
+    /// Returns the entry at an end without reading a blob value.
     fn entry(&self, end: IterEnd) -> Result<Entry> {
         let (key, kind, bytes) = entry_at(&self.front, &self.back, end);
         let value = match kind {
@@ -264,7 +264,7 @@ impl DbIter {
     }
 }
 
-/// The value that a pointer of `view` leads to.
+/// Reads the blob value that `pointer` refers to.
 fn read_blob(
     values: &mut Option<Box<dyn engine::BlobResolver>>,
     view: &Arc<dyn EngineView>,
@@ -273,7 +273,7 @@ fn read_blob(
     values.get_or_insert_with(|| view.blob_resolver()).resolve(pointer)
 }
 
-/// What an end stands on: key, kind, and the value or the pointer to it.
+/// Returns key, record kind, and value or blob pointer at an end.
 fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a [u8], RecordKind, &'a [u8]) {
     let (key, (kind, value)) = match end {
         IterEnd::Front => {
@@ -285,7 +285,7 @@ fn entry_at<'a>(front: &'a FrontIter, back: &'a BackIter, end: IterEnd) -> (&'a 
     (key, kind, value)
 }
 
-/// The value that an end stands on, to keep.
+/// Returns an owned value: shares the bytes of the block if the value is large, else copies it.
 fn to_slice(front: &FrontIter, back: &BackIter, end: IterEnd, bytes: &[u8]) -> Slice {
     let inner = match end {
         _ if bytes.len() < SHARED_LEN_MIN => None,
@@ -301,7 +301,7 @@ fn copy_key_to(place: &mut Option<Vec<u8>>, key: &[u8]) {
     kept.extend_from_slice(key);
 }
 
-/// A walk, or the reason why there is none.
+/// An iterator, or the error that prevented its creation.
 pub(crate) enum IterState {
     Active(Box<DbIter>),
     Failed(Option<Error>),
@@ -315,7 +315,7 @@ impl IterState {
         }
     }
 
-    /// The walk, one step on at that end; none where it ends.
+    /// Moves an end and returns the iterator; `None` if that end has no more entries.
     #[inline]
     fn step(&mut self, end: IterEnd) -> Option<Result<&mut DbIter>> {
         match self {
@@ -328,7 +328,7 @@ impl IterState {
         }
     }
 
-    /// The next key and value at that end, borrowed until the next step.
+    /// Moves an end and returns key and value, borrowed until the next step.
     fn step_ref(&mut self, end: IterEnd) -> Option<Result<(&[u8], &[u8])>> {
         if let (IterState::Active(iter), IterEnd::Front) = (&mut *self, end)
             && iter.is_forward_only()
@@ -340,8 +340,8 @@ impl IterState {
     }
 }
 
-/// An entry of a partition: key and value. A value that stands in a blob file is read when it is asked for; until then
-/// the entry keeps that file, and the database open.
+/// An entry of a partition: key and value. A value in a blob file is read on request. Until then the entry keeps that
+/// file, and keeps the database open.
 ///
 /// ```
 /// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
@@ -375,20 +375,20 @@ struct UnreadBlob {
     len: u32,
     pointer: Vec<u8>,
     view: Arc<dyn EngineView>,
-    /// The last field, as in [`DbIter`].
+    /// Must be the last field, as in [`DbIter`].
     handle: Arc<DbHandle>,
 }
 
 impl Entry {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &Slice {
         &self.key
     }
 
-    /// The value.
+    /// Returns the value; reads it from disk if it is in a blob file.
     ///
     /// # Errors
-    /// Those of reading, where the value does not stand beside the key.
+    /// `Io` or `Corruption` from reading the blob file; `Closed`.
     pub fn value(&self) -> Result<Slice> {
         match &self.value {
             EntryValue::Inline(value) => Ok(value.clone()),
@@ -401,7 +401,7 @@ impl Entry {
         }
     }
 
-    /// Length of the value in bytes, without reading it.
+    /// Returns the length of the value in bytes without reading it.
     pub fn size(&self) -> u32 {
         match &self.value {
             // Values are at most 4 GiB - 1, so the cast loses nothing.
@@ -421,8 +421,8 @@ macro_rules! iterator {
     ($(#[$doc:meta])* $name:ident, $item:ty, $shape:expr) => {
         $(#[$doc])*
         ///
-        /// Shows one moment, however long it lives; owns what it needs and keeps the database open; after an error it
-        /// ends.
+        /// Reads one snapshot for its whole lifetime. Owns its tables and memtables, and keeps the database open.
+        /// Ends after an error.
         #[must_use = "iterators do nothing unless consumed"]
         pub struct $name(pub(crate) IterState);
 
@@ -445,11 +445,13 @@ macro_rules! iterator {
 }
 
 iterator!(
-    /// Pairs of key and value, in the order of the keys.
+    /// Iterates over key-value pairs in key order.
     Iter, (Slice, Slice), |iter: &mut DbIter, end| iter.pair(end).map(|(key, value)| (Slice::from(key), value)));
 impl Iter {
-    /// As [`next`](Iterator::next), but key and value are lent until the next step instead of being copied: the
-    /// quickest way over many records. What is skipped or given by the one is skipped by the other.
+    /// Returns the next pair like [`next`](Iterator::next), but borrows key and value until the next step instead of
+    /// copying them.
+    ///
+    /// This is the fastest way to read many records. Both methods advance the same position.
     ///
     /// ```
     /// # fn main() -> azekura::Result<()> {
@@ -468,29 +470,29 @@ impl Iter {
     /// ```
     ///
     /// # Errors
-    /// Those of reading; behind an error it ends.
+    /// `Io`, `Corruption` or `Closed` from reading; the iterator ends after an error.
     pub fn next_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
         self.0.step_ref(IterEnd::Front)
     }
 
-    /// As [`next_back`](DoubleEndedIterator::next_back), but key and value are lent, as by
-    /// [`next_ref`](Iter::next_ref).
+    /// Returns the next pair from the back like [`next_back`](DoubleEndedIterator::next_back), but borrows key and
+    /// value, as [`next_ref`](Iter::next_ref) does.
     ///
     /// # Errors
-    /// Those of reading; behind an error it ends.
+    /// `Io`, `Corruption` or `Closed` from reading; the iterator ends after an error.
     pub fn next_back_ref(&mut self) -> Option<Result<(&[u8], &[u8])>> {
         self.0.step_ref(IterEnd::Back)
     }
 }
 
 iterator!(
-    /// Keys in order; values are not read.
+    /// Iterates over keys in order; blob values are not read.
     Keys, Slice, |iter: &mut DbIter, end| Ok(iter.key(end)));
 iterator!(
-    /// Values in the order of their keys.
+    /// Iterates over values in the order of their keys.
     Values, Slice, |iter: &mut DbIter, end| iter.pair(end).map(|(_, value)| value));
 iterator!(
-    /// Entries in the order of the keys; values in blob files are read when they are asked for.
+    /// Iterates over entries in key order; blob values are read on request.
     Entries, Entry, |iter: &mut DbIter, end| iter.entry(end));
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Figures, as plain structs that print as tables.
+//! Metrics of a database, its cache and its partitions, as plain structs that print as tables.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,36 +13,38 @@ use crate::engine::Engine;
 use crate::pmem::engine::PoolStats;
 use crate::vfs::fs::PersistenceLevel;
 
-/// Counters of one kind of block in the cache. Every read that asks for a block counts once, in a counter of its
-/// thread: the sums are exact once the reads are over, and miss at most those that are going on.
+/// Cache counters of one kind of block.
+///
+/// Each read that requests a block counts once, in a counter of its thread. The sums are exact when no read is
+/// running; otherwise they may omit running reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockKindMetrics {
-    /// Reads that found their block.
+    /// Reads that found the block in the cache.
     pub hits: u64,
-    /// Reads that had to load it.
+    /// Reads that loaded the block.
     pub misses: u64,
-    /// Blocks held now.
+    /// Blocks in the cache now.
     pub blocks: u64,
-    /// Bytes held now.
+    /// Bytes of these blocks.
     pub bytes: u64,
 }
 
-/// The block cache.
+/// Metrics of the block cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheMetrics {
-    /// Bytes it may hold.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Bytes it holds now, those of evicted blocks that a reader may still be at included; never above `capacity`.
+    /// Bytes in use now, including evicted blocks that a reader may still use; never above `capacity`.
     pub used: u64,
-    /// Bytes of blocks that stay until their table goes; part of `used`.
+    /// Bytes of blocks that are pinned until their table is removed; included in `used`.
     pub pinned: u64,
     /// Data blocks.
     pub data: BlockKindMetrics,
-    /// Pieces and tops of indexes.
+    /// Index partitions and top-level indexes.
     pub index: BlockKindMetrics,
-    /// Pieces and tops of filters.
+    /// Filter partitions and top-level filters.
     pub filter: BlockKindMetrics,
     /// Values of blob files, and pages of their indexes.
     pub blob: BlockKindMetrics,
@@ -68,7 +70,7 @@ impl CacheMetrics {
     }
 }
 
-/// Figures about a database since it was opened; bytes and counts unless said.
+/// Metrics of a database since it was opened. Fields are counts unless the name or the text gives a unit.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Metrics {
@@ -76,67 +78,73 @@ pub struct Metrics {
     pub partitions: usize,
     /// Commits, each with one or more records.
     pub commits: u64,
-    /// Records.
+    /// Records in these commits.
     pub records: u64,
-    /// Bytes of commits as callers wrote them: keys, values and a few bytes for each record.
+    /// Bytes of commits as submitted: keys, values and a few bytes of header per record.
     pub user_bytes: u64,
-    /// Bytes written to the log.
+    /// Bytes written to the WAL.
     pub wal_bytes: u64,
-    /// Bytes of large values that were written to blob files ahead of their commits: the log has none of them.
+    /// Bytes of large values written directly to blob files before their commit. The WAL contains only pointers to
+    /// them.
     pub direct_blob_bytes: u64,
-    /// Times the log was synced.
+    /// Syncs of the WAL.
     pub wal_syncs: u64,
-    /// Bytes of log that are held now.
+    /// Bytes of all WAL segments now.
     pub wal_live_bytes: u64,
-    /// Segments of log that are held now.
+    /// WAL segments now.
     pub wal_segments: usize,
     /// Flushes.
     pub flushes: u64,
-    /// Bytes of tables and blob files written by flushes; what stood in a blob file before is not counted again.
+    /// Bytes of tables and blob files written by flushes, without values that were written to a blob file directly
+    /// before.
     pub flushed_bytes: u64,
     /// Compactions that rewrote tables.
     pub compactions: u64,
-    /// Compactions that only moved tables a level down.
+    /// Compactions that only moved tables to the next level without rewriting them.
     pub trivial_moves: u64,
     /// Bytes of tables read by compactions.
     pub compaction_bytes_read: u64,
     /// Bytes of tables written by compactions.
     pub compaction_bytes_written: u64,
-    /// Collections of blob files.
+    /// Blob GC runs.
     pub blob_gc_runs: u64,
-    /// Bytes of values read by collections.
+    /// Bytes of values read by blob GC.
     pub blob_gc_bytes_read: u64,
-    /// Bytes of blob files written by collections.
+    /// Bytes of blob files written by blob GC.
     pub blob_gc_bytes_written: u64,
-    /// Bytes of blob files that went, those written again taken off: by collections and, where no table pointed to a
-    /// file any more, by compactions; on their own or called for.
+    /// Bytes reclaimed by deleting blob files, minus bytes rewritten by blob GC.
+    ///
+    /// Includes automatic and requested blob GC, and blob files that a compaction deleted because no table referred
+    /// to them any more.
     pub blob_bytes_freed: u64,
-    /// Of the manifest now.
+    /// Bytes of the manifest now.
     pub manifest_bytes: u64,
-    /// Bytes that all memtables take now: the sum of the three below. [`Config::memory_budget`](crate::Config) bounds
-    /// it but for what iterators hold.
+    /// Bytes of all memtables now: the sum of the next three fields. [`Config::memory_budget`](crate::Config) bounds
+    /// it except for the memtables that iterators hold.
     pub memtable_bytes: u64,
-    /// Bytes of memtables that take records.
+    /// Bytes of active memtables.
     pub active_memtable_bytes: u64,
     /// Bytes of sealed memtables, which wait for a flush.
     pub sealed_memtable_bytes: u64,
-    /// Bytes of memtables that were flushed, or whose partition was deleted, and that iterators and running reads hold.
+    /// Bytes of memtables that were flushed, or whose partition was deleted, and that iterators and running reads
+    /// still hold.
     pub pinned_memtable_bytes: u64,
-    /// Nanoseconds that writers were held up.
+    /// Nanoseconds that writers waited in write stalls.
     pub stall_ns: u64,
-    /// The block cache.
+    /// Metrics of the block cache.
     pub cache: CacheMetrics,
-    /// Records of the log applied again when the database was opened.
+    /// WAL records replayed when the database was opened.
     pub replayed_records: u64,
     /// Nanoseconds that opening took.
     pub recovery_ns: u64,
-    /// What the log held behind damage when the database was opened.
+    /// WAL frames after a damaged position that recovery dropped when the database was opened, if any.
     pub dropped_after_damage: Option<DroppedAfterDamage>,
-    /// Snapshots and iterators that exist now.
+    /// Open snapshots and iterators.
     pub open_snapshots: usize,
-    /// Records written since the oldest of these was taken: what they replaced or removed is kept for it.
+    /// Records written since the oldest open snapshot was taken. The versions that they replaced or removed are kept
+    /// for it.
     pub oldest_snapshot_age: u64,
-    /// Whether writing has ended after a failure.
+    /// Whether a failure poisoned the database: writes fail, reads continue.
     pub poisoned: bool,
 }
 
@@ -177,7 +185,7 @@ impl Metrics {
             metrics.active_memtable_bytes += memtables.memtable_bytes;
             metrics.sealed_memtable_bytes += memtables.sealed_bytes;
         }
-        // Last: what is sealed or flushed meanwhile is not missed.
+        // The total is read last, so that memtables sealed or flushed during the loop are included.
         let in_use = metrics.active_memtable_bytes + metrics.sealed_memtable_bytes;
         metrics.memtable_bytes = inner.memtable_memory().total().max(in_use);
         metrics.pinned_memtable_bytes = metrics.memtable_bytes - in_use;
@@ -192,8 +200,8 @@ impl Metrics {
         metrics
     }
 
-    /// Bytes written to the device for each byte that callers wrote: log, large values, flushes, compactions and
-    /// collections; 0 before the first.
+    /// Returns bytes written to disk (WAL, direct blob writes, flushes, compactions, blob GC) per byte that callers
+    /// wrote; 0 before the first write.
     pub fn write_amplification(&self) -> f64 {
         let background = self.compaction_bytes_written + self.blob_gc_bytes_written;
         let written = self.wal_bytes + self.direct_blob_bytes + self.flushed_bytes + background;
@@ -247,11 +255,11 @@ impl fmt::Display for Metrics {
     }
 }
 
-/// One level of a tree.
+/// Metrics of one level of an LSM tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LevelMetrics {
-    /// 0 is the youngest.
+    /// Level number; flushes write to level 0.
     pub level: u8,
     /// Sorted runs.
     pub runs: usize,
@@ -267,32 +275,33 @@ pub struct LevelMetrics {
     pub tombstones: u64,
 }
 
-/// Figures about one partition.
+/// Metrics of one partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PartitionMetrics {
-    /// Its name.
+    /// Partition name.
     pub name: String,
-    /// Its levels, youngest first, down to the last that holds something.
+    /// Levels from level 0 down to the last one that contains a table.
     pub levels: Vec<LevelMetrics>,
-    /// Bytes in memtables now, sealed ones included.
+    /// Bytes of memtables now, including sealed ones.
     pub memtable_bytes: u64,
-    /// Memtables that wait for a flush.
+    /// Sealed memtables that wait for a flush.
     pub sealed_memtables: usize,
-    /// Bytes of tables and blob files on disk.
+    /// Bytes of tables and blob files, or of the pool, on disk.
     pub disk_bytes: u64,
-    /// Bytes that open tables and blob files hold in memory beside the cache.
+    /// Bytes of memory that open tables and blob files hold outside the block cache.
     pub pinned_bytes: u64,
-    /// Whether large values go to blob files, or went when they were flushed.
+    /// Whether key-value separation is on, or the partition still has blob files.
     pub has_kv_separation: bool,
-    /// Its blob files, oldest number first. Of those that large values are being written to, all counts as referenced.
+    /// Blob files by ascending file number. In a blob file that direct writes are still appending to, all values
+    /// count as referenced.
     pub blob_files: Vec<BlobFileMetrics>,
-    /// Its pool, if its engine is [`Pmem`](crate::EngineType::Pmem); then there is none of the above but the bytes on
-    /// disk.
+    /// Pool metrics, if the engine is [`Pmem`](crate::EngineType::Pmem). Of the other fields only `name` and
+    /// `disk_bytes` are then set.
     pub pool: Option<PoolMetrics>,
 }
 
-/// The pool of a partition; bytes and counts unless said.
+/// Metrics of the pool of a pmem partition. Fields are counts unless the name or the text gives a unit.
 ///
 /// ```
 /// # use azekura::{Config, EngineType, PartitionCreateOptions};
@@ -309,33 +318,34 @@ pub struct PartitionMetrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolMetrics {
-    /// What a write has survived when it returns, without the log.
+    /// The failures that a write survives when it returns, without the WAL.
     pub persistence: PersistenceLevel,
-    /// Records.
+    /// Records stored in the pool.
     pub records: u64,
-    /// Leaves of the tree that are in use.
+    /// Leaves that the tree uses.
     pub leaves: u64,
-    /// Leaves that are free and kept for the tree.
+    /// Free leaves kept for reuse by the tree.
     pub free_leaves: u64,
-    /// Of the pool, free or not.
+    /// Bytes of the pool, used and free.
     pub bytes: u64,
-    /// Bytes that are free, without leaves.
+    /// Free bytes of the pool, without free leaves.
     pub free_bytes: u64,
-    /// Bytes of memory that lead to the leaves.
+    /// Bytes of memory of the inner nodes that index the leaves.
     pub index_bytes: u64,
-    /// Bytes of memory that say what was replaced, for snapshots and iterators; what they may read stays in the pool.
+    /// Bytes of memory that record replaced versions for snapshots and iterators. The replaced values themselves stay
+    /// in the pool.
     pub version_bytes: u64,
-    /// Checkpoints since it was opened.
+    /// Checkpoints since the pool was opened.
     pub checkpoints: u64,
-    /// Bytes that they have written.
+    /// Bytes written by these checkpoints.
     pub checkpoint_bytes: u64,
-    /// Leaves that were split since it was opened.
+    /// Leaf splits since the pool was opened.
     pub splits: u64,
-    /// Bytes stored by those splits: slots that moved and what says so, never keys or values.
+    /// Bytes stored by these splits: moved slots and their metadata, never keys or values.
     pub split_bytes_written: u64,
-    /// Lines of 64 bytes that those splits asked to be flushed, where memory has to be and where not.
+    /// Cache lines of 64 bytes that these splits flushed, counted also on memory that needs no flush.
     pub split_flushed_lines: u64,
-    /// Fences that those splits asked for.
+    /// Store fences that these splits issued.
     pub split_fences: u64,
 }
 
@@ -360,7 +370,7 @@ impl PoolMetrics {
     }
 }
 
-/// One blob file.
+/// Metrics of one blob file.
 ///
 /// ```
 /// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
@@ -386,23 +396,23 @@ impl PoolMetrics {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlobFileMetrics {
-    /// The number in its name.
+    /// File number, as in the file name.
     pub id: u64,
     /// Bytes on disk.
     pub bytes: u64,
-    /// Values it holds.
+    /// Values stored in the file.
     pub values: u64,
-    /// Bytes of those, as they are stored.
+    /// Bytes of these values as stored.
     pub value_bytes: u64,
-    /// Values that tables point to, and with that those that a snapshot may still see. Exact for what compaction has
-    /// met: a value that was overwritten counts until then.
+    /// Values that a table points to, including those that only a snapshot can read. An overwritten value counts
+    /// until a compaction drops its pointer.
     pub referenced_values: u64,
-    /// Bytes of those.
+    /// Bytes of the referenced values as stored.
     pub referenced_bytes: u64,
 }
 
 impl BlobFileMetrics {
-    /// Bytes of values that no table points to any more.
+    /// Returns the bytes of values that no table points to any more.
     pub fn stale_bytes(&self) -> u64 {
         self.value_bytes.saturating_sub(self.referenced_bytes)
     }
@@ -449,17 +459,17 @@ impl PartitionMetrics {
         metrics
     }
 
-    /// Bytes of blob files on disk.
+    /// Returns the bytes of blob files on disk.
     pub fn blob_bytes(&self) -> u64 {
         self.blob_files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Bytes of values in blob files that tables point to.
+    /// Returns the bytes of values in blob files that tables point to.
     pub fn referenced_blob_bytes(&self) -> u64 {
         self.blob_files.iter().map(|file| file.referenced_bytes).sum()
     }
 
-    /// Bytes of values in blob files that no table points to any more.
+    /// Returns the bytes of values in blob files that no table points to any more.
     pub fn stale_blob_bytes(&self) -> u64 {
         self.blob_files.iter().map(BlobFileMetrics::stale_bytes).sum()
     }

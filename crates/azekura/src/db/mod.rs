@@ -1,15 +1,17 @@
-//! Floor 5: what spans partitions — one log, one manifest, one order of commits, one set of readers.
+//! The database: everything that spans partitions. It has one WAL, one manifest, one commit order and one snapshot
+//! list.
 //!
 //! Invariants:
-//! - a commit is in the log before it is in memory, in memory before it is visible, and visible whole;
-//! - the ledger changes only by edits that are in the manifest; an edit that makes records permanent is written only
-//!   after the log is durable through them;
-//! - nobody holds a lock that a reader needs across a sync or a read from disk;
-//! - after a failed sync or a panic the database is poisoned: reads go on, writes fail, nothing is retried.
+//! - A commit is appended to the WAL before it is applied to memory, is applied before it is visible, and becomes
+//!   visible as a whole.
+//! - The manifest state changes only by version edits that are in the manifest. An edit that makes records permanent is
+//!   written only after the WAL is durable through these records.
+//! - No thread holds a lock that a reader needs during a sync or a read from disk.
+//! - A failed sync or a panic poisons the database: reads continue, writes fail, and no sync is retried.
 //!
-//! Rooms in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group commit),
-//! [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (values), [`recovery`], [`worker`], [`blob_gc`]
-//! (blob files), [`checkpoint`], [`handle`] (closing), [`metrics`].
+//! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group
+//! commit), [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (values), [`recovery`], [`worker`],
+//! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing), [`metrics`].
 
 pub(crate) mod batch;
 pub(crate) mod blob_gc;

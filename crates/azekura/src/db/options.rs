@@ -1,4 +1,4 @@
-//! How a partition is created.
+//! Options of a partition, their ranges, and their encoding in the manifest.
 
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
 use crate::base::compression::CompressionType;
@@ -9,11 +9,12 @@ use crate::lsm::options::{LeveledOptions, LsmOptions};
 use crate::pmem::options::{PMEM_OPTIONS_FIELD, PmemOptions};
 use crate::table::options::{DataBlockIndexType, FilterPolicy, TableOptions, UTIL_RATIO_RANGE};
 
-/// How tables are merged in the background.
+/// Selects how compaction merges tables in the background.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum CompactionStrategy {
-    /// Every level below the youngest is one sorted run, each about ten times the one above.
+    /// Leveled compaction: each level below level 0 is one sorted run, by default about ten times as large as the
+    /// level above it.
     Leveled(LeveledOptions),
 }
 
@@ -23,20 +24,21 @@ impl Default for CompactionStrategy {
     }
 }
 
-/// What keeps a partition's data. It is chosen when the partition is created and stays.
+/// Selects the storage engine of a partition. The engine is fixed when the partition is created.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum EngineType {
-    /// A log-structured merge tree: memtables that are flushed to tables, which are merged. For any amount of data.
+    /// A log-structured merge tree (LSM): memtables are flushed to tables, and compaction merges the tables. For any
+    /// amount of data.
     #[default]
     Lsm,
-    /// A B+ tree in memory, durable by the log and checkpoints: read and written at the speed of memory, for data that
-    /// fits into it.
+    /// A B+ tree in memory, durable through the WAL and checkpoints. Reads and writes run at memory speed; the data
+    /// must fit in memory.
     Pmem(PmemOptions),
 }
 
 impl EngineType {
-    /// What it is in a directory whose files are used as memory, or not.
+    /// Returns the stored engine kind. `memory` says whether files of the directory are mapped as memory.
     pub(crate) fn kind_in(&self, memory: bool) -> EngineKind {
         match self {
             EngineType::Lsm => EngineKind::Lsm,
@@ -46,7 +48,7 @@ impl EngineType {
     }
 }
 
-/// The settings of a partition. On a partition that exists they apply to data written from now on.
+/// Options of a partition. For an existing partition they apply to data written after it is opened with them.
 ///
 /// ```
 /// use azekura::{CompressionType, PartitionCreateOptions};
@@ -54,10 +56,10 @@ impl EngineType {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartitionCreateOptions {
-    /// Where the data block index type is the default if it was not asked for.
+    /// The data block index type in it applies if `data_block_index_type` is `None`.
     pub(crate) table: TableOptions,
     pub(crate) data_block_index_type: Option<DataBlockIndexType>,
-    /// `None`: the database's.
+    /// `None`: the codec of the database.
     pub(crate) compression: Option<CompressionType>,
     pub(crate) compression_per_level: Vec<CompressionType>,
     pub(crate) max_memtable_size: u64,
@@ -82,119 +84,130 @@ impl Default for PartitionCreateOptions {
 }
 
 impl PartitionCreateOptions {
-    /// Bytes of a data block before compression, 64..=1 MiB. Default 4 KiB.
+    /// Sets the size of a data block before compression in bytes, 64 to 1 MiB. Default 4 KiB.
     #[must_use]
     pub fn block_size(mut self, bytes: u32) -> Self {
         self.table.block_size = bytes;
         self
     }
 
-    /// The codec on every level. Default: the database's.
+    /// Sets the compression codec of all levels. Default: the codec of the database.
     #[must_use]
     pub fn compression(mut self, compression: CompressionType) -> Self {
         self.compression = Some(compression);
         self
     }
 
-    /// The codec of each level, youngest first; the last one serves all levels below. Empty: one for all.
+    /// Sets the compression codec of each level, starting at level 0; at most 64 entries. The last entry applies to
+    /// all lower levels. Default: empty, which means one codec for all levels.
     #[must_use]
     pub fn compression_per_level(mut self, levels: Vec<CompressionType>) -> Self {
         self.compression_per_level = levels;
         self
     }
 
-    /// Entries between restart points in a data block that has them, 1..=255. Default 4. More is smaller, fewer is
-    /// faster.
+    /// Sets the number of entries between restart points in a data block, 1 to 255. Default 4.
+    ///
+    /// A larger interval makes blocks smaller; a smaller one makes lookups faster. Blocks without restart points
+    /// ignore it.
     #[must_use]
     pub fn restart_interval(mut self, entries: u8) -> Self {
         self.table.restart_interval = entries;
         self
     }
 
-    /// How data blocks lead to their entries. Default: [`DataBlockIndexType::Fingerprint`], or `BinarySearch` under a
-    /// comparator that allows no hashes.
+    /// Sets how a lookup finds an entry in a data block. Default: [`DataBlockIndexType::Fingerprint`], or
+    /// `BinarySearch` if the comparator does not allow keys to be hashed.
     ///
-    /// Under a [`Comparator`](crate::Comparator) that may hold keys of different bytes equal and has no canonical form
-    /// for them, asking for anything but `BinarySearch` is `Invalid`.
+    /// If the [`Comparator`](crate::Comparator) may treat keys with different bytes as equal and has no canonical
+    /// form for them, any type except `BinarySearch` is `Invalid`.
     #[must_use]
     pub fn data_block_index_type(mut self, index_type: DataBlockIndexType) -> Self {
         self.data_block_index_type = Some(index_type);
         self
     }
 
-    /// Entries for each bucket of the hash index of a [`DataBlockIndexType::BinaryAndHash`] block, 0.1..=10. Default
-    /// 0.75. Less is larger, and leaves fewer lookups to the binary search.
+    /// Sets the entries per bucket of the hash index of a [`DataBlockIndexType::BinaryAndHash`] block, 0.1 to 10.
+    /// Default 0.75.
+    ///
+    /// A lower ratio makes the index larger and leaves fewer lookups to the binary search.
     #[must_use]
     pub fn data_block_hash_table_util_ratio(mut self, ratio: f64) -> Self {
         self.table.data_block_hash_table_util_ratio = ratio;
         self
     }
 
-    /// Whether index and filter of a table are cut into pieces that are loaded on demand.
+    /// Sets whether the index and filter of a table are split into partitions that are loaded on demand.
     #[must_use]
     pub fn partition_index_and_filters(mut self, yes: bool) -> Self {
         self.table.partition_index_and_filters = yes;
         self
     }
 
-    /// Bytes of a piece of index or filter, 64..=1 MiB. Default 4 KiB.
+    /// Sets the size of an index partition or filter partition in bytes, 64 to 1 MiB. Default 4 KiB.
     #[must_use]
     pub fn metadata_block_size(mut self, bytes: u32) -> Self {
         self.table.metadata_block_size = bytes;
         self
     }
 
-    /// Whether index and filter blocks live in the cache and can be evicted, or are held by the open table. Changed for
-    /// an existing partition, it applies to tables that were not read yet: to all of them where a partition is opened
-    /// first thing. Index or filter of a table that is not partitioned may be larger than half of the cache, which then
-    /// does not take it, and each lookup reads it.
+    /// Sets whether index and filter blocks are stored in the block cache, where they can be evicted. With `false`
+    /// the open table holds them.
+    ///
+    /// For an existing partition the change applies to tables that were not read since open; if the partition is
+    /// opened before any read, that is all tables. The index or filter of a table that is not partitioned may exceed
+    /// half of the cache. The cache does not admit such a block, so each lookup reads it from disk.
     #[must_use]
     pub fn cache_index_and_filter_blocks(mut self, yes: bool) -> Self {
         self.table.cache_index_and_filter_blocks = yes;
         self
     }
 
-    /// Whether the top level of index and filter stays in memory even when the pieces live in the cache. A change
-    /// applies as that of [`cache_index_and_filter_blocks`](Self::cache_index_and_filter_blocks) does.
+    /// Sets whether the top level of index and filter stays in memory even when the index and filter partitions are
+    /// stored in the cache. A change applies to existing tables as for
+    /// [`cache_index_and_filter_blocks`](Self::cache_index_and_filter_blocks).
     #[must_use]
     pub fn pin_top_level(mut self, yes: bool) -> Self {
         self.table.pin_top_level = yes;
         self
     }
 
-    /// Whether the cache keeps the index and filter pieces of young tables, those that were written to, or found on,
-    /// levels 0 and 1, for as long as the table lives. At most a quarter of the cache is given to such pieces; what
-    /// does not fit comes and goes as others do. Default: no.
+    /// Sets whether the cache pins the index and filter partitions of tables that were written to, or opened on,
+    /// levels 0 and 1, for as long as the table exists. Default: no.
+    ///
+    /// Pinned partitions use at most a quarter of the cache. Partitions beyond that are evicted like other blocks.
     #[must_use]
     pub fn pin_l0_and_l1(mut self, yes: bool) -> Self {
         self.table.pin_l0_and_l1 = yes;
         self
     }
 
-    /// The filter of every table. Default: bloom, 10 bits per key.
+    /// Sets the filter of every table. Default: Bloom filter with 10 bits per key.
     #[must_use]
     pub fn filter_policy(mut self, policy: FilterPolicy) -> Self {
         self.table.filter = policy;
         self
     }
 
-    /// How tables are merged.
+    /// Sets the compaction strategy. Default: leveled.
     #[must_use]
     pub fn compaction_strategy(mut self, strategy: CompactionStrategy) -> Self {
         self.strategy = strategy;
         self
     }
 
-    /// Bytes at which the memtable is sealed and flushed, 4 KiB to 2 GiB. Default 64 MiB.
+    /// Sets the size in bytes at which a memtable is sealed and flushed, 4 KiB to 2 GiB. Default 64 MiB.
     #[must_use]
     pub fn max_memtable_size(mut self, bytes: u64) -> Self {
         self.max_memtable_size = bytes;
         self
     }
 
-    /// Large values go to blob files of their own when a memtable is flushed, so that compaction does not carry them
-    /// along. Default: no. A partition that was created with it, and is opened without, keeps the blob files it has and
-    /// writes no more of them.
+    /// Enables key-value separation: flushes write large values to blob files, so that compaction does not rewrite
+    /// them. Default: off.
+    ///
+    /// A partition that was created with key-value separation and is opened without it keeps its blob files and
+    /// writes no new ones.
     ///
     /// ```
     /// # use azekura::{Config, KvSeparationOptions, PartitionCreateOptions};
@@ -215,8 +228,10 @@ impl PartitionCreateOptions {
         self
     }
 
-    /// What keeps the data. Default: [`EngineType::Lsm`]; all other options but [`PmemOptions`] are for that one.
-    /// Opening an existing partition with another engine than it was created with is `Invalid`.
+    /// Sets the storage engine. Default: [`EngineType::Lsm`].
+    ///
+    /// All other options apply to the LSM engine only; a pmem partition uses [`PmemOptions`]. Opening an existing
+    /// partition with another engine than it was created with is `Invalid`.
     ///
     /// ```
     /// # use azekura::{Config, EngineType, PartitionCreateOptions, PmemOptions};
@@ -234,7 +249,7 @@ impl PartitionCreateOptions {
         self
     }
 
-    /// The options of a pool, by default if none were given.
+    /// Returns the pool options, or their defaults for an LSM partition.
     pub(crate) fn pmem(&self) -> PmemOptions {
         match &self.engine {
             EngineType::Pmem(options) => options.clone(),
@@ -242,7 +257,7 @@ impl PartitionCreateOptions {
         }
     }
 
-    /// Fails if an option is out of its range.
+    /// Returns `Invalid` if an option is out of its range.
     pub(crate) fn check(&self) -> Result<()> {
         let range = |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
             true => Ok(()),
@@ -278,7 +293,7 @@ impl PartitionCreateOptions {
         self.compression.iter().chain(&self.compression_per_level).try_for_each(|codec| codec.check())
     }
 
-    /// Fails if an option is asked for that the order of the keys does not allow.
+    /// Returns `Invalid` if the key order does not allow an option.
     pub(crate) fn check_order(&self, order: &KeyOrder) -> Result<()> {
         match self.data_block_index_type {
             Some(index_type) if index_type.needs_key_hash() && !order.can_hash_keys() => Err(Error::invalid(format!(
@@ -290,7 +305,7 @@ impl PartitionCreateOptions {
         }
     }
 
-    /// What the tree is built with.
+    /// Returns the options of the LSM tree.
     pub(crate) fn lsm(&self, default_codec: CompressionType) -> LsmOptions {
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         let codec = self.compression.unwrap_or(default_codec);
@@ -304,7 +319,8 @@ impl PartitionCreateOptions {
         }
     }
 
-    /// The settings as the manifest keeps them, so that a tool that opens the partition without options uses the same.
+    /// Encodes the options for the manifest, so that a tool that opens the partition without options uses the same
+    /// ones.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let CompactionStrategy::Leveled(leveled) = &self.strategy;
         let flags = u64::from(self.table.partition_index_and_filters)
@@ -357,7 +373,8 @@ impl PartitionCreateOptions {
         out
     }
 
-    /// Reads stored settings; unknown fields are ignored, values out of range fall back to the default.
+    /// Decodes stored options. Ignores unknown fields. If any value is out of range, returns the defaults for all
+    /// options.
     pub(crate) fn decode(bytes: &[u8]) -> Result<PartitionCreateOptions> {
         let mut options = PartitionCreateOptions::default();
         let CompactionStrategy::Leveled(mut leveled) = options.strategy.clone();

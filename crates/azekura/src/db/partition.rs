@@ -1,4 +1,4 @@
-//! The handle of one named map.
+//! Implements [`Partition`], the handle of one named map: single writes, reads, iteration and maintenance calls.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -23,7 +23,8 @@ use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record
 
 /// A named, ordered map of bytes to bytes in a [`Database`](crate::Database).
 ///
-/// Cheap to clone; thread safe. Reads never wait for writes. Every read sees whole commits only.
+/// Clones share the partition and are cheap; the type is `Send` and `Sync`. Reads never wait for writes. Every read
+/// sees whole commits only.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -39,24 +40,24 @@ use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record
 /// ```
 #[derive(Clone)]
 pub struct Partition {
-    /// The name it was opened by.
+    /// The name that the partition was opened with.
     pub name: Arc<str>,
     pub(crate) state: Arc<PartitionState>,
     pub(crate) handle: Arc<DbHandle>,
 }
 
-/// Buffers that grew beyond this are not kept.
+/// Largest capacity, in bytes, of an encoding buffer that a thread keeps for its next write.
 const KEPT_BUFFER_MAX: usize = 1 << 20;
 
 thread_local! {
-    /// Where a single write is put together.
+    /// Reused buffer in which a single write is encoded.
     static PAYLOAD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `write` with what the log gets of a single write.
+/// Encodes `record` into the buffer of this thread and calls `write` with the encoded WAL payload.
 fn with_payload<R>(record: &WalRecord<'_>, write: impl FnOnce(&[u8]) -> R) -> R {
-    // A comparator may write from within a write: then the buffer is taken and a new one serves. The destructor of
-    // another thread-local may write after the buffer of its thread is gone: a new one serves too.
+    // A comparator may itself write during a write: the nested write finds an empty buffer and allocates. A
+    // thread-local destructor may write after this buffer was destroyed: that write allocates too.
     let mut payload = PAYLOAD.try_with(|kept| std::mem::take(&mut *kept.borrow_mut())).unwrap_or_default();
     payload.clear();
     put_record(&mut payload, record);
@@ -72,18 +73,19 @@ impl Partition {
         Partition { name: Arc::clone(&state.name), state, handle }
     }
 
-    /// Sets the value of a key.
+    /// Sets the value of a key, and replaces its previous value.
     ///
     /// # Errors
-    /// `Invalid` for a key of more than 65,535 bytes, a value of more than 4 GiB − 1, or more than half the memory
-    /// budget unless it goes to a blob file; `OutOfSpace`, `Io`, `Poisoned` from the log or that file; `Closed`.
+    /// `Invalid` if the key has more than 65,535 bytes, the value more than 4 GiB − 1, or the value more than half
+    /// the memory budget and is not written directly to a blob file. `OutOfSpace`, `Io` or `Poisoned` if the write to
+    /// the WAL or to the blob file fails. `Closed` if the database is closed or the partition was deleted.
     #[doc(alias = "put")]
     #[doc(alias = "set")]
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.write(RecordKind::Put, key.as_ref(), value.as_ref())
     }
 
-    /// Removes a key; fine if it has no value.
+    /// Removes a key. Removing a key that has no value is not an error.
     ///
     /// # Errors
     /// As [`insert`](Partition::insert).
@@ -92,8 +94,10 @@ impl Partition {
         self.write(RecordKind::Delete, key.as_ref(), &[])
     }
 
-    /// Removes a key that was inserted **exactly once** since it was last removed: cheaper for queues, because the two
-    /// records vanish together as soon as they meet. On a key that was overwritten the older value may come back.
+    /// Removes a key that was inserted **exactly once** since it was last removed.
+    ///
+    /// This is cheaper for queues, because compaction drops the insertion and the removal together as soon as it
+    /// meets both. If the key was overwritten, an older value may become visible again.
     ///
     /// # Errors
     /// As [`insert`](Partition::insert).
@@ -131,7 +135,7 @@ impl Partition {
         }
     }
 
-    /// Writes a large value to a blob file, and the record with the pointer behind it.
+    /// Writes a large value directly to a blob file, then commits a record with the blob pointer.
     #[cold]
     fn write_blob(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let inner = &self.handle.inner;
@@ -147,10 +151,11 @@ impl Partition {
         inner.commit_with_direct_writes(commit, ahead, inner.settings.durability)
     }
 
-    /// The value of a key.
+    /// Returns the value of a key, or `None` if it has none.
     ///
     /// # Errors
-    /// `Io` or `Corruption` from a table, `Closed` if the partition was deleted.
+    /// `Io` or `Corruption` if a table or blob file cannot be read. `Closed` if the database is closed or the
+    /// partition was deleted.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
         self.get_at(key.as_ref(), ReadSeqno::Latest)
     }
@@ -159,7 +164,7 @@ impl Partition {
         self.read(|tree| tree.get(key, at))
     }
 
-    /// Whether a key has a value; the value is not copied.
+    /// Returns whether a key has a value. Does not copy the value or read a blob file.
     ///
     /// # Errors
     /// As [`get`](Partition::get).
@@ -167,7 +172,7 @@ impl Partition {
         Ok(self.size_of(key)?.is_some())
     }
 
-    /// Length of the value of a key in bytes; the value is not copied.
+    /// Returns the length of the value of a key in bytes. Does not copy the value or read a blob file.
     ///
     /// # Errors
     /// As [`get`](Partition::get).
@@ -179,9 +184,10 @@ impl Partition {
         self.read(|tree| tree.size_of(key, at))
     }
 
-    /// What `read` finds in the tree, if that is of an open database and partition: the tree of a deleted one is empty,
-    /// and another process may change the files of a closed one. The result is tested before it is moved, once: moving
-    /// it costs more than the tests.
+    /// Calls `read` on the tree and returns its result if the database and the partition are still open afterwards.
+    /// The second check is needed because the tree of a deleted partition is empty, and another process may change
+    /// the files of a closed database. The result is checked once, before it is moved, because moving it costs more
+    /// than the checks.
     #[inline(always)]
     fn read<T>(&self, read: impl FnOnce(&PartitionTree) -> Result<Option<T>>) -> Result<Option<T>> {
         let tree = self.state.tree()?;
@@ -197,42 +203,42 @@ impl Partition {
         Err(self.state.closed_error())
     }
 
-    /// The values of many keys as of one moment, in the order of the keys given.
+    /// Returns the values of many keys from one snapshot, in the order of `keys`.
     ///
     /// # Errors
-    /// As [`get`](Partition::get); the first one ends the call.
+    /// As [`get`](Partition::get); the first error ends the call.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Slice>>> {
         let pin = self.register_snapshot();
         keys.into_iter().map(|key| self.get_at(key.as_ref(), ReadSeqno::At(pin.seqno()))).collect()
     }
 
-    /// All pairs, in the order of the keys.
+    /// Iterates over all key-value pairs in key order.
     pub fn iter(&self) -> Iter {
         Iter(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
-    /// The pairs whose keys lie in a range; a reversed range is empty.
+    /// Iterates over the pairs whose keys are in `range`. A range whose start is above its end is empty.
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Iter {
         Iter(IterState::new(self.db_iter(own_bounds(&range), self.register_snapshot())))
     }
 
-    /// The pairs whose keys begin with `prefix`. With a comparator that does not order by bytes the first item is an
-    /// `Invalid` error.
+    /// Iterates over the pairs whose keys begin with `prefix`. If the comparator is not bytewise, the first item is
+    /// an `Invalid` error.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Iter {
         Iter(IterState::new(self.prefix_iter(prefix.as_ref(), self.register_snapshot())))
     }
 
-    /// All keys in order.
+    /// Iterates over all keys in order.
     pub fn keys(&self) -> Keys {
         Keys(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
-    /// All values in the order of their keys.
+    /// Iterates over all values in the order of their keys.
     pub fn values(&self) -> Values {
         Values(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
 
-    /// All entries in the order of the keys.
+    /// Iterates over all entries in key order; a value is read only on request.
     pub fn entries(&self) -> Entries {
         Entries(IterState::new(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())))
     }
@@ -243,7 +249,7 @@ impl Partition {
 
     pub(crate) fn db_iter(&self, bounds: OwnedBounds, pin: SnapshotGuard) -> Result<DbIter> {
         let iter = DbIter::new(Arc::clone(&self.handle), self.state.tree()?, bounds, pin);
-        self.state.tree()?; // else it may walk what deleting has left
+        self.state.tree()?; // otherwise the iterator may read a tree that was emptied by a deletion
         Ok(iter)
     }
 
@@ -254,7 +260,7 @@ impl Partition {
         self.db_iter(prefix_bounds(prefix), pin)
     }
 
-    /// The first pair.
+    /// Returns the pair with the lowest key, or `None` if the partition is empty.
     ///
     /// # Errors
     /// As [`get`](Partition::get).
@@ -262,7 +268,7 @@ impl Partition {
         self.iter().next().transpose()
     }
 
-    /// The last pair.
+    /// Returns the pair with the highest key, or `None` if the partition is empty.
     ///
     /// # Errors
     /// As [`get`](Partition::get).
@@ -270,7 +276,7 @@ impl Partition {
         self.iter().next_back().transpose()
     }
 
-    /// Whether there is no key.
+    /// Returns whether the partition contains no key.
     ///
     /// # Errors
     /// As [`get`](Partition::get).
@@ -278,7 +284,7 @@ impl Partition {
         Ok(self.keys().next().transpose()?.is_none())
     }
 
-    /// The number of keys, counted one by one.
+    /// Returns the exact number of keys. Reads every key: O(n).
     ///
     /// # Errors
     /// As [`get`](Partition::get).
@@ -286,15 +292,16 @@ impl Partition {
         count_entries(self.db_iter((Bound::Unbounded, Bound::Unbounded), self.register_snapshot())?)
     }
 
-    /// About how many keys there are, from counters: overwritten and removed ones count until compaction meets them.
+    /// Returns an estimate of the number of keys, from counters. Overwritten and removed keys count until a
+    /// compaction drops them.
     pub fn approximate_len(&self) -> u64 {
         self.state.tree_if_built().map_or(0, |tree| tree.approximate_len())
     }
 
-    /// Writes what is in memory to tables, and waits for it.
+    /// Writes the memtables to tables, and waits until the tables are permanent.
     ///
     /// # Errors
-    /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`; what is in memory stays there and in the log.
+    /// `Io`, `OutOfSpace`, `Poisoned`, `Closed`. After an error the records stay in the memtables and in the WAL.
     pub fn flush(&self) -> Result<()> {
         let _call = self.handle.inner.begin_api_call();
         self.handle.inner.writer()?;
@@ -302,8 +309,10 @@ impl Partition {
         flush_and_wait(&self.handle.inner, &self.state)
     }
 
-    /// Merges everything that is there now into one sorted run at the bottom, and waits for it. Versions that only
-    /// snapshots and iterators needed go once those are gone. What others write meanwhile does not keep it from ending.
+    /// Compacts all data that exists at the call into one sorted run on the lowest level, and waits for it.
+    ///
+    /// Versions that a snapshot or an iterator still needs are dropped by a compaction after it is released.
+    /// Concurrent writes do not delay the end of the call.
     ///
     /// # Errors
     /// As [`flush`](Partition::flush).
@@ -312,12 +321,12 @@ impl Partition {
         compact_and_wait(&self.handle.inner, &self.state)
     }
 
-    /// Figures about this partition.
+    /// Returns metrics of this partition.
     pub fn metrics(&self) -> PartitionMetrics {
         PartitionMetrics::of(&self.state)
     }
 
-    /// Bytes of its tables and blob files on disk.
+    /// Returns the bytes that the partition's tables and blob files (or its pool) use on disk.
     pub fn disk_space(&self) -> u64 {
         self.metrics().disk_bytes
     }
@@ -332,7 +341,7 @@ impl Partition {
     }
 }
 
-/// Counts what a walk shows.
+/// Counts the entries that `iter` returns.
 pub(crate) fn count_entries(mut iter: DbIter) -> Result<u64> {
     let mut n = 0;
     while iter.step(IterEnd::Front)? {

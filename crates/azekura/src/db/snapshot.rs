@@ -1,4 +1,4 @@
-//! One moment of the whole database.
+//! Implements [`Snapshot`], a consistent read-only view of all partitions.
 
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -10,9 +10,10 @@ use crate::db::partition::{Partition, count_entries};
 use crate::engine::{ReadSeqno, SnapshotGuard};
 use crate::mem::slice::Slice;
 
-/// All partitions as they were at one instant, between two commits.
+/// A consistent read-only view of all partitions at one point between two commits.
 ///
-/// Cheap to make, cheap to clone, owned, thread safe. While it lives, what it shows is kept on disk and in memory.
+/// Cheap to create and to clone, without lifetimes, `Send` and `Sync`. While a snapshot exists, the versions that it
+/// can read are kept in memory and on disk.
 ///
 /// ```
 /// # fn main() -> azekura::Result<()> {
@@ -50,15 +51,15 @@ impl Snapshot {
         self.db_iter(partition, (Bound::Unbounded, Bound::Unbounded))
     }
 
-    /// The value that a key had.
+    /// Returns the value that the key had, or `None` if it had none.
     ///
     /// # Errors
-    /// As [`Partition::get`]; `Invalid` for a partition of another database.
+    /// As [`Partition::get`]; `Invalid` if the partition belongs to another database.
     pub fn get(&self, partition: &Partition, key: impl AsRef<[u8]>) -> Result<Option<Slice>> {
         partition.get_at(key.as_ref(), self.read_seqno(partition)?)
     }
 
-    /// Whether a key had a value.
+    /// Returns whether the key had a value.
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
@@ -66,7 +67,7 @@ impl Snapshot {
         Ok(self.size_of(partition, key)?.is_some())
     }
 
-    /// Length in bytes of the value that a key had.
+    /// Returns the length in bytes of the value that the key had.
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
@@ -74,7 +75,7 @@ impl Snapshot {
         partition.size_of_at(key.as_ref(), self.read_seqno(partition)?)
     }
 
-    /// The values that many keys had, in the order of the keys given.
+    /// Returns the values that many keys had, in the order of `keys`.
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
@@ -86,17 +87,17 @@ impl Snapshot {
         keys.into_iter().map(|key| self.get(partition, key)).collect()
     }
 
-    /// All pairs there were.
+    /// Iterates over all key-value pairs of the snapshot in key order.
     pub fn iter(&self, partition: &Partition) -> Iter {
         Iter(IterState::new(self.db_iter_all(partition)))
     }
 
-    /// The pairs there were in a range of keys.
+    /// Iterates over the pairs of the snapshot whose keys are in `range`.
     pub fn range<K: AsRef<[u8]>>(&self, partition: &Partition, range: impl RangeBounds<K>) -> Iter {
         Iter(IterState::new(self.db_iter(partition, own_bounds(&range))))
     }
 
-    /// The pairs there were whose keys begin with `prefix`; see [`Partition::prefix`].
+    /// Iterates over the pairs of the snapshot whose keys begin with `prefix`; see [`Partition::prefix`].
     pub fn prefix(&self, partition: &Partition, prefix: impl AsRef<[u8]>) -> Iter {
         let iter = partition
             .check_same_database(&self.handle)
@@ -104,22 +105,22 @@ impl Snapshot {
         Iter(IterState::new(iter))
     }
 
-    /// All keys there were.
+    /// Iterates over all keys of the snapshot in order.
     pub fn keys(&self, partition: &Partition) -> Keys {
         Keys(IterState::new(self.db_iter_all(partition)))
     }
 
-    /// All values there were.
+    /// Iterates over all values of the snapshot in the order of their keys.
     pub fn values(&self, partition: &Partition) -> Values {
         Values(IterState::new(self.db_iter_all(partition)))
     }
 
-    /// All entries there were.
+    /// Iterates over all entries of the snapshot in key order; a value is read only on request.
     pub fn entries(&self, partition: &Partition) -> Entries {
         Entries(IterState::new(self.db_iter_all(partition)))
     }
 
-    /// The first pair there was.
+    /// Returns the pair with the lowest key, or `None` if there was no key.
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
@@ -127,7 +128,7 @@ impl Snapshot {
         self.iter(partition).next().transpose()
     }
 
-    /// The last pair there was.
+    /// Returns the pair with the highest key, or `None` if there was no key.
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
@@ -135,7 +136,7 @@ impl Snapshot {
         self.iter(partition).next_back().transpose()
     }
 
-    /// Whether there was no key.
+    /// Returns whether the partition contained no key.
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).
@@ -143,7 +144,7 @@ impl Snapshot {
         Ok(self.keys(partition).next().transpose()?.is_none())
     }
 
-    /// The number of keys there were, counted one by one.
+    /// Returns the exact number of keys. Reads every key: O(n).
     ///
     /// # Errors
     /// As [`get`](Snapshot::get).

@@ -1,8 +1,8 @@
-//! Reads the files of a database without opening it, into plain reports.
+//! Reads the files of a database without opening it, and returns plain reports.
 //!
-//! For tools and tests: nothing is written, no lock is taken, and damage is a report and not a failure.
+//! For tools and tests: nothing is written, no lock is taken, and damage is reported instead of returned as an error.
 //!
-//! Modules in reading order: `report`, `fuzz_decoders`, `data_blocks` (for measuring).
+//! Modules, in reading order: `report`, `fuzz_decoders`, `data_blocks` (for benchmarks).
 
 pub(crate) mod data_blocks;
 pub(crate) mod fuzz_decoders;

@@ -1,4 +1,4 @@
-//! What there is in a directory, and what is wrong with it, as plain reports.
+//! Lists and verifies the files of a database directory, as plain reports.
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
@@ -29,22 +29,23 @@ use crate::wal::batch_codec::{blob_pointers, check_payload};
 use crate::wal::format::{parse_segment_name, segment_path};
 use crate::wal::{self, PartitionSeqno, RecoveryMode, WalReplayOptions};
 
-/// What was found out about one file.
+/// Result of checking one file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FileReport {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// `manifest`, `table`, `blob`, `pool`, `log`, `lock`, `left over` (a data file or segment that nothing names) or
-    /// `unknown`.
+    /// `manifest`, `table`, `blob`, `pool`, `log` (WAL segment), `lock`, `left over` (a data file or segment that the
+    /// manifest does not name) or `unknown`.
     pub kind: String,
-    /// Its length.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// Entries of a table, values of a blob file, commits of the log (under its first segment), edits of the manifest.
+    /// Entries of a table, values of a blob file, commits of the WAL (reported for its first segment), or version
+    /// edits of the manifest.
     pub entries: u64,
-    /// Of a table that names it: how its data blocks were asked to lead to their entries.
+    /// For a table that records it: the data block index type it was built with.
     pub data_block_index_type: Option<DataBlockIndexType>,
-    /// What is wrong with it.
+    /// The damage found, if any.
     pub problem: Option<Error>,
 }
 
@@ -55,46 +56,46 @@ impl FileReport {
     }
 }
 
-/// What was found out about a directory.
+/// Result of checking a directory.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct VerifyReport {
-    /// Every file, in the order of their names.
+    /// All files, sorted by name.
     pub files: Vec<FileReport>,
-    /// What the log holds behind damage above its last known durable position; opening would leave it out.
+    /// WAL frames after damage above the durable watermark, if any; opening would drop them.
     pub dropped_after_damage: Option<DroppedAfterDamage>,
 }
 
 impl VerifyReport {
-    /// Whether nothing is wrong.
+    /// Returns whether no damage was found.
     pub fn is_clean(&self) -> bool {
         self.files.iter().all(|file| file.problem.is_none())
     }
 }
 
-/// A table as the manifest names it.
+/// A table, as recorded in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableReport {
-    /// Name of its partition.
+    /// Name of the partition.
     pub partition: String,
-    /// 0 is the youngest.
+    /// Level number; flushes write to level 0.
     pub level: u8,
-    /// The number in its name.
+    /// File number, as in the file name.
     pub id: u64,
-    /// Of the file.
+    /// Length of the file in bytes.
     pub bytes: u64,
     /// Entries, tombstones included.
     pub entries: u64,
     /// Tombstones.
     pub tombstones: u64,
-    /// Its first key.
+    /// Smallest key.
     pub smallest: Vec<u8>,
-    /// Its last key.
+    /// Largest key.
     pub largest: Vec<u8>,
 }
 
-/// The tables of every partition, as the manifest names them.
+/// Returns the tables of all partitions, as recorded in the manifest.
 ///
 /// # Errors
 /// `Io` or `Corruption` from the manifest.
@@ -119,29 +120,30 @@ pub fn tables(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TableReport>> {
     Ok(reports)
 }
 
-/// A blob file as the manifest names it.
+/// A blob file, as recorded in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlobReport {
-    /// Name of its partition.
+    /// Name of the partition.
     pub partition: String,
-    /// The number in its name.
+    /// File number, as in the file name.
     pub id: u64,
-    /// Of the file.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// Values it holds.
+    /// Values stored in the file.
     pub values: u64,
-    /// Bytes of those, as they are stored.
+    /// Bytes of these values as stored.
     pub value_bytes: u64,
     /// Values that tables point to.
     pub referenced_values: u64,
-    /// Bytes of those.
+    /// Bytes of the referenced values as stored.
     pub referenced_bytes: u64,
-    /// Files that its values were first written to: itself, or those that they were collected from.
+    /// File numbers under which its values were first written: its own, or those of the files that blob GC copied
+    /// them from.
     pub logical_files: Vec<u64>,
 }
 
-/// The blob files of every partition, as the manifest names them.
+/// Returns the blob files of all partitions, as recorded in the manifest.
 ///
 /// # Errors
 /// `Io` or `Corruption` from the manifest.
@@ -194,10 +196,10 @@ pub(crate) fn read_manifest_state(fs: &Arc<dyn Fs>, dir: &Path) -> Result<(Manif
     Ok((manifest_state, edits.len()))
 }
 
-/// Reads and checks every byte of every file; `progress` hears the bytes done and the bytes in all.
+/// Reads and checks every byte of every file. Calls `progress` with the bytes checked so far and the total bytes.
 ///
 /// # Errors
-/// Only where the directory itself cannot be read; what is wrong with a file stands in its report.
+/// `Io` only if the directory itself cannot be read. Damage to a file is in its report.
 pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<VerifyReport> {
     let dir = &*fs.absolute(dir)?;
     let mut entries = fs.read_dir(dir)?;
@@ -236,7 +238,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
 }
 
 impl VerifyReport {
-    /// Sets what is known of a file; one that is missing gets a report too.
+    /// Sets the result for a file; adds a report for a missing file.
     fn set_file_result(&mut self, path: &Path, kind: &str, entries: u64, outcome: Result<()>) -> &mut FileReport {
         let at = self.files.iter().position(|file| file.path == path).unwrap_or_else(|| {
             self.files.push(FileReport::new(path.to_path_buf(), kind, 0));
@@ -252,7 +254,7 @@ impl VerifyReport {
     }
 }
 
-/// Stands in for a comparator that only its owner has: every order of keys is accepted.
+/// Replaces a custom comparator that is not available here: any key order is accepted.
 struct UnknownComparator(String);
 
 impl Comparator for UnknownComparator {
@@ -308,7 +310,7 @@ fn verify_tables(
     }
 }
 
-/// Checks every page and every record of the pools, and where that is known, the order of their keys.
+/// Checks every page and record of the pools, and the key order if the comparator is available.
 fn verify_pools(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, report: &mut VerifyReport) {
     let memory = EngineKind::PmemMapped as u8;
     let is_there = |p: &&PartitionManifestState| {
@@ -349,7 +351,7 @@ fn has_logical_file(partition: &PartitionManifestState, logical: FileNumber) -> 
     partition.blob_files.values().flat_map(|file| &file.sections).any(|section| section.logical_file == logical)
 }
 
-/// Checks a blob file, and that it has every value of `live`; returns how many values it has.
+/// Checks a blob file, and that it contains every value of `live`; returns its number of values.
 fn verify_blob_file(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobFileMeta, live: &LiveBlobs) -> Result<u64> {
     let file = BlobFile::new(files.clone(), Arc::clone(cache), meta.number, meta.size);
     let values = file.verify(meta)?;
@@ -368,7 +370,7 @@ fn verify_blob_file(files: &DataFiles, cache: &Arc<BlockCache>, meta: &BlobFileM
     Ok(values)
 }
 
-/// Checks a table and returns what its properties say of its data blocks, and what its entries point to.
+/// Checks a table; returns the data block index type from its properties and the blob references of its entries.
 pub(crate) fn verify_table(
     files: &Arc<DataFiles>,
     cache: &Arc<BlockCache>,
@@ -392,7 +394,7 @@ fn verify_wal(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, repo
         mode: RecoveryMode::Strict,
         listed_segments: manifest_state.wal_segments.iter().map(|(epoch, file)| (*epoch, *file)).collect(),
         wal_end: manifest_state.wal_end,
-        // All of it is read, also what no partition needs.
+        // The whole WAL is read, including records that no partition needs.
         durable_through: PartitionSeqno { seqno: manifest_state.durable_seqno(), partition: String::new() },
         file_number_limit: manifest_state.file_number_limit(),
         ..WalReplayOptions::default()
@@ -427,10 +429,10 @@ fn verify_wal(fs: &Arc<dyn Fs>, dir: &Path, manifest_state: &ManifestState, repo
     }
 }
 
-/// Reads and checks one file by itself, without what the manifest knows of it.
+/// Reads and checks one file without the manifest.
 ///
 /// # Errors
-/// `Io` where it cannot be read; damage stands in the report.
+/// `Io` if the file cannot be read. Damage is in the report.
 pub fn verify_file(fs: &Arc<dyn Fs>, path: &Path) -> Result<FileReport> {
     let path = &*fs.absolute(path)?;
     let open = fs.open(path, OpenMode::Read)?;
@@ -485,7 +487,7 @@ fn read_whole(file: &dyn File, len: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The order of that name, as far as it is known here.
+/// Returns the key order for a comparator name.
 fn key_order_for_name(comparator: &str) -> KeyOrder {
     match comparator {
         BYTEWISE_NAME => KeyOrder::bytewise(),

@@ -1,4 +1,4 @@
-//! The calls.
+//! The public trait for blob GC.
 
 use crate::base::{Error, Result};
 use crate::db::blob_gc::drive::{run_blob_gc_and_wait, scan_blobs};
@@ -6,18 +6,19 @@ use crate::db::blob_gc::report::GcReport;
 use crate::db::partition::Partition;
 use crate::lsm::blob_gc::picker::BlobGcGoal;
 
-/// Garbage collection of a [`Partition`] with key-value separation, when and as far as the caller wants it.
+/// Runs garbage collection (GC) of the blob files of a [`Partition`] with key-value separation on request.
 ///
-/// Values in blob files that were overwritten or removed take space until they are collected. The engine does that by
-/// itself as far as [`automatic_gc`](crate::KvSeparationOptions::automatic_gc) says; these calls do it now, or further.
+/// Overwritten and removed values use space in blob files until blob GC reclaims it. Background work does this as far
+/// as [`automatic_gc`](crate::KvSeparationOptions::automatic_gc) requires; these calls do it now, or to a stricter
+/// target.
 ///
-/// Every call blocks until it is done, may be made from any thread, by several at the same time, and stops neither
-/// readers nor writers. Values that snapshots and iterators see stay, and are left out when a target is measured. What
-/// others write or remove during a call may be left for the next one.
+/// Each call blocks until it is done and stops neither readers nor writers. Several threads may call at the same
+/// time. Values that snapshots and iterators can read are kept, and do not count towards a target. Values that other
+/// threads write or remove during a call may remain for the next call.
 ///
-/// A call gives the bytes of blob files that it made free itself, those that it wrote again taken off. What background
-/// work or another call frees meanwhile is not among them: what all of them have freed adds up to
-/// [`Metrics::blob_bytes_freed`](crate::Metrics::blob_bytes_freed).
+/// A call returns the bytes of blob files that it deleted, minus the bytes that it rewrote. Bytes freed meanwhile by
+/// background work or another call are not included. [`Metrics::blob_bytes_freed`](crate::Metrics::blob_bytes_freed)
+/// is the sum over all of them.
 ///
 /// ```
 /// use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
@@ -46,13 +47,14 @@ use crate::lsm::blob_gc::picker::BlobGcGoal;
 /// # Ok(()) }
 /// ```
 pub trait GarbageCollection {
-    /// How stale the blob files are, exactly. Writes what is in memory to tables, and then reads keys and pointers, no
-    /// values; asked again while no table has come or gone, it reads nothing. Opened for reading only, nothing is
-    /// written.
+    /// Returns exactly how much of the blob files is stale.
+    ///
+    /// The call flushes the memtables, then reads keys and blob pointers but no values. If no table was added or
+    /// removed since the last scan, it reads nothing. A read-only database writes nothing.
     ///
     /// # Errors
-    /// `Invalid` on a partition without key-value separation; those of [`Partition::flush`]; `Io` and `Corruption` from
-    /// tables.
+    /// `Invalid` if the partition has no key-value separation. As [`Partition::flush`]. `Io` or `Corruption` from
+    /// reading tables.
     ///
     /// ```
     /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
@@ -71,12 +73,14 @@ pub trait GarbageCollection {
     /// ```
     fn gc_scan(&self) -> Result<GcReport>;
 
-    /// Rewrites as few bytes as it takes to bring [`GcReport::space_amp`] down to a target of at least 1; gives the
-    /// bytes that became free. 1.5 to 3 is sensible: less costs more writing.
+    /// Reduces [`GcReport::space_amp`] to the target, rewriting as few bytes as possible, and returns the bytes
+    /// freed.
+    ///
+    /// The target is at least 1; 1.5 to 3 is usual, because a lower target causes more writes.
     ///
     /// # Errors
-    /// `Invalid` for a target below 1 and for none; as [`gc_scan`](GarbageCollection::gc_scan); `Io` and `OutOfSpace`
-    /// from writing; `Corruption` naming a blob file, where the others were collected all the same.
+    /// `Invalid` if the target is below 1 or not a number. As [`gc_scan`](GarbageCollection::gc_scan). `Io` or
+    /// `OutOfSpace` from writing. `Corruption`, naming the blob file; the other blob files were processed anyway.
     ///
     /// ```
     /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
@@ -92,11 +96,11 @@ pub trait GarbageCollection {
     /// ```
     fn gc_with_space_amp_target(&self, target: f32) -> Result<u64>;
 
-    /// Rewrites every blob file of whose bytes at least this share is stale, 0 to 1; gives the bytes that became free.
-    /// Near 1 that is cheap, because little is left to copy.
+    /// Rewrites every blob file whose stale share of bytes is at least the threshold, 0 to 1, and returns the bytes
+    /// freed. A threshold near 1 is cheap, because few values remain to be copied.
     ///
     /// # Errors
-    /// `Invalid` for a threshold out of its range; as
+    /// `Invalid` if the threshold is out of range; otherwise as
     /// [`gc_with_space_amp_target`](GarbageCollection::gc_with_space_amp_target).
     ///
     /// ```
@@ -112,8 +116,10 @@ pub trait GarbageCollection {
     /// ```
     fn gc_with_staleness_threshold(&self, threshold: f32) -> Result<u64>;
 
-    /// Removes blob files that are stale as a whole, and copies nothing; gives the bytes that became free. The other
-    /// calls do that too. For data that goes in the order in which it came, a queue or a log, it is all that is needed.
+    /// Deletes blob files in which every value is stale, copies no value, and returns the bytes freed.
+    ///
+    /// The other calls do this too. It is sufficient for data that is removed in the order in which it was written,
+    /// such as a queue.
     ///
     /// # Errors
     /// As [`gc_with_space_amp_target`](GarbageCollection::gc_with_space_amp_target).
@@ -134,10 +140,10 @@ pub trait GarbageCollection {
     /// ```
     fn gc_drop_stale_segments(&self) -> Result<u64>;
 
-    /// Another name of [`gc_scan`](GarbageCollection::gc_scan), to be written `Gc::scan(&partition)`.
+    /// Alias of [`gc_scan`](GarbageCollection::gc_scan), for calls of the form `Gc::scan(&partition)`.
     ///
     /// # Errors
-    /// The same.
+    /// The same errors.
     ///
     /// ```
     /// # use azekura::{Config, Gc, KvSeparationOptions, PartitionCreateOptions};
@@ -154,26 +160,26 @@ pub trait GarbageCollection {
         self.gc_scan()
     }
 
-    /// Another name of [`gc_with_space_amp_target`](GarbageCollection::gc_with_space_amp_target).
+    /// Alias of [`gc_with_space_amp_target`](GarbageCollection::gc_with_space_amp_target).
     ///
     /// # Errors
-    /// The same.
+    /// The same errors.
     fn with_space_amp_target(&self, target: f32) -> Result<u64> {
         self.gc_with_space_amp_target(target)
     }
 
-    /// Another name of [`gc_with_staleness_threshold`](GarbageCollection::gc_with_staleness_threshold).
+    /// Alias of [`gc_with_staleness_threshold`](GarbageCollection::gc_with_staleness_threshold).
     ///
     /// # Errors
-    /// The same.
+    /// The same errors.
     fn with_staleness_threshold(&self, threshold: f32) -> Result<u64> {
         self.gc_with_staleness_threshold(threshold)
     }
 
-    /// Another name of [`gc_drop_stale_segments`](GarbageCollection::gc_drop_stale_segments).
+    /// Alias of [`gc_drop_stale_segments`](GarbageCollection::gc_drop_stale_segments).
     ///
     /// # Errors
-    /// The same.
+    /// The same errors.
     fn drop_stale_segments(&self) -> Result<u64> {
         self.gc_drop_stale_segments()
     }

@@ -1,7 +1,7 @@
-//! Garbage collection of blob files as a caller asks for it.
+//! Blob GC on request of a caller.
 //!
-//! Rooms in reading order: [`report`] (what is stale), [`calls`] (the public trait), [`drive`] (scan, plan, act, until
-//! it is reached).
+//! Modules, in reading order: [`report`] (stale bytes), [`calls`] (the public trait), [`drive`] (scans, plans and
+//! runs blob GC until the target is reached).
 
 pub(crate) mod calls;
 pub(crate) mod drive;

@@ -1,14 +1,14 @@
-//! What a scan of the blob files found.
+//! Result of a scan of the blob files.
 
 use std::fmt;
 
 use crate::lsm::blob_gc::picker::BlobGarbageStats;
 
-/// How stale the blob files of a partition are. Bytes are those of values as they are stored; what a file has around
-/// them is not counted.
+/// Reports how much of a partition's blob files is stale. Bytes are those of values as stored, without file headers
+/// and indexes.
 ///
-/// A value is *stale* when nobody can see it any more, and *pinned* when only snapshots and iterators can that were
-/// taken before it was overwritten or removed. Pinned values become stale when those are gone.
+/// A value is *stale* when no reader can read it any more. It is *pinned* when only snapshots and iterators from
+/// before it was overwritten or removed can read it; it becomes stale when they are dropped.
 ///
 /// ```
 /// # use azekura::{Config, GarbageCollection, KvSeparationOptions, PartitionCreateOptions};
@@ -30,19 +30,19 @@ use crate::lsm::blob_gc::picker::BlobGarbageStats;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GcReport {
-    /// Blob files.
+    /// Number of blob files.
     pub segment_count: usize,
-    /// Of those, files in which everything is stale.
+    /// Number of blob files in which every value is stale.
     pub stale_segment_count: usize,
     /// Bytes of stale values.
     pub stale_bytes: u64,
     /// Bytes of all values in blob files.
     pub total_bytes: u64,
-    /// Bytes of pinned values; they are not stale.
+    /// Bytes of pinned values; not included in `stale_bytes`.
     pub pinned_bytes: u64,
-    /// Stale values.
+    /// Number of stale values.
     pub stale_blobs: u64,
-    /// Values in blob files.
+    /// Number of values in blob files.
     pub total_blobs: u64,
 }
 
@@ -59,8 +59,8 @@ impl GcReport {
         }
     }
 
-    /// Bytes for each byte that a new reader can see, pinned bytes not counted: 1 means that nothing is stale. Infinite
-    /// if there are stale values only.
+    /// Returns the space amplification: bytes of values that are not pinned per byte that a new reader can read. 1
+    /// means that no value is stale; infinite if all values are stale.
     ///
     /// ```
     /// assert_eq!(azekura::GcReport::default().space_amp(), 1.0, "there is nothing");
@@ -74,7 +74,7 @@ impl GcReport {
         }
     }
 
-    /// The share of bytes that is stale, 0 to 1.
+    /// Returns the stale share of the bytes, 0 to 1.
     ///
     /// ```
     /// assert_eq!(azekura::GcReport::default().stale_ratio(), 0.0, "there is nothing");
@@ -99,7 +99,7 @@ impl fmt::Display for GcReport {
     }
 }
 
-/// Bytes in the unit that a person would use.
+/// Formats bytes with a binary unit.
 struct ByteCount(u64);
 
 impl fmt::Display for ByteCount {
