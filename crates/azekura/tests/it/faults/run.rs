@@ -104,11 +104,13 @@ impl Acts {
 
 impl Listener for Acts {
     fn on_event(&self, event: &Event) {
-        let db = self.0.lock().unwrap().clone();
+        // The lock is held during the calls: after `rest` the listener's thread has no handle that keeps the directory
+        // locked.
+        let db = self.0.lock().unwrap();
         // A flush of its own is no reason for another one.
         let own = matches!(event, Event::Flushed { partition, .. } if partition == "listener");
-        if let Some(db) = db.filter(|_| !own) {
-            let _may_fail = self.act(&db);
+        if let Some(db) = db.as_ref().filter(|_| !own) {
+            let _may_fail = self.act(db);
         }
     }
 }
@@ -250,7 +252,9 @@ impl FaultRun {
 
     /// The listener keeps the database open no longer.
     fn rest(&self) {
-        drop(self.acts.0.lock().unwrap().take());
+        let db = self.acts.0.lock().unwrap().take();
+        // After the lock is released, because closing delivers events.
+        drop(db);
     }
 
     fn open(&mut self, salt: u64) {
