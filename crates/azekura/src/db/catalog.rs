@@ -381,6 +381,13 @@ impl Catalog {
         read(&self.by_name).values().cloned().collect()
     }
 
+    /// Bytes that the next checkpoints of all pools take beyond what their files have.
+    pub(crate) fn pool_checkpoint_bytes(&self) -> u64 {
+        let partitions = self.all();
+        let pools = partitions.iter().filter_map(|partition| partition.pool_if_built());
+        pools.fold(0, |bytes, pool| bytes.saturating_add(pool.checkpoint_bytes()))
+    }
+
     pub(crate) fn remove(&self, name: &str) {
         write(&self.by_name).remove(name);
     }

@@ -444,9 +444,7 @@ impl DbInner {
     fn fill_reserve_now(&self) -> bool {
         let Some(writer) = &self.writer else { return true };
         let was_short = writer.reserve.is_short();
-        let partitions = self.catalog.all();
-        let pools = partitions.iter().filter_map(|partition| partition.pool_if_built());
-        let pool_bytes = pools.fold(0, |bytes: u64, pool| bytes.saturating_add(pool.checkpoint_bytes()));
+        let pool_bytes = self.catalog.pool_checkpoint_bytes();
         let wanted = writer.reserve.wanted(writer.wal.live_bytes(), pool_bytes, writer.version_set.manifest_bytes());
         let full = writer.reserve.fill(wanted) || writer.wal.remove_spare_files() && writer.reserve.fill(wanted);
         if full && was_short {

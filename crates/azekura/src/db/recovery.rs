@@ -459,7 +459,9 @@ impl RecoveryState {
         self.check_id_limits(last, &report).map_err(|error| error.in_file(dir))?;
         let log_bytes = report.segments.iter().map(|segment| segment.end_offset).sum();
         let (max, manifest_bytes) = (config.settings.disk_reserve, self.manifest_bytes);
-        let reserve = Arc::new(DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, manifest_bytes)?);
+        let pool_bytes = self.catalog.pool_checkpoint_bytes();
+        let reserve = DiskReserve::open_existing(Arc::clone(fs), dir, max, log_bytes, pool_bytes, manifest_bytes)?;
+        let reserve = Arc::new(reserve);
         let damaged = report.has_gaps || report.dropped_after_damage.is_some();
         let report = self.make_wal_durable_when_full(&config, report, &reserve)?;
         let mut space = SpaceReclaimer { config: &config, report: &report, reserve: &reserve, damaged, stage: 0 };

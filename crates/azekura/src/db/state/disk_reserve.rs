@@ -113,8 +113,8 @@ struct DiskReserveState {
 
 impl DiskReserve {
     /// The reserve that the directory has, which may be less than is wanted, or nothing. Changes nothing. It is divided
-    /// for a log of `log_bytes`: on a full disk it is not divided again until it is filled, and compactions must not
-    /// get what flushes of that log need.
+    /// for a log of `log_bytes`, and for pools that take `pool_bytes` at their next checkpoints: on a full disk it is
+    /// not divided again until it is filled, and compactions must not get what flushes and checkpoints need.
     ///
     /// # Errors
     /// `Io` if the directory cannot be read.
@@ -123,11 +123,12 @@ impl DiskReserve {
         dir: &Path,
         max: u64,
         log_bytes: u64,
+        pool_bytes: u64,
         manifest_bytes: u64,
     ) -> Result<DiskReserve> {
         let path = dir.join(DISK_RESERVE_FILE_NAME);
         let len = if fs.exists(&path)? { fs.open(&path, OpenMode::Read)?.length()? } else { 0 };
-        let parts = ReserveParts::divide(len, ReserveParts::wanted(max, log_bytes, 0, manifest_bytes));
+        let parts = ReserveParts::divide(len, ReserveParts::wanted(max, log_bytes, pool_bytes, manifest_bytes));
         let held = Mutex::new(DiskReserveState { parts, allocated: false });
         Ok(DiskReserve { fs, path, max, state: held, short: AtomicBool::new(false) })
     }
@@ -262,7 +263,7 @@ mod tests {
     const MAX: u64 = 8 << 20;
 
     fn open_reserve(machine: &MemFs) -> DiskReserve {
-        DiskReserve::open_existing(Arc::new(machine.clone()), Path::new("/"), MAX, 0, 0).unwrap()
+        DiskReserve::open_existing(Arc::new(machine.clone()), Path::new("/"), MAX, 0, 0, 0).unwrap()
     }
 
     #[test]
@@ -328,7 +329,7 @@ mod tests {
     fn no_file_is_left_when_there_is_no_reserve() {
         let machine = MemFs::new();
         open_reserve(&machine).fill(ReserveParts::wanted(MAX, 0, 0, 0));
-        let none = DiskReserve::open_existing(Arc::new(machine.clone()), Path::new("/"), 0, 0, 9).unwrap();
+        let none = DiskReserve::open_existing(Arc::new(machine.clone()), Path::new("/"), 0, 0, 0, 9).unwrap();
         assert!(none.fill(none.wanted(1 << 30, 0, 9)) && !none.is_short());
         assert!(machine.read_dir(Path::new("/")).unwrap().is_empty());
     }
@@ -342,7 +343,7 @@ mod tests {
         let wanted = kept.wanted(2 << 20, 0, 0);
         assert!(kept.fill(wanted) && kept.release_for_removes());
         machine.set_capacity(Some(machine.used_space()));
-        let next = DiskReserve::open_existing(Arc::new(machine.clone()), Path::new("/"), MAX, 2 << 20, 0).unwrap();
+        let next = DiskReserve::open_existing(Arc::new(machine.clone()), Path::new("/"), MAX, 2 << 20, 0, 0).unwrap();
         assert!(!next.fill(wanted));
         next.release_for(ReserveUse::Compaction);
         while next.release_for_removes() {}
@@ -354,7 +355,7 @@ mod tests {
     fn reserve_is_short_when_its_file_does_not_fit() {
         let machine = MemFs::new();
         let faulty = FaultFs::new(Arc::new(machine.clone()));
-        let kept = DiskReserve::open_existing(Arc::new(faulty.clone()), Path::new("/"), MAX, 0, 0).unwrap();
+        let kept = DiskReserve::open_existing(Arc::new(faulty.clone()), Path::new("/"), MAX, 0, 0, 0).unwrap();
         let wanted = kept.wanted(0, 0, 0);
         let full = Fault::Error(std::io::ErrorKind::StorageFull);
         faulty.inject(FaultPlan::new(OpKind::Create, 1, full).in_path(DISK_RESERVE_FILE_NAME).forever());

@@ -338,6 +338,42 @@ fn pools_reach_their_files_on_full_disks() {
     }
 }
 
+/// A reserve that was found at opening was divided as if the checkpoints of pools took nothing: what was kept for them
+/// went to compactions, and after a reopen on a full disk no checkpoint ran.
+#[test]
+fn reserve_is_kept_for_pools_after_reopening() {
+    let machine = MemFs::new();
+    let open = || config(Arc::new(machine.clone())).mapped_wal(false).open().unwrap();
+    let db = open();
+    let tables = db.open_partition("tables", Default::default()).unwrap();
+    let mut dice = SeededRng::new(1);
+    for round in 0..6u8 {
+        (0..40u8).for_each(|n| tables.insert([n, round], dice.random_bytes(20_000)).unwrap());
+        tables.flush().unwrap();
+    }
+    let pool = EngineType::Pmem(PmemOptions::default().max_size(64 << 20));
+    let pool = db.open_partition("pool", PartitionCreateOptions::default().engine(pool)).unwrap();
+    (0..1_000u32).for_each(|n| pool.insert(n.to_be_bytes(), vec![7; 1_000]).unwrap());
+    machine.set_capacity(Some(machine.used_space()));
+    let reserve = || machine.open(Path::new("/db/RESERVE"), OpenMode::Read).unwrap().length().unwrap();
+    let full = reserve();
+    (0..).take_while(|_| reserve() == full).for_each(|n: u64| tables.remove(n.to_be_bytes()).unwrap());
+    machine.freeze_after(Some(0));
+    drop((tables, pool, db));
+    machine.freeze_after(None);
+
+    let db = open();
+    let found = reserve();
+    assert!(found < full && found > 0, "{found} of {full} bytes");
+    // The space of what a compaction reads is not free while an iterator holds it.
+    let tables = db.partition("tables").unwrap();
+    let mut iter = tables.iter();
+    iter.next().unwrap().unwrap();
+    assert_eq!(tables.major_compact().map_err(|error| error.kind()), Err(ErrorKind::OutOfSpace));
+    let left = reserve();
+    db.partition("pool").unwrap().flush().unwrap_or_else(|e| panic!("{left} of {found} bytes are left: {e}"));
+}
+
 /// Each blob file of direct writes that no flush has named yet has an open file handle. There are few, because the
 /// bytes that pointers refer to count as bytes of the memtable.
 #[test]
