@@ -1,12 +1,13 @@
 //! Partitions that are pools: what they share with others, and what only they do.
 //!
-//! Modules: `memory` (files that are used as memory), `space` (full pools), `full` (full pools that are killed),
-//! `together` (several writers), `found` (bugs).
+//! Modules: `memory` (files that are used as memory), `sizes` (keys, values and pools at their limits), `space` (full
+//! pools), `full_pool_crashes` (full pools that are killed), `concurrency` (several writers), `recovery` (bugs).
 
 mod concurrency;
 mod full_pool_crashes;
 mod memory;
 mod recovery;
+mod sizes;
 mod space;
 
 use std::path::Path;
