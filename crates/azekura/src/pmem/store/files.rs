@@ -305,6 +305,9 @@ impl ImageStore {
             Ok(owed) => owed,
             Err(error) => {
                 files.checksums.restore(&before);
+                // It may be whole in the page cache and not durable, and after a failed sync the next one may report
+                // success. So a process that opens the pool after a kill must not find it.
+                let _device_is_gone = invalidate_shadow(&*shadow).or_else(|_| shadow.set_length(0));
                 return Err(error);
             }
         };
@@ -351,7 +354,7 @@ impl ImageStore {
         // Whether this succeeds, and survives, does not matter: to apply it again changes nothing.
         let _ = match shadow.length() {
             Ok(len) if len > SHADOW_KEEP_MAX => shadow.set_length(0),
-            _ => shadow.write_at(&[0; FileHeader::LEN], 0),
+            _ => invalidate_shadow(&**shadow),
         };
         Ok(())
     }
@@ -390,6 +393,11 @@ impl ImageStore {
         }
         target.sync_data()
     }
+}
+
+/// Makes a shadow one that no open uses. Not synced.
+fn invalidate_shadow(shadow: &dyn File) -> Result<()> {
+    shadow.write_at(&[0; FileHeader::LEN], 0)
 }
 
 /// What binds the files to a pool: the id in its own header, which never changes.

@@ -674,3 +674,46 @@ fn shadow_of_a_killed_process_is_made_durable() {
         }
     }
 }
+
+/// A checkpoint failed because its shadow could not be synced, and left it whole in the page cache. The system may have
+/// dropped what it could not write, and the next sync reports success. So the process after a kill counted the shadow as
+/// durable and gave back the log that it stood for; power loss then took synced records.
+#[test]
+fn shadow_of_a_failed_checkpoint_is_not_used() {
+    for has_image in [false, true] {
+        let fs = MemFs::new();
+        let faulty = FaultFs::new(Arc::new(fs.clone()));
+        let open = |salt| {
+            let config = config(&fs, salt).fs(Arc::new(faulty.clone())).mapped_wal(false);
+            config.wal_segment_size(64 << 10).max_wal_size(128 << 10).open().unwrap()
+        };
+        let fault_at_sync = |fault| faulty.inject(FaultPlan::new(OpKind::Sync, 1, fault).in_path(".shadow").forever());
+        let pool = |db: &Database| db.open_partition("pool", pool_options()).unwrap();
+        let db = open(1);
+        pool(&db).insert([1], vec![1; 500]).unwrap();
+        if has_image {
+            pool(&db).flush().unwrap();
+        }
+        (2..6).for_each(|n| pool(&db).insert([n], vec![n; 500]).unwrap());
+        db.persist(PersistMode::SyncAll).unwrap();
+        fault_at_sync(Fault::Error(std::io::ErrorKind::Other));
+        assert!(pool(&db).flush().is_err());
+        faulty.clear_faults();
+        fs.freeze_after(Some(0));
+        drop(db);
+        fs.freeze_after(None);
+        // What the failed sync did not write, the next one does not write either.
+        fault_at_sync(Fault::LyingSync);
+        let db = open(2);
+        assert_eq!(pool(&db).len().unwrap(), 5);
+        faulty.clear_faults();
+        let plain = db.open_partition("plain", Default::default()).unwrap();
+        (0..200u8).for_each(|n| plain.insert([n % 10], vec![n; 2_000]).unwrap());
+        plain.flush().unwrap();
+        while db.step().unwrap() {}
+        fs.crash(Survival::Nothing, 0);
+        drop(db);
+        let found: Vec<u8> = pool(&open(3)).keys().map(|key| key.unwrap()[0]).collect();
+        assert_eq!(found, [1, 2, 3, 4, 5], "image {has_image}");
+    }
+}
