@@ -1,7 +1,9 @@
-//! Full pools that are killed, lose power, and are reopened smaller or larger.
+//! Full pools that are killed, lose power, and are reopened with a smaller or larger `max_size`. Some get a smaller
+//! `max_size` while they are open, some write many times their size before they are killed.
 //!
 //! - `AZEKURA_CRASH_POINTS`: how many lives are searched.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use azekura::fs::{MemFs, Survival};
@@ -10,6 +12,8 @@ use azekura::{
 };
 
 use super::config;
+use crate::testkit::test_dir::crash_or_kill;
+use crate::testkit::watchdog::wait_until;
 use crate::testkit::{SeededRng, env_u64};
 
 /// Values are one byte, so often.
@@ -37,6 +41,16 @@ struct FullPoolRun {
     states: Vec<TwoPoolModel>,
     snapshot: Option<(Snapshot, TwoPoolModel)>,
     times_full: u64,
+    /// `max_size` of both pools, in eighths of [`PoolSizes::max`].
+    eighths: u64,
+    /// One change in so many is followed by a checkpoint. If there are few checkpoints, the log holds many times the
+    /// bytes of the pool.
+    flush_every: u64,
+}
+
+/// Bytes of keys and values.
+fn data_bytes(records: &PoolRecords) -> u64 {
+    records.iter().map(|(key, (_, len))| (key.len() + len) as u64).sum()
 }
 
 fn read_pairs(pairs: impl Iterator<Item = azekura::Result<(Slice, Slice)>>) -> PoolRecords {
@@ -58,8 +72,9 @@ impl FullPoolRun {
     fn random_value(sizes: &PoolSizes, dice: &mut SeededRng) -> (u8, usize) {
         let len = match dice.below(12) {
             0 => dice.below(sizes.max / 6),
-            1..=3 => dice.below(3000),
-            4 => 1,
+            1..=3 => dice.below(sizes.max / 40),
+            4 | 5 => dice.below(3000),
+            6 => 1,
             _ => dice.below(200),
         };
         (if len == 0 { 0 } else { dice.next_u64() as u8 }, len as usize)
@@ -96,23 +111,46 @@ impl FullPoolRun {
             }
         };
         match done {
-            Ok(()) => self.model = new,
+            Ok(()) => {
+                for (old, new) in self.model.iter().zip(&new) {
+                    let (old, new) = (data_bytes(old), data_bytes(new));
+                    assert!(new <= old || new <= self.limit(sizes), "{new} bytes in a pool of {}", self.limit(sizes));
+                }
+                self.model = new;
+            }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::OutOfSpace, "{error}");
                 self.times_full += 1;
-                if dice.chance_one_in(3) {
-                    self.remove_some(dice);
+                // Mostly few records, so that the pool is full most of the time.
+                if dice.chance_one_in(2) {
+                    let one_in = dice.pick(&[2, 8, 8]);
+                    self.remove_some(one_in, dice);
                 }
             }
         }
         self.states.push(self.model.clone());
     }
 
-    /// Removes many records, which a full pool allows.
-    fn remove_some(&mut self, dice: &mut SeededRng) {
+    /// Bytes that each pool may hold.
+    fn limit(&self, sizes: &PoolSizes) -> u64 {
+        sizes.max / 8 * self.eighths
+    }
+
+    /// Removes most records and lowers `max_size` of the open pools. The log has more than fits into the new size.
+    fn lower_max_size(&mut self, sizes: &PoolSizes, dice: &mut SeededRng) {
+        (0..3).for_each(|_| self.remove_some(2, dice));
+        self.eighths = if sizes.max > 64 << 10 { dice.pick(&[2, 4]) } else { 8 };
+        let options = sizes.pool(self.eighths);
+        for name in ["left", "right"] {
+            self.db.open_partition(name, options.clone()).unwrap();
+        }
+    }
+
+    /// Removes about one of `one_in` records, which a full pool allows.
+    fn remove_some(&mut self, one_in: u64, dice: &mut SeededRng) {
         self.snapshot = None;
         for (part, at) in self.parts.iter().zip(0..) {
-            let gone: Vec<_> = self.model[at].keys().filter(|_| dice.chance_one_in(2)).cloned().collect();
+            let gone: Vec<_> = self.model[at].keys().filter(|_| dice.chance_one_in(one_in)).cloned().collect();
             for key in gone {
                 part.remove(&key).unwrap();
                 self.model[at].remove(&key);
@@ -145,17 +183,21 @@ fn run_crash_search(seed: u64, lives: u64) -> u64 {
         let (db, parts) = open(&fs, &sizes.pool(eighths));
         db.persist(PersistMode::SyncData).unwrap();
         let states = vec![model.clone()];
-        let mut now = FullPoolRun { db, parts, model, states, snapshot: None, times_full: 0 };
-        for _ in 0..20 + dice.below(100) {
+        let (changes, flush_every) = if dice.chance_one_in(2) { (500, 10_000) } else { (100, 30) };
+        let mut now = FullPoolRun { db, parts, model, states, snapshot: None, times_full: 0, eighths, flush_every };
+        for _ in 0..20 + dice.below(changes) {
             now.random_change(&sizes, &mut dice);
             match dice.below(30) {
                 0 => now.check_or_take_snapshot(),
-                1 => now.parts[dice.index(2)].flush().unwrap(),
-                2 => while now.db.step().unwrap() {},
-                3 => {
+                1 => {
                     now.db.persist(PersistMode::SyncData).unwrap();
                     now.states = vec![now.model.clone()];
                 }
+                _ => {}
+            }
+            match dice.below(now.flush_every) {
+                0 => now.parts[dice.index(2)].flush().unwrap(),
+                1 => while now.db.step().unwrap() {},
                 _ => {}
             }
             for part in &now.parts {
@@ -163,10 +205,14 @@ fn run_crash_search(seed: u64, lives: u64) -> u64 {
                 assert!(pool.bytes <= 4 * sizes.max, "seed {seed}, life {life}: {} of {} bytes", pool.bytes, sizes.max);
             }
         }
+        if dice.chance_one_in(4) {
+            now.lower_max_size(&sizes, &mut dice);
+            (0..dice.below(40)).for_each(|_| now.random_change(&sizes, &mut dice));
+        }
         let (survival, is_kill) =
             if dice.chance_one_in(2) { (Survival::Everything, true) } else { (Survival::Random, false) };
         let after = fs.fork();
-        after.crash(survival, dice.next_u64());
+        crash_or_kill(&after, survival, dice.next_u64());
         fulls += now.times_full;
         // No pool is smaller than 64 KiB.
         eighths = if sizes.max > 64 << 10 { dice.pick(&[8, 8, 6, 12]) } else { dice.pick(&[8, 12]) };
@@ -185,23 +231,43 @@ fn run_crash_search(seed: u64, lives: u64) -> u64 {
         (fs, model) = (after, found);
     }
     check_emptied_pool(&fs, &sizes, seed);
+    check_thinned_pool(&sizes, seed);
     fulls
+}
+
+/// Puts records under the keys `prefix` + `from`, `from + 1`, … until the pool is full. Returns how many it took.
+fn fill(part: &Partition, prefix: u8, from: u32) -> u32 {
+    let key = |n: u32| [&[prefix][..], &n.to_be_bytes()].concat();
+    let fits = |n: &u32| (0..50).any(|_| part.insert(key(*n), [1; 300]).is_ok());
+    (from..).take_while(fits).count() as u32
 }
 
 /// What was emptied takes nearly as much as a new pool.
 fn check_emptied_pool(fs: &MemFs, sizes: &PoolSizes, seed: u64) {
-    let fill = |part: &Partition| {
-        let fits = |n: &u32| (0..50).any(|_| part.insert(n.to_be_bytes(), [1; 300]).is_ok());
-        (0..).take_while(fits).count()
-    };
     let (_db, parts) = open(fs, &sizes.pool(8));
     for key in parts[0].keys().map(Result::unwrap).collect::<Vec<_>>() {
         parts[0].remove(key).unwrap();
     }
-    let again = fill(&parts[0]);
+    let again = fill(&parts[0], 0, 0);
     let (_new, parts) = open(&MemFs::new(), &sizes.pool(8));
-    let fresh = fill(&parts[0]);
+    let fresh = fill(&parts[0], 0, 0);
     assert!(again * 10 >= fresh * 9, "seed {seed}: {again} records where {fresh} fit into a new pool");
+}
+
+/// A full pool of which every second record was removed takes most of them again, under keys in another part of the
+/// order.
+fn check_thinned_pool(sizes: &PoolSizes, seed: u64) {
+    let (_db, parts) = open(&MemFs::new(), &sizes.pool(8));
+    let count = fill(&parts[0], 0, 0);
+    for key in parts[0].keys().step_by(2).map(Result::unwrap).collect::<Vec<_>>() {
+        parts[0].remove(key).unwrap();
+    }
+    // What was removed is free once the readers of other tests, which share the epochs, have unpinned.
+    let again = Cell::new(0);
+    wait_until(&format!("seed {seed}: {count} records, and most of those that were removed fit again"), || {
+        again.set(again.get() + fill(&parts[0], 1, again.get()));
+        again.get() * 10 >= count / 2 * 7
+    });
 }
 
 #[test]
