@@ -109,7 +109,12 @@ fn check_bounds(db: &Database, workers: usize, bound: BoundedResource) {
 fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource) -> WriterPartitions {
     let mut dice = SeededRng::new(writer);
     let mut own = WriterPartitions::new();
+    let cold = db.partition("cold").unwrap();
     for n in 0..6_000u64 {
+        if n % 256 == 0 {
+            // It holds the log again, and it is too small to be flushed for its own size.
+            cold.insert("k", "v").unwrap();
+        }
         let name = format!("w{writer}/{}", dice.below(PARTITIONS));
         let (part, book) = own.entry(name.clone()).or_insert_with(|| {
             let part = db.open_partition(&name, random_partition_options(&mut dice, bound)).unwrap();
@@ -129,8 +134,8 @@ fn run_writer(db: &Database, writer: u64, workers: usize, bound: BoundedResource
         }
         match bound {
             BoundedResource::Memory if workers == 0 => while db.step().unwrap() {},
-            // Fewer than all that is wanted.
-            BoundedResource::Wal if workers == 0 && n % 16 == 0 => (0..2).for_each(|_| _ = db.step().unwrap()),
+            // Fewer steps than there is work.
+            BoundedResource::Wal if workers == 0 && n % 16 == 0 => drop(db.step().unwrap()),
             _ => {}
         }
         if n % 16 == 0 {
