@@ -54,6 +54,7 @@ const KEYS: u64 = 14;
 /// What the generator knows of the partitions, so that each step makes sense.
 struct ScriptGenerator {
     rng: SeededRng,
+    options: RandomOptions,
     live_partitions: BTreeSet<String>,
     /// How often a key was inserted since it was last removed.
     inserts: BTreeMap<(String, Vec<u8>), u32>,
@@ -65,7 +66,8 @@ impl CrashScript {
     /// The script of a seed: a prelude in which a batch over two partitions is followed by a flush of one of them, then
     /// chance.
     pub(super) fn new(seed: u64, length: usize) -> CrashScript {
-        let mut drawing = ScriptGenerator::new(seed);
+        let options = RandomOptions::with_orders(seed);
+        let mut drawing = ScriptGenerator::new(options);
         let mut steps = vec![drawing.create_step("a"), drawing.create_step("b")];
         steps.push(drawing.batch_step(PersistMode::Buffer));
         steps.push(CrashStep::Flush("a".into()));
@@ -74,12 +76,13 @@ impl CrashScript {
             let step = drawing.random_step();
             steps.push(step);
         }
-        CrashScript { seed, options: RandomOptions::new(seed), steps }
+        CrashScript { seed, options, steps }
     }
 
     /// Keys so long that a few flushes make the manifest grow until it is written anew.
     pub(super) fn with_large_manifest(seed: u64) -> CrashScript {
-        let mut drawing = ScriptGenerator::new(seed);
+        let options = RandomOptions::new(seed);
+        let mut drawing = ScriptGenerator::new(options);
         let mut steps = vec![drawing.create_step("a"), drawing.create_step("b")];
         for round in 0..12u8 {
             let put = |partition: &str, byte: u8| HistoryWrite {
@@ -97,7 +100,7 @@ impl CrashScript {
             CrashStep::BackgroundStep,
             CrashStep::Kill,
         ]);
-        CrashScript { seed, options: RandomOptions::new(seed), steps }
+        CrashScript { seed, options, steps }
     }
 
     /// Whether every call is synced that does not say otherwise.
@@ -112,10 +115,11 @@ impl CrashScript {
 }
 
 impl ScriptGenerator {
-    fn new(seed: u64) -> ScriptGenerator {
-        let dice = SeededRng::new(seed ^ 0x5C21);
+    fn new(options: RandomOptions) -> ScriptGenerator {
+        let rng = SeededRng::new(options.seed ^ 0x5C21);
         ScriptGenerator {
-            rng: dice,
+            rng,
+            options,
             live_partitions: BTreeSet::new(),
             inserts: BTreeMap::new(),
             checkpoints: 0,
@@ -147,7 +151,8 @@ impl ScriptGenerator {
     }
 
     fn random_write(&mut self, partition: String) -> HistoryWrite {
-        let key = format!("key {:02}", self.rng.below(KEYS)).into_bytes();
+        let key = format!("key {:02}", self.rng.below(KEYS));
+        let key = self.options.order(&partition).valid_key(key.as_bytes());
         let inserts = self.inserts.entry((partition.clone(), key.clone())).or_default();
         let removes = *inserts > 0 && self.rng.chance_one_in(4);
         *inserts = if removes { 0 } else { *inserts + 1 };
@@ -238,6 +243,16 @@ pub(super) struct ScriptOutcome {
     pub(super) ops: u64,
     /// What went wrong before the machine stood still.
     pub(super) failed: Option<String>,
+}
+
+impl ScriptOutcome {
+    /// The partitions that were created.
+    pub(super) fn names(&self) -> BTreeSet<String> {
+        let created = |run_event: &HistoryEvent| {
+            if let HistoryEvent::Create(name) = run_event { Some(name.clone()) } else { None }
+        };
+        self.history.events.iter().filter_map(created).collect()
+    }
 }
 
 /// Plays `script` on `machine`, seen through `fs`, until it stands still after `ops` operations.
@@ -392,7 +407,7 @@ impl ScriptRunner<'_> {
     }
 
     fn open_part(&mut self, name: &str) -> Result<()> {
-        let part = self.db().open_partition(name, self.script.options.partition_options(name))?;
+        let part = self.script.options.open(self.db(), name)?;
         self.parts.insert(name.into(), part);
         Ok(())
     }

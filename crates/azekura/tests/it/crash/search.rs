@@ -50,6 +50,8 @@ pub(super) struct CrashSearch {
     /// Opens of a damaged log that were accepted, and that were refused.
     pub(super) accepted: u64,
     pub(super) refused: u64,
+    /// Partitions whose comparators panic on a key that was not inserted: LSM partitions, and pools.
+    pub(super) strict: [u64; 2],
     pub(super) findings: Vec<CrashFinding>,
 }
 
@@ -58,7 +60,8 @@ impl fmt::Display for CrashSearch {
         write!(
             f,
             "{} scripts, {} crash points, {} states, of them {} after a second crash during recovery and {} between \
-             what was promised and all; {} checkpoints opened; {} damaged logs accepted, {} refused; {} wrong",
+             what was promised and all; {} checkpoints opened; {} damaged logs accepted, {} refused; {:?} LSM \
+             partitions and pools with strict comparators; {} wrong",
             self.scripts,
             self.points,
             self.states,
@@ -67,6 +70,7 @@ impl fmt::Display for CrashSearch {
             self.checkpoints,
             self.accepted,
             self.refused,
+            self.strict,
             self.findings.len()
         )
     }
@@ -115,6 +119,9 @@ impl CrashSearch {
         if let Some(what) = whole.failed {
             self.findings.push(CrashFinding { seed: script.seed, point: whole.ops, survival: None, what });
             return 1;
+        }
+        for name in whole.names().into_iter().filter(|name| script.options.order(name).is_strict()) {
+            self.strict[usize::from(script.options.is_pool(&name))] += 1;
         }
         let total = whole.ops + 1;
         let points = points.min(total);
@@ -394,7 +401,7 @@ fn read_only_state(script: &CrashScript, crashed: &MemFs, env: &TestEnv) -> Resu
 fn check_no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &CrashScript) -> CheckOutcome {
     let (mut named, mut pools) = (0, 0);
     for name in db.list_partitions() {
-        let part = db.open_partition(&name, script.options.partition_options(&name)).map_err(|e| e.to_string())?;
+        let part = script.options.open(db, &name).map_err(|e| e.to_string())?;
         pools += usize::from(part.metrics().pool.is_some());
         named += part.metrics().levels.iter().map(|level| level.tables).sum::<usize>();
     }
@@ -411,23 +418,24 @@ fn check_no_orphans(db: &azekura::Database, fs: &dyn Fs, script: &CrashScript) -
 fn write_after_recovery(db: &azekura::Database, script: &CrashScript, state: &mut State) -> azekura::Result<()> {
     let write = |partition: &str, key: &str, value: Option<&str>| HistoryWrite {
         partition: partition.into(),
-        key: key.into(),
+        key: script.options.order(partition).valid_key(key.as_bytes()),
         value: value.map(Into::into),
     };
     let old = state.keys().next().cloned();
-    let after = db.open_partition("after", script.options.partition_options("after"))?;
-    after.insert("one", "1")?;
+    let (one, two) = (write("after", "one", None), write("after", "two", Some("2")));
+    let after = script.options.open(db, "after")?;
+    after.insert(&one.key, "1")?;
     let mut batch = db.batch().durability(PersistMode::SyncData);
-    batch.insert(&after, "two", "2");
-    let mut events =
-        vec![HistoryEvent::Create("after".into()), HistoryEvent::Commit(vec![write("after", "two", Some("2"))])];
+    batch.insert(&after, &two.key, "2");
+    let mut events = vec![HistoryEvent::Create("after".into()), HistoryEvent::Commit(vec![two])];
     if let Some(name) = &old {
-        batch.insert(&db.open_partition(name, script.options.partition_options(name))?, "two", "2");
-        events.push(HistoryEvent::Commit(vec![write(name, "two", Some("2"))]));
+        let two = write(name, "two", Some("2"));
+        batch.insert(&script.options.open(db, name)?, &two.key, "2");
+        events.push(HistoryEvent::Commit(vec![two]));
     }
     batch.commit()?;
     after.flush()?;
-    after.remove("one")?;
+    after.remove(&one.key)?;
     events.iter().for_each(|event| event.apply(state));
     Ok(())
 }

@@ -157,11 +157,7 @@ fn options(style: FaultRunConfig, name: &str) -> PartitionCreateOptions {
 }
 
 fn open_part(db: &Database, style: FaultRunConfig, name: &str) -> Result<Partition> {
-    let options = style.order.supported_options(options(style, name));
-    match style.order.comparator() {
-        None => db.open_partition(name, options),
-        Some(comparator) => db.open_partition_with_comparator(name, options, comparator),
-    }
+    style.order.open(db, name, options(style, name))
 }
 
 impl FaultRun {

@@ -160,10 +160,6 @@ impl ModelRun {
 }
 
 /// Opens a partition with its comparator.
-pub(super) fn open_with_order(db: &Database, shape: &RandomOptions, name: &str, order: TestOrder) -> Partition {
-    let options = order.supported_options(shape.partition_options(name));
-    match order.comparator() {
-        None => db.open_partition(name, options).unwrap(),
-        Some(comparator) => db.open_partition_with_comparator(name, options, comparator).unwrap(),
-    }
+pub(super) fn open_with_order(db: &Database, options: &RandomOptions, name: &str, order: TestOrder) -> Partition {
+    order.open(db, name, options.partition_options(name)).unwrap()
 }

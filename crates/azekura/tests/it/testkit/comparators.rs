@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use azekura::{Comparator, DataBlockIndexType, PartitionCreateOptions};
+use azekura::{Comparator, DataBlockIndexType, Database, Partition, PartitionCreateOptions, Result};
 
 /// The order of a partition's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,13 @@ pub(crate) enum TestOrder {
     AnyCase,
     /// The same, with a canonical form that can be hashed.
     AnyCaseHashed,
-    /// Descending, for [sealed](Order::seal) keys of any length; panics when it is given another byte string.
+    /// Descending, for [checksummed](TestOrder::valid_key) keys of any length; panics when it is given another byte
+    /// string.
     ChecksummedReversed,
-    /// Little-endian numbers of eight bytes, the highest two of which seal the others; panics as `ChecksummedReversed`
-    /// does.
+    /// Little-endian numbers of eight bytes, the highest two of which are a checksum of the others; panics as
+    /// `ChecksummedReversed` does.
     ChecksummedNumbers,
-    /// As `Fixed`, but it does not say that different bytes are different keys, and has a canonical form.
+    /// As `ChecksummedNumbers`, but it does not say that different bytes are different keys, and has a canonical form.
     ChecksummedNumbersHashed,
 }
 
@@ -56,6 +57,26 @@ impl TestOrder {
         }
     }
 
+    /// Whether the comparator panics on a byte string that [`valid_key`](TestOrder::valid_key) did not make.
+    pub(crate) fn is_strict(self) -> bool {
+        matches!(
+            self,
+            TestOrder::ChecksummedReversed | TestOrder::ChecksummedNumbers | TestOrder::ChecksummedNumbersHashed
+        )
+    }
+
+    /// Opens or creates a partition whose keys have this order.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(crate) fn open(self, db: &Database, name: &str, options: PartitionCreateOptions) -> Result<Partition> {
+        let options = self.supported_options(options);
+        match self.comparator() {
+            None => db.open_partition(name, options),
+            Some(comparator) => db.open_partition_with_comparator(name, options, comparator),
+        }
+    }
+
     /// A key that this order accepts, made of any bytes. The orders that panic on unknown byte strings accept keys that
     /// end in a checksum: a key that the engine invents does not.
     pub(crate) fn valid_key(self, bytes: &[u8]) -> Vec<u8> {
@@ -70,7 +91,7 @@ impl TestOrder {
         [&body[..], &key_checksum(&body)].concat()
     }
 
-    /// Panics if `key` is none that [`seal`](Order::seal) made.
+    /// Panics if `key` is none that [`valid_key`](TestOrder::valid_key) made.
     fn check_valid(self, key: &[u8]) {
         let body = match self {
             TestOrder::ChecksummedReversed if key.len() >= 2 => &key[..key.len() - 2],

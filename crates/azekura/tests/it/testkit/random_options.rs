@@ -5,16 +5,19 @@ use std::sync::Arc;
 
 use azekura::fs::{Env, Fs, TestEnv};
 use azekura::{
-    CompactionStrategy, CompressionType, Config, DataBlockIndexType, DirectIo, EngineType, FilterPolicy,
-    KvSeparationOptions, LeveledOptions, PartitionCreateOptions, PmemOptions,
+    CompactionStrategy, CompressionType, Config, DataBlockIndexType, Database, DirectIo, EngineType, FilterPolicy,
+    KvSeparationOptions, LeveledOptions, Partition, PartitionCreateOptions, PmemOptions, Result,
 };
 
+use super::comparators::{TEST_ORDERS, TestOrder};
 use super::rng::SeededRng;
 
 /// The options of one run, all of them from its seed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RandomOptions {
     pub(crate) seed: u64,
+    /// Whether half of the partitions have a comparator, drawn by name.
+    pub(crate) has_orders: bool,
 }
 
 const CODECS: [CompressionType; 5] = [
@@ -30,7 +33,31 @@ pub(crate) const INDEX_TYPES: [DataBlockIndexType; 3] =
 
 impl RandomOptions {
     pub(crate) fn new(seed: u64) -> RandomOptions {
-        RandomOptions { seed }
+        RandomOptions { seed, has_orders: false }
+    }
+
+    /// The same, and half of the partitions have a comparator, most of which panic on a key that was not inserted.
+    pub(crate) fn with_orders(seed: u64) -> RandomOptions {
+        RandomOptions { seed, has_orders: true }
+    }
+
+    /// The order of the keys of the partition `name`. [`TestOrder::valid_key`] makes keys for it.
+    pub(crate) fn order(&self, name: &str) -> TestOrder {
+        let mut dice = self.rng_for(name, 0x04DE);
+        if self.has_orders && dice.chance_one_in(2) { dice.pick(&TEST_ORDERS[1..]) } else { TestOrder::Bytes }
+    }
+
+    /// Whether the partition `name` is a pool.
+    pub(crate) fn is_pool(&self, name: &str) -> bool {
+        self.rng_for(name, 0x9001).chance_one_in(3)
+    }
+
+    /// Opens or creates the partition `name`.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(crate) fn open(&self, db: &Database, name: &str) -> Result<Partition> {
+        self.order(name).open(db, name, self.partition_options(name))
     }
 
     /// The database's options: manual work, and a world without chance. A run has one `env` for all its opens, so that
@@ -65,10 +92,8 @@ impl RandomOptions {
 
     /// Other options for it, the same each time for a word.
     pub(crate) fn changed_partition_options(&self, name: &str, word: &str) -> PartitionCreateOptions {
-        let mut dice = self.rng_for(name, 0x9001);
-        let pool = dice.chance_one_in(3);
         let mut dice = self.rng_for(word, 0x0A67);
-        if pool {
+        if self.is_pool(name) {
             let sizes = PmemOptions::default().max_size(dice.pick(&[32 << 20, 256 << 20]));
             let sizes = sizes.growth_step(dice.pick(&[4 << 10, 64 << 10, 1 << 20]));
             return PartitionCreateOptions::default().engine(EngineType::Pmem(sizes));

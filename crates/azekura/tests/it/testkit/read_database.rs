@@ -2,6 +2,7 @@
 
 use azekura::{Database, Partition, Result};
 
+use super::comparators::TestOrder;
 use super::history::{Map, State};
 use super::random_options::RandomOptions;
 
@@ -13,19 +14,20 @@ use super::random_options::RandomOptions;
 pub(crate) fn read_database(db: &Database, shape: &RandomOptions) -> Result<State> {
     let mut state = State::new();
     for name in db.list_partitions() {
-        let partition = db.open_partition(&name, shape.partition_options(&name))?;
-        state.insert(name, read_partition(&partition)?);
+        let pairs = read_partition(&shape.open(db, &name)?, shape.order(&name))?;
+        state.insert(name, pairs);
     }
     Ok(state)
 }
 
-/// The pairs of one partition whose order is that of the bytes.
-pub(crate) fn read_partition(partition: &Partition) -> Result<Map> {
+/// The pairs of one partition, whose keys are in `order`.
+fn read_partition(partition: &Partition, order: TestOrder) -> Result<Map> {
     let name = &partition.name;
     let mut pairs: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     for pair in partition.iter() {
         let (key, value) = pair?;
-        assert!(pairs.last().is_none_or(|(last, _)| last[..] < key[..]), "{name}: keys do not rise at {key:?}");
+        let rises = pairs.last().is_none_or(|(last, _)| order.canonical(last) < order.canonical(&key));
+        assert!(rises, "{name}: keys do not rise at {key:?}");
         pairs.push((key.to_vec(), value.to_vec()));
     }
     let mut backward = pairs.iter().rev();
