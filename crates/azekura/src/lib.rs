@@ -26,30 +26,12 @@
 //! [`Snapshot`]s; [`PersistMode`] says what survives what; [`Error`] says what to do. `ARCHITECTURE.md` in the
 //! repository shows the house, `DURABILITY.md` what is promised, `docs/format/` every byte on disk.
 
-pub(crate) mod base;
-pub(crate) mod blob;
-pub(crate) mod block;
-pub(crate) mod db;
-pub(crate) mod engine;
-pub mod inspect;
-pub(crate) mod iter;
-pub(crate) mod lsm;
-pub(crate) mod manifest;
-pub(crate) mod mem;
-pub(crate) mod memtable;
-pub(crate) mod pmem;
-pub(crate) mod record_log;
-pub(crate) mod table;
-pub(crate) mod vfs;
-pub(crate) mod wal;
-
 pub use base::comparator::Comparator;
 pub use base::compression::CompressionType;
 pub use base::error::{Error, ErrorKind, Result};
 pub use base::event::{DroppedAfterDamage, Event, Listener};
 pub use db::batch::Batch;
-pub use db::blob_gc::calls::{GarbageCollection, GarbageCollection as Gc};
-pub use db::blob_gc::report::GcReport;
+pub use db::blob_gc::{GarbageCollection, GarbageCollection as Gc, GcReport};
 #[doc(hidden)]
 pub use db::config::PlantedBug;
 pub use db::config::{Config, PersistMode};
@@ -69,6 +51,23 @@ pub use table::options::{DataBlockIndexType, FilterPolicy};
 pub use vfs::fs::PersistenceLevel;
 pub use vfs::open_files::DirectIo;
 pub use wal::RecoveryMode;
+
+pub(crate) mod base;
+pub(crate) mod blob;
+pub(crate) mod block;
+pub(crate) mod db;
+pub(crate) mod engine;
+pub mod inspect;
+pub(crate) mod iter;
+pub(crate) mod lsm;
+pub(crate) mod manifest;
+pub(crate) mod mem;
+pub(crate) mod memtable;
+pub(crate) mod pmem;
+pub(crate) mod record_log;
+pub(crate) mod table;
+pub(crate) mod vfs;
+pub(crate) mod wal;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.
 ///

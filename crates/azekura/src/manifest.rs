@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::event::DroppedAfterDamage;
-use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::sync::lock;
 use crate::base::version_edit::VersionEdit;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
 use crate::record_log::poison::LogPoison;
-use crate::record_log::read_window::LogSource;
-use crate::record_log::reader::{LogReadResult, RecordLogReader, SeqnoOrder};
+use crate::record_log::reader::{LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
 use crate::record_log::writer::{LogRecord, LogSink, RecordLogWriter};
 use crate::vfs::{File, Fs, OpenMode};
 
@@ -312,9 +311,9 @@ fn read_manifest(source: LogSource<'_>) -> Result<LoadedManifest> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::io;
 
+    use super::*;
     use crate::base::version_edit::{FileNumber, PartitionId, WalEpoch};
     use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
     use crate::vfs::mem::{MemFs, Survival};

@@ -1,16 +1,13 @@
-//! Floor 0: the words everything else is written in.
-//!
-//! Plain values and pure functions; nothing here opens a file, starts a thread or reads a clock.
+//! Layer 0: shared values and pure functions. Nothing here opens a file, starts a thread or reads a clock.
 //!
 //! Invariants:
-//! - every decoder returns [`Error`] of kind [`ErrorKind::Corruption`] on bytes it cannot make sense of, and never
-//!   panics;
-//! - integers on disk are little-endian and of fixed width or LEB128 varints, never `usize`.
+//! - Every decoder returns an [`Error`] of kind [`ErrorKind::Corruption`] for invalid bytes, and never panics.
+//! - Integers on disk are little-endian and of fixed width, or LEB128 varints; never `usize`.
 //!
-//! Rooms in reading order: [`error`], [`record_kind`], [`key`], [`shared_bytes`] (what is handed on without a copy),
-//! [`comparator`], [`coding`], [`checksum`], [`compression`], [`file_header`], [`file_footer`], [`blob_pointer`]
-//! (pointers to values in blob files), [`version_edit`], [`manifest_state`] (what edits add up to), [`event`],
-//! [`sync`].
+//! Modules, in reading order: [`error`], [`record_kind`], [`key`], [`shared_bytes`] (bytes returned without a copy),
+//! [`comparator`], [`coding`], [`checksum`], [`compression`], [`file_format`] (headers and footers of files),
+//! [`blob_pointer`] (pointers to values in blob files), [`version_edit`], [`manifest_state`] (the state that version
+//! edits build), [`event`], [`sync`].
 
 pub(crate) mod blob_pointer;
 pub(crate) mod checksum;
@@ -19,8 +16,7 @@ pub(crate) mod comparator;
 pub(crate) mod compression;
 pub(crate) mod error;
 pub(crate) mod event;
-pub(crate) mod file_footer;
-pub(crate) mod file_header;
+pub(crate) mod file_format;
 pub(crate) mod key;
 pub(crate) mod manifest_state;
 pub(crate) mod record_kind;

@@ -1,7 +1,7 @@
 #![doc = include_str!("../../docs/format/blob.md")]
 
 use crate::base::coding::{ByteReader, put_bytes, put_varint};
-use crate::base::file_header::FileHeader;
+use crate::base::file_format::FileHeader;
 use crate::base::version_edit::{BlobFileSection, FileNumber};
 use crate::base::{Error, Result};
 use crate::block::BlockHandle;

@@ -1,23 +1,20 @@
-//! Blob files: large values, kept out of the tables so that compaction does not carry them.
+//! Blob files: large values that are stored outside of tables, so that compactions do not copy them.
 //!
 //! Invariants:
-//! - a blob file is written once, front to back, and never changed; an empty one is never written;
-//! - what stands in it already may be read while the rest is written, by pointers alone;
-//! - a value is named by its *logical* file and its ordinal there for as long as it lives; the *physical* file that it
-//!   lies in may change, and holds a section for each logical file whose values it has;
-//! - a value verifies before it is handed out: its frame's checksum, its length, the section that names it;
-//! - whatever bytes the file has, reading ends, in memory bounded by the file's size.
+//! - A blob file is written once, from front to back, and never changed. An empty one is never written.
+//! - Values in it can be read by pointers while the rest is written.
+//! - A value is named by its *logical* file and its ordinal there, as long as it exists. The *physical* file that
+//!   contains it may change; it has a section for each logical file whose values it contains.
+//! - A value is verified before it is returned: the checksum of its frame, its length, and the section that names it.
+//! - Reading ends for any bytes in the file, in memory bounded by the file's size.
 //!
-//! Layout: `docs/format/blob.md`. Rooms in reading order: [`format`](mod@format) (directory, sections, pages),
-//! [`writer`], [`direct_writer`] (values that are pointed to before the file is finished), [`reader`], [`verify`],
-//! [`live_blobs`] (which values are referenced), [`unfinished`] (files that were never finished).
+//! Layout: `docs/format/blob.md`. Modules, in reading order: [`format`](mod@format) (directory, sections, pages),
+//! [`writer`] (also of direct blob writes), [`reader`] (also verification), [`unfinished`] (files that were never
+//! finished).
 
-pub(crate) mod direct_writer;
 pub(crate) mod format;
-pub(crate) mod live_blobs;
 pub(crate) mod reader;
 #[cfg(test)]
 mod tests;
 pub(crate) mod unfinished;
-pub(crate) mod verify;
 pub(crate) mod writer;

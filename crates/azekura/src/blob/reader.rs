@@ -1,13 +1,13 @@
-//! An open blob file: values.
+//! Reads values of an open blob file, verifies a whole file, and computes which values are referenced.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::base::blob_pointer::BlobPointer;
+use crate::base::blob_pointer::{BlobPointer, BlobReferences, OrdinalSet};
 use crate::base::compression::{Codec, decompress};
-use crate::base::file_footer::FileFooter;
-use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
 use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobSectionIndex};
@@ -455,4 +455,108 @@ fn zeroed_bytes(len: usize) -> Result<Arc<[u8]>> {
         return Err(Error::corruption("no memory for a value of its declared length"));
     }
     Ok(std::iter::repeat_n(0, len).collect())
+}
+
+impl BlobFile {
+    /// Reads all of the file, past the cache, and compares it with what the manifest says; gives the number of values.
+    ///
+    /// # Errors
+    /// `Corruption` with file and offset of the first thing that is wrong.
+    pub(crate) fn verify(&self, meta: &BlobFileMeta) -> Result<u64> {
+        self.verify_sections(meta).map_err(|error| error.in_file(self.path()))
+    }
+
+    fn verify_sections(&self, meta: &BlobFileMeta) -> Result<u64> {
+        let opened = self.head()?;
+        // Header, footer and directory are read again: they may have changed since.
+        let again = self.read_head()?;
+        if (again.file_id, &again.metaindex) != (opened.file_id, &opened.metaindex) {
+            return Err(Error::corruption("file is not the one that was opened"));
+        }
+        let directory = &opened.metaindex;
+        if directory.section_metas() != meta.sections || directory.created_ms != meta.created_ms {
+            return Err(Error::corruption("blob file has other values than the manifest says"));
+        }
+        let (mut ahead, mut raw) = (BlobReadAhead::eager(), Vec::new());
+        for section in &directory.sections {
+            let mut iter = self.section_iter(section.logical)?;
+            let (mut values, mut last) = (0u64, None);
+            while let Some((ordinal, handle)) = iter.next()? {
+                if !section.rewritten && u64::from(ordinal) != values {
+                    return Err(Error::corruption("an ordinal of the blob file is missing").at_offset(handle.offset));
+                }
+                self.with_frame(handle, &mut ahead, |frame| {
+                    raw.clear();
+                    raw.resize(frame.raw_len, 0);
+                    decompress(frame.codec, frame.stored, &mut raw)
+                })?;
+                values += 1;
+                last = Some(handle);
+            }
+            let ends = last.is_some_and(|handle| handle.end().is_ok_and(|end| end == section.end_offset()));
+            if values != section.value_count || !ends {
+                return Err(Error::corruption("section has other values than the directory says"));
+            }
+        }
+        Ok(directory.sections.iter().map(|section| section.value_count).sum())
+    }
+}
+
+/// The referenced ordinals of logical files, over any number of tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LiveBlobs {
+    files: BTreeMap<FileNumber, OrdinalSet>,
+}
+
+impl LiveBlobs {
+    /// Takes in what one more table refers to.
+    pub(crate) fn add(&mut self, references: &BlobReferences) {
+        self.add_files(references, |_| true);
+    }
+
+    /// The same for the logical files that are `wanted`.
+    pub(crate) fn add_files(&mut self, references: &BlobReferences, wanted: impl Fn(FileNumber) -> bool) {
+        for (logical, ordinals) in references.ordinals().filter(|(logical, _)| wanted(*logical)) {
+            self.files.entry(logical).or_default().merge(ordinals);
+        }
+    }
+
+    /// In ascending order.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (FileNumber, &OrdinalSet)> {
+        self.files.iter().map(|(&logical, ordinals)| (logical, ordinals))
+    }
+
+    /// What is referenced of a logical file, if anything is.
+    pub(crate) fn ordinals_of(&self, logical: FileNumber) -> Option<&OrdinalSet> {
+        self.files.get(&logical)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::blob_pointer::{BlobPointer, BlobReferencesBuilder};
+
+    fn table_references(pointers: &[(u64, u32)]) -> BlobReferences {
+        let mut builder = BlobReferencesBuilder::default();
+        for &(logical, ordinal) in pointers {
+            builder.add(&BlobPointer {
+                logical_file: FileNumber(logical),
+                ordinal,
+                frame_offset: 0,
+                frame_len: 30,
+                value_len: 9,
+            });
+        }
+        builder.finish().unwrap()
+    }
+
+    #[test]
+    fn references_of_tables_are_merged() {
+        let mut live = LiveBlobs::default();
+        live.add(&table_references(&[(1, 0), (1, 4), (2, 7)]));
+        live.add(&table_references(&[(1, 2), (1, 1), (3, 0)]));
+        let of = |logical| live.ordinals_of(FileNumber(logical)).map(|ordinals| ordinals.iter().collect::<Vec<_>>());
+        assert_eq!([of(1), of(2), of(3), of(4)], [Some(vec![0, 1, 2, 4]), Some(vec![7]), Some(vec![0]), None]);
+    }
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobPointer;
-use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::{FileNumber, PartitionId};
 use crate::base::{Error, ErrorKind, Result, SeqNo};

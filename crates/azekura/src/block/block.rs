@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::base::shared_bytes::{BytesOwner, SHARED_LEN_MIN, SharedBytes};
 use crate::base::{InternalKey, KeyOrder, Result};
-use crate::block::entry::BlockLookup;
 use crate::block::fingerprint_block::FingerprintBlock;
 use crate::block::frame::BlockContents;
 use crate::block::kind::BlockKind;
 use crate::block::restart_block::RestartBlock;
-use crate::mem::prefetch::prefetch;
+use crate::block::search::BlockLookup;
+use crate::mem::simd::prefetch;
 
 /// Of a longer block only the beginning is asked for beforehand, in bytes: by then the processor has seen where the
 /// walk goes.

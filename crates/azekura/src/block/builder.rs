@@ -2,11 +2,11 @@
 
 use crate::base::InternalKey;
 use crate::base::coding::{put_varint, varint_len};
-use crate::block::entry::common_prefix;
 use crate::block::fingerprint_block::FingerprintBlockBuilder;
 use crate::block::hash_index::BlockHashIndexBuilder;
 use crate::block::kind::BlockKind;
 use crate::block::restart_block::{HASHED, TRAILER_LEN};
+use crate::block::search::common_prefix;
 
 /// Builds data blocks of one layout.
 pub(crate) enum DataBlockBuilder {

@@ -6,12 +6,10 @@ use std::ops::Range;
 use crate::base::coding::{ByteReader, put_varint, varint_len};
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{Error, InternalKey, KeyOrder, Result, SeqNo};
-use crate::block::entry::{BlockLookup, common_prefix, unpack_varint};
-use crate::block::fences::{fence_of, fence_range};
 use crate::block::frame::BlockContents;
+use crate::block::search::{BlockLookup, common_prefix, fence_of, fence_range, unpack_varint};
 use crate::mem::buffer_pool::Buffer;
-use crate::mem::prefetch::prefetch;
-use crate::mem::simd::{LANES, matches};
+use crate::mem::simd::{LANES, matches, prefetch};
 
 /// Entry count, length of the prefix, width of a slot and flags at the end of a block, in bytes.
 const TRAILER_LEN: usize = 8;

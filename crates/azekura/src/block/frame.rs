@@ -3,10 +3,10 @@
 use std::ops::Deref;
 
 use crate::base::checksum::{location_seed, xxh3, xxh3_concat};
+use crate::base::coding::{ByteReader, put_varint};
 use crate::base::compression::{Codec, CompressionType, decompress};
 use crate::base::key::{KEY_LEN_MAX, VALUE_LEN_MAX};
 use crate::base::{Error, Result};
-use crate::block::handle::BlockHandle;
 use crate::block::kind::BlockKind;
 use crate::mem::buffer_pool::Buffer;
 
@@ -192,6 +192,43 @@ impl<'a> BlockFrame<'a> {
         (header[8], header[10]) = (self.codec as u8, self.kind as u8);
         header[11..].copy_from_slice(&(self.raw_len as u64).to_le_bytes()[..5]);
         header
+    }
+}
+
+/// Offset and length of a frame, header included, in bytes.
+///
+/// The length is wider than 32 bits because a value of 4 GiB − 1 has a block of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BlockHandle {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl BlockHandle {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.offset);
+        put_varint(out, self.len);
+    }
+
+    pub(crate) fn read(d: &mut ByteReader<'_>) -> Result<BlockHandle> {
+        Ok(BlockHandle { offset: d.varint()?, len: d.varint()? })
+    }
+
+    /// Reads a handle that is all of `bytes`.
+    #[inline]
+    pub(crate) fn decode(bytes: &[u8]) -> Result<BlockHandle> {
+        let mut d = ByteReader::new(bytes);
+        let handle = BlockHandle::read(&mut d)?;
+        d.finish()?;
+        Ok(handle)
+    }
+
+    /// The offset behind the frame.
+    ///
+    /// # Errors
+    /// `Corruption` if that does not fit 64 bits.
+    pub(crate) fn end(&self) -> Result<u64> {
+        self.offset.checked_add(self.len).ok_or_else(|| Error::corruption("block reaches past the end of all files"))
     }
 }
 

@@ -6,13 +6,12 @@ use std::ops::Range;
 use crate::base::coding::ByteReader;
 use crate::base::key::KEY_LEN_MAX;
 use crate::base::{Error, InternalKey, KeyOrder, Result, SeqNo};
-use crate::block::entry::{BlockLookup, common_prefix, unpack_varint};
-use crate::block::fences::{FENCE_LEN, fence_of, fence_range};
 use crate::block::frame::BlockContents;
 use crate::block::hash_index::{self, HashBucket};
 use crate::block::kind::BlockKind;
+use crate::block::search::{BlockLookup, FENCE_LEN, common_prefix, fence_of, fence_range, unpack_varint};
 use crate::mem::buffer_pool::Buffer;
-use crate::mem::prefetch::prefetch;
+use crate::mem::simd::prefetch;
 
 /// Restart count, entry count, flags and zeros at the end of a block, in bytes.
 pub(crate) const TRAILER_LEN: usize = 12;

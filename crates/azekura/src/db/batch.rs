@@ -8,7 +8,7 @@ use crate::db::commit::{CommitPath, CommitRequest};
 use crate::db::config::PersistMode;
 use crate::db::handle::DbHandle;
 use crate::db::partition::Partition;
-use crate::db::state::claims::DirectBlobWrites;
+use crate::db::reservations::DirectBlobWrites;
 use crate::wal::batch_codec::{WalRecord, check_key_and_value_lengths, put_record};
 
 /// Collects writes to any partitions of one database and commits them atomically.

@@ -27,9 +27,9 @@ use crate::base::sync::lock;
 use crate::base::{EntryRef, Error, ErrorKind, Result, SeqNo};
 use crate::db::catalog::PartitionState;
 use crate::db::state::disk_reserve::DiskReserve;
-use crate::db::state::poison::DbPoison;
+use crate::db::state::event_queue::DbPoison;
 use crate::engine::{Engine, LastVisibleSeqno, RecordReservation, SeqnoAllocator};
-use crate::pmem::engine::{AssignSeqnoFn, PmemEngine};
+use crate::pmem::pool::{AssignSeqnoFn, PmemEngine};
 use crate::wal::batch_codec::{WalRecord, WalRecordIter, seqno_gap_commits};
 use crate::wal::{Wal, WalCommit};
 

@@ -19,7 +19,7 @@ use crate::db::recovery;
 use crate::db::snapshot::Snapshot;
 use crate::db::state::disk_reserve::ReserveUse;
 use crate::db::worker;
-use crate::pmem::engine::uses_mapped_pools;
+use crate::pmem::pool::uses_mapped_pools;
 
 /// Longest partition name in bytes. Names are UTF-8 of at least 1 byte and are never used as paths.
 const NAME_LEN_MAX: usize = 255;

@@ -501,7 +501,7 @@ mod tests {
     use crate::db::config::Config;
     use crate::db::options::{EngineType, PartitionCreateOptions};
     use crate::pmem::options::PmemOptions;
-    use crate::pmem::walk::VALUES_READ;
+    use crate::pmem::pool_iter::VALUES_READ;
     use crate::vfs::mem::MemFs;
 
     /// `keys()` of a pool read and copied each value above 1 KiB.

@@ -10,7 +10,7 @@ use crate::block::kind::BlockKind;
 use crate::db::catalog::PartitionState;
 use crate::db::inner::DbInner;
 use crate::engine::Engine;
-use crate::pmem::engine::PoolStats;
+use crate::pmem::pool::PoolStats;
 use crate::vfs::fs::PersistenceLevel;
 
 /// Cache counters of one kind of block.

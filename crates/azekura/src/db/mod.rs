@@ -10,8 +10,9 @@
 //! - A failed sync or a panic poisons the database: reads continue, writes fail, and no sync is retried.
 //!
 //! Modules, in reading order: [`database`], [`partition`], [`config`], [`options`], [`batch`], [`commit`] (group
-//! commit), [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (values), [`recovery`], [`worker`],
-//! [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing), [`metrics`].
+//! commit), [`snapshot`], [`iter`], [`inner`], [`catalog`], [`spill`], [`state`] (parts of the database's state),
+//! [`reservations`], [`recovery`], [`worker`], [`blob_gc`] (blob GC on request), [`checkpoint`], [`handle`] (closing),
+//! [`metrics`].
 
 pub(crate) mod batch;
 pub(crate) mod blob_gc;
@@ -27,6 +28,7 @@ pub(crate) mod metrics;
 pub(crate) mod options;
 pub(crate) mod partition;
 pub(crate) mod recovery;
+pub(crate) mod reservations;
 pub(crate) mod snapshot;
 pub(crate) mod spill;
 pub(crate) mod state;

@@ -13,7 +13,7 @@ use crate::db::iter::{
     DbIter, Entries, Iter, IterEnd, IterState, Keys, OwnedBounds, Values, own_bounds, prefix_bounds,
 };
 use crate::db::metrics::PartitionMetrics;
-use crate::db::state::claims::DirectBlobWrites;
+use crate::db::reservations::DirectBlobWrites;
 use crate::db::state::partition_tree::PartitionTree;
 use crate::db::worker::{compact_and_wait, flush_and_wait};
 use crate::engine::{Engine, ReadSeqno, SnapshotGuard};

@@ -28,24 +28,24 @@ use crate::db::commit::Committer;
 use crate::db::config::{Config, PlantedBug};
 use crate::db::handle::DbHandle;
 use crate::db::inner::{DbInner, DbInnerArgs, DbWriter, RecoveryStats};
-use crate::db::spill;
 use crate::db::state::disk_reserve::DiskReserve;
-use crate::db::state::poison::DbPoison;
+use crate::db::state::event_queue::DbPoison;
 use crate::db::state::version_set::VersionSet;
-use crate::db::worker;
+use crate::db::{spill, worker};
 use crate::engine::{LastVisibleSeqno, SnapshotList};
-use crate::lsm::blob::left::RecoveredDirectBlobs;
+use crate::lsm::direct_write::RecoveredDirectBlobs;
 use crate::manifest::{MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
-use crate::pmem::store;
+use crate::pmem::pool;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::vfs::fs::{DISK_RESERVE_FILE_NAME, LOCK_FILE_NAME, create_dirs, sync_parent_dirs};
-use crate::vfs::handle_limit::{HandleLimitFs, max_cached_handles};
-use crate::vfs::open_files::{DataFileKind, DataFiles, DirectIoPolicy, parse_data_file_name};
+use crate::vfs::open_files::{
+    DataFileKind, DataFiles, DirectIoPolicy, HandleLimitFs, max_cached_handles, parse_data_file_name,
+};
 use crate::vfs::{Env, FileLock, Fs, LockMode, OpenMode};
 use crate::wal::batch_codec::{SEQNO_GAP_PAYLOAD, WalRecordIter, blob_pointers, check_payload};
 use crate::wal::format::{SEGMENT_HEADER_LEN, parse_segment_name, segment_path};
+use crate::wal::reader::removable_segments;
 use crate::wal::segment::WAL_PAGE_SIZE;
-use crate::wal::segment_set::removable_segments;
 use crate::wal::writer::SKIPPED_EPOCHS_MAX;
 use crate::wal::{self, PartitionSeqno, RecoveryMode, Wal, WalCommit, WalOptions, WalReplayOptions, WalReplayReport};
 
@@ -71,7 +71,7 @@ fn list_directory(fs: &dyn Fs, dir: &Path) -> Result<DirectoryListing> {
             listing.data.insert((kind, id), entry.len);
         } else if let Some(id) = parse_segment_name(&entry.name) {
             listing.segments.insert(id, entry.len);
-        } else if let Some((partition, _)) = store::parse_pool_file_name(&entry.name) {
+        } else if let Some((partition, _)) = pool::parse_pool_file_name(&entry.name) {
             listing.pools.push((partition, dir.join(&entry.name)));
         } else if entry.name == MANIFEST_NAME {
             listing.has_manifest = true;

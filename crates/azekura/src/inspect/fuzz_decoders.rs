@@ -4,33 +4,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::base::blob_pointer::{BlobPointer, BlobReferences};
-use crate::base::coding;
-use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::manifest_state::ManifestState;
 use crate::base::version_edit::{FileNumber, PartitionId, VersionEdit};
-use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, Result};
+use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, Result, coding};
 use crate::blob::format::{BlobIndexPageIter, BlobMetaindex, BlobPageHandle};
 use crate::blob::reader::BlobFile;
 use crate::block::block::Block;
 use crate::block::bloom::FilterBlock;
 use crate::block::cache::BlockCache;
-use crate::block::frame::{BlockContents, FRAME_HEADER_LEN, open_frame};
-use crate::block::handle::BlockHandle;
+use crate::block::frame::{BlockContents, BlockHandle, FRAME_HEADER_LEN, open_frame};
 use crate::block::iter::BlockIter;
 use crate::block::kind::BlockKind;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::inspect::report::verify_table;
-use crate::manifest;
-use crate::pmem::recover::{self, PoolCheckLevel};
-use crate::pmem::store::shadow::Shadow;
-use crate::pmem::store::{ImageStore, PoolFileKind};
+use crate::pmem::pool::shadow::Shadow;
+use crate::pmem::pool::{self, ImageStore, PoolCheckLevel, PoolFileKind};
 use crate::pmem::tree::PoolOptions;
 use crate::table::reader::TableReader;
 use crate::vfs::mem::MemFs;
 use crate::vfs::open_files::{DataFiles, DirectIoPolicy};
 use crate::vfs::{Fs, OpenMode};
-use crate::wal;
 use crate::wal::batch_codec::WalRecordIter;
+use crate::{manifest, wal};
 
 /// The decoders that meet bytes from disk, for fuzzing.
 #[doc(hidden)]
@@ -180,7 +176,7 @@ fn decode_pool(bytes: &[u8]) -> Result<()> {
     for trust in [PoolCheckLevel::StructureOnly, PoolCheckLevel::Full] {
         let Some(loaded) = ImageStore::open(&fs, dir, partition, 0, false, true, None)?.1 else { return Ok(()) };
         let (order, points) = (KeyOrder::bytewise(), SnapshotList::new(LastVisibleSeqno::default()));
-        outcome = recover::open_with(loaded.image, order, &PoolOptions::default(), points, trust, None).map(drop);
+        outcome = pool::open_with(loaded.image, order, &PoolOptions::default(), points, trust, None).map(drop);
     }
     outcome
 }

@@ -10,15 +10,13 @@ use crate::base::event::DroppedAfterDamage;
 use crate::base::manifest_state::{ManifestState, PartitionManifestState};
 use crate::base::version_edit::{BlobFileMeta, EngineKind, FileNumber, TableBlobUsage, TableMeta};
 use crate::base::{Error, KeyOrder, Result, SeqNo};
-use crate::blob::live_blobs::LiveBlobs;
-use crate::blob::reader::BlobFile;
+use crate::blob::reader::{BlobFile, LiveBlobs};
 use crate::blob::unfinished::UnfinishedBlobFiles;
 use crate::block::cache::BlockCache;
 use crate::engine::{LastVisibleSeqno, SnapshotList};
 use crate::manifest::{self, MANIFEST_NAME, MANIFEST_TEMP_NAME, Manifest};
-use crate::pmem::engine::{ManifestPoolInfo, PoolLocation, StoredPool};
 use crate::pmem::options::PmemOptions;
-use crate::pmem::store::{self, PoolFileKind};
+use crate::pmem::pool::{self, ManifestPoolInfo, PoolFileKind, PoolLocation, StoredPool};
 use crate::table::options::{DataBlockIndexType, TableReadOptions};
 use crate::table::reader::TableReader;
 use crate::vfs::env::TestEnv;
@@ -213,7 +211,7 @@ pub fn verify(fs: &Arc<dyn Fs>, dir: &Path, progress: &mut dyn FnMut(u64, u64)) 
             DISK_RESERVE_FILE_NAME => "reserve",
             MANIFEST_TEMP_NAME => "left over",
             name if parse_data_file_name(name).is_some() || parse_segment_name(name).is_some() => "left over",
-            name if store::parse_pool_file_name(name).is_some() => "pool",
+            name if pool::parse_pool_file_name(name).is_some() => "pool",
             _ => "unknown",
         };
         report.files.push(FileReport::new(dir.join(&entry.name), kind, entry.len));

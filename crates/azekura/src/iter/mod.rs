@@ -1,12 +1,13 @@
-//! Walking over entries in internal order, alone and merged.
+//! Iteration over entries in internal order, from one source and merged.
 //!
 //! Invariants:
-//! - a cursor shows one moment: what is written after it was made may or may not appear, what was there appears once;
-//! - an entry's borrow ends at the next step; nothing is copied until the public iterator hands it out;
-//! - an error leaves the cursor not valid; seeking again is allowed.
+//! - An iterator shows one point in time: an entry that is written later may or may not appear, and an entry that
+//!   existed appears once.
+//! - The borrow of an entry ends at the next step. Nothing is copied until the public iterator returns it.
+//! - After an error the iterator is not valid; seeking again is allowed.
 //!
-//! Rooms in reading order: [`iter`] (the contract), [`merge`] (k-way), [`visible`] (newest version at a sequence
-//! number).
+//! Modules, in reading order: [`iter`] (the interface), [`merge`] (a k-way merge), [`visible`] (the newest version at
+//! a sequence number).
 
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds the kinds of cursor")]
 pub(crate) mod iter;

@@ -10,7 +10,7 @@ use crate::engine::{
 use crate::iter::InternalIter;
 use crate::lsm::blob::direct_file::DirectBlobFiles;
 use crate::lsm::blob::handle::BlobHandle;
-use crate::lsm::blob::resolver::{ReadAheadBlobResolver, missing_blob_file_error};
+use crate::lsm::blob_resolver::{ReadAheadBlobResolver, missing_blob_file_error};
 use crate::lsm::compaction::leveled;
 use crate::lsm::super_version::SuperVersion;
 use crate::lsm::table_handle::TreeContext;

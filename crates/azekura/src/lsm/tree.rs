@@ -10,8 +10,7 @@ use crate::base::{EntryRef, Error, ErrorKind, KeyOrder, RecordKind, Result, SeqN
 use crate::lsm::blob::direct_file::DirectBlobTracker;
 use crate::lsm::blob_gc::job::BlobGcJob;
 use crate::lsm::blob_gc::scan;
-use crate::lsm::compaction::job::CompactionJob;
-use crate::lsm::compaction::remembered::CompactionState;
+use crate::lsm::compaction::job::{CompactionJob, CompactionState};
 use crate::lsm::metrics::{LsmCounters, LsmLevelMetrics, LsmMetrics};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::pending_outputs::UncommittedFlush;

@@ -10,7 +10,7 @@ use crate::base::{Error, ErrorKind, Result};
 use crate::mem::append_vec::AppendVec;
 use crate::mem::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::mem::pages::{HUGE_PAGE, PageAllocation};
-use crate::mem::prefetch::prefetch;
+use crate::mem::simd::prefetch;
 
 /// The first chunk; each next one is twice as large until [`HUGE_PAGE`].
 const FIRST_CHUNK: usize = 16 << 10;

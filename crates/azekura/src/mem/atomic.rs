@@ -5,8 +5,8 @@
 //! sees thousands of schedules, and a failure can be played again. See `explorer.rs`, and decision record 0012 for what
 //! it does not see.
 //!
-//! Here for the folders that have code without locks. Counts (`Arc`, `Weak`), `OnceLock` and the lock of `pages.rs`
-//! stay the standard library's: each step of theirs is whole, and belongs to the step before it.
+//! Here for the folders that have code without locks. Counts (`Arc`, `Weak`), `OnceLock` and the lock of
+//! `dirty_pages.rs` stay the standard library's: each step of theirs is whole, and belongs to the step before it.
 
 #[cfg(not(azekura_explore))]
 mod chosen {

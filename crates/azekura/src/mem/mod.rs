@@ -1,18 +1,17 @@
-//! Memory: byte strings that are handed out, arenas, epochs.
+//! Memory: shared byte strings, arenas, epochs, regions.
 //!
-//! Together with `vfs/mmap.rs` this is the only folder with unsafe code; everything it offers is safe to call.
+//! This folder and `vfs/mmap.rs` contain all unsafe code; everything that they export is safe to call.
 //!
 //! Invariants:
-//! - what an arena has handed out never moves and never changes until the arena is dropped;
-//! - what crosses a call holds a counted pin; an epoch is pinned only inside one call.
+//! - Bytes in an arena never move and never change until the arena is dropped.
+//! - A value that outlives a call holds a counted pin. An epoch is pinned only inside of one call.
 //!
-//! Rooms in reading order: [`slice`](mod@slice), [`atomic`] (what threads meet at), [`pages`] (memory in big pieces),
-//! [`buffer_pool`] (buffers cut from them), [`append_vec`] (grows beside its readers), [`arena`] (byte records),
-//! [`epoch`] (a pointer that readers follow without a lock), [`parent_block`] (many of them, to what somebody else
-//! keeps), [`prefetch`], [`simd`] (many bytes compared at once), [`persist`] (cache lines pushed out),
-//! [`address_reservation`], [`region`] (words addressed by offsets).
+//! Modules, in reading order: [`slice`](mod@slice), [`atomic`] (atomics and locks), [`pages`] (memory in large
+//! units), [`buffer_pool`] (buffers cut from them), [`append_vec`] (grows during reads), [`arena`] (byte records),
+//! [`epoch`] (a pointer that readers follow without a lock), [`parent_block`] (child links to cached blocks),
+//! [`simd`] (vector comparisons and prefetch), [`persist`] (flushes of cache lines), [`region`] (words addressed by
+//! offsets).
 
-pub(crate) mod address_reservation;
 pub(crate) mod append_vec;
 pub(crate) mod arena;
 pub(crate) mod atomic;
@@ -23,7 +22,6 @@ pub(crate) mod explorer;
 pub(crate) mod pages;
 pub(crate) mod parent_block;
 pub(crate) mod persist;
-pub(crate) mod prefetch;
 pub(crate) mod region;
 #[cfg(test)]
 mod schedules;

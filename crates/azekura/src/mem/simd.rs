@@ -1,6 +1,5 @@
-//! Comparing many bytes at once.
-//!
-//! With the vector unit that every x86-64 has, elsewhere with two words; both give the same bits.
+//! Compares many bytes at once, with the vector unit of x86-64, or with two words on other processors; both give the
+//! same bits. Also prefetches memory.
 #![allow(unsafe_code)]
 
 /// Bytes compared at once.
@@ -62,6 +61,28 @@ fn matches_in_word(word: u64, wanted: u8) -> u32 {
     // No carry leaves its byte: the high bit of a byte of `equal` is set exactly where the byte of `differ` is zero.
     let equal = !(((differ & LOW_BITS) + LOW_BITS) | differ | LOW_BITS);
     ((equal >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
+}
+
+/// Fetches the cache lines of `value` beside what is done next; only a hint.
+#[inline]
+pub(crate) fn prefetch<T: ?Sized>(value: &T) {
+    let start: *const u8 = std::ptr::from_ref(value).cast();
+    for line in (0..size_of_val(value)).step_by(64) {
+        prefetch_line(start.wrapping_add(line));
+    }
+}
+
+/// Fetches the line of an address, which need not be one.
+#[inline]
+pub(crate) fn prefetch_line(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch never faults, whatever the address; SSE is part of the architecture.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
+    let _ = at;
 }
 
 #[cfg(test)]

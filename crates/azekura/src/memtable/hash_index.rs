@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use crate::mem::append_vec::AppendVec;
 use crate::mem::arena::ArenaRef;
 use crate::mem::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, SCHEDULE_EXPLORATION, fence, spin_loop};
-use crate::mem::prefetch::prefetch;
+use crate::mem::simd::prefetch;
 
 /// Slots of a segment: 4 KiB. Few where schedules are explored, so that a short test splits segments.
 const SLOTS: usize = if SCHEDULE_EXPLORATION { 8 } else { 512 };

@@ -1,4 +1,4 @@
-//! The memtable.
+//! The memtable, and the memory that all memtables of a database use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,6 @@ use crate::base::{EntryRef, Error, ErrorKind, InternalKey, KeyOrder, RecordKind,
 use crate::mem::arena::{Arena, ArenaRef, ArenaWriter};
 use crate::mem::atomic::{AtomicBool, AtomicU64, Mutex, Ordering, SCHEDULE_EXPLORATION};
 use crate::memtable::hash_index::{HashIndexWriter, HashLookup, MemtableHashIndex};
-use crate::memtable::memory::MemtableMemory;
 use crate::memtable::record::{MemtableRecords, record_len};
 use crate::memtable::tree::{MemtableLeafCopy, MemtableSeekTarget, MemtableTree};
 
@@ -291,6 +290,42 @@ fn count_blob_pointer(pointers: &mut BTreeMap<FileNumber, u64>, pointed: &Atomic
     if let Ok(pointer) = BlobPointer::decode(value) {
         *pointers.entry(pointer.logical_file).or_default() += 1;
         pointed.store(pointed.load(Ordering::Relaxed).saturating_add(pointer.frame_len), Ordering::Release);
+    }
+}
+
+/// A sum over all memtables that charge to it, in bytes of the memory that they have allocated. A memtable adds to it
+/// when it allocates, which is once in many insertions. Thread safe.
+#[derive(Debug, Default)]
+pub(crate) struct MemtableMemory {
+    /// Of memtables that take records.
+    active: AtomicU64,
+    /// Of all that exist: also of sealed ones, and of flushed ones that iterators hold.
+    total: AtomicU64,
+}
+
+impl MemtableMemory {
+    /// Bytes of memtables that take records.
+    #[inline]
+    pub(crate) fn active(&self) -> u64 {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all memtables that exist.
+    pub(crate) fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::memtable) fn grow(&self, bytes: u64) {
+        self.total.fetch_add(bytes, Ordering::Relaxed);
+        self.active.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(in crate::memtable) fn seal(&self, bytes: u64) {
+        self.active.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(in crate::memtable) fn free(&self, bytes: u64) {
+        self.total.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 

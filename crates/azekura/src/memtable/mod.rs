@@ -1,22 +1,21 @@
-//! What was written last, in memory: records in an arena, under an ordered index and a hash index.
+//! Recent writes in memory: records in an arena, with an ordered index and a hash index.
 //!
-//! A record is stored once; both indexes hold 32-bit references to it. One writer at a time; readers never wait: what
-//! they read is checked by version counters, and a reader that meets a writer in the middle of a change (which may have
-//! been put to sleep there) reads the half-changed node in a slower way that is right at every step of the change.
+//! A record is stored once; both indexes contain 32-bit references to it. One thread writes at a time. Readers never
+//! wait: version counters validate their reads. A reader that finds a node in the middle of a change, whose writer
+//! may not be running, reads the node by a slower path that is correct at every step of the change.
 //!
 //! Invariants:
-//! - a reference is stored in an index only after its record was published, and is never taken out again: there is
-//!   nothing but inserting, so a node's entries only move to the right, to a node that the left one points at;
-//! - entries stand in internal order; the versions of a key are chained from the newest to the oldest, too;
-//! - what was inserted before a cursor was made is met exactly once on its way.
+//! - A reference is stored in an index only after its record was published, and is never removed: the indexes only
+//!   insert, so the entries of a node only move to the right, to a node that the left one points to.
+//! - Entries are in internal order. The versions of a key are also chained from the newest to the oldest.
+//! - An iterator returns every entry that was inserted before the iterator was created exactly once.
 //!
-//! Rooms in reading order: [`memtable`], [`memory`] (what all of them take), [`record`] (the bytes of one), [`node`]
-//! (of the B+ tree), [`tree`] (the ordered index), [`hash_index`], [`iter`].
+//! Modules, in reading order: [`memtable`], [`record`] (the bytes of a record), [`node`] (of the B+ tree), [`tree`]
+//! (the ordered index), [`hash_index`], [`iter`].
 #![deny(unsafe_code)]
 
 pub(crate) mod hash_index;
 pub(crate) mod iter;
-pub(crate) mod memory;
 #[expect(clippy::module_inception, reason = "one noun, one file: the folder holds its parts")]
 pub(crate) mod memtable;
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use crate::base::{Error, ErrorKind, InternalKey, Result};
 use crate::mem::append_vec::AppendVec;
 use crate::mem::atomic::{AtomicU64, Ordering, SCHEDULE_EXPLORATION, spin_loop};
-use crate::mem::prefetch::prefetch;
+use crate::mem::simd::prefetch;
 use crate::memtable::node::{INNER_CAP, LEAF_CAP, MemtableInnerNode, MemtableLeaf, MemtableNode};
 use crate::memtable::record::MemtableRecords;
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::base::KeyOrder;
 use crate::mem::epoch::{EpochCell, Pin};
-use crate::mem::prefetch::prefetch;
+use crate::mem::simd::prefetch;
 
 /// Children of a node.
 const FANOUT: usize = 64;

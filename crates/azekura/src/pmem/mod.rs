@@ -1,45 +1,42 @@
-//! The pmem wing: data that is read and written at memory speed, in a B+ tree whose leaves are durable.
+//! The pmem engine: data that is read and written at memory speed, in a B+ tree with durable leaves.
 //!
-//! A pool is memory addressed by offsets. Its leaves name records; a leaf changes by one store of eight bytes, which
-//! makes what was written before it count. Above the leaves everything is volatile: the way to them, the free space,
-//! the versions that readers still need. It is found out anew from the chain of leaves when the pool is opened.
+//! A pool is memory that is addressed by offsets. Its leaves point to records. A leaf changes by one 8-byte store,
+//! which makes records that were written before it valid. Everything above the leaves is volatile: inner nodes, free
+//! space, and the versions that readers still need. Opening a pool rebuilds it from the chain of leaves.
 //!
 //! Invariants:
-//! - what a leaf names is durable before the leaf names it, and reused only when it is durable that no leaf does, and
-//!   every reader that may be at it has left;
-//! - volatile state follows the durable one; what fails has given back what it took before it changed anything;
-//! - readers never wait: what they find in a leaf and may see is right as it is, and that something is missing counts
-//!   only if the leaf and the way to it did not change meanwhile;
-//! - writers of different leaves don't wait for each other; leaves are split and merged by one thread at a time, which
-//!   alone may lock two.
+//! - A record is durable before a leaf points to it. Its space is reused only after it is durable that no leaf points
+//!   to it, and after every reader that may read it has unpinned.
+//! - Volatile state follows durable state. An operation that fails has released its reservations before it changed
+//!   anything.
+//! - Readers never wait. A record that a reader finds and may see is valid. A missing key is valid only if the leaf
+//!   and the path to it did not change meanwhile.
+//! - Writers of different leaves do not wait for each other. Leaves are split and merged by one thread at a time, and
+//!   only that thread locks two leaves.
 //!
-//! Rooms in reading order: [`record`], [`leaf`] (the format), [`persistence`] (what makes it durable), [`allocator`],
-//! [`shelves`], [`inner`] (the way to the leaves), [`tree`], [`write`](mod@write), [`reserve`] (what a batch needs),
-//! [`split_merge`] (split, merge), [`leaf_order`] (of a leaf's slots), [`walk`], [`versions`] (what was replaced),
-//! [`crew`] (threads), [`recover`], [`pool_header`] (about numbers), [`store`] (files), [`options`], [`engine`] (what a
-//! partition calls).
+//! Modules, lowest first: [`record`], [`leaf`] (their formats), [`dirty_pages`], [`persistence`] (how changes become
+//! durable), [`allocator`], [`inner`] (inner nodes), [`leaf_order`] (the order of a leaf's slots), [`versions`]
+//! (replaced versions), [`tree`], [`write`](mod@write), [`reserve`] (reservations of a batch), [`split_merge`],
+//! [`pool_iter`], [`pool_header`], [`options`], and [`pool`] (files, recovery, and the engine that `db` calls).
 #![deny(unsafe_code)]
 
 pub(crate) mod allocator;
-pub(crate) mod crew;
-pub(crate) mod engine;
+pub(crate) mod dirty_pages;
 pub(crate) mod inner;
 pub(crate) mod leaf;
 pub(crate) mod leaf_order;
 pub(crate) mod options;
 pub(crate) mod persistence;
+pub(crate) mod pool;
 pub(crate) mod pool_header;
+pub(crate) mod pool_iter;
 pub(crate) mod record;
-pub(crate) mod recover;
 pub(crate) mod reserve;
-pub(crate) mod shelves;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod split_merge;
-pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
 pub(crate) mod versions;
-pub(crate) mod walk;
 pub(crate) mod write;

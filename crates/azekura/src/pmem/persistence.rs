@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::base::{Error, Result};
 use crate::mem::persist::{self, LINE};
 use crate::mem::region::{PAGE, Region};
-use crate::pmem::store::pages::{DirtyPages, PageSnapshot};
+use crate::pmem::dirty_pages::{DirtyPages, PageSnapshot};
 use crate::vfs::File;
 use crate::vfs::fs::PersistenceLevel;
 

@@ -12,14 +12,12 @@ use crate::mem::atomic::{
 use crate::mem::epoch::Pin;
 use crate::mem::region::Region;
 use crate::mem::slice::Slice;
-use crate::pmem::allocator::{Allocator, PoolUsage};
+use crate::pmem::allocator::{Allocator, PoolUsage, ThreadCaches};
 use crate::pmem::inner::{InnerTree, LeafTarget};
-use crate::pmem::leaf::LeafAddr;
-use crate::pmem::leaf::{LEAF_LEN, LeafCheckSeed, LeafCommitWord, PoolLeaf, SLOTS, set_bits};
+use crate::pmem::leaf::{LEAF_LEN, LeafAddr, LeafCheckSeed, LeafCommitWord, PoolLeaf, SLOTS, set_bits};
 use crate::pmem::leaf_order::LeafOrderCache;
 use crate::pmem::persistence::{PersistenceBackend, SplitStats};
 use crate::pmem::record::{LeafSlot, PoolRecord};
-use crate::pmem::shelves::ThreadCaches;
 use crate::pmem::versions::{RetainedVersions, poisoned};
 use crate::vfs::fs::PersistenceLevel;
 

@@ -1,19 +1,19 @@
-//! Floor 2: a log of checksummed records with a torn-tail rule; serves the write-ahead log and the manifest.
+//! Layer 2: a log of checksummed records with a rule for torn tails, for the WAL and the manifest.
 //!
 //! A record is an opaque payload with a first sequence number and a count. It is written as one frame, or as several
-//! when it is larger than a frame may be, and exists once its last frame verifies.
+//! if it is larger than a frame may be, and exists once its last frame verifies.
 //!
 //! Invariants:
-//! - every byte of a frame is under a checksum that is bound to the file's random id, the frame's offset and its epoch;
-//! - every record says up to where the log was known to be durable when it was written, so that a reader can tell a
-//!   torn tail from damage;
-//! - a reader allocates nothing that the file's length does not bear out.
+//! - Every byte of a frame is under a checksum that is bound to the random id of the file, the offset of the frame
+//!   and its epoch.
+//! - Every record states how far the log was known to be durable when it was written, so that a reader can
+//!   distinguish a torn tail from damage.
+//! - A reader allocates no more than a bound given by the file's length.
 //!
-//! Rooms in reading order: [`frame`] (the bytes of one), [`writer`], [`read_window`] (bounded reads), [`reader`]
-//! (records in order, and the search behind damage), [`poison`] (what a failed sync leaves).
+//! Modules, in reading order: [`frame`] (the bytes of a frame), [`writer`], [`reader`] (records in order, and the
+//! search for valid frames after damage), [`poison`] (the state after a failed sync).
 
 pub(crate) mod frame;
 pub(crate) mod poison;
-pub(crate) mod read_window;
 pub(crate) mod reader;
 pub(crate) mod writer;

@@ -1,8 +1,11 @@
 #![doc = include_str!("../../docs/format/table.md")]
 
-use crate::base::coding::ByteReader;
-use crate::base::{Error, Result};
+use crate::base::coding::{ByteReader, put_bytes, put_varint};
+use crate::base::compression::{Codec, CompressionType};
+use crate::base::key::KEY_LEN_MAX;
+use crate::base::{Error, Result, SeqNo};
 use crate::block::BlockHandle;
+use crate::table::options::DataBlockIndexType;
 
 /// Values of more bytes have a data block of their own.
 pub(crate) const OWN_BLOCK_VALUE_MIN: usize = 32 << 10;
@@ -70,6 +73,207 @@ impl TableMetaindex {
     }
 }
 
+/// The properties of one table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TableProperties {
+    pub(crate) entries: u64,
+    pub(crate) tombstones: u64,
+    /// Bytes of keys and values before prefix compression and codecs.
+    pub(crate) raw_bytes: u64,
+    pub(crate) smallest_seqno: SeqNo,
+    pub(crate) largest_seqno: SeqNo,
+    /// The seed of the hashes in filter and data blocks.
+    pub(crate) hash_seed: u64,
+    pub(crate) comparator: String,
+    pub(crate) compression: CompressionType,
+    /// Asked for; blocks may have fallen back. `None`: not said, which is so for tables with restart points only.
+    pub(crate) data_block_index_type: Option<DataBlockIndexType>,
+    /// Milliseconds since 1970.
+    pub(crate) created_ms: u64,
+    pub(crate) data_blocks: u64,
+    pub(crate) index_partitions: u64,
+    pub(crate) filter_partitions: u64,
+    pub(crate) filter_keys: u64,
+    pub(crate) partitioned: bool,
+    pub(crate) smallest_key: (Vec<u8>, SeqNo),
+    pub(crate) largest_key: (Vec<u8>, SeqNo),
+    /// Bytes of frames.
+    pub(crate) data_bytes: u64,
+    pub(crate) index_bytes: u64,
+    pub(crate) filter_bytes: u64,
+    /// Entries behind a newer version of their user key.
+    pub(crate) superseded_entries: u64,
+    /// The lowest sequence number of an entry with an older version behind it; 0 if there is none, or nothing is said.
+    pub(crate) smallest_superseding_seqno: SeqNo,
+}
+
+const PROPERTY_HASH_SEED: u8 = 6;
+const PROPERTY_COMPARATOR: u8 = 7;
+const PROPERTY_COMPRESSION: u8 = 0x88;
+const PROPERTY_SMALLEST_KEY: u8 = 15;
+const PROPERTY_LARGEST_KEY: u8 = 16;
+/// Every tag that must be there, as bits by their number without the ignorable bit.
+const REQUIRED_PROPERTIES: u32 = 0b1_1111_1110_1111_1110;
+
+impl TableProperties {
+    /// The properties that are one number.
+    fn numeric_properties(&self) -> [(u8, u64); 17] {
+        [
+            (1, self.entries),
+            (2, self.tombstones),
+            (3, self.raw_bytes),
+            (4, self.smallest_seqno.0),
+            (5, self.largest_seqno.0),
+            (9, self.created_ms),
+            (10, self.data_blocks),
+            (11, self.index_partitions),
+            (12, self.filter_partitions),
+            (13, self.filter_keys),
+            (14, u64::from(self.partitioned)),
+            (0x91, self.data_bytes),
+            (0x92, self.index_bytes),
+            (0x93, self.filter_bytes),
+            (0x94, self.data_block_index_type.map_or(0, DataBlockIndexType::to_number)),
+            (0x95, self.superseded_entries),
+            (0x96, self.smallest_superseding_seqno.0),
+        ]
+    }
+
+    fn set_numeric(&mut self, tag: u8, value: u64) -> Result<bool> {
+        match tag {
+            1 => self.entries = value,
+            2 => self.tombstones = value,
+            3 => self.raw_bytes = value,
+            4 => self.smallest_seqno = checked_seqno(value)?,
+            5 => self.largest_seqno = checked_seqno(value)?,
+            9 => self.created_ms = value,
+            10 => self.data_blocks = value,
+            11 => self.index_partitions = value,
+            12 => self.filter_partitions = value,
+            13 => self.filter_keys = value,
+            14 => self.partitioned = value != 0,
+            0x91 => self.data_bytes = value,
+            0x92 => self.index_bytes = value,
+            0x93 => self.filter_bytes = value,
+            // Only told to people: what reads a block is the kind in its frame.
+            0x94 => self.data_block_index_type = DataBlockIndexType::from_number(value),
+            0x95 => self.superseded_entries = value,
+            0x96 => self.smallest_superseding_seqno = checked_seqno(value)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut payload = Vec::new();
+        let mut put = |tag: u8, payload: &[u8]| {
+            out.push(tag);
+            put_bytes(&mut out, payload);
+        };
+        for (tag, value) in self.numeric_properties() {
+            payload.clear();
+            put_varint(&mut payload, value);
+            put(tag, &payload);
+        }
+        put(PROPERTY_HASH_SEED, &self.hash_seed.to_le_bytes());
+        put(PROPERTY_COMPARATOR, self.comparator.as_bytes());
+        put(
+            PROPERTY_COMPRESSION,
+            &match self.compression {
+                CompressionType::None => [Codec::None as u8, 0],
+                CompressionType::Lz4 => [Codec::Lz4 as u8, 0],
+                CompressionType::Miniz(level) => [Codec::Zlib as u8, level],
+            },
+        );
+        for (tag, (user, seqno)) in
+            [(PROPERTY_SMALLEST_KEY, &self.smallest_key), (PROPERTY_LARGEST_KEY, &self.largest_key)]
+        {
+            payload.clear();
+            put_varint(&mut payload, seqno.0);
+            payload.extend_from_slice(user);
+            put(tag, &payload);
+        }
+        out
+    }
+
+    /// Counts an entry that comes behind `newer`, a newer version of its user key.
+    pub(crate) fn count_superseded(&mut self, newer: SeqNo) {
+        let lowest = if self.superseded_entries == 0 { newer } else { self.smallest_superseding_seqno.min(newer) };
+        self.superseded_entries += 1;
+        self.smallest_superseding_seqno = lowest;
+    }
+
+    /// # Errors
+    /// `Corruption` for bytes that are no properties or not all of them, `Unsupported` for one that must be known.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<TableProperties> {
+        let mut d = ByteReader::new(bytes);
+        let mut properties = TableProperties::default();
+        let mut seen = 0u32;
+        while !d.is_empty() {
+            let tag = d.u8()?;
+            let payload = d.bytes()?;
+            if !properties.set(tag, payload)? {
+                if tag & SECTION_IGNORABLE == 0 {
+                    return Err(Error::unsupported(format!("table property {tag} needs a newer version")));
+                }
+                continue;
+            }
+            let bit = 1 << (tag & !SECTION_IGNORABLE);
+            if seen & bit != 0 {
+                return Err(Error::corruption(format!("table property {tag} occurs twice")));
+            }
+            seen |= bit;
+        }
+        if seen & REQUIRED_PROPERTIES != REQUIRED_PROPERTIES {
+            return Err(Error::corruption("table lacks some of its properties"));
+        }
+        Ok(properties)
+    }
+
+    /// Sets the property `tag`; false if it is none of ours.
+    fn set(&mut self, tag: u8, payload: &[u8]) -> Result<bool> {
+        let mut d = ByteReader::new(payload);
+        match tag {
+            PROPERTY_HASH_SEED => self.hash_seed = d.u64()?,
+            PROPERTY_COMPARATOR => {
+                let name = d.take(payload.len())?.to_vec();
+                self.comparator = String::from_utf8(name).map_err(|_| Error::corruption("name is not UTF-8"))?;
+            }
+            PROPERTY_COMPRESSION => {
+                // Only told to people: what reads a block is the codec in its frame.
+                self.compression = match (Codec::from_byte(d.u8()?), d.u8()?) {
+                    (Ok(Codec::Lz4), _) => CompressionType::Lz4,
+                    (Ok(Codec::Zlib), level) => CompressionType::Miniz(level),
+                    _ => CompressionType::None,
+                };
+                return Ok(true);
+            }
+            PROPERTY_SMALLEST_KEY => self.smallest_key = decode_key(&mut d)?,
+            PROPERTY_LARGEST_KEY => self.largest_key = decode_key(&mut d)?,
+            _ if self.numeric_properties().iter().any(|(number, _)| *number == tag) => {
+                self.set_numeric(tag, d.varint()?)?;
+            }
+            _ => return Ok(false),
+        }
+        d.finish()?;
+        Ok(true)
+    }
+}
+
+fn checked_seqno(value: u64) -> Result<SeqNo> {
+    Some(SeqNo(value)).filter(|s| *s <= SeqNo::MAX).ok_or_else(|| Error::corruption("sequence number is over 56 bits"))
+}
+
+fn decode_key(d: &mut ByteReader<'_>) -> Result<(Vec<u8>, SeqNo)> {
+    let seqno = checked_seqno(d.varint()?)?;
+    let user = d.take(d.rest().len())?;
+    if user.len() > KEY_LEN_MAX {
+        return Err(Error::corruption("key is longer than any can be"));
+    }
+    Ok((user.to_vec(), seqno))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +299,73 @@ mod tests {
         bytes.extend_from_slice(&[4, 7, 9]);
         assert_eq!(TableMetaindex::decode(&bytes).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(TableMetaindex::decode(&[1, 1, 1, 1, 1, 1]).unwrap_err().kind(), ErrorKind::Corruption);
+    }
+
+    fn sample_properties() -> TableProperties {
+        TableProperties {
+            entries: 1 << 40,
+            tombstones: 3,
+            raw_bytes: 900,
+            smallest_seqno: SeqNo(0),
+            largest_seqno: SeqNo::MAX,
+            hash_seed: u64::MAX,
+            comparator: "naïve".into(),
+            compression: CompressionType::Miniz(6),
+            data_block_index_type: Some(DataBlockIndexType::BinaryAndHash),
+            created_ms: 17,
+            data_blocks: 1,
+            index_partitions: 2,
+            filter_partitions: 0,
+            filter_keys: 4,
+            partitioned: true,
+            smallest_key: (vec![], SeqNo(9)),
+            largest_key: (vec![255; 70], SeqNo(1)),
+            data_bytes: 5,
+            index_bytes: 6,
+            filter_bytes: 7,
+            superseded_entries: 8,
+            smallest_superseding_seqno: SeqNo(11),
+        }
+    }
+
+    #[test]
+    fn properties_round_trip_and_prefixes_fail() {
+        let bytes = sample_properties().encode();
+        assert_eq!(TableProperties::decode(&bytes).unwrap(), sample_properties());
+        for cut in 0..bytes.len() {
+            assert!(TableProperties::decode(&bytes[..cut]).is_err(), "the largest key comes last and is needed");
+        }
+    }
+
+    #[test]
+    fn unknown_property_is_refused_unless_ignorable() {
+        let mut bytes = sample_properties().encode();
+        bytes.extend_from_slice(&[0xC0, 1, 9]);
+        assert_eq!(TableProperties::decode(&bytes).unwrap(), sample_properties());
+        bytes.extend_from_slice(&[0x40, 1, 9]);
+        assert_eq!(TableProperties::decode(&bytes).unwrap_err().kind(), ErrorKind::Unsupported);
+        let mut twice = sample_properties().encode();
+        twice.extend_from_slice(&[1, 1, 9]);
+        assert_eq!(TableProperties::decode(&twice).unwrap_err().kind(), ErrorKind::Corruption);
+    }
+
+    #[test]
+    fn random_bytes_give_errors_at_worst() {
+        let good = sample_properties().encode();
+        let mut x = 88_172_645_463_325_252u64;
+        for _ in 0..20_000 {
+            let mut bad = good.clone();
+            for _ in 0..3 {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                let at = x as usize % bad.len();
+                bad[at] = (x >> 32) as u8;
+            }
+            if let Ok(properties) = TableProperties::decode(&bad) {
+                assert_eq!(TableProperties::decode(&properties.encode()).unwrap(), properties);
+            }
+            let _ = crate::table::format::TableMetaindex::decode(&bad);
+        }
     }
 }

@@ -4,22 +4,20 @@ use std::sync::Arc;
 
 use crate::base::blob_pointer::BlobReferences;
 use crate::base::checksum::key_hash;
-use crate::base::file_footer::FileFooter;
-use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::file_format::{FileFooter, FileHeader, FileKind};
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Error, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::cached_block::{Cacheable, TopLevelFilterBlock, TopLevelIndexBlock};
-use crate::block::entry::BlockLookup;
 use crate::block::frame::{BlockContents, open_frame};
 use crate::block::restart_block::RestartBlock;
+use crate::block::search::BlockLookup;
 use crate::block::{Block, BlockCache, BlockHandle, BlockKind, FilterBlock};
 use crate::mem::epoch::Pin;
 use crate::table::block_fetcher::{BlockFetcher, BlockRef, BlockValue, TableBlockSlot};
 use crate::table::filter::TableFilter;
-use crate::table::format::TableMetaindex;
+use crate::table::format::{TableMetaindex, TableProperties};
 use crate::table::index::{TableIndex, entry_continues, single_partition};
 use crate::table::options::TableReadOptions;
-use crate::table::properties::TableProperties;
 use crate::table::writer;
 use crate::vfs::open_files::DataFiles;
 

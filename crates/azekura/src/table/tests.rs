@@ -9,7 +9,7 @@ use crate::base::blob_pointer::BlobPointer;
 use crate::base::checksum::{location_seed, xxh3};
 use crate::base::comparator::Comparator;
 use crate::base::compression::CompressionType;
-use crate::base::file_footer::FileFooter;
+use crate::base::file_format::FileFooter;
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{EntryRef, ErrorKind, InternalKey, KeyOrder, RecordKind, Result, SeqNo};
 use crate::block::frame::FRAME_HEADER_LEN;

@@ -4,13 +4,12 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use crate::base::blob_pointer::{BlobPointer, BlobReferencesBuilder};
-use crate::base::file_footer::FileFooter;
-use crate::base::file_header::FileHeader;
+use crate::base::file_format::{FileFooter, FileHeader};
 use crate::base::{Error, InternalKey, RecordKind, Result, SeqNo};
 use crate::block::{Block, BlockHandle, BlockIter, BlockKind, FilterBlock};
+use crate::table::format::TableProperties;
 use crate::table::index::{IndexIter, TAG_CONTINUES};
 use crate::table::options::TableReadOptions;
-use crate::table::properties::TableProperties;
 use crate::table::reader::TableReader;
 
 /// What a verified table has.

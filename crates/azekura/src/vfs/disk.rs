@@ -13,9 +13,9 @@ use crate::base::sync::MappedMemory;
 use crate::base::{Error, ErrorKind, Result};
 use crate::vfs::direct_io::DirectFile;
 use crate::vfs::disk_file::{DiskFile, io_error_at_path};
+use crate::vfs::env::process_token;
 use crate::vfs::fs::{DirEntry, File, FileLock, Fs, LOCK_FILE_NAME, LockMode, OpenMode, PersistenceLevel};
 use crate::vfs::mmap::DiskMappedMemory;
-use crate::vfs::process::process_token;
 
 const EXT4_MAGIC: u64 = 0xEF53;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -288,8 +288,9 @@ impl FileLock for DirLock {}
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
 
     /// A directory on this machine that goes with what is returned, in memory if there is such a place and it is asked
     /// for.

@@ -9,14 +9,12 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::fmt;
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
-use std::slice;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
+use std::{fmt, io, slice};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -214,11 +212,12 @@ pub(crate) fn wiped_on_fork() -> Option<&'static AtomicU64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::base::ErrorKind;
-    use crate::vfs::process::process_token;
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::base::ErrorKind;
+    use crate::vfs::env::process_token;
 
     const LEN: u64 = 64 * 1024;
 

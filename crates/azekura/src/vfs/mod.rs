@@ -1,17 +1,16 @@
-//! The one door to the outside: files, mappings, clocks, threads, randomness.
+//! The only access to the operating system: files, mappings, clocks, threads, random numbers.
 //!
-//! Nothing above this floor touches `std::fs`, `std::thread`, `Instant` or random sources (`clippy.toml` bans them), so
-//! a test that brings its own [`Fs`] and [`Env`] is deterministic.
+//! Nothing above this layer uses `std::fs`, `std::thread`, `Instant` or random sources (`clippy.toml` bans them), so
+//! a test with its own [`Fs`] and [`Env`] is deterministic.
 //!
 //! Invariants:
-//! - every error names the file;
-//! - `write_at` writes everything or fails; `read_at` and `write_at` retry interrupted calls;
-//! - unsafe code stands only in `mmap.rs`.
+//! - Every error names the file.
+//! - `write_at` writes everything or fails. `read_at` and `write_at` retry interrupted calls.
+//! - Unsafe code is in `mmap.rs` only.
 //!
-//! Rooms in reading order: [`fs`] (the contract), [`env`](mod@env), [`disk`] with its [`disk_file`], [`direct_io`] and
-//! [`mmap`], [`process`] (which process runs), [`mem`] (with `crash()`), [`fault`], [`seeded_rng`] (seeded chance for
-//! the simulators); over the contract: [`handle_limit`] (the limit on open files), [`open_files`] (which are open),
-//! [`read_ahead`] (few large reads), [`buffered_writer`] (few large writes).
+//! Modules, in reading order: [`fs`] (the interface), [`env`](mod@env), [`disk`] with [`disk_file`], [`direct_io`]
+//! and [`mmap`], [`mem`] (a simulation with `crash()`), [`fault`], [`seeded_rng`] (for the simulations); above the
+//! interface: [`open_files`] (open handles and their limit), [`read_ahead`], [`buffered_writer`].
 
 #![expect(
     clippy::disallowed_methods,
@@ -26,11 +25,9 @@ pub(crate) mod disk_file;
 pub(crate) mod env;
 pub(crate) mod fault;
 pub(crate) mod fs;
-pub(crate) mod handle_limit;
 pub(crate) mod mem;
 pub(crate) mod mmap;
 pub(crate) mod open_files;
-pub(crate) mod process;
 pub(crate) mod read_ahead;
 pub(crate) mod seeded_rng;
 

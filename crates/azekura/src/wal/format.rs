@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use crate::base::checksum::{location_seed, xxh3};
 use crate::base::coding::ByteReader;
-use crate::base::file_header::{FileHeader, FileKind};
+use crate::base::file_format::{FileHeader, FileKind};
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
-use crate::record_log::read_window::LogSource;
-use crate::record_log::reader::{DamageScan, LogReadResult, RecordLogReader, SeqnoOrder};
+use crate::record_log::reader::{DamageScan, LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
 
 /// The header takes one sector, which the device writes whole or not at all; frames start behind it. In bytes.
 pub(crate) const SEGMENT_HEADER_LEN: usize = 512;

@@ -1,8 +1,8 @@
-//! The words that the log and its caller share.
+//! Types that the WAL and its caller share, and the callbacks into the database.
 
-use crate::base::SeqNo;
 use crate::base::event::DroppedAfterDamage;
 use crate::base::version_edit::{FileNumber, WalEpoch};
+use crate::base::{Result, SeqNo};
 
 /// How a log is written.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,4 +134,19 @@ impl WalReplayReport {
     pub(crate) fn wal_end(&self) -> (WalEpoch, SeqNo) {
         (self.highest_epoch.max(self.last_epoch), self.last_seqno)
     }
+}
+
+/// Answers the log's questions. Called from appending, syncing and background threads,
+/// [`WalCallbacks::add_segment_to_manifest`] and [`WalCallbacks::allocate_segment`] with the log's append lock held: an
+/// answer must not call back into the log.
+pub(crate) trait WalCallbacks: Send + Sync {
+    /// Fresh numbers, never given before: the epoch is at least 1 and rises from call to call.
+    fn allocate_segment(&self) -> Result<(WalEpoch, FileNumber)>;
+
+    /// Notes in the manifest, without syncing it, that a segment begins. On an error nothing is noted.
+    fn add_segment_to_manifest(&self, epoch: WalEpoch, file: FileNumber) -> Result<()>;
+
+    /// Syncs what the commits so far need beside the log, and is not synced yet: the manifest, and blob files that they
+    /// point into.
+    fn sync_dependencies(&self) -> Result<()>;
 }

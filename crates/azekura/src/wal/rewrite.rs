@@ -14,10 +14,9 @@ use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::{Env, Fs};
 use crate::wal::batch_codec::seqno_gap_commits;
-use crate::wal::callbacks::WalCallbacks;
 use crate::wal::format::segment_path;
-use crate::wal::options::{WalCommit, WalOptions, WalReplayOptions, WalReplayReport, WalSegmentInfo};
-use crate::wal::replay::replay;
+use crate::wal::options::{WalCallbacks, WalCommit, WalOptions, WalReplayOptions, WalReplayReport, WalSegmentInfo};
+use crate::wal::reader::replay;
 use crate::wal::writer::Wal;
 
 /// Numbers for segments that the manifest does not list yet.

@@ -8,8 +8,7 @@ use crate::base::sync::lock;
 use crate::base::version_edit::WalEpoch;
 use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
-use crate::wal::sync_state::SyncState;
-use crate::wal::writer::{SealedWalSegment, Wal};
+use crate::wal::writer::{SealedWalSegment, SyncState, Wal};
 
 /// However slowly the clock goes, a leader looks around for company no more often than this.
 const BATCHING_POLLS_MAX: u32 = 4_000;
@@ -219,10 +218,10 @@ impl Drop for SyncLeaderGuard<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::io;
     use std::sync::Mutex;
 
+    use super::*;
     use crate::vfs::Env;
     use crate::vfs::env::SystemEnv;
     use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};

@@ -1,4 +1,4 @@
-//! The log itself: what its callers share, and how it is started.
+//! The state of the WAL that its callers share, group syncs, and appending.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,14 +7,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use crate::base::sync::lock;
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::record_log::frame::LogFileIdentity;
 use crate::record_log::poison::LogPoison;
-use crate::record_log::writer::RecordLogWriter;
+use crate::record_log::writer::{LogRecord, LogSink, RecordLogWriter};
 use crate::vfs::{Env, File, Fs, OpenMode};
-use crate::wal::callbacks::WalCallbacks;
+use crate::wal::batch_codec::{SEQNO_GAP_PAYLOAD, seqno_gap_commits};
 use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, segment_path};
-use crate::wal::options::{WalOptions, WalReplayReport, WalSegmentInfo, WalStats};
+use crate::wal::options::{WalCallbacks, WalCommit, WalOptions, WalReplayReport, WalSegmentInfo, WalStats};
 use crate::wal::segment::{ActiveWalSegment, WAL_PAGE_SIZE, create_spare_segment, random_file_id};
-use crate::wal::sync_state::SyncState;
 
 /// More epochs than this cannot have been used without the manifest knowing.
 pub(crate) const SKIPPED_EPOCHS_MAX: u32 = 1 << 16;
@@ -278,5 +278,497 @@ impl std::fmt::Debug for Wal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (appended, durable) = (self.appended(), self.durable());
         f.debug_struct("Wal").field("appended", &appended).field("durable", &durable).finish_non_exhaustive()
+    }
+}
+
+/// The longest that a leader waits for company, in nanoseconds.
+const BATCHING_WINDOW_MAX_NS: u64 = 2_000_000;
+/// Less than this is not worth it.
+const BATCHING_WINDOW_MIN_NS: u64 = 20_000;
+/// Who syncs and who waits.
+#[derive(Debug)]
+pub(crate) struct SyncState {
+    /// Whether some thread syncs or gathers.
+    pub(super) has_leader: bool,
+    /// Up to where the running sync reaches, once that is settled.
+    pub(super) sync_target: Option<SeqNo>,
+    /// Callers that the next sync will serve.
+    pub(super) waiters: u32,
+    /// Whether one of them wants all metadata synced.
+    pub(super) wants_metadata: bool,
+    /// Up to here all metadata is synced too.
+    pub(super) durable_with_metadata: SeqNo,
+    /// Callers that the last two syncs served.
+    pub(super) last_group_sizes: [u32; 2],
+    /// Groups for which company is still expected.
+    pub(super) batching_groups_left: u32,
+    /// Running average of a sync, in nanoseconds.
+    pub(super) average_sync_ns: u64,
+}
+
+impl SyncState {
+    pub(super) fn new(durable: SeqNo) -> SyncState {
+        SyncState {
+            has_leader: false,
+            sync_target: None,
+            waiters: 0,
+            wants_metadata: false,
+            durable_with_metadata: durable,
+            last_group_sizes: [0; 2],
+            batching_groups_left: 0,
+            average_sync_ns: 0,
+        }
+    }
+
+    /// How many callers to wait for, and for how many nanoseconds at most; pure.
+    ///
+    /// Writers that commit in a closed loop otherwise fall into two half groups that take turns, each waiting for the
+    /// other's sync.
+    pub(super) fn batching_window(&self) -> Option<(u32, u64)> {
+        let wanted = self.last_group_sizes[0] + self.last_group_sizes[1];
+        let patience = (self.average_sync_ns / 4).min(BATCHING_WINDOW_MAX_NS);
+        let worth_it = self.batching_groups_left > 0 && self.waiters < wanted && patience >= BATCHING_WINDOW_MIN_NS;
+        worth_it.then_some((wanted, patience))
+    }
+}
+
+impl Wal {
+    /// Appends commits as one group: afterwards they survive the death of the process, and power loss after
+    /// [`Wal::sync`]. Their sequence numbers must follow on [`Wal::appended`]; the caller sees to the order.
+    ///
+    /// Begins a segment if the group does not fit the one being written, and waits for the sync of an earlier one only
+    /// if two are unsynced.
+    ///
+    /// # Errors
+    /// `OutOfSpace` and `Io` if there is no room: nothing was appended, and a later call may succeed. `Poisoned` after
+    /// a failed write or sync, for ever. `Invalid` if the sequence numbers don't follow.
+    pub(crate) fn append(&self, commits: &[WalCommit<'_>]) -> Result<()> {
+        self.poison.check()?;
+        let durable = if self.marks { self.durable() } else { SeqNo::ZERO };
+        let mut log = self.lock_writer();
+        let need = check_group(&log, commits, durable)?;
+        if log.active().remaining_bytes() < need {
+            log = self.ensure_segment_space(log, need)?;
+            // The log was let go of in between.
+            check_group(&log, commits, durable)?;
+        }
+        // Who had the log before may have failed.
+        self.poison.check()?;
+        log.active().reserve_space(need)?;
+        if let Err(error) = log.write_group(commits, durable) {
+            // Frames of this group may be whole in the file already, with sequence numbers that a later group would use
+            // again; a replay could not tell which were acknowledged. So nothing may follow in this segment, and unless
+            // the disk was merely full, nothing at all.
+            return Err(log.active().close_after_failed_write(error).unwrap_or_else(|error| self.poison.set(error)));
+        }
+        self.appended.store(log.last_seqno().0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Appends one commit of one record under the number that `take` gives it while nobody else appends, so that the
+    /// order of the log is that of the numbers; none if `take` has none. Numbers that were given out since and are not
+    /// in the log, up to about `next`, are told by a frame before it.
+    ///
+    /// # Errors
+    /// As [`Wal::append`]. Where `take` was called the number is used up all the same: the next commit tells of it.
+    pub(crate) fn append_with_assigned_seqno(
+        &self,
+        payload: &[u8],
+        next: SeqNo,
+        take: impl FnOnce() -> Option<SeqNo>,
+    ) -> Result<Option<SeqNo>> {
+        self.poison.check()?;
+        let durable = self.durable();
+        let mut log = self.lock_writer();
+        // What they take is the longest for the highest numbers.
+        let longest = WalCommit { first_seqno: SeqNo::MAX, seqno_count: u32::MAX, payload: SEQNO_GAP_PAYLOAD };
+        let gaps = 1 + (next.0.saturating_sub(log.next_seqno.0) + 1) / u64::from(u32::MAX);
+        let one = WalCommit { first_seqno: SeqNo::MAX, seqno_count: 1, payload };
+        let need = log.frame_writer.stored_len(&frame_record(&one, SeqNo::ZERO));
+        let need = need + gaps * log.frame_writer.stored_len(&frame_record(&longest, SeqNo::ZERO));
+        if log.active().remaining_bytes() < need {
+            log = self.ensure_segment_space(log, need)?;
+        }
+        // Who had the log before may have failed.
+        self.poison.check()?;
+        log.active().reserve_space(need)?;
+        let Some(first) = take() else { return Ok(None) };
+        let commit = WalCommit { first_seqno: first, seqno_count: 1, payload };
+        let written = if log.next_seqno == first {
+            log.write_group(&[commit], durable)
+        } else {
+            let frames: Vec<_> = seqno_gap_commits(log.next_seqno, first).chain([commit]).collect();
+            log.write_group(&frames, durable)
+        };
+        if let Err(error) = written {
+            // As in `append`.
+            return Err(log.active().close_after_failed_write(error).unwrap_or_else(|error| self.poison.set(error)));
+        }
+        self.appended.store(log.last_seqno().0, Ordering::Release);
+        Ok(Some(first))
+    }
+
+    /// Begins a segment if the active one has no room for `need` bytes.
+    #[cold]
+    fn ensure_segment_space<'a>(
+        &'a self,
+        mut log: MutexGuard<'a, WalWriterState>,
+        need: u64,
+    ) -> Result<MutexGuard<'a, WalWriterState>> {
+        while log.active().remaining_bytes() < need {
+            log = self.start_segment_after_sync(log, need)?;
+        }
+        Ok(log)
+    }
+
+    /// Begins a segment, unless another thread was quicker; only once all sealed ones are synced, so that damage in any
+    /// but the last two segments cannot be a torn tail.
+    fn start_segment_after_sync<'a>(
+        &'a self,
+        mut log: MutexGuard<'a, WalWriterState>,
+        need: u64,
+    ) -> Result<MutexGuard<'a, WalWriterState>> {
+        let begun = log.segments_started;
+        while log.sealed.iter().any(|sealed| sealed.unsynced_file.is_some()) {
+            drop(log);
+            self.sync_exclusively(false)?;
+            log = self.lock_writer();
+            if log.segments_started != begun {
+                return Ok(log);
+            }
+        }
+        self.poison.check()?;
+        self.start_segment(&mut log, need)?;
+        Ok(log)
+    }
+
+    /// Ends the active segment and begins the next, so that everything appended so far is in sealed segments; does
+    /// nothing if the active one is empty.
+    ///
+    /// # Errors
+    /// As [`Wal::append`].
+    pub(crate) fn seal(&self) -> Result<()> {
+        self.poison.check()?;
+        let mut log = self.lock_writer();
+        let last = log.last_seqno();
+        if log.active().first_seqno > last {
+            return Ok(());
+        }
+        self.start_segment_after_sync(log, 0).map(drop)
+    }
+
+    /// Appends an unsynced note of how far the log is durable, if the active segment does not say so yet. It only helps
+    /// to tell damage from a torn tail, so where there is no room, and on an error, it is left out.
+    pub(super) fn append_watermark(&self) {
+        let durable = self.durable();
+        let mut log = self.lock_writer();
+        let len = RecordLogWriter::watermark_len_max();
+        if !self.marks || log.writes_stopped || log.watermark_written >= durable || self.poison.check().is_err() {
+            return;
+        }
+        let fits = log.active().remaining_bytes() >= len && log.active().reserve_space(len).is_ok();
+        if fits && log.write_watermark(durable).is_ok() {
+            log.watermark_written = durable;
+        }
+    }
+}
+
+/// Bytes that the group takes, if it follows on what was appended.
+#[inline]
+fn check_group(log: &WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<u64> {
+    let (mut need, mut next) = (0, log.next_seqno);
+    for commit in commits {
+        if commit.first_seqno != next
+            || commit.seqno_count == 0
+            || SeqNo::MAX.0 - next.0 < u64::from(commit.seqno_count)
+        {
+            return Err(out_of_order_error(commit, next));
+        }
+        next = SeqNo(next.0 + u64::from(commit.seqno_count));
+        need += log.frame_writer.stored_len(&frame_record(commit, durable));
+    }
+    Ok(need)
+}
+
+#[cold]
+fn out_of_order_error(commit: &WalCommit<'_>, next: SeqNo) -> Error {
+    let (first, count) = (commit.first_seqno, commit.seqno_count);
+    Error::invalid(format!(
+        "commit of {count} records from sequence number {first} on, but the log goes on with {next}"
+    ))
+}
+
+#[inline]
+fn frame_record<'a>(commit: &WalCommit<'a>, durable: SeqNo) -> LogRecord<'a> {
+    LogRecord {
+        first_seqno: commit.first_seqno,
+        count: commit.seqno_count,
+        durable_seqno: durable,
+        payload: commit.payload,
+    }
+}
+
+impl WalWriterState {
+    /// Writes a group for which there is room.
+    #[inline]
+    fn write_group(&mut self, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<()> {
+        let next = commits
+            .last()
+            .map_or(self.next_seqno, |commit| SeqNo(commit.first_seqno.0 + u64::from(commit.seqno_count)));
+        self.write_frames(|writer, place, sink| {
+            commits.iter().try_for_each(|commit| writer.add_record(place, &frame_record(commit, durable), sink))
+        })?;
+        self.commits += commits.len() as u64;
+        (self.next_seqno, self.watermark_written) = (next, self.watermark_written.max(durable));
+        Ok(())
+    }
+
+    fn write_watermark(&mut self, durable: SeqNo) -> Result<()> {
+        let last = self.last_seqno();
+        self.write_frames(|writer, place, sink| writer.add_watermark(place, last, durable, sink))
+    }
+
+    #[inline]
+    fn write_frames(
+        &mut self,
+        put: impl FnOnce(&mut RecordLogWriter, &LogFileIdentity, &mut LogSink<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let active = self.active.as_mut().expect("the log begins a segment when it is started");
+        let start = active.end_offset;
+        self.frame_writer.reset(start);
+        let mut sink = |bytes: &[u8], offset: u64| active.write(bytes, offset);
+        put(&mut self.frame_writer, &active.identity, &mut sink)?;
+        self.frame_writer.flush(&mut sink)?;
+        active.end_offset = self.frame_writer.position();
+        self.bytes += active.end_offset - start;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::base::ErrorKind;
+    use crate::vfs::Fs;
+    use crate::vfs::fault::{Fault, FaultFs, FaultPlan, OpKind};
+    use crate::vfs::mem::MemFs;
+    use crate::wal::options::RecoveryMode;
+    use crate::wal::testing::{WalFixture, overwrite, replay_with_mode, wal_options};
+
+    #[test]
+    fn batching_window_opens_for_concurrent_writers() {
+        let mut state = SyncState::new(SeqNo::ZERO);
+        (state.last_group_sizes, state.waiters, state.average_sync_ns) = ([4, 4], 3, 1_000_000);
+        assert_eq!(state.batching_window(), None, "one thread alone");
+        state.batching_groups_left = 1;
+        assert_eq!(state.batching_window(), Some((8, 250_000)));
+        state.waiters = 8;
+        assert_eq!(state.batching_window(), None, "everyone is here");
+        (state.waiters, state.average_sync_ns) = (1, 60_000);
+        assert_eq!(state.batching_window(), None, "not worth it");
+        state.average_sync_ns = 1 << 40;
+        assert_eq!(state.batching_window(), Some((8, BATCHING_WINDOW_MAX_NS)));
+    }
+
+    fn open_on_fault_fs(size: u64, mapped: bool) -> (FaultFs, WalFixture) {
+        let fs = FaultFs::new(Arc::new(MemFs::new()));
+        let mini = WalFixture::open(Arc::new(fs.clone()), wal_options(size, mapped), 1).unwrap();
+        (fs, mini)
+    }
+
+    fn disk_full_fault(op: OpKind) -> FaultPlan {
+        FaultPlan::new(op, 1, Fault::Error(io::ErrorKind::StorageFull))
+    }
+
+    #[test]
+    fn group_append_is_one_write_in_seqno_order() {
+        let (fs, mini) = open_on_fault_fs(1 << 20, false);
+        let commit = |first: u64, count| WalCommit { first_seqno: SeqNo(first), seqno_count: count, payload: b"abc" };
+        mini.wal.append(&[commit(1, 1)]).unwrap();
+        let before = fs.count(OpKind::Write);
+        mini.wal.append(&[commit(2, 3), commit(5, 1), commit(6, 2)]).unwrap();
+        assert_eq!(fs.count(OpKind::Write), before + 1);
+        mini.wal.append(&[]).unwrap();
+        for bad in [vec![commit(9, 1)], vec![commit(7, 1)], vec![commit(8, 0)], vec![commit(8, 1), commit(10, 1)]] {
+            assert_eq!(mini.wal.append(&bad).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        assert_eq!((mini.wal.appended(), mini.wal.durable()), (SeqNo(7), SeqNo(0)));
+        let stats = mini.wal.stats();
+        assert_eq!((stats.commits, stats.bytes), (4, 4 * 32));
+        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 4);
+    }
+
+    #[test]
+    fn mapped_append_falls_back_when_populate_fails() {
+        let (fs, mini) = open_on_fault_fs(1 << 20, true);
+        mini.append(1, &[1; 1000]).unwrap();
+        let before = fs.count(OpKind::Write);
+        for _ in 0..100 {
+            mini.append(1, &[2; 1000]).unwrap();
+        }
+        assert_eq!(fs.count(OpKind::Write), before);
+        fs.inject(disk_full_fault(OpKind::Populate));
+        for _ in 0..600 {
+            mini.append(1, &[3; 1000]).unwrap();
+        }
+        assert_eq!(fs.fault_count(), 1);
+        assert!(fs.count(OpKind::Write) > before + 400, "the rest goes the other way");
+        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 701);
+    }
+
+    #[test]
+    fn oversized_group_gets_its_own_segment() {
+        let (_, mini) = open_on_fault_fs(4096, true);
+        for len in [0, 3000, 100_000, 1, 300_000, 40] {
+            mini.append(1, &vec![7; len]).unwrap();
+        }
+        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!(
+            commits.iter().map(|(.., payload)| payload.len()).collect::<Vec<_>>(),
+            [0, 3000, 100_000, 1, 300_000, 40]
+        );
+        let found: Vec<SeqNo> = report.segments.iter().map(|info| info.last_seqno).collect();
+        assert_eq!(found, mini.wal.segments().iter().map(|info| info.last_seqno).collect::<Vec<_>>());
+        assert!(mini.wal.live_bytes() > 400_000);
+    }
+
+    #[test]
+    fn append_resumes_after_disk_full() {
+        for (op, mapped) in
+            [(OpKind::Allocate, false), (OpKind::Allocate, true), (OpKind::Create, false), (OpKind::SyncDir, false)]
+        {
+            let (fs, mini) = open_on_fault_fs(128 << 10, mapped);
+            let mut appended = 0u64;
+            let mut refused = 0;
+            for i in 0..400 {
+                if i % 10 == 0 {
+                    fs.inject(disk_full_fault(op).in_path(if op == OpKind::SyncDir { "/" } else { ".wal" }));
+                }
+                match mini.append(1, &[i as u8; 2000]) {
+                    Ok(_) => appended += 1,
+                    Err(e) => {
+                        assert_eq!(e.kind(), ErrorKind::OutOfSpace, "{op:?}");
+                        refused += 1;
+                    }
+                }
+                assert_eq!(mini.wal.appended(), SeqNo(appended));
+            }
+            fs.clear_faults();
+            assert!(refused > 3, "{op:?} {refused}");
+            assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len() as u64, appended);
+            mini.sync();
+        }
+    }
+
+    #[test]
+    fn a_full_manifest_changes_nothing_either() {
+        let (fs, mini) = open_on_fault_fs(4096, false);
+        mini.append(1, &[1; 2000]).unwrap();
+        fs.inject(disk_full_fault(OpKind::Write).in_path("MANIFEST"));
+        assert_eq!(mini.append(1, &[2; 3000]).unwrap_err().kind(), ErrorKind::OutOfSpace);
+        mini.append(1, &[3; 3000]).unwrap();
+        mini.sync();
+        let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+        assert_eq!(commits.iter().map(|(.., payload)| payload[0]).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!((report.segments.len(), report.spare_files.len()), (2, 0));
+    }
+
+    #[test]
+    fn failed_frame_or_header_write_poisons() {
+        for what in [Fault::Short, Fault::Error(io::ErrorKind::Other)] {
+            for seal in [false, true] {
+                let (fs, mini) = open_on_fault_fs(1 << 20, false);
+                mini.append(1, b"kept").unwrap();
+                mini.sync();
+                let nth = if seal { 2 } else { 1 }; // a fresh spare's header comes first, and may fail
+                fs.inject(FaultPlan::new(OpKind::Write, nth, what).in_path(".wal"));
+                let error = if seal { mini.wal.seal().unwrap_err() } else { mini.append(1, &[1; 600]).unwrap_err() };
+                assert_eq!(error.kind(), ErrorKind::Poisoned);
+                for result in [mini.append(1, b"x").map(drop), mini.wal.sync(SeqNo(1), false), mini.wal.seal()] {
+                    assert_eq!(result.unwrap_err().kind(), ErrorKind::Poisoned);
+                }
+                assert_eq!(mini.wal.appended(), SeqNo(1));
+            }
+        }
+    }
+
+    #[test]
+    fn refused_write_is_not_replayed_after_disk_full() {
+        for half_written in [false, true] {
+            let full = |fs: &FaultFs, nth| {
+                fs.inject(FaultPlan::new(OpKind::Write, nth, Fault::Error(io::ErrorKind::StorageFull)).in_path(".wal"));
+            };
+            let (fs, mini) = open_on_fault_fs(1 << 20, false);
+            mini.append(1, b"kept").unwrap();
+            if half_written {
+                // What a write that ran out of space in the middle leaves: whole frames of the group.
+                let place = mini.wal.lock_writer().active().identity;
+                let end = mini.wal.lock_writer().active().end_offset;
+                let mut writer = RecordLogWriter::new();
+                writer.reset(end);
+                let path = mini.segment_path_at(0);
+                let mut sink = |bytes: &[u8], offset: u64| {
+                    overwrite(&mini.fs, &path, offset, bytes);
+                    Ok(())
+                };
+                for first in 2..4 {
+                    let record = LogRecord {
+                        first_seqno: SeqNo(first),
+                        count: 1,
+                        durable_seqno: SeqNo::ZERO,
+                        payload: b"refused",
+                    };
+                    writer.add_record(&place, &record, &mut sink).unwrap();
+                }
+                writer.flush(&mut sink).unwrap();
+                assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 3);
+            }
+            full(&fs, 1);
+            let first = mini.wal.appended().plus(1);
+            let group: Vec<WalCommit<'_>> = (0..4)
+                .map(|i| WalCommit { first_seqno: SeqNo(first.0 + i), seqno_count: 1, payload: b"refused" })
+                .collect();
+            assert_eq!(mini.wal.append(&group).unwrap_err().kind(), ErrorKind::OutOfSpace);
+            assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
+            // The header of the next segment is refused, too, then all is well.
+            full(&fs, 2);
+            assert_eq!(mini.append(1, b"again").unwrap_err().kind(), ErrorKind::OutOfSpace);
+            mini.append(1, b"refuse2").unwrap();
+            mini.sync();
+            let (commits, report) = replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap();
+            assert_eq!(commits, [(1, 1, b"kept".to_vec()), (2, 1, b"refuse2".to_vec())]);
+            assert_eq!((report.segments.len(), report.dropped_after_damage), (2, None));
+            assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Salvage).unwrap().0, commits);
+        }
+    }
+
+    #[test]
+    fn failed_watermark_write_is_ignored() {
+        let (fs, mini) = open_on_fault_fs(1 << 20, false);
+        mini.append(1, b"one").unwrap();
+        fs.inject(FaultPlan::new(OpKind::Write, 1, Fault::Short).in_path(".wal"));
+        mini.sync();
+        assert_eq!(fs.fault_count(), 1);
+        mini.append(1, b"two").unwrap();
+        mini.sync();
+        assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn third_segment_waits_for_sync_of_first() {
+        let (_, mini) = open_on_fault_fs(4096, false);
+        for i in 0..12 {
+            mini.append(1, &[i; 1500]).unwrap();
+            let segments = mini.wal.segments();
+            if segments.len() > 2 {
+                assert!(mini.wal.durable() >= segments[segments.len() - 3].last_seqno);
+            }
+        }
+        assert!(mini.wal.segments().len() >= 6);
+        let fs: Arc<dyn Fs> = Arc::clone(&mini.fs);
+        assert_eq!(replay_with_mode(&fs, RecoveryMode::Strict).unwrap().0.len(), 12);
     }
 }

@@ -8,10 +8,11 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::base::event::{Event, Listener};
 use crate::base::sync::{WakeSignal, lock};
+use crate::base::{Error, ErrorKind, Result};
 
 /// Events that may wait. [`Event::Poisoned`] and [`Event::Closed`], of which there is one each, wait beside them.
 const QUEUED_EVENTS_MAX: usize = 1024;
@@ -130,6 +131,65 @@ impl EventQueue {
     }
 }
 
+/// Set once, by the first failed sync of log or manifest, or by a panic; reads go on, writes fail. After a failed sync
+/// the kernel may have marked the pages clean, so neither a retry nor a later sync proves anything: only opening the
+/// database anew does.
+pub(crate) struct DbPoison {
+    error: OnceLock<Error>,
+    events: EventQueue,
+}
+
+impl DbPoison {
+    pub(crate) fn new(listener: Option<Arc<dyn Listener>>) -> DbPoison {
+        DbPoison { error: OnceLock::new(), events: EventQueue::new(listener) }
+    }
+
+    /// Poisons; returns the error that writers get.
+    pub(crate) fn set(&self, cause: Error) -> Error {
+        let error = cause.with_kind(ErrorKind::Poisoned);
+        if self.error.set(error.clone()).is_ok() {
+            self.emit(&Event::Poisoned { error: error.clone() });
+        }
+        error
+    }
+
+    /// Fails if poisoned.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.error.get() {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.error.get().is_some()
+    }
+
+    /// Queues an event for the listener, which may poison by a panic when it gets it.
+    pub(crate) fn emit(&self, event: &Event) {
+        self.events.push(event);
+    }
+
+    /// The events for the listener; what delivers them reports a panic by [`heard`](DbPoison::record_delivery).
+    pub(crate) fn events(&self) -> &EventQueue {
+        &self.events
+    }
+
+    /// Notes whether the listener took its events `calm`ly, or panicked.
+    pub(crate) fn record_delivery(&self, calm: bool) {
+        if !calm {
+            let error = Error::new(ErrorKind::Poisoned, "a listener panicked");
+            let _already = self.error.set(error);
+        }
+    }
+
+    /// Passes a result on, and poisons if it failed in a way that ends writing.
+    pub(crate) fn poison_on_failure<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| if error.kind() == ErrorKind::Poisoned { self.set(error) } else { error })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,5 +239,27 @@ mod tests {
         assert_eq!(heard.len(), QUEUED_EVENTS_MAX + 2);
         let dropped = Event::EventsDropped { count: QUEUED_EVENTS_MAX as u64 };
         assert_eq!(heard[QUEUED_EVENTS_MAX..], [format!("{dropped:?}"), "Closed".to_owned()]);
+    }
+
+    struct PanickingListener;
+    impl Listener for PanickingListener {
+        fn on_event(&self, _: &Event) {
+            panic!("listener");
+        }
+    }
+
+    #[test]
+    fn first_error_stays_and_listener_panic_poisons() {
+        let poison = DbPoison::new(None);
+        poison.check().unwrap();
+        poison.set(Error::new(ErrorKind::Io, "first"));
+        poison.set(Error::new(ErrorKind::Io, "second"));
+        let error = poison.check().unwrap_err();
+        assert_eq!((error.kind(), error.message()), (ErrorKind::Poisoned, "first"));
+
+        let poison = DbPoison::new(Some(Arc::new(PanickingListener)));
+        poison.emit(&Event::Closed);
+        poison.record_delivery(poison.events().start_delivery());
+        assert!(poison.check().is_err());
     }
 }

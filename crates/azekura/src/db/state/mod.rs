@@ -1,22 +1,18 @@
-//! What the database knows, as values: what the manifest keeps, what stands behind partitions, what commits hold, how
-//! far writers are slowed, what failed.
+//! Parts of the state of a database: the version set, the trees of partitions, events, the disk reserve, write
+//! stalls.
 //!
 //! Invariants:
-//! - the ledger changes only by edits, and only after they are in the manifest;
-//! - numbers of files, partitions and epochs are never handed out twice, across restarts too.
+//! - The manifest state changes only by version edits that are in the manifest.
+//! - Numbers of files, partitions and epochs are never assigned twice, also after a restart.
 //!
-//! Rooms in reading order: [`version_set`] (ledger and manifest), [`partition_tree`], [`event_queue`] (for the
-//! listener), [`poison`], [`shifts`] (work that closing waits for), [`write_stall`], [`backoff`], [`tally`] (a sum),
-//! [`claims`] (large values that a commit has written ahead), [`reservations`] (space that pools have set aside for
-//! one), [`disk_reserve`] (space on the disk that ordinary writes cannot use).
+//! Modules, in reading order: [`version_set`] (manifest state and manifest), [`partition_tree`], [`event_queue`]
+//! (events for the listener, and the first fatal error), [`shifts`] (work that closing waits for), [`write_stall`],
+//! [`backoff`], [`tally`] (a sharded counter), [`disk_reserve`] (space on the disk that ordinary writes cannot use).
 
 pub(crate) mod backoff;
-pub(crate) mod claims;
 pub(crate) mod disk_reserve;
 pub(crate) mod event_queue;
 pub(crate) mod partition_tree;
-pub(crate) mod poison;
-pub(crate) mod reservations;
 pub(crate) mod shifts;
 pub(crate) mod tally;
 pub(crate) mod version_set;

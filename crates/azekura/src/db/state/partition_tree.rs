@@ -6,7 +6,7 @@ use crate::base::{EntryRef, KeyOrder, RecordKind, Result, SeqNo};
 use crate::engine::{Engine, EngineHost, EngineView, Pressure, ReadSeqno, RecordReservation, Task, TaskReport};
 use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
-use crate::pmem::engine::PmemEngine;
+use crate::pmem::pool::PmemEngine;
 
 /// The tree of a partition.
 #[derive(Clone)]

@@ -1,14 +1,13 @@
 //! The ledger and the manifest that keeps it, as one.
 
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::base::manifest_state::ManifestState;
 use crate::base::sync::{WakeSignal, lock};
 use crate::base::version_edit::{FileNumber, PartitionId, PartitionMeta, TableMeta, VersionEdit, WalEpoch};
 use crate::base::{Error, ErrorKind, Result, SeqNo};
-use crate::lsm::blob::unsynced::UnsyncedBlobFiles;
+use crate::lsm::blob::direct_file::UnsyncedBlobFiles;
 use crate::manifest::Manifest;
 use crate::vfs::Env;
 use crate::wal::WalCallbacks;
@@ -223,9 +222,9 @@ fn partition_of(edit: &VersionEdit) -> Option<PartitionId> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::path::Path;
 
+    use super::*;
     use crate::vfs::env::TestEnv;
     use crate::vfs::mem::MemFs;
 

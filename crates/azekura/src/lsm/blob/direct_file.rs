@@ -1,19 +1,20 @@
-//! Blob files that memory may point into and no edit names yet.
+//! Direct blob files: memtables may point into them, and no version edit names them yet. Tracks which of them are
+//! unsynced, so that a sync of the WAL first syncs the blob files that its records point into.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::base::Result;
 use crate::base::blob_pointer::BlobPointer;
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
-use crate::blob::direct_writer::DirectBlobWriter;
+use crate::base::{Error, ErrorKind, Result};
+use crate::blob::writer::DirectBlobWriter;
 use crate::block::frame::CompressedBlock;
 use crate::lsm::blob::handle::BlobHandle;
 use crate::lsm::blob::map::BlobFileStats;
-use crate::lsm::blob::unsynced::BlobFileSyncState;
 use crate::lsm::task_lock::lock;
+use crate::vfs::{File, Fs};
 
 /// The early files of a super version, by their numbers.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +28,7 @@ impl DirectBlobFiles {
         self.get(logical).map(|file| &file.handle)
     }
 
-    pub(super) fn get(&self, logical: FileNumber) -> Option<&Arc<DirectBlobFile>> {
+    pub(crate) fn get(&self, logical: FileNumber) -> Option<&Arc<DirectBlobFile>> {
         self.files.get(&logical)
     }
 
@@ -61,28 +62,28 @@ impl DirectBlobFiles {
 /// A blob file that readers follow pointers into while it is written. Thread safe.
 pub(crate) struct DirectBlobFile {
     pub(crate) id: FileNumber,
-    pub(super) handle: Arc<BlobHandle>,
+    pub(crate) handle: Arc<BlobHandle>,
     /// Values, and bytes of their frames.
     values: AtomicU64,
     bytes: AtomicU64,
     /// `None` in a file of an earlier life, from which this one only reads.
-    pub(super) append_state: Option<DirectBlobAppendState>,
+    pub(crate) append_state: Option<DirectBlobAppendState>,
 }
 
-pub(super) struct DirectBlobAppendState {
-    pub(super) sync_state: Arc<BlobFileSyncState>,
-    pub(super) state: Mutex<DirectBlobWriterState>,
+pub(crate) struct DirectBlobAppendState {
+    pub(crate) sync_state: Arc<BlobFileSyncState>,
+    pub(crate) state: Mutex<DirectBlobWriterState>,
 }
 
-pub(super) struct DirectBlobWriterState {
-    pub(super) writer: DirectBlobWriter,
+pub(crate) struct DirectBlobWriterState {
+    pub(crate) writer: DirectBlobWriter,
     /// What an edit is to say, once this file itself is finished and durable.
-    pub(super) finished_meta: Option<BlobFileMeta>,
+    pub(crate) finished_meta: Option<BlobFileMeta>,
 }
 
 impl DirectBlobFile {
     /// One without values.
-    pub(super) fn new_writable(
+    pub(crate) fn new_writable(
         handle: Arc<BlobHandle>,
         tail: Arc<BlobFileSyncState>,
         writer: DirectBlobWriter,
@@ -93,7 +94,7 @@ impl DirectBlobFile {
 
     /// One that an earlier life has left without its end, for one who may not write: `values` of `bytes` in it are
     /// pointed to.
-    pub(super) fn new_read_only(handle: Arc<BlobHandle>, values: u64, bytes: u64) -> Arc<DirectBlobFile> {
+    pub(crate) fn new_read_only(handle: Arc<BlobHandle>, values: u64, bytes: u64) -> Arc<DirectBlobFile> {
         DirectBlobFile::new(handle, values, bytes, None)
     }
 
@@ -120,12 +121,12 @@ impl DirectBlobFile {
         }
     }
 
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.handle.file().path()
     }
 
     /// Where the last value ends.
-    pub(super) fn written(&self) -> u64 {
+    pub(crate) fn written(&self) -> u64 {
         self.handle.file().size()
     }
 
@@ -138,7 +139,7 @@ impl DirectBlobFile {
     ///
     /// # Errors
     /// As [`DirectBlobWriter::append`].
-    pub(super) fn append(&self, writing: &DirectBlobAppendState, value: &CompressedBlock<'_>) -> Result<BlobPointer> {
+    pub(crate) fn append(&self, writing: &DirectBlobAppendState, value: &CompressedBlock<'_>) -> Result<BlobPointer> {
         let mut state = lock(&writing.state);
         let pointer = state.writer.append(&value.frame()).map_err(|error| error.in_file(self.path()))?;
         self.handle.file().grow_to(state.writer.end_offset());
@@ -157,7 +158,7 @@ impl std::fmt::Debug for DirectBlobFile {
 /// A value in an early file that no memtable points to yet.
 #[derive(Debug)]
 pub(crate) struct DirectBlobWrite {
-    pub(super) file: Arc<DirectBlobFile>,
+    pub(crate) file: Arc<DirectBlobFile>,
     pub(crate) pointer: BlobPointer,
 }
 
@@ -166,7 +167,7 @@ pub(crate) struct DirectBlobTracker {
     /// Values from here on are written ahead of their commit; `u64::MAX` for none.
     threshold: AtomicU64,
     /// The file that takes values. Held while one is written, so that each stands behind the one before.
-    pub(super) open_file: Mutex<Option<Arc<DirectBlobFile>>>,
+    pub(crate) open_file: Mutex<Option<Arc<DirectBlobFile>>>,
     /// How many pointers into each logical file are neither in tables nor given up.
     pointer_counts: Mutex<BTreeMap<FileNumber, u64>>,
 }
@@ -180,7 +181,7 @@ impl DirectBlobTracker {
         }
     }
 
-    pub(super) fn threshold(&self) -> u64 {
+    pub(crate) fn threshold(&self) -> u64 {
         self.threshold.load(Ordering::Relaxed)
     }
 
@@ -194,7 +195,7 @@ impl DirectBlobTracker {
     }
 
     /// Takes pointers off the count; true if that was the last.
-    pub(super) fn remove_pointers(&self, logical: FileNumber, by: u64) -> bool {
+    pub(crate) fn remove_pointers(&self, logical: FileNumber, by: u64) -> bool {
         let mut counts = lock(&self.pointer_counts);
         let Some(count) = counts.get_mut(&logical) else { return false };
         *count = count.saturating_sub(by);
@@ -205,7 +206,7 @@ impl DirectBlobTracker {
         last
     }
 
-    pub(super) fn has_pointers(&self, logical: FileNumber) -> bool {
+    pub(crate) fn has_pointers(&self, logical: FileNumber) -> bool {
         lock(&self.pointer_counts).contains_key(&logical)
     }
 
@@ -214,5 +215,141 @@ impl DirectBlobTracker {
     /// here never comes back.
     pub(crate) fn files_with_pointers(&self) -> BTreeSet<FileNumber> {
         lock(&self.pointer_counts).keys().copied().collect()
+    }
+}
+
+/// Early files of all trees with bytes that may not be durable yet. Thread safe; no lock that an appender takes is held
+/// during a sync.
+#[derive(Default)]
+pub(crate) struct UnsyncedBlobFiles {
+    files: Mutex<BTreeMap<FileNumber, Arc<BlobFileSyncState>>>,
+}
+
+impl UnsyncedBlobFiles {
+    fn add(&self, id: FileNumber, tail: &Arc<BlobFileSyncState>) {
+        lock(&self.files).entry(id).or_insert_with(|| Arc::clone(tail));
+    }
+
+    /// The file needs no sync any more: nothing will ever point to what it has beyond what is synced.
+    pub(crate) fn remove(&self, id: FileNumber) {
+        lock(&self.files).remove(&id);
+    }
+
+    /// Makes everything durable that was noted before, whoever wrote it.
+    ///
+    /// # Errors
+    /// `Io` if a sync fails, or failed before: whether the bytes are on the device will never be known; or if the
+    /// process has too many open files: then a later call may succeed.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        let files: Vec<(FileNumber, Arc<BlobFileSyncState>)> = {
+            let files = lock(&self.files);
+            files.iter().map(|(id, tail)| (*id, Arc::clone(tail))).collect()
+        };
+        for (id, tail) in files {
+            tail.sync()?;
+            let mut files = lock(&self.files);
+            if tail.is_synced() {
+                files.remove(&id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The end of an early file, as far as it is written and as far as it is durable. Thread safe.
+pub(crate) struct BlobFileSyncState {
+    fs: Arc<dyn Fs>,
+    file: Arc<dyn File>,
+    path: PathBuf,
+    written: AtomicU64,
+    synced: AtomicU64,
+    /// Held while the file is synced: of two syncs at the same time one would wrongly succeed.
+    progress: Mutex<BlobFileSyncProgress>,
+}
+
+#[derive(Default)]
+struct BlobFileSyncProgress {
+    /// Whether the file's name is durable.
+    dir_synced: bool,
+    /// The first failure; no sync proves anything after it.
+    failed: Option<Error>,
+}
+
+impl BlobFileSyncState {
+    pub(crate) fn new(fs: Arc<dyn Fs>, file: Arc<dyn File>, path: PathBuf) -> Arc<BlobFileSyncState> {
+        let (written, synced, turn) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
+        Arc::new(BlobFileSyncState { fs, file, path, written, synced, progress: turn })
+    }
+
+    /// The file is written up to `end` now. Among the `unsynced` it is from then on, so before any frame of the log
+    /// says where it leads.
+    pub(crate) fn record_write(self: &Arc<Self>, end: u64, id: FileNumber, unsynced: &UnsyncedBlobFiles) {
+        self.written.store(end, Ordering::SeqCst);
+        unsynced.add(id, self);
+    }
+
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::SeqCst)
+    }
+
+    /// Up to here the file is durable.
+    pub(crate) fn synced(&self) -> u64 {
+        self.synced.load(Ordering::SeqCst)
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced() >= self.written()
+    }
+
+    /// Whether a sync failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        lock(&self.progress).failed.is_some()
+    }
+
+    /// Makes what is written durable, and the name.
+    fn sync(&self) -> Result<()> {
+        let mut turn = lock(&self.progress);
+        let written = self.written();
+        if self.synced() >= written {
+            return Ok(());
+        }
+        if let Some(error) = &turn.failed {
+            return Err(error.clone());
+        }
+        let synced =
+            self.file.sync_data().map_err(|error| error.in_file(&self.path)).and_then(|()| match turn.dir_synced {
+                true => Ok(()),
+                false => self.fs.sync_dir(self.path.parent().unwrap_or(&self.path)),
+            });
+        if let Err(error) = synced {
+            if error.is_too_many_open_files() {
+                return Err(error); // the directory was not opened, so no sync of it failed
+            }
+            turn.failed = Some(error.clone());
+            return Err(error);
+        }
+        turn.dir_synced = true;
+        self.synced.store(written, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The same for one of those who wrote, whose bytes nobody was told of yet; `own` says how many of them lie behind
+    /// an offset. `close` sees to it that nobody writes any more.
+    ///
+    /// # Errors
+    /// `Poisoned` if others' bytes may be lost with them, because those may be acknowledged; else as it failed, and
+    /// the file is of no use beyond what was durable before, unless the process had too many open files.
+    pub(crate) fn sync_for_commit(&self, own: impl Fn(u64) -> u64, close: impl FnOnce()) -> Result<()> {
+        self.sync().map_err(|error| {
+            if error.is_too_many_open_files() {
+                return error;
+            }
+            close();
+            let synced = self.synced();
+            match self.written() - synced == own(synced) {
+                true => error,
+                false => error.with_kind(ErrorKind::Poisoned),
+            }
+        })
     }
 }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::base::version_edit::{BlobFileMeta, FileNumber};
 use crate::base::{Error, Result};
-use crate::blob::live_blobs::LiveBlobs;
-use crate::blob::reader::BlobReadAhead;
+use crate::blob::reader::{BlobReadAhead, LiveBlobs};
 use crate::blob::writer::BlobRewriteWriter;
 use crate::lsm::blob::handle::BlobHandle;
 use crate::lsm::blob::map::BlobMap;

@@ -1,19 +1,18 @@
-//! Garbage collection of blob files: live values are copied together, and what was stale goes with the old files.
+//! Blob GC: copies live values out of stale blob files, so that these files can be removed.
 //!
-//! No table is touched, and nothing is read or written by way of the log: only the map from logical files to the files
-//! that hold them changes, in one edit.
+//! Blob GC changes no table and does not write to the WAL. It changes only the map from logical files to blob files,
+//! by one version edit.
 //!
 //! Invariants:
-//! - what a table of the current version refers to is copied, whether or not anybody can see it; compaction alone
-//!   decides what is referenced;
-//! - collections and compactions take turns, so that references do not move meanwhile, only go; flushes go on beside,
-//!   and bring new logical files only;
-//! - old files go with the edit that names the new ones, and stay on disk for as long as a reader holds them.
+//! - A value that a table of the current version refers to is copied, whether or not a reader can see it. Only
+//!   compactions decide which values are referenced.
+//! - Blob GC and compactions of a tree exclude each other, so references are only removed meanwhile. Flushes run
+//!   concurrently and add new logical files only.
+//! - The edit that names the new files removes the old ones, which stay on disk as long as a reader uses them.
 //!
-//! Rooms in reading order: [`picker`] (which files: a pure function), [`scan`] (how stale they are), [`job`] (copying),
-//! [`run`] (carrying it out).
+//! Modules, in reading order: [`picker`] (chooses files: a pure function), [`scan`] (measures staleness), [`job`]
+//! (copies values).
 
 pub(crate) mod job;
 pub(crate) mod picker;
-pub(crate) mod run;
 pub(crate) mod scan;

@@ -1,19 +1,18 @@
-//! A merge of tables under way.
+//! A compaction in progress, and the state that is kept between tasks.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::base::version_edit::{FileNumber, TableMeta};
 use crate::base::{Result, SeqNo};
 use crate::iter::InternalIter;
 use crate::iter::merge::MergingIter;
-use crate::lsm::compaction::plan::PickedCompaction;
-use crate::lsm::compaction_iter::CompactionIter;
-use crate::lsm::older::OlderRuns;
+use crate::lsm::blob_gc::job::BlobGcJob;
+use crate::lsm::compaction::picker::{CompactPointers, PickedCompaction};
+use crate::lsm::compaction_iter::{CompactionIter, OlderRuns, VersionDropRules};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::pending_outputs::PendingOutputs;
 use crate::lsm::read::RunIter;
-use crate::lsm::retain::VersionDropRules;
 use crate::lsm::table_handle::{TableHandle, TreeContext};
 use crate::lsm::table_output::{FinishedOutputs, OutputOptions, TableOutputWriter};
 use crate::lsm::version::{HasTableMeta, SortedRun, Version};
@@ -109,5 +108,30 @@ impl CompactionJob {
             pending.release();
         }
         tables
+    }
+}
+
+/// What compaction remembers from task to task.
+pub(crate) struct CompactionState {
+    pub(crate) compact_pointers: CompactPointers,
+    /// The oldest read point when a task last asked; the largest number there is while nobody has.
+    pub(crate) oldest_snapshot: SeqNo,
+    /// A merge that yielded.
+    pub(crate) paused_compaction: Option<CompactionJob>,
+    /// A collection of blob files that yielded.
+    pub(crate) paused_blob_gc: Option<BlobGcJob>,
+    /// Blob files that collection by itself leaves alone until the database is opened again: they could not be read.
+    pub(crate) damaged_blob_files: BTreeSet<FileNumber>,
+}
+
+impl Default for CompactionState {
+    fn default() -> CompactionState {
+        CompactionState {
+            compact_pointers: CompactPointers::default(),
+            oldest_snapshot: SeqNo::MAX,
+            paused_compaction: None,
+            paused_blob_gc: None,
+            damaged_blob_files: BTreeSet::new(),
+        }
     }
 }

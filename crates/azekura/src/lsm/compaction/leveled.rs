@@ -5,8 +5,7 @@
 //! needed and holds few versions twice; as it grows, the base moves up. Data above the base, left from before, is
 //! drained.
 
-use crate::lsm::compaction::picker::CompactionPicker;
-use crate::lsm::compaction::plan::{CompactionReason, PickedCompaction};
+use crate::lsm::compaction::picker::{CompactionPicker, CompactionReason, PickedCompaction};
 use crate::lsm::options::LeveledOptions;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, NUM_LEVELS, Version};
 

@@ -1,17 +1,14 @@
-//! Merging tables downwards: choosing is pure, acting is dumb.
+//! Compaction: merges tables into lower levels. The choice is a pure function.
 //!
 //! Invariants:
-//! - a plan is a function of plain values; what it says is always allowed, whether or not it is wise;
-//! - one compaction of a tree at a time; flushes go on beside it, which only adds newer runs to level 0;
-//! - a merge may pause between two steps and is taken up by the next task.
+//! - A picked compaction is a function of plain values and is always valid, whether or not it is useful.
+//! - A tree runs one compaction at a time. Flushes run concurrently and only add newer runs to level 0.
+//! - A compaction may pause between two steps, and the next task resumes it.
 //!
-//! Rooms in reading order: [`plan`] and [`picker`] (the values), [`strategy`] (what to do), [`leveled`] (how large
-//! levels may be), [`job`] (a merge), [`remembered`] (from task to task), [`run`] (carrying a plan out).
+//! Modules, in reading order: [`picker`] (the shape of a tree and the compactions that it permits), [`strategy`]
+//! (which one to run), [`leveled`] (size limits of levels), [`job`] (a compaction in progress).
 
 pub(crate) mod job;
 pub(crate) mod leveled;
 pub(crate) mod picker;
-pub(crate) mod plan;
-pub(crate) mod remembered;
-pub(crate) mod run;
 pub(crate) mod strategy;

@@ -1,11 +1,10 @@
-//! A tree as a strategy sees it: plain values, and the plans that can be made of them.
+//! The shape of a tree as plain values, and the compactions that it permits.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::version_edit::FileNumber;
 use crate::base::{KeyOrder, SeqNo};
-use crate::lsm::compaction::plan::{CompactionReason, PickedCompaction};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Level, NUM_LEVELS, SortedRun, Version};
 
@@ -198,4 +197,37 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
 
 pub(crate) fn file_ids<T: HasTableMeta>(tables: Vec<&Arc<T>>) -> Vec<FileNumber> {
     tables.into_iter().map(|table| table.meta().number).collect()
+}
+
+/// Why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CompactionReason {
+    /// Too many runs on level 0.
+    L0Runs,
+    /// A level has outgrown its target.
+    LevelSize,
+    /// Nobody writes, and a few runs fewer are cheap.
+    IdleL0,
+    /// More than half of a table are tombstones.
+    Tombstones,
+    /// A quarter of a table are superseded versions that a reader needed when it was written, and none needs now.
+    Superseded,
+    /// `major_compact`.
+    Forced,
+    /// Pointers that nobody can see keep values in blob files.
+    HiddenBlobs,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PickedCompaction {
+    pub(crate) reason: CompactionReason,
+    pub(crate) start_level: u8,
+    pub(crate) output_level: u8,
+    /// Tables of `from`.
+    pub(crate) start_level_inputs: Vec<FileNumber>,
+    /// Tables of `to` that overlap them; none if `from` is `to`.
+    pub(crate) output_level_inputs: Vec<FileNumber>,
+    /// Only the level changes, no table is rewritten.
+    pub(crate) trivial_move: bool,
 }

@@ -11,8 +11,7 @@ use std::sync::Arc;
 use crate::base::SeqNo;
 use crate::base::version_edit::FileNumber;
 use crate::lsm::compaction::leveled;
-use crate::lsm::compaction::picker::{CompactionPicker, file_ids};
-use crate::lsm::compaction::plan::{CompactionReason, PickedCompaction};
+use crate::lsm::compaction::picker::{CompactionPicker, CompactionReason, PickedCompaction, file_ids};
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta};
 
 /// Tables of a tree are few beside blob files if they have no more than this part of the bytes.

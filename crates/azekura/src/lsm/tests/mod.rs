@@ -7,5 +7,5 @@
 mod blob_gc;
 mod blobs;
 mod direct_write;
-pub(super) mod harness;
+pub(crate) mod harness;
 mod model;

@@ -12,24 +12,24 @@ use crate::pmem::inner::LeafTarget;
 use crate::pmem::leaf::LeafAddr;
 use crate::pmem::leaf::{LEAF_LEN, set_bits};
 use crate::pmem::persistence::PersistenceBackend;
+use crate::pmem::pool::pool_recovery::{PoolCheckLevel, PoolRecoveryReport, create, open_with};
 use crate::pmem::pool_header::has_clean_shutdown_mark;
 use crate::pmem::record::PoolRecord;
-use crate::pmem::recover::{PoolCheckLevel, PoolRecoveryReport, create, open_with};
 use crate::pmem::tree::{HEAD_LEAF_OFFSET, PoolOptions, PoolTree};
 
-pub(super) const FILE_ID: [u8; 16] = [0x5A; 16];
+pub(crate) const FILE_ID: [u8; 16] = [0x5A; 16];
 
-pub(super) type PoolTreeModel = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type PoolTreeModel = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// One change.
 #[derive(Clone, Debug)]
-pub(super) enum PoolOp {
+pub(crate) enum PoolOp {
     Put(Vec<u8>, Vec<u8>),
     Remove(Vec<u8>),
 }
 
 impl PoolOp {
-    pub(super) fn apply_to(&self, model: &mut PoolTreeModel) {
+    pub(crate) fn apply_to(&self, model: &mut PoolTreeModel) {
         match self {
             PoolOp::Put(key, value) => drop(model.insert(key.clone(), value.clone())),
             PoolOp::Remove(key) => drop(model.remove(key)),
@@ -37,11 +37,11 @@ impl PoolOp {
     }
 }
 
-pub(super) struct PoolFixture<M: PersistenceBackend> {
-    pub(super) tree: Arc<PoolTree<M>>,
-    pub(super) visible: LastVisibleSeqno,
-    pub(super) snapshots: Arc<SnapshotList>,
-    pub(super) seqno: u64,
+pub(crate) struct PoolFixture<M: PersistenceBackend> {
+    pub(crate) tree: Arc<PoolTree<M>>,
+    pub(crate) visible: LastVisibleSeqno,
+    pub(crate) snapshots: Arc<SnapshotList>,
+    pub(crate) seqno: u64,
 }
 
 fn new_snapshots(seqno: u64) -> (LastVisibleSeqno, Arc<SnapshotList>) {
@@ -52,21 +52,21 @@ fn new_snapshots(seqno: u64) -> (LastVisibleSeqno, Arc<SnapshotList>) {
 }
 
 impl<M: PersistenceBackend> PoolFixture<M> {
-    pub(super) fn create(backend: M, options: &PoolOptions) -> PoolFixture<M> {
+    pub(crate) fn create(backend: M, options: &PoolOptions) -> PoolFixture<M> {
         PoolFixture::create_with_order(backend, options, KeyOrder::bytewise())
     }
 
-    pub(super) fn create_with_order(backend: M, options: &PoolOptions, order: KeyOrder) -> PoolFixture<M> {
+    pub(crate) fn create_with_order(backend: M, options: &PoolOptions, order: KeyOrder) -> PoolFixture<M> {
         let (visible, snapshots) = new_snapshots(0);
         let tree = create(backend, FILE_ID, order, options, Arc::clone(&snapshots)).unwrap();
         PoolFixture { tree: Arc::new(tree), visible, snapshots, seqno: 0 }
     }
 
-    pub(super) fn open(backend: M, options: &PoolOptions) -> Result<(PoolFixture<M>, PoolRecoveryReport)> {
+    pub(crate) fn open(backend: M, options: &PoolOptions) -> Result<(PoolFixture<M>, PoolRecoveryReport)> {
         PoolFixture::open_with_order(backend, options, KeyOrder::bytewise())
     }
 
-    pub(super) fn open_with_order(
+    pub(crate) fn open_with_order(
         backend: M,
         options: &PoolOptions,
         order: KeyOrder,
@@ -84,7 +84,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
     }
 
     /// Applies a change under the next sequence number, and makes it visible.
-    pub(super) fn apply(&mut self, op: &PoolOp) -> Result<()> {
+    pub(crate) fn apply(&mut self, op: &PoolOp) -> Result<()> {
         self.seqno += 1;
         match op {
             PoolOp::Put(key, value) => self.tree.put(key, SeqNo(self.seqno), value)?,
@@ -95,7 +95,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
     }
 
     /// All there is, as a cursor shows it going forward.
-    pub(super) fn contents(&self) -> PoolTreeModel {
+    pub(crate) fn contents(&self) -> PoolTreeModel {
         let pin = self.snapshots.register();
         let mut cursor = self.tree.iter(pin.seqno());
         let mut all = PoolTreeModel::new();
@@ -108,7 +108,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
     }
 
     /// Everything that can be asked gives what the model has; `probes` are keys that may be there or not.
-    pub(super) fn assert_matches(&self, model: &PoolTreeModel, probes: &[Vec<u8>]) {
+    pub(crate) fn assert_matches(&self, model: &PoolTreeModel, probes: &[Vec<u8>]) {
         for key in model.keys().chain(probes) {
             let expected = model.get(key).map(Vec::as_slice);
             assert_eq!(self.tree.get(key).unwrap().as_deref(), expected, "{key:?}");
@@ -136,7 +136,7 @@ impl<M: PersistenceBackend> PoolFixture<M> {
     }
 
     /// The order of the leaves, the way to them, and every byte of the pool. While nobody writes or waits to read.
-    pub(super) fn check_invariants(&self) {
+    pub(crate) fn check_invariants(&self) {
         let tree = &self.tree;
         let (mut at, mut leaves, mut records, mut bytes) = (HEAD_LEAF_OFFSET, 0, 0, 0);
         let mut last: Option<PoolRecord> = None;

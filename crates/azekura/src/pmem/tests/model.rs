@@ -19,16 +19,16 @@ use crate::vfs::Env;
 use crate::vfs::env::SystemEnv;
 use crate::vfs::seeded_rng::SeededRng;
 
-pub(super) fn options(len_max: u64, slots: usize) -> PoolOptions {
+pub(crate) fn options(len_max: u64, slots: usize) -> PoolOptions {
     PoolOptions { len_max, grow_by: 4 * PAGE, slots_per_leaf: slots }
 }
 
-pub(super) fn new_fixture(options: &PoolOptions) -> PoolFixture<PoolImage> {
+pub(crate) fn new_fixture(options: &PoolOptions) -> PoolFixture<PoolImage> {
     PoolFixture::create(PoolImage::new(options.len_max).unwrap(), options)
 }
 
 /// The same pool in a process that starts anew.
-pub(super) fn reopen_fixture<M: PersistenceBackend>(
+pub(crate) fn reopen_fixture<M: PersistenceBackend>(
     tree: &PoolTree<M>,
     options: &PoolOptions,
 ) -> PoolFixture<PoolImage> {

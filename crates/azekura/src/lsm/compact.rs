@@ -1,0 +1,221 @@
+//! Runs compactions on a tree.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use crate::base::version_edit::{FileNumber, VersionEdit};
+use crate::base::{Result, SeqNo};
+use crate::engine::{EngineHost, TaskReport};
+use crate::lsm::compaction::job::{CompactionJob, CompactionState};
+use crate::lsm::compaction::picker::{CompactionPicker, PickedCompaction};
+use crate::lsm::compaction::strategy::{bottom_tables_to_clean, pick_compaction};
+use crate::lsm::metrics::LsmCounters;
+use crate::lsm::options::LsmOptions;
+use crate::lsm::super_version::SuperVersion;
+use crate::lsm::table_handle::TableHandle;
+use crate::lsm::task_lock::lock;
+use crate::lsm::tree::LsmTree;
+use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, VersionChange};
+
+/// A merge looks up after this many bytes whether it should yield; tests have less to merge.
+const STEP_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 1 << 20 };
+
+impl LsmTree {
+    /// Does one compaction, or a part of one if the host wants it to yield. `forced` also waits while another runs.
+    pub(crate) fn compact(&self, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
+        Ok(self.compact_with(forced, host, |picker| pick_compaction(picker, forced))?.unwrap_or_default())
+    }
+
+    /// Does what `choose` says, or goes on with a compaction that has yielded; `None` if there is nothing to do, or if
+    /// another runs and this is not to `wait`.
+    pub(crate) fn compact_with(
+        &self,
+        wait: bool,
+        host: &dyn EngineHost,
+        choose: impl FnOnce(&CompactionPicker<'_, TableHandle>) -> Option<PickedCompaction>,
+    ) -> Result<Option<TaskReport>> {
+        let Some(_occupied) = self.compaction_lock.acquire(wait) else { return Ok(None) };
+        self.check_open()?;
+        let paused = lock(&self.compaction_state).paused_compaction.take();
+        let mut job = match paused {
+            Some(job) => job,
+            None => {
+                let snapshots = host.snapshot_seqnos();
+                let now = self.current.get();
+                let Some(plan) = self.pick_compaction(&now, snapshots.first().copied(), choose) else {
+                    return Ok(None);
+                };
+                if plan.trivial_move {
+                    return self.run_trivial_move(&now, &plan, host).map(Some);
+                }
+                CompactionJob::new(&self.context, &self.options(), &now.version, plan, snapshots, host.now_ms())
+            }
+        };
+        while !job.step(STEP_BYTES)? {
+            self.check_open()?;
+            if host.should_yield() {
+                let report = TaskReport { level: job.picked.output_level, ..TaskReport::default() };
+                lock(&self.compaction_state).paused_compaction = Some(job);
+                return Ok(Some(report));
+            }
+        }
+        self.install_compaction(job, host).map(Some)
+    }
+
+    /// Whether a task would find something to do.
+    pub(crate) fn needs_compaction(&self, forced: bool) -> bool {
+        let now = self.current.get();
+        let options = self.options();
+        let oldest = self.context.snapshots.oldest();
+        let mut remembered = lock(&self.compaction_state);
+        remembered.oldest_snapshot = remembered.oldest_snapshot.max(oldest); // snapshots may have ended since
+        let wanted = remembered.paused_compaction.is_some()
+            || pick_compaction(&self.compaction_picker(&now, &options, &remembered), forced).is_some();
+        if forced && !wanted {
+            // Snapshots may be gone by the next time: let it look again at tables whose tombstones could not go now.
+            remembered.oldest_snapshot = SeqNo::MAX;
+        }
+        wanted
+    }
+
+    /// Tables of the bottom level from which a rewrite takes tombstones or superseded versions. Opens those that may
+    /// have any: what they say of themselves is needed.
+    ///
+    /// # Errors
+    /// Those of opening tables.
+    pub(crate) fn bottom_tables_to_clean(&self, snapshots: &[SeqNo]) -> Result<BTreeSet<FileNumber>> {
+        let now = self.current.get();
+        for table in now.version.level(BOTTOM_LEVEL).iter().filter(|table| table.meta().largest_seqno > SeqNo::ZERO) {
+            table.table()?;
+        }
+        let options = self.options();
+        let mut remembered = lock(&self.compaction_state);
+        remembered.oldest_snapshot = snapshots.first().copied().unwrap_or(SeqNo::ZERO);
+        Ok(bottom_tables_to_clean(&self.compaction_picker(&now, &options, &remembered)))
+    }
+
+    fn pick_compaction(
+        &self,
+        now: &SuperVersion,
+        oldest_point: Option<SeqNo>,
+        choose: impl FnOnce(&CompactionPicker<'_, TableHandle>) -> Option<PickedCompaction>,
+    ) -> Option<PickedCompaction> {
+        let options = self.options();
+        let mut remembered = lock(&self.compaction_state);
+        remembered.oldest_snapshot = oldest_point.unwrap_or(SeqNo::ZERO);
+        choose(&self.compaction_picker(now, &options, &remembered))
+    }
+
+    fn compaction_picker<'a>(
+        &'a self,
+        now: &'a SuperVersion,
+        options: &'a LsmOptions,
+        remembered: &'a CompactionState,
+    ) -> CompactionPicker<'a, TableHandle> {
+        CompactionPicker {
+            version: &now.version,
+            order: &self.context.order,
+            options,
+            compact_pointers: &remembered.compact_pointers,
+            oldest_snapshot: remembered.oldest_snapshot,
+            idle: now.active.is_empty() && now.sealed.is_empty(),
+        }
+    }
+
+    /// Gives tables another level without touching them.
+    fn run_trivial_move(
+        &self,
+        now: &SuperVersion,
+        plan: &PickedCompaction,
+        host: &dyn EngineHost,
+    ) -> Result<TaskReport> {
+        let (partition, level) = (self.context.partition, plan.output_level);
+        let edits: Vec<VersionEdit> =
+            plan.start_level_inputs.iter().map(|&table| VersionEdit::TableMoved { partition, table, level }).collect();
+        host.commit_edits(&edits)?;
+        let tables = tables_with_ids(now, plan.start_level, &plan.start_level_inputs);
+        self.set_compact_pointer(plan, &tables);
+        self.replace_tables(
+            &plan.start_level_inputs,
+            tables.into_iter().map(|table| (level, table)).collect(),
+            Vec::new(),
+        );
+        LsmCounters::add(&self.counters.trivial_moves, plan.start_level_inputs.len() as u64);
+        Ok(TaskReport { level, tables: plan.start_level_inputs.len() as u64, ..TaskReport::default() })
+    }
+
+    /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is:
+    /// whether the manifest names its tables is not known then.
+    fn install_compaction(&self, mut job: CompactionJob, host: &dyn EngineHost) -> Result<TaskReport> {
+        if let Err(error) = self.check_open() {
+            lock(&self.compaction_state).paused_compaction = Some(job); // `discard` removes its files
+            return Err(error);
+        }
+        let (plan, bytes_read) = (job.picked.clone(), job.bytes_read);
+        let (partition, level) = (self.context.partition, plan.output_level);
+        let inputs: Vec<FileNumber> =
+            plan.start_level_inputs.iter().chain(&plan.output_level_inputs).copied().collect();
+        let tables = job.take_outputs().to_vec();
+        // Before the version: what memory points into then, tables do now.
+        let counted = self.direct_blobs.files_with_pointers();
+        let now = self.current.get();
+        let upper = tables_with_ids(&now, plan.start_level, &plan.start_level_inputs);
+        let obsolete = [&upper[..], &tables_with_ids(&now, plan.output_level, &plan.output_level_inputs)].concat();
+        // No flush refers to a file that is there already and not counted: what is without references now stays so.
+        let lost = obsolete.iter().flat_map(|table| &table.meta().blob_usage);
+        let dead = now.version.blobs().unreferenced(&counted, tables.iter().flat_map(|table| &table.blob_usage), lost);
+        let removed = inputs.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
+        let added = tables.iter().map(|table| VersionEdit::TableAdded { partition, level, table: table.clone() });
+        let dropped = dead.iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
+        if let Err(error) = host.commit_edits(&removed.chain(added).chain(dropped).collect::<Vec<VersionEdit>>()) {
+            lock(&self.compaction_state).paused_compaction = Some(job);
+            return Err(error);
+        }
+        let bytes_written = tables.iter().map(|table| table.size).sum();
+        let bytes_freed = dead.iter().map(|file| file.meta().size).sum();
+        let report = TaskReport { level, tables: tables.len() as u64, bytes_read, bytes_written, bytes_freed };
+        self.set_compact_pointer(&plan, &upper);
+        obsolete.iter().for_each(|table| table.mark_obsolete());
+        dead.iter().for_each(|file| file.mark_obsolete());
+        let read = self.options().read_options(level);
+        let handle = |meta| TableHandle::new(meta, Some(job.oldest_snapshot), Arc::clone(&self.context), read);
+        let blobs_removed = dead.iter().map(|file| file.meta().number).collect();
+        let added: Vec<_> = tables.into_iter().map(|meta| (level, handle(meta))).collect();
+        for (_, table) in
+            added.iter().filter(|(level, table)| *level == BOTTOM_LEVEL && table.meta().largest_seqno > SeqNo::ZERO)
+        {
+            // Open, it says which superseded versions it kept. One that cannot be opened now is when it is read.
+            drop(table.table());
+        }
+        self.replace_tables(&inputs, added, blobs_removed);
+        LsmCounters::add(&self.counters.compactions, 1);
+        LsmCounters::add(&self.counters.compaction_bytes_read, bytes_read);
+        LsmCounters::add(&self.counters.compaction_bytes_written, bytes_written);
+        Ok(report) // only now are the obsolete tables let go of, and without a lock
+    }
+
+    fn replace_tables(
+        &self,
+        removed: &[FileNumber],
+        added: Vec<(u8, Arc<TableHandle>)>,
+        blobs_removed: Vec<FileNumber>,
+    ) {
+        self.current.replace(|now| {
+            let removed: HashSet<FileNumber> = removed.iter().copied().collect();
+            let change = VersionChange { removed, added, blobs_removed, ..VersionChange::default() };
+            SuperVersion { version: Arc::new(now.version.with_changes(change, &self.context.order)), ..now.clone() }
+        });
+    }
+
+    fn set_compact_pointer(&self, plan: &PickedCompaction, upper: &[Arc<TableHandle>]) {
+        if let Some(last) = upper.last().filter(|_| plan.start_level > 0 && plan.start_level != plan.output_level) {
+            lock(&self.compaction_state).compact_pointers[usize::from(plan.start_level)] =
+                Some(last.meta().largest_key.0.clone());
+        }
+    }
+}
+
+/// The tables of `level` with these numbers.
+fn tables_with_ids(now: &SuperVersion, level: u8, ids: &[FileNumber]) -> Vec<Arc<TableHandle>> {
+    now.version.level(level).iter().filter(|table| ids.contains(&table.meta().number)).map(Arc::clone).collect()
+}

@@ -1,0 +1,223 @@
+//! Runs blob GC on a tree.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::base::version_edit::{FileNumber, VersionEdit};
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::engine::{EngineHost, TaskReport};
+use crate::lsm::blob::map::BlobMap;
+use crate::lsm::blob_gc::job::BlobGcJob;
+use crate::lsm::blob_gc::picker::{BlobGarbageStats, BlobGcGoal, BlobGcStep, next_blob_gc_step};
+use crate::lsm::blob_gc::scan::{BlobScan, BlobScanResult, clamp_to_last_record};
+use crate::lsm::compaction::strategy;
+use crate::lsm::metrics::LsmCounters;
+use crate::lsm::super_version::SuperVersion;
+use crate::lsm::task_lock::lock;
+use crate::lsm::tree::LsmTree;
+use crate::lsm::version::VersionChange;
+
+/// A collection looks up after this many bytes whether it should yield; tests have less to copy.
+const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
+
+/// A collection that nobody asked for goes on to this part of the target, so that the next bit of staleness does not
+/// exceed it again.
+const AUTOMATIC_TARGET_FACTOR: f64 = 0.93;
+
+impl LsmTree {
+    /// Whether values stand apart, or stood when they were flushed.
+    pub(crate) fn has_kv_separation(&self) -> bool {
+        self.options().kv_separation.is_some() || self.version().blobs().handles().next().is_some()
+    }
+
+    /// How stale blob files are, if that is known of this moment.
+    pub(crate) fn cached_blob_scan(&self, snapshots: &[SeqNo]) -> Option<Arc<BlobScanResult>> {
+        let counted = self.direct_blobs.files_with_pointers();
+        let version = self.version();
+        let snapshots = clamp_to_last_record(snapshots.to_vec(), &version);
+        lock(&self.cached_scan).as_ref().and_then(|remembered| remembered.get_if_valid(&version, &snapshots, &counted))
+    }
+
+    /// A scan of the tables as they are, or of all that is there.
+    pub(crate) fn begin_blob_scan(&self, snapshots: Vec<SeqNo>, memory: bool) -> BlobScan {
+        let counted = self.direct_blobs.files_with_pointers();
+        BlobScan::new(&self.context, &self.current.get(), snapshots, memory, counted)
+    }
+
+    /// What a scan of the tables has found; it is remembered.
+    pub(crate) fn finish_blob_scan(&self, scan: BlobScan) -> Arc<BlobScanResult> {
+        let (scanned, remembered) = scan.finish();
+        let old = lock(&self.cached_scan).replace(remembered);
+        drop(old); // without the lock
+        scanned
+    }
+
+    /// Merges a part of what the tree has above the bottom, as far as it holds records up to `through`; `None` if there
+    /// is no such thing.
+    pub(crate) fn compact_to_bottom(&self, through: SeqNo, host: &dyn EngineHost) -> Result<Option<TaskReport>> {
+        self.compact_with(true, host, |view| strategy::pick_to_bottom(view, through))
+    }
+
+    /// Rewrites some of these tables of the bottom; `None` if none of them is there.
+    pub(crate) fn rewrite_bottom_tables(
+        &self,
+        tables: &BTreeSet<FileNumber>,
+        host: &dyn EngineHost,
+    ) -> Result<Option<TaskReport>> {
+        self.compact_with(true, host, |view| strategy::pick_bottom_rewrite(view, tables))
+    }
+
+    /// Collects some of these files, or goes on with a collection that has yielded. Of `chosen`, those that are still
+    /// there afterwards have to wait for the next call.
+    pub(crate) fn run_blob_gc(&self, chosen: &[FileNumber], wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
+        let Some(_occupied) = self.compaction_lock.acquire(wait) else { return Ok(TaskReport::default()) };
+        self.check_open()?;
+        let counted = self.direct_blobs.files_with_pointers();
+        let now = self.current.get();
+        let paused = lock(&self.compaction_state).paused_blob_gc.take();
+        let job = match paused {
+            Some(job) if job.inputs_exist(now.version.blobs()) => Some(job),
+            other => {
+                // A later edit has taken its files away: then its own is not in the manifest.
+                other.into_iter().for_each(BlobGcJob::abandon);
+                let options = self.options().kv_separation.clone().unwrap_or_default();
+                let is_free = |file: &FileNumber| {
+                    let handle = now.version.blobs().handles().find(|handle| handle.meta().number == *file);
+                    handle.is_some_and(|handle| !BlobMap::has_memory_pointers(handle, &counted))
+                };
+                let chosen: Vec<FileNumber> = chosen.iter().copied().filter(is_free).collect();
+                BlobGcJob::new(&self.context, &now.version, &chosen, options.target_size, host.now_ms())?
+            }
+        };
+        let Some(mut job) = job else { return Ok(TaskReport::default()) };
+        while !job.step(STEP_BYTES)? {
+            self.check_open()?;
+            if host.should_yield() {
+                lock(&self.compaction_state).paused_blob_gc = Some(job);
+                return Ok(TaskReport::default());
+            }
+        }
+        self.install_blob_gc(job, host)
+    }
+
+    /// Collects what the options want collected, as far as it is known to be stale. A file that turns out to be damaged
+    /// is left alone from then on, so that the others can be collected.
+    pub(crate) fn run_automatic_blob_gc(&self, wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
+        let chosen = self.pick_automatic_blob_gc();
+        self.run_blob_gc(&chosen, wait, host).inspect_err(|error| {
+            let damaged = self.damaged_blob_file(error);
+            lock(&self.compaction_state).damaged_blob_files.extend(damaged);
+        })
+    }
+
+    /// The blob file that an error says is damaged, if it does.
+    pub(crate) fn damaged_blob_file(&self, error: &Error) -> Option<FileNumber> {
+        let path = error.file().filter(|_| error.kind() == ErrorKind::Corruption)?;
+        let version = self.version();
+        let mut files = version.blobs().handles().map(|file| file.meta().number);
+        files.find(|&file| self.context.files.blob_files().path(file) == path)
+    }
+
+    /// Whether a collection that nobody asked for would find something to do.
+    pub(crate) fn needs_blob_gc(&self) -> bool {
+        if lock(&self.compaction_state).paused_blob_gc.is_some() {
+            return true;
+        }
+        !self.pick_automatic_blob_gc().is_empty()
+    }
+
+    fn automatic_target(&self) -> Option<f32> {
+        self.options().kv_separation.as_ref().and_then(|separation| separation.automatic_gc)
+    }
+
+    /// The last record of the memtable, if that may hide more values of blob files than automatic collection allows.
+    pub(crate) fn memtable_hiding_seqno(&self) -> Option<SeqNo> {
+        let target = self.automatic_target()?;
+        self.current.with(|now| {
+            let totals = now.version.blobs().totals();
+            let hides = !now.active.is_empty()
+                && totals.bytes > 0
+                && totals.exceed_space_amp(target, now.version.estimated_blob_bytes(now.active.len()));
+            hides.then(|| now.active.largest_seqno())
+        })
+    }
+
+    /// Whether a memtable of so many entries may hide so much that it should not wait until it is full.
+    pub(crate) fn memtable_hides_too_much(&self, entries: u64) -> bool {
+        let Some(target) = self.automatic_target() else { return false };
+        self.current.with(|now| {
+            let totals = now.version.blobs().totals();
+            let hidden = now.version.estimated_blob_bytes(entries);
+            hidden >= totals.min_hidden_bytes_to_compact()
+                && totals
+                    .exceed_space_amp(target, hidden + now.version.max_hidden_bytes_per_level().iter().sum::<u64>())
+        })
+    }
+
+    /// The files that have to go so that what is known to be stale stays within the target, with room for what may be
+    /// hidden, in memory too, as far as that is not more than half of what the target allows. Files that memory points
+    /// into, and damaged ones, stay.
+    fn pick_automatic_blob_gc(&self) -> Vec<FileNumber> {
+        let Some(target) = self.automatic_target() else { return Vec::new() };
+        // Before the version: a file that is not counted any more is in its tables.
+        let counted = self.direct_blobs.files_with_pointers();
+        let now = self.current.get();
+        let (blobs, totals) = (now.version.blobs(), now.version.blobs().totals());
+        let in_memory: u64 = now.sealed.iter().chain([&now.active]).map(|memtable| memtable.len()).sum();
+        let hidden =
+            now.version.max_hidden_bytes_per_level().iter().sum::<u64>() + now.version.estimated_blob_bytes(in_memory);
+        let hidden = hidden.min(totals.hidden_bytes_allowance(target));
+        if totals.bytes <= totals.referenced || !totals.exceed_space_amp(target, hidden) {
+            return Vec::new();
+        }
+        let damaged = lock(&self.compaction_state).damaged_blob_files.clone();
+        let figures = blobs.handles().zip(blobs.stats()).map(|(handle, uses)| {
+            let figures = BlobGarbageStats::from_file_stats(&uses);
+            let stays = BlobMap::has_memory_pointers(handle, &counted) || damaged.contains(&figures.id);
+            if stays { figures.assume_all_live() } else { figures }
+        });
+        let files: Vec<BlobGarbageStats> = figures.collect();
+        let allowed = f64::from(target) * (1.0 - hidden as f64 / totals.referenced.max(1) as f64);
+        let allowed = (allowed * AUTOMATIC_TARGET_FACTOR).max(1.0);
+        match next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(allowed)) {
+            BlobGcStep::RewriteFiles(chosen) => chosen,
+            BlobGcStep::Done | BlobGcStep::CompactTables => Vec::new(),
+        }
+    }
+
+    /// Puts new files in the place of old ones. If the edit cannot be committed, the collection stays as it is: whether
+    /// the manifest names its files is not known then.
+    fn install_blob_gc(&self, mut job: BlobGcJob, host: &dyn EngineHost) -> Result<TaskReport> {
+        if let Err(error) = self.check_open() {
+            lock(&self.compaction_state).paused_blob_gc = Some(job); // `discard` removes its files
+            return Err(error);
+        }
+        let partition = self.context.partition;
+        let files = job.take_outputs().to_vec();
+        let added = files.iter().map(|file| VersionEdit::BlobFileAdded { partition, file: file.clone() });
+        let removed =
+            job.inputs().iter().map(|file| VersionEdit::BlobFileRemoved { partition, file: file.meta().number });
+        if let Err(error) = host.commit_edits(&added.chain(removed).collect::<Vec<VersionEdit>>()) {
+            lock(&self.compaction_state).paused_blob_gc = Some(job);
+            return Err(error);
+        }
+        let bytes_written: u64 = files.iter().map(|file| file.size).sum();
+        let old: u64 = job.inputs().iter().map(|file| file.meta().size).sum();
+        job.inputs().iter().for_each(|file| file.mark_obsolete());
+        let blobs_removed: Vec<FileNumber> = job.inputs().iter().map(|file| file.meta().number).collect();
+        let report = TaskReport {
+            level: 0,
+            tables: blobs_removed.len() as u64,
+            bytes_read: job.bytes_read,
+            bytes_written,
+            bytes_freed: old.saturating_sub(bytes_written),
+        };
+        let blobs_added = files.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
+        self.current.replace(|now| {
+            let change = VersionChange { blobs_added, blobs_removed, ..VersionChange::default() };
+            SuperVersion { version: Arc::new(now.version.with_changes(change, &self.context.order)), ..now.clone() }
+        });
+        LsmCounters::add(&self.counters.blob_gc_runs, 1);
+        Ok(report)
+    }
+}

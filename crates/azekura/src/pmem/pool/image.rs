@@ -1,0 +1,624 @@
+//! The files of a pool whose image is in memory: checkpoints that write to them, and loading the image.
+//!
+//! Thread safe. Checkpoints and copies exclude each other, also during syncs. Readers and writers of the tree do not
+//! wait for them, except a writer that finds too many copied pages (see [`dirty_pages`](crate::pmem::dirty_pages)).
+//!
+//! Several threads load an image, each a group of pages at a time in file order, so that the system's read-ahead
+//! serves all of them. A group is checked and copied while it is in the processor's cache. Pages that the shadow has
+//! are read from the shadow, directly into the image.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::base::file_format::{FileHeader, FileKind};
+use crate::base::sync::lock;
+use crate::base::version_edit::PartitionId;
+use crate::base::{Error, ErrorKind, Result, SeqNo};
+use crate::mem::region::PAGE;
+use crate::pmem::dirty_pages::PageSnapshot;
+use crate::pmem::persistence::{PersistenceBackend, PoolImage};
+use crate::pmem::pool::image_format::{
+    CheckPage, ImageChecksums, ImageHeader, PAGE_LEN, PAGES_PER_GROUP, SavedChecksums, file_len, file_page_of,
+    file_page_of_check_page, image_page_of, page_checksum,
+};
+use crate::pmem::pool::parallel::run_with_helpers;
+use crate::pmem::pool::shadow::{Shadow, ShadowWriter, shadow_len};
+use crate::vfs::{Env, File, Fs, OpenMode};
+
+/// A shadow that is longer than this is cut when nobody needs it any more, in bytes.
+const SHADOW_KEEP_MAX: u64 = 8 << 20;
+
+/// Bytes that are copied at once.
+const COPY_CHUNK_LEN: usize = 1 << 20;
+
+/// What a file of a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PoolFileKind {
+    /// The pool itself, used as memory or as the place of an image.
+    Pool,
+    /// Where the pages of a checkpoint are written first.
+    Shadow,
+}
+
+impl PoolFileKind {
+    /// The name of the file of a partition.
+    pub(crate) fn name(self, partition: PartitionId) -> String {
+        let suffix = match self {
+            PoolFileKind::Pool => "pool",
+            PoolFileKind::Shadow => "shadow",
+        };
+        format!("p{:06}.{suffix}", partition.0)
+    }
+}
+
+/// What the file called `name` is, and of which partition, if it is one of these.
+pub(crate) fn parse_pool_file_name(name: &str) -> Option<(PartitionId, PoolFileKind)> {
+    let partition = PartitionId(name.strip_prefix('p')?.split_once('.')?.0.parse().ok()?);
+    let file = [PoolFileKind::Pool, PoolFileKind::Shadow].into_iter().find(|file| file.name(partition) == name)?;
+    Some((partition, file))
+}
+
+/// What files held.
+pub(crate) struct LoadedImage {
+    pub(crate) image: PoolImage,
+    /// All that was visible through this number is in the image.
+    pub(crate) replay_from: SeqNo,
+    /// The highest number that may be in it. Both are 0 of a pool that was used as memory: it says itself what is
+    /// known.
+    pub(crate) max_seqno: SeqNo,
+    /// It was used as memory.
+    pub(crate) is_raw: bool,
+}
+
+impl LoadedImage {
+    fn raw(image: PoolImage) -> LoadedImage {
+        LoadedImage { image, replay_from: SeqNo::ZERO, max_seqno: SeqNo::ZERO, is_raw: true }
+    }
+}
+
+/// What a checkpoint has cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolCheckpointStats {
+    /// Of the image.
+    pub(crate) pages: u64,
+    /// To all files, twice what is in them.
+    pub(crate) bytes: u64,
+}
+
+/// The files of one pool: where its image goes at checkpoints.
+pub(crate) struct ImageStore {
+    fs: Arc<dyn Fs>,
+    dir: PathBuf,
+    partition: PartitionId,
+    path: PathBuf,
+    read_only: bool,
+    files: Mutex<ImageFiles>,
+    /// That the files take: of the pool, and of the shadow.
+    disk_bytes: [AtomicU64; 2],
+}
+
+#[derive(Default)]
+struct ImageFiles {
+    pool: Option<Arc<dyn File>>,
+    shadow: Option<Arc<dyn File>>,
+    /// Whether the names survive power loss.
+    names_are_durable: bool,
+    /// The last checkpoint that is permanent.
+    last: Option<ImageHeader>,
+    /// There was none, and the file is a pool that was used as memory.
+    is_raw: bool,
+    checksums: ImageChecksums,
+    /// A shadow that is permanent, and whose pages are perhaps not where they belong: until they are, the file of the
+    /// pool is worth nothing without it.
+    pending_shadow: Option<Shadow>,
+}
+
+impl ImageStore {
+    /// Opens the files of a partition's pool, and reads the image: also a pool that was used as memory, of which the
+    /// next checkpoint makes an image; until that is permanent the file stays as it is. With `never_written` there was
+    /// no checkpoint yet, and whatever is there goes with the first one: opening changes nothing. A large one is read
+    /// with threads of `env`.
+    ///
+    /// # Errors
+    /// `Corruption` if there is not what was written, `Unsupported` if a newer version wrote it, `OutOfSpace` if there
+    /// is no memory, and those of the files.
+    pub(crate) fn open(
+        fs: &Arc<dyn Fs>,
+        dir: &Path,
+        partition: PartitionId,
+        len_max: u64,
+        never_written: bool,
+        read_only: bool,
+        env: Option<&dyn Env>,
+    ) -> Result<(ImageStore, Option<LoadedImage>)> {
+        let store = ImageStore {
+            fs: Arc::clone(fs),
+            dir: dir.to_path_buf(),
+            partition,
+            path: dir.join(PoolFileKind::Pool.name(partition)),
+            read_only,
+            files: Mutex::default(),
+            disk_bytes: Default::default(),
+        };
+        if never_written {
+            return Ok((store, None));
+        }
+        let loaded = store.load(&mut lock(&store.files), len_max, env)?;
+        Ok((store, Some(loaded)))
+    }
+
+    /// Whether there is an image or a shadow that is whole. Another file of that name may be a pool that is used as
+    /// memory.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn exists(fs: &dyn Fs, dir: &Path, partition: PartitionId) -> Result<bool> {
+        let shadow = dir.join(PoolFileKind::Shadow.name(partition));
+        if fs.exists(&shadow)? && Shadow::read(&*fs.open(&shadow, OpenMode::Read)?)?.is_some() {
+            return Ok(true);
+        }
+        let path = dir.join(PoolFileKind::Pool.name(partition));
+        if !fs.exists(&path)? {
+            return Ok(false);
+        }
+        let mut header = [0; FileHeader::LEN];
+        let got = fs.open(&path, OpenMode::Read)?.read_at(&mut header, 0)?;
+        Ok(got == header.len() && FileHeader::decode(FileKind::PoolImage, &header).is_ok())
+    }
+
+    /// Of the pool's file, for messages.
+    #[cfg(test)]
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the files, as far as that can be done: no checkpoint comes any more.
+    pub(crate) fn remove(&self) {
+        let mut files = lock(&self.files);
+        drop((files.pool.take(), files.shadow.take()));
+        for path in [self.path.clone(), self.shadow_path()] {
+            let _found_by_the_next_open = self.fs.remove_file(&path);
+        }
+    }
+
+    fn shadow_path(&self) -> PathBuf {
+        self.dir.join(PoolFileKind::Shadow.name(self.partition))
+    }
+
+    /// That the files take.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.disk_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Space that a checkpoint takes beyond what the files have, for an image of `len` bytes of which `changed` pages
+    /// were changed: the shadow, and what the file of the pool grows by.
+    pub(crate) fn space_needed(&self, len: u64, changed: u64) -> u64 {
+        if changed == 0 {
+            return 0;
+        }
+        let [pool, shadow] = [&self.disk_bytes[0], &self.disk_bytes[1]].map(|bytes| bytes.load(Ordering::Relaxed));
+        let pages = len / PAGE;
+        let checks = changed.min(pages.div_ceil(PAGES_PER_GROUP));
+        let grows = file_len(len).unwrap_or(u64::MAX).saturating_sub(pool);
+        grows.saturating_add(shadow_len(changed.min(pages) + checks + 1).saturating_sub(shadow))
+    }
+
+    fn update_disk_bytes(&self, files: &ImageFiles) -> Result<()> {
+        let len = |file: &Option<Arc<dyn File>>| file.as_ref().map_or(Ok(0), |file| file.length());
+        self.disk_bytes[0].store(len(&files.pool)?, Ordering::Relaxed);
+        self.disk_bytes[1].store(len(&files.shadow)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn load(&self, files: &mut ImageFiles, len_max: u64, env: Option<&dyn Env>) -> Result<LoadedImage> {
+        let mode = if self.read_only { OpenMode::Read } else { OpenMode::Write };
+        if !self.fs.exists(&self.path)? {
+            return Err(Error::corruption("the file of a pool is missing").in_file(&self.path));
+        }
+        let pool = self.fs.open(&self.path, mode)?;
+        let mut page = vec![0; PAGE_LEN];
+        let got = pool.read_at(&mut page, 0)?;
+        page.truncate(got);
+        let head = ImageHeader::decode(&page);
+        let shadow_path = self.shadow_path();
+        if self.fs.exists(&shadow_path)? {
+            let shadow = self.fs.open(&shadow_path, mode)?;
+            // Older than the pool it may be where a sync had lied; then it is of no use.
+            let of_use = |found: &Shadow| match &head {
+                Ok(head) => head.file_id == found.file_id && head.checkpoint_number <= found.checkpoint_number,
+                // Torn, and the shadow mends it; or a pool that this is the first image of.
+                Err(_) => FileHeader::decode(FileKind::Pool, &page).map_or(true, |pool| pool.file_id == found.file_id),
+            };
+            files.pending_shadow = Shadow::read(&*shadow)?.filter(of_use);
+            if files.pending_shadow.is_some() && !self.read_only {
+                // A process that was killed may have left it whole and not durable. The log is not needed for what is
+                // in it, and its pages are put over those of the last checkpoint.
+                shadow.sync_data()?;
+                self.fs.sync_dir(&self.dir)?;
+            }
+            files.shadow = Some(shadow);
+        }
+        files.pool = Some(Arc::clone(&pool));
+        files.names_are_durable = !self.read_only;
+        files.is_raw = files.pending_shadow.is_none() && FileHeader::decode(FileKind::Pool, &page).is_ok();
+        // Opening changes no file: the pages of the shadow are put where they belong before the next checkpoint.
+        let newer = files.pending_shadow.as_ref().zip(files.shadow.as_deref());
+        let loaded = match files.is_raw {
+            true => load_raw(&*pool, len_max).map(LoadedImage::raw),
+            false => load_image(&pool, page, newer, self.partition, len_max, env).map(|(image, sums, head)| {
+                let (replay_from, highest) = (head.replay_from, head.max_seqno);
+                (files.checksums, files.last) = (sums, Some(head));
+                LoadedImage { image, replay_from, max_seqno: highest, is_raw: false }
+            }),
+        };
+        let loaded = loaded.map_err(|error| error.in_file(&self.path))?;
+        self.update_disk_bytes(files)?;
+        Ok(loaded)
+    }
+
+    /// Brings what has changed since the last time to the files. `cut` is called once, before any page is copied, and
+    /// says what is visible then. `make_durable` is called with that once the pages are copied, before anything of them
+    /// counts: it returns once the log is durable through everything that may be in them, and the highest number of it.
+    ///
+    /// # Errors
+    /// Those of the callbacks and of the files, `Invalid` if this was opened only to be read. Then the files hold the
+    /// last checkpoint, or already this one, and all that was to be written is to be written again.
+    pub(crate) fn checkpoint(
+        &self,
+        image: &PoolImage,
+        cut: &mut dyn FnMut() -> SeqNo,
+        make_durable: &mut dyn FnMut(SeqNo) -> Result<SeqNo>,
+    ) -> Result<PoolCheckpointStats> {
+        if self.read_only {
+            return Err(Error::invalid("the database was opened only to be read"));
+        }
+        let files = &mut *lock(&self.files);
+        // A shadow that is still needed is not written over.
+        self.apply_pending_shadow(files)?;
+        let (pool, shadow) = self.open_for_write(files)?;
+        let replay_from = cut();
+        let mut taken = image.snapshot_pages()?;
+        let file_id = pool_file_id(image)?;
+        let mut writer = ShadowWriter::new(&*shadow, file_id);
+        let changed = copy_pages(&mut taken, &mut writer)?;
+        let highest = make_durable(replay_from)?;
+        let (number, len) = (files.last.as_ref().map_or(1, |last| last.checkpoint_number + 1), taken.image_len());
+        let mut head = ImageHeader {
+            file_id,
+            partition: self.partition,
+            checkpoint_number: number,
+            replay_from,
+            max_seqno: highest,
+            image_len: len,
+            root_checksum: 0,
+        };
+        files.checksums.grow(len / PAGE)?;
+        let before = files.checksums.replace_pages(&changed);
+        let finished = finish_shadow(&mut files.checksums, &before, &mut head, writer, &*pool);
+        let permanent = finished.and_then(|finished| {
+            shadow.sync_data()?;
+            if !files.names_are_durable {
+                self.fs.sync_dir(&self.dir)?;
+            }
+            Ok(finished)
+        });
+        let owed = match permanent {
+            Ok(owed) => owed,
+            Err(error) => {
+                files.checksums.restore(&before);
+                // It may be whole in the page cache and not durable, and after a failed sync the next one may report
+                // success. So a process that opens the pool after a kill must not find it.
+                let _device_is_gone = invalidate_shadow(&*shadow).or_else(|_| shadow.set_length(0));
+                return Err(error);
+            }
+        };
+        let written = PoolCheckpointStats { pages: changed.len() as u64, bytes: 2 * owed.page_count() * PAGE };
+        (files.names_are_durable, files.last, files.pending_shadow) = (true, Some(head), Some(owed));
+        self.apply_pending_shadow(files)?;
+        taken.finish();
+        self.update_disk_bytes(files)?;
+        Ok(written)
+    }
+
+    /// The file of the pool and that of the shadow, made if need be.
+    fn open_for_write(&self, files: &mut ImageFiles) -> Result<(Arc<dyn File>, Arc<dyn File>)> {
+        let open = |path: &Path| match self.fs.exists(path)? {
+            true => self.fs.open(path, OpenMode::Write),
+            false => self.fs.open(path, OpenMode::Create),
+        };
+        let pool = match &files.pool {
+            Some(pool) => Arc::clone(pool),
+            None => Arc::clone(files.pool.insert(open(&self.path)?)),
+        };
+        let shadow = match &files.shadow {
+            Some(shadow) => Arc::clone(shadow),
+            None => {
+                files.names_are_durable = false;
+                // Before the first checkpoint it means nothing, whoever left it there.
+                if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
+                    self.fs.remove_file(&self.shadow_path())?;
+                }
+                Arc::clone(files.shadow.insert(open(&self.shadow_path())?))
+            }
+        };
+        Ok((pool, shadow))
+    }
+
+    /// Brings the pages of a shadow that is needed to where they belong; then it is needed no more.
+    fn apply_pending_shadow(&self, files: &mut ImageFiles) -> Result<()> {
+        let (Some(owed), Some(pool), Some(shadow)) = (&files.pending_shadow, &files.pool, &files.shadow) else {
+            return Ok(());
+        };
+        owed.apply(&**shadow, &**pool)?;
+        pool.sync_data()?;
+        files.pending_shadow = None;
+        // Whether this succeeds, and survives, does not matter: to apply it again changes nothing.
+        let _ = match shadow.length() {
+            Ok(len) if len > SHADOW_KEEP_MAX => shadow.set_length(0),
+            _ => invalidate_shadow(&**shadow),
+        };
+        Ok(())
+    }
+
+    /// Copies the files, as they were after the last checkpoint, to another directory. They are synced there; their
+    /// names are the caller's business. Nothing if there was no checkpoint.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub(crate) fn copy_to(&self, dir: &Path) -> Result<()> {
+        let files = lock(&self.files);
+        if files.last.is_none() && !files.is_raw {
+            return Ok(());
+        }
+        for (file, kind) in [(&files.pool, PoolFileKind::Pool), (&files.shadow, PoolFileKind::Shadow)] {
+            let needed = kind == PoolFileKind::Pool || files.pending_shadow.is_some();
+            if let Some(file) = file.as_ref().filter(|_| needed) {
+                self.copy(&**file, &dir.join(kind.name(self.partition)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&self, file: &dyn File, path: &Path) -> Result<()> {
+        let target = self.fs.open(path, OpenMode::Create)?;
+        let (len, mut piece) = (file.length()?, vec![0; COPY_CHUNK_LEN]);
+        target.set_length(len)?;
+        let mut at = 0;
+        while at < len {
+            let got = file.read_at(&mut piece, at)?;
+            // What was never written stays a hole.
+            if piece[..got].iter().any(|byte| *byte != 0) {
+                target.write_at(&piece[..got], at)?;
+            }
+            at += got.max(1) as u64;
+        }
+        target.sync_data()
+    }
+}
+
+/// Makes a shadow one that no open uses. Not synced.
+fn invalidate_shadow(shadow: &dyn File) -> Result<()> {
+    shadow.write_at(&[0; FileHeader::LEN], 0)
+}
+
+/// What binds the files to a pool: the id in its own header, which never changes.
+fn pool_file_id(image: &PoolImage) -> Result<[u8; 16]> {
+    let mut header = [0; FileHeader::LEN];
+    if !image.region().contains(0, PAGE) {
+        return Err(Error::invalid("a pool without a page has no checkpoint"));
+    }
+    image.region().read(0, &mut header);
+    Ok(FileHeader::decode(FileKind::Pool, &header)?.file_id)
+}
+
+/// Writes the pages of a cut to a shadow; their checksums.
+fn copy_pages(taken: &mut PageSnapshot<'_>, writer: &mut ShadowWriter<'_>) -> Result<Vec<(u64, u64)>> {
+    let (mut page, mut changed) = (vec![0; PAGE_LEN], Vec::new());
+    while let Some(number) = taken.next_page(&mut page) {
+        changed.push((number, writer.push(file_page_of(number), &page)?));
+    }
+    Ok(changed)
+}
+
+/// Adds the check pages and the first page to a shadow, and makes it one; it is not synced. There is room for it in the
+/// file of the pool then.
+fn finish_shadow(
+    sums: &mut ImageChecksums,
+    before: &SavedChecksums,
+    head: &mut ImageHeader,
+    mut writer: ShadowWriter<'_>,
+    pool: &dyn File,
+) -> Result<Shadow> {
+    for group in before.groups() {
+        writer.push(file_page_of_check_page(group), &sums.encode_check_page(&head.file_id, group))?;
+    }
+    head.root_checksum = sums.root_checksum(&head.file_id);
+    writer.push(0, &head.encode())?;
+    let len =
+        file_len(head.image_len).ok_or_else(|| Error::new(ErrorKind::OutOfSpace, "a pool is too large for a file"))?;
+    if pool.length()? < len {
+        pool.allocate(len)?;
+    }
+    writer.finish(head.checkpoint_number, len)
+}
+
+/// Pages that are read at once: 256 KiB.
+const READ_CHUNK_PAGES: u64 = 64;
+
+/// Pages of a shadow.
+#[derive(Default)]
+struct ShadowPages {
+    /// Where they belong.
+    file_pages: HashSet<u64>,
+    /// Those that say something about others.
+    metadata_pages: HashMap<u64, Vec<u8>>,
+}
+
+impl ShadowPages {
+    fn read(shadow: Option<(&Shadow, &dyn File)>) -> Result<ShadowPages> {
+        let mut newer = ShadowPages::default();
+        if let Some((shadow, file)) = shadow {
+            newer.file_pages = shadow.file_pages().collect();
+            shadow.for_each_page(file, |place, page| {
+                if image_page_of(place).is_none() {
+                    newer.metadata_pages.insert(place, page.to_vec());
+                }
+                Ok(())
+            })?;
+        }
+        Ok(newer)
+    }
+}
+
+/// What all who read need.
+struct ImageLoad {
+    pool: Arc<dyn File>,
+    header: ImageHeader,
+    image: PoolImage,
+    shadow_pages: ShadowPages,
+    /// The next group that nobody reads yet.
+    next_group: AtomicU64,
+    failed: AtomicBool,
+    groups_read: Mutex<Vec<(u64, Result<CheckPage>)>>,
+}
+
+/// Reads and checks the image in `pool`, whose first page, as far as there is one, is `first`, under the pages of a
+/// shadow.
+///
+/// # Errors
+/// `Corruption` if it is not what was written, `OutOfSpace` if there is no memory, and those of the files.
+pub(crate) fn load_image(
+    pool: &Arc<dyn File>,
+    first: Vec<u8>,
+    shadow: Option<(&Shadow, &dyn File)>,
+    partition: PartitionId,
+    len_max: u64,
+    env: Option<&dyn Env>,
+) -> Result<(PoolImage, ImageChecksums, ImageHeader)> {
+    let newer = ShadowPages::read(shadow)?;
+    let head = ImageHeader::decode(newer.metadata_pages.get(&0).unwrap_or(&first))?;
+    if shadow.is_some_and(|(shadow, _)| Some(shadow.target_file_len()) != file_len(head.image_len)) {
+        return Err(Error::corruption("the shadow is of a file of another length").at_offset(0));
+    }
+    if head.partition != partition {
+        return Err(Error::corruption("the file belongs to another partition").at_offset(0));
+    }
+    let whole = file_len(head.image_len).is_some_and(|len| pool.length().is_ok_and(|there| len <= there));
+    if !whole && (newer.file_pages.is_empty() || head.image_len > len_max) {
+        return Err(Error::corruption("the file ends before the image does").at_offset(pool.length()?));
+    }
+    let image = PoolImage::for_existing(head.image_len.max(PAGE), head.image_len.saturating_add(len_max))?;
+    image.grow(head.image_len)?;
+    let mut sums = ImageChecksums::default();
+    sums.grow(head.image_len / PAGE)?;
+    let (len, groups) = (head.image_len, (head.image_len / PAGE).div_ceil(PAGES_PER_GROUP));
+    let (next, failed, read) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::default());
+    let load = ImageLoad {
+        pool: Arc::clone(pool),
+        header: head,
+        image,
+        shadow_pages: newer,
+        next_group: next,
+        failed,
+        groups_read: read,
+    };
+    let load =
+        run_with_helpers(load, env, len, groups.saturating_sub(1), ImageLoad::load_groups, ImageLoad::load_groups)?;
+    let mut read = load.groups_read.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // What is wrong first is told first, whoever came to it.
+    read.sort_unstable_by_key(|(group, _)| *group);
+    for (group, page) in read {
+        sums.load_check_page(group, page?);
+    }
+    let (image, head) = (load.image, load.header);
+    if sums.root_checksum(&head.file_id) != head.root_checksum {
+        return Err(Error::corruption("pages of different checkpoints lie in one file").at_offset(0));
+    }
+    if let Some((shadow, file)) = shadow {
+        shadow.for_each_page(file, |place, page| {
+            match image_page_of(place).filter(|number| *number < head.image_len / PAGE) {
+                Some(number) => load_page(&image, &head, number, sums.page_checksum(number), page),
+                None => Ok(()),
+            }
+        })?;
+    }
+    Ok((image, sums, head))
+}
+
+/// Reads a pool that was used as memory where it cannot be any more: every page of it is still to be written.
+///
+/// # Errors
+/// As [`load_image`].
+pub(crate) fn load_raw(pool: &dyn File, len_max: u64) -> Result<PoolImage> {
+    let len = pool.length()? / PAGE * PAGE;
+    let image = PoolImage::for_existing(len.max(PAGE), len.saturating_add(len_max))?;
+    image.grow(len)?;
+    let mut piece = vec![0; READ_CHUNK_PAGES as usize * PAGE_LEN];
+    for at in (0..len).step_by(piece.len()) {
+        let piece = &mut piece[..(len - at).min(READ_CHUNK_PAGES * PAGE) as usize];
+        pool.read_exact_at(piece, at)?;
+        image.write(at, &[piece]);
+    }
+    Ok(image)
+}
+
+/// Checks a page and puts it into the image.
+fn load_page(image: &PoolImage, head: &ImageHeader, number: u64, sum: u64, page: &[u8]) -> Result<()> {
+    // It was never written: zeros, whatever stands in its place.
+    if sum == 0 {
+        return Ok(());
+    }
+    if page_checksum(&head.file_id, file_page_of(number), page) != sum {
+        return Err(Error::corruption("checksum of a page does not match").at_offset(file_page_of(number) * PAGE));
+    }
+    image.load_words(number * PAGE, page);
+    Ok(())
+}
+
+impl ImageLoad {
+    /// Reads groups until there are none left, or one is refused.
+    fn load_groups(&self) {
+        let mut bytes = vec![0; READ_CHUNK_PAGES as usize * PAGE_LEN];
+        loop {
+            let group = self.next_group.fetch_add(1, Ordering::Relaxed);
+            if group * PAGES_PER_GROUP >= self.header.image_len / PAGE || self.failed.load(Ordering::Relaxed) {
+                return;
+            }
+            let read = self.group(group, &mut bytes);
+            if read.is_err() {
+                self.failed.store(true, Ordering::Relaxed);
+            }
+            lock(&self.groups_read).push((group, read));
+        }
+    }
+
+    /// Reads the pages of a group, its check page first.
+    fn group(&self, group: u64, bytes: &mut [u8]) -> Result<CheckPage> {
+        let (first, start) = (group * PAGES_PER_GROUP, file_page_of_check_page(group));
+        let count = PAGES_PER_GROUP.min(self.header.image_len / PAGE - first);
+        let mut known = None;
+        for from in (0..=count).step_by(READ_CHUNK_PAGES as usize) {
+            let pages = READ_CHUNK_PAGES.min(1 + count - from);
+            let bytes = &mut bytes[..pages as usize * PAGE_LEN];
+            // What is behind the end of the file is zero.
+            let got = self.pool.read_at(bytes, (start + from) * PAGE)?;
+            bytes[got..].fill(0);
+            let mut rest = (from..).zip(bytes.chunks_exact(PAGE_LEN));
+            let check = match known.take() {
+                Some(check) => check,
+                None => {
+                    let page = rest.next().map_or(&[][..], |(_, page)| page);
+                    let page = self.shadow_pages.metadata_pages.get(&start).map_or(page, Vec::as_slice);
+                    CheckPage::read(&self.header.file_id, group, count, page)?
+                }
+            };
+            for (n, page) in rest.filter(|(n, _)| !self.shadow_pages.file_pages.contains(&(start + n))) {
+                load_page(&self.image, &self.header, first + n - 1, check.page_checksum(n - 1), page)?;
+            }
+            known = Some(check);
+        }
+        known.ok_or_else(|| Error::corruption("a group has no check page"))
+    }
+}

@@ -1,0 +1,802 @@
+//! Iteration over the records that are visible at one sequence number.
+//!
+//! The iterator reads one leaf at a time: its slots in key order, merged with the retained versions of the leaf. The
+//! records are copied in batches. They stay readable until then because the sequence number is registered as a
+//! snapshot; this includes records that are newer than the snapshot and are skipped, since a record that replaces
+//! them is newer still. The iterator continues by key, so leaves may be split and merged meanwhile.
+//!
+//! Memory has a high latency and serves many requests at once. So the records of a batch are copied by one loop that
+//! does nothing else, and while one leaf is iterated, the records of the next leaf and the slots of the leaf after it
+//! are prefetched. Prefetches are hints: it does not matter whether these leaves are still the next ones.
+
+use std::cell::OnceCell;
+use std::cmp::Ordering as Order;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::base::{EntryRef, InternalKey, RecordKind, Result, SeqNo};
+use crate::engine::KeyBounds;
+use crate::iter::InternalIter;
+use crate::mem::atomic::Ordering;
+use crate::mem::region::Region;
+use crate::pmem::inner::{LeafTarget, key_prefix_u64};
+use crate::pmem::leaf::{LEAF_LEN, LeafAddr, SLOTS, set_bits};
+use crate::pmem::persistence::PersistenceBackend;
+use crate::pmem::record::{LeafSlot, PoolRecord};
+use crate::pmem::tree::PoolTree;
+
+/// In the leaf where a walk begins records are fetched so many entries ahead.
+const PREFETCH_DISTANCE: usize = 8;
+/// So many records are copied first where a walk begins, each time twice as many as before, and in the leaves that it
+/// goes on to all.
+const FIRST_BATCH: usize = 8;
+
+/// A shorter beginning that all keys have leaves heads that differ behind it.
+const COMMON_LEN_MIN: usize = 6;
+
+/// What a cursor shows of a leaf.
+#[derive(Default)]
+struct LeafView {
+    /// The records, by key; what is newer than the point may be among them.
+    slots: Vec<LeafSlot>,
+    /// What the keys lie between; `None` = nothing. There may be others at the end: while a leaf is split or joined,
+    /// keys that belong behind it stand in it still.
+    low: Option<Vec<u8>>,
+    high: Option<Vec<u8>>,
+    /// The head of `high`: a key with a lower one is before it. 0 where heads don't tell.
+    high_prefix: u64,
+}
+
+/// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
+pub(crate) struct PoolIter<M: PersistenceBackend> {
+    tree: Arc<PoolTree<M>>,
+    /// Registered by whoever has the cursor, for as long.
+    read_seqno: SeqNo,
+    /// A walk up goes on to no leaf behind the second bound, a walk down to none before the first.
+    bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+    view: LeafView,
+    /// Whether it stands on an entry: one of the batch, whose records are numbered as in the view.
+    valid: bool,
+    batch: RecordReadBatch,
+    /// Which way the batch goes.
+    direction: ScanDirection,
+    /// How many records of the view are copied next.
+    next_batch_len: usize,
+    prefetcher: LeafPrefetcher,
+    /// Whether nobody has fetched the records of this leaf on the way to it.
+    is_cold: bool,
+    /// Scratch for sorting.
+    records: Vec<PoolRecord>,
+    sorted: Vec<(u64, u32)>,
+}
+
+impl<M: PersistenceBackend> PoolTree<M> {
+    /// A cursor at a registered point.
+    pub(crate) fn iter(self: &Arc<Self>, point: SeqNo) -> PoolIter<M> {
+        PoolIter {
+            tree: Arc::clone(self),
+            read_seqno: point,
+            bounds: (Bound::Unbounded, Bound::Unbounded),
+            view: LeafView::default(),
+            valid: false,
+            batch: RecordReadBatch::default(),
+            direction: ScanDirection::Forward,
+            next_batch_len: FIRST_BATCH,
+            prefetcher: LeafPrefetcher::default(),
+            is_cold: true,
+            records: Vec::new(),
+            sorted: Vec::new(),
+        }
+    }
+}
+
+fn copy(from: Option<&[u8]>, to: &mut Option<Vec<u8>>) {
+    match from {
+        None => *to = None,
+        Some(bytes) => {
+            let to = to.get_or_insert_default();
+            to.clear();
+            to.extend_from_slice(bytes);
+        }
+    }
+}
+
+/// Which way a walk goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ScanDirection {
+    Forward,
+    Backward,
+}
+
+impl<M: PersistenceBackend> PoolIter<M> {
+    /// The same, for a walk that needs no leaf beyond these bounds.
+    pub(crate) fn with_bounds(mut self, (low, high): KeyBounds<'_>) -> PoolIter<M> {
+        self.bounds = (low.cloned(), high.cloned());
+        self
+    }
+
+    /// Takes the leaf of `goal`, on the way to one that lies behind or before it.
+    fn load_leaf(&mut self, goal: LeafTarget<'_>, way: ScanDirection) -> Result<()> {
+        (self.valid, self.direction, self.next_batch_len) = (false, way, FIRST_BATCH);
+        self.prefetcher.prefetch_rest(self.tree.region());
+        let PoolIter { tree, view, prefetcher: ahead, is_cold: cold, .. } = self;
+        let pin = tree.pin()?;
+        let (slots, valid, order, number, version) = loop {
+            let shape = tree.structure_version.load(Ordering::Acquire);
+            let found = tree.inner.find_position(goal, &pin);
+            let leaf = tree.leaf(LeafAddr(found.leaf));
+            tree.region().prefetch(leaf.offset, LEAF_LEN);
+            let version = tree.leaf_orders.version(leaf.order_id);
+            let changes = tree.slot_version(leaf.offset).load(Ordering::Acquire);
+            let valid = leaf.commit_word().valid_slots();
+            let slots = leaf.slot_words();
+            let order = tree.leaf_orders.get(leaf.order_id, version);
+            if tree.is_unchanged(leaf.offset, changes, shape) {
+                copy(found.low, &mut view.low);
+                copy(found.high, &mut view.high);
+                *cold = !ahead.has_prefetched(LeafAddr(found.leaf));
+                let [next, behind] =
+                    [1, 2].map(|n| found.sibling(if way == ScanDirection::Forward { n } else { -n }).map(LeafAddr));
+                ahead.begin(tree, next, behind);
+                break (slots, valid, order, leaf.order_id, version);
+            }
+        };
+        let tells = tree.key_order.is_bytewise() || view.high.is_none();
+        view.high_prefix =
+            if tells { view.high.as_deref().map_or(u64::MAX, |high| key_prefix_u64(high, 0)) } else { 0 };
+        // After the leaf was read: whatever it forgot before is found.
+        if !tree.versions.is_empty() && self.load_retained_versions(&slots, valid)? {
+            return Ok(());
+        }
+        let view = &mut self.view;
+        view.slots.clear();
+        if let Some(order) = order {
+            let there = |n: &&u8| usize::from(**n) < SLOTS && valid >> **n & 1 == 1;
+            view.slots.extend(order.iter().filter(there).map(|n| LeafSlot(slots[usize::from(*n)])));
+            if view.slots.len() == valid.count_ones() as usize {
+                return Ok(());
+            }
+        }
+        self.read_records(&slots, valid, false)?;
+        self.sort();
+        let PoolIter { tree, view, records, sorted, .. } = self;
+        view.slots.clear();
+        view.slots.extend(sorted.iter().map(|(_, n)| records[*n as usize].slot()));
+        let numbers: [u8; SLOTS] = {
+            let mut numbers = [0; SLOTS];
+            set_bits(valid).zip(&mut numbers).for_each(|(n, to)| *to = n as u8);
+            numbers
+        };
+        tree.leaf_orders.set(number, version, sorted.iter().map(|(_, n)| numbers[*n as usize]));
+        Ok(())
+    }
+
+    /// Reads the heads of the records of a leaf; with `visible` only of those that the point shows.
+    fn read_records(&mut self, slots: &[u64; SLOTS], valid: u64, visible: bool) -> Result<()> {
+        let PoolIter { tree, records, read_seqno: point, is_cold: cold, .. } = self;
+        set_bits(if *cold { valid } else { 0 }).for_each(|n| prefetch_slot_record(tree.region(), LeafSlot(slots[n])));
+        records.clear();
+        for n in set_bits(valid) {
+            let record = PoolRecord::read(tree.region(), LeafSlot(slots[n]))?;
+            if !visible || record.seqno <= *point {
+                records.push(record);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the leaf with the versions that lie in its range: what was visible and is not in the leaf any more. False
+    /// if there are none.
+    fn load_retained_versions(&mut self, slots: &[u64; SLOTS], valid: u64) -> Result<bool> {
+        let (mut tombstones, mut kept) = (Vec::new(), Vec::new());
+        let PoolIter { tree, view, read_seqno: point, bounds: (start, end), .. } = self;
+        let (order, end, low, high) = (&tree.key_order, &*end, view.low.as_deref(), view.high.as_deref());
+        // Of a leaf that lies across a bound only what lies within: an emptied leaf may have versions of any number of
+        // keys.
+        let low = match start {
+            Bound::Included(start) | Bound::Excluded(start) if low.is_none_or(|low| order.cmp(low, start).is_lt()) => {
+                Some(start.as_slice())
+            }
+            _ => low,
+        };
+        let is_past = |key: &[u8]| {
+            high.is_some_and(|high| order.cmp(key, high).is_ge())
+                || match end {
+                    Bound::Unbounded => false,
+                    Bound::Included(end) => order.cmp(key, end).is_gt(),
+                    Bound::Excluded(end) => order.cmp(key, end).is_ge(),
+                }
+        };
+        tree.versions.visit_range(low, is_past, *point, |entry, slot| {
+            match slot {
+                Some(slot) if entry.kind == RecordKind::Put => kept.push(PoolRecord::read(tree.region(), slot)?),
+                _ => tombstones.push((entry.user_key.to_vec(), entry.seqno)),
+            }
+            Ok(())
+        })?;
+        if kept.is_empty() && tombstones.is_empty() {
+            return Ok(false);
+        }
+        self.read_records(slots, valid, true)?;
+        self.records.append(&mut kept);
+        self.sort();
+        self.keep_newest_versions(&tombstones);
+        let PoolIter { view, records, sorted, .. } = self;
+        view.slots.clear();
+        view.slots.extend(sorted.iter().map(|(_, n)| records[*n as usize].slot()));
+        Ok(true)
+    }
+
+    /// Sorts the records that were read.
+    fn sort(&mut self) {
+        let PoolIter { tree, records, sorted, view, .. } = self;
+        let common = match (&view.low, &view.high) {
+            (Some(low), Some(high)) if tree.key_order.is_bytewise() => {
+                low.iter().zip(high).take_while(|(a, b)| a == b).count()
+            }
+            _ => 0,
+        };
+        // Heads of keys that belong behind the leaf would not be comparable.
+        let strangers = |records: &[PoolRecord]| match &view.high {
+            Some(high) => records.iter().any(|record| tree.cmp_key(record, high).is_ge()),
+            _ => false,
+        };
+        let common = if common < COMMON_LEN_MIN || strangers(records) { 0 } else { common };
+        tree.sort_records(records, common, sorted);
+    }
+
+    /// Leaves the newest version of each key, unless it is removed.
+    fn keep_newest_versions(&mut self, tombstones: &[(Vec<u8>, SeqNo)]) {
+        let PoolIter { tree, records, sorted, .. } = self;
+        sorted.dedup_by(|b, a| tree.cmp_keys(&records[a.1 as usize], &records[b.1 as usize]).is_eq());
+        for (key, seqno) in tombstones {
+            let found = sorted.binary_search_by(|(_, n)| tree.cmp_key(&records[*n as usize], key));
+            if let Ok(at) = found
+                && records[sorted[at].1 as usize].seqno < *seqno
+            {
+                sorted.remove(at);
+            }
+        }
+    }
+
+    /// Copies records of the view from number `at` on, and stands on the first one that the point shows; false if all
+    /// of them are behind the end of the view, the point does not show them, or they belong to the leaf behind.
+    fn fill_batch(&mut self, mut at: usize) -> Result<bool> {
+        let PoolIter {
+            tree,
+            read_seqno: point,
+            view,
+            batch,
+            prefetcher: ahead,
+            next_batch_len: want,
+            direction: way,
+            is_cold: cold,
+            ..
+        } = self;
+        let (region, _pin) = (tree.region(), tree.pin()?);
+        loop {
+            batch.clear();
+            if *want > FIRST_BATCH {
+                ahead.read_slots(tree);
+            }
+            let mut left = *want;
+            while left > 0 && at < view.slots.len() {
+                if *cold && let Some(slot) = view.slots.get(way.step_from(at, PREFETCH_DISTANCE)) {
+                    prefetch_slot_record(region, *slot);
+                }
+                let shown = |key: &[u8], seqno| {
+                    seqno <= *point && (key_prefix_u64(key, 0) < view.high_prefix || !view.is_past_high(tree, key))
+                };
+                if !batch.push_slot(region, view.slots[at], at, shown)? {
+                    break;
+                }
+                at = way.step_from(at, 1);
+                left -= 1;
+            }
+            *want = (*want * 2).min(SLOTS);
+            let ends = at >= view.slots.len();
+            if !batch.is_empty() || ends {
+                self.valid = !batch.is_empty();
+                return Ok(self.valid);
+            }
+        }
+    }
+
+    /// Stands on the first entry from `at` on, in this leaf or behind it.
+    fn scan_forward(&mut self, mut at: usize) -> Result<()> {
+        self.valid = false;
+        self.direction = ScanDirection::Forward;
+        while !self.fill_batch(at)? {
+            let Some(high) = self.view.high.take() else { return Ok(()) };
+            // All keys of the leaves behind are at `high` or behind it.
+            let ends = match &self.bounds.1 {
+                Bound::Unbounded => false,
+                Bound::Included(end) => self.tree.key_order.cmp(&high, end).is_gt(),
+                Bound::Excluded(end) => self.tree.key_order.cmp(&high, end).is_ge(),
+            };
+            if ends {
+                return Ok(());
+            }
+            self.load_leaf(LeafTarget::Key(&high), ScanDirection::Forward)?;
+            self.next_batch_len = SLOTS;
+            at = if self.view.low.as_deref() == Some(&high) {
+                0
+            } else {
+                self.lower_bound(InternalKey::before_versions_of(&high))?
+            };
+        }
+        Ok(())
+    }
+
+    /// Stands on the last entry before `end`, in this leaf or before it.
+    fn scan_backward(&mut self, mut end: usize) -> Result<()> {
+        self.valid = false;
+        self.direction = ScanDirection::Backward;
+        while !self.fill_batch(end.wrapping_sub(1))? {
+            let Some(low) = self.view.low.take() else { return Ok(()) };
+            // All keys of the leaves before are before `low`.
+            if let Bound::Included(start) | Bound::Excluded(start) = &self.bounds.0
+                && self.tree.key_order.cmp(&low, start).is_le()
+            {
+                return Ok(());
+            }
+            self.load_leaf(LeafTarget::BeforeKey(&low), ScanDirection::Backward)?;
+            self.next_batch_len = SLOTS;
+            let all = self.view.high.as_deref() == Some(&low);
+            end = if all { self.view.slots.len() } else { self.lower_bound(InternalKey::before_versions_of(&low))? };
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn prefetch_slot(&self, at: usize) {
+        if let Some(slot) = self.view.slots.get(at) {
+            prefetch_slot_record(self.tree.region(), *slot);
+        }
+    }
+
+    /// How many entries of the view are before `target`.
+    fn lower_bound(&self, target: InternalKey<'_>) -> Result<usize> {
+        let PoolIter { tree, view, .. } = self;
+        let (slots, _pin) = (&view.slots, tree.pin()?);
+        // What the first questions are about, and then what is left, is fetched together.
+        for part in 1..8 {
+            self.prefetch_slot(slots.len() * part / 8);
+        }
+        let (mut low, mut high) = (0, slots.len());
+        for asked in 0.. {
+            if low == high {
+                break;
+            }
+            if asked == 3 {
+                (low..high).for_each(|at| self.prefetch_slot(at));
+            }
+            let middle = (low + high) / 2;
+            let record = PoolRecord::read(tree.region(), slots[middle])?;
+            let before = match tree.cmp_key(&record, target.user_key) {
+                Order::Equal => record.seqno > target.seqno,
+                order => order.is_lt(),
+            };
+            if before { low = middle + 1 } else { high = middle }
+        }
+        Ok(low)
+    }
+}
+
+impl LeafView {
+    /// Whether `key` belongs to a leaf behind this one.
+    #[cold]
+    fn is_past_high<M: PersistenceBackend>(&self, tree: &PoolTree<M>, key: &[u8]) -> bool {
+        self.high.as_deref().is_some_and(|high| tree.key_order.cmp(key, high).is_ge())
+    }
+}
+
+impl ScanDirection {
+    /// The number `n` steps on from `at`; one that nothing has where it would be below 0.
+    #[inline]
+    fn step_from(self, at: usize, n: usize) -> usize {
+        match self {
+            ScanDirection::Forward => at + n,
+            ScanDirection::Backward => at.wrapping_sub(n),
+        }
+    }
+}
+
+impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
+    fn seek_to_first(&mut self) -> Result<()> {
+        self.load_leaf(LeafTarget::First, ScanDirection::Forward)?;
+        self.scan_forward(0)
+    }
+
+    fn seek_to_last(&mut self) -> Result<()> {
+        self.load_leaf(LeafTarget::Last, ScanDirection::Backward)?;
+        self.scan_backward(self.view.slots.len())
+    }
+
+    fn seek(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.load_leaf(LeafTarget::Key(target.user_key), ScanDirection::Forward)?;
+        let at = self.lower_bound(target)?;
+        (at..at + PREFETCH_DISTANCE).for_each(|at| self.prefetch_slot(at));
+        self.scan_forward(at)
+    }
+
+    fn seek_before(&mut self, target: InternalKey<'_>) -> Result<()> {
+        self.load_leaf(LeafTarget::Key(target.user_key), ScanDirection::Backward)?;
+        let end = self.lower_bound(target)?;
+        (end.saturating_sub(PREFETCH_DISTANCE)..end).for_each(|at| self.prefetch_slot(at));
+        self.scan_backward(end)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Result<()> {
+        assert!(self.valid, "a cursor steps only where it is valid");
+        if self.direction == ScanDirection::Forward && self.batch.step() {
+            self.prefetcher.prefetch_record(self.tree.region());
+            return Ok(());
+        }
+        self.scan_forward(self.batch.slot_index() + 1)
+    }
+
+    #[inline]
+    fn prev(&mut self) -> Result<()> {
+        assert!(self.valid, "a cursor steps only where it is valid");
+        if self.direction == ScanDirection::Backward && self.batch.step() {
+            self.prefetcher.prefetch_record(self.tree.region());
+            return Ok(());
+        }
+        self.scan_backward(self.batch.slot_index())
+    }
+
+    #[inline]
+    fn next_key(&mut self) -> Result<Option<(InternalKey<'_>, RecordKind)>> {
+        self.next()?;
+        Ok(self.valid.then(|| self.batch.key()))
+    }
+
+    #[inline]
+    fn next_ref(&mut self) -> Result<Option<EntryRef<'_>>> {
+        self.next()?;
+        Ok(self.valid.then(|| self.batch.entry(self.tree.region())))
+    }
+
+    #[inline]
+    fn valid(&self) -> bool {
+        self.valid
+    }
+
+    #[inline]
+    fn head(&self) -> Option<(InternalKey<'_>, RecordKind)> {
+        self.valid.then(|| self.batch.key())
+    }
+
+    fn is_visibility_resolved(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn entry(&self) -> EntryRef<'_> {
+        assert!(self.valid, "only a valid cursor stands on an entry");
+        self.batch.entry(self.tree.region())
+    }
+}
+
+/// Records up to this length in bytes are copied as a whole; of longer ones the value is when somebody asks for it.
+const COPY_WHOLE_MAX: u64 = 1024;
+/// A batch with so many bytes takes no more records.
+const BATCH_BYTES_MAX: usize = 16 << 10;
+
+#[cfg(test)]
+thread_local! {
+    /// Values that this thread has read beside their records.
+    pub(crate) static VALUES_READ: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// A record that was copied.
+#[derive(Clone, Copy)]
+struct CopiedRecord {
+    seqno: SeqNo,
+    /// Where its value stands in the pool.
+    value_offset: u64,
+    /// Where its key begins among the bytes; the value is behind it.
+    key_start: u32,
+    key_len: u32,
+    value_len: u32,
+    /// The number that its slot has for the caller.
+    slot_index: u32,
+    kind: RecordKind,
+    has_value: bool,
+}
+
+/// Records in the order in which a walk comes to them, and the one that it stands on.
+#[derive(Default)]
+pub(crate) struct RecordReadBatch {
+    records: Vec<CopiedRecord>,
+    /// In use up to `len`; what is behind is what former batches left.
+    bytes: Vec<u8>,
+    len: usize,
+    position: usize,
+    /// The value of the record stood on if it was not copied and somebody asked for it.
+    value: OnceCell<Vec<u8>>,
+}
+
+impl RecordReadBatch {
+    /// Without records.
+    pub(crate) fn clear(&mut self) {
+        self.records.clear();
+        self.value.take();
+        (self.len, self.position) = (0, 0);
+    }
+
+    /// Copies the record of a slot, which is `number` to the caller, if `keep` says so of its key and number; false if
+    /// there is no room for it in this batch.
+    ///
+    /// # Errors
+    /// As [`PoolRecord::read`](crate::pmem::record::PoolRecord::read).
+    #[inline]
+    pub(crate) fn push_slot(
+        &mut self,
+        region: &Region,
+        slot: LeafSlot,
+        number: usize,
+        keep: impl FnOnce(&[u8], SeqNo) -> bool,
+    ) -> Result<bool> {
+        if self.len >= BATCH_BYTES_MAX {
+            return Ok(false);
+        }
+        let start = self.len;
+        let (record, len) = match slot.len() {
+            Some(len) if len <= COPY_WHOLE_MAX && region.contains(slot.offset(), len) => {
+                (self.copy_record(region, slot, len)?, len as usize)
+            }
+            _ => self.copy_header_and_key(region, slot)?,
+        };
+        let key = start + (record.key_offset - record.offset) as usize;
+        if keep(&self.bytes[key..][..record.key_len], record.seqno) {
+            // A batch has less than `BATCH_BYTES_MAX` bytes before it takes a head with a key of 64 KiB at most, and a
+            // leaf with versions of all its keys fewer slots than memory has bytes: 32 bits hold all of it.
+            self.records.push(CopiedRecord {
+                seqno: record.seqno,
+                value_offset: record.value_offset(),
+                key_start: key as u32,
+                key_len: record.key_len as u32,
+                value_len: record.value_len as u32,
+                slot_index: number as u32,
+                kind: record.kind,
+                has_value: key + record.key_len < start + len || record.value_len == 0,
+            });
+            self.len = start + len;
+        }
+        Ok(true)
+    }
+
+    /// Copies a whole record behind the others.
+    #[inline(always)]
+    fn copy_record(&mut self, region: &Region, slot: LeafSlot, len: u64) -> Result<PoolRecord> {
+        let end = self.len + len as usize;
+        if end > self.bytes.len() {
+            self.lengthen(end);
+        }
+        let bytes = &mut self.bytes[self.len..end];
+        region.read_words(slot.offset(), bytes);
+        PoolRecord::from_buffer(bytes, slot)
+    }
+
+    #[cold]
+    fn lengthen(&mut self, len: usize) {
+        self.bytes.resize(len, 0);
+    }
+
+    /// Copies a record up to its value behind the others.
+    #[cold]
+    fn copy_header_and_key(&mut self, region: &Region, slot: LeafSlot) -> Result<(PoolRecord, usize)> {
+        let record = PoolRecord::read(region, slot)?;
+        let len = (record.value_offset() - record.offset) as usize;
+        self.bytes.resize(self.bytes.len().max(self.len + len), 0);
+        region.read(record.offset, &mut self.bytes[self.len..][..len]);
+        Ok((record, len))
+    }
+
+    /// To the next record, if there is one.
+    #[inline]
+    pub(crate) fn step(&mut self) -> bool {
+        let more = self.position + 1 < self.records.len();
+        if more {
+            self.position += 1;
+            if self.value.get().is_some() {
+                self.value.take();
+            }
+        }
+        more
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    #[inline]
+    fn key_of(&self, record: &CopiedRecord) -> &[u8] {
+        &self.bytes[record.key_start as usize..][..record.key_len as usize]
+    }
+
+    /// The number of the record that it stands on; this and what follows only if there is one.
+    #[inline]
+    pub(crate) fn slot_index(&self) -> usize {
+        self.records[self.position].slot_index as usize
+    }
+
+    #[inline]
+    pub(crate) fn key(&self) -> (InternalKey<'_>, RecordKind) {
+        let record = &self.records[self.position];
+        (InternalKey::new(self.key_of(record), record.seqno), record.kind)
+    }
+
+    /// The record that it stands on.
+    #[inline]
+    pub(crate) fn entry(&self, region: &Region) -> EntryRef<'_> {
+        let record = &self.records[self.position];
+        let value = match record.has_value {
+            true => &self.bytes[(record.key_start + record.key_len) as usize..][..record.value_len as usize],
+            false => self.value.get_or_init(|| {
+                #[cfg(test)]
+                VALUES_READ.set(VALUES_READ.get() + 1);
+                let mut value = vec![0; record.value_len as usize];
+                region.read(record.value_offset, &mut value);
+                value
+            }),
+        };
+        EntryRef { user_key: self.key_of(record), seqno: record.seqno, kind: record.kind, value }
+    }
+}
+
+/// So many bytes of a record are fetched at most.
+const PREFETCH_LEN_MAX: u64 = 256;
+
+/// The leaves that a walk comes to next, as far as is known.
+#[derive(Default)]
+pub(crate) struct LeafPrefetcher {
+    next_leaf: Option<LeafAddr>,
+    leaf_after_next: Option<LeafAddr>,
+    /// Slots of `next`, once they were looked at.
+    slots: Vec<u64>,
+    slots_known: bool,
+    prefetched: usize,
+}
+
+impl LeafPrefetcher {
+    /// Whether records of this leaf were fetched.
+    pub(crate) fn has_prefetched(&self, leaf: LeafAddr) -> bool {
+        self.next_leaf == Some(leaf) && self.slots_known
+    }
+
+    /// From now on these leaves come next.
+    pub(crate) fn begin<M: PersistenceBackend>(
+        &mut self,
+        tree: &PoolTree<M>,
+        next: Option<LeafAddr>,
+        behind: Option<LeafAddr>,
+    ) {
+        let is_there = next.is_some() && self.leaf_after_next == next;
+        (self.next_leaf, self.leaf_after_next, self.slots_known, self.prefetched) = (next, behind, false, 0);
+        self.slots.clear();
+        let new = [next.filter(|_| !is_there), behind];
+        for addr in new.into_iter().flatten() {
+            tree.region().prefetch(addr.offset(), LEAF_LEN);
+            tree.leaf_orders.prefetch(addr.order_id());
+        }
+        if is_there {
+            self.read_slots(tree);
+        }
+    }
+
+    /// Learns which records there are in the next leaf, if that is not known. It should be in the cache by now.
+    pub(crate) fn read_slots<M: PersistenceBackend>(&mut self, tree: &PoolTree<M>) {
+        if let Some(addr) = self.next_leaf.filter(|_| !self.slots_known) {
+            let leaf = tree.leaf(addr);
+            let slots = leaf.slot_words();
+            self.slots.extend(set_bits(leaf.commit_word().valid_slots()).map(|n| slots[n]));
+            self.slots_known = true;
+        }
+    }
+
+    /// Fetches one record of the next leaf.
+    #[inline]
+    pub(crate) fn prefetch_record(&mut self, region: &Region) {
+        if let Some(slot) = self.slots.get(self.prefetched) {
+            prefetch_slot_record(region, LeafSlot(*slot));
+            self.prefetched += 1;
+        }
+    }
+
+    /// Fetches what is left of its records.
+    pub(crate) fn prefetch_rest(&mut self, region: &Region) {
+        self.slots[self.prefetched..].iter().for_each(|slot| prefetch_slot_record(region, LeafSlot(*slot)));
+        self.prefetched = self.slots.len();
+    }
+}
+
+/// Fetches a record.
+#[inline]
+pub(crate) fn prefetch_slot_record(region: &Region, slot: LeafSlot) {
+    region.prefetch(slot.offset(), slot.len().unwrap_or(PREFETCH_LEN_MAX).min(PREFETCH_LEN_MAX));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pmem::record::PoolRecordHeader;
+
+    /// Where a record stands, its key, its value.
+    type StoredTestRecord = (LeafSlot, Vec<u8>, Vec<u8>);
+
+    /// Records with keys and values of these lengths, one behind the other.
+    fn pool(lengths: &[(usize, usize)]) -> (Region, Vec<StoredTestRecord>) {
+        let region = Region::private(1 << 20).unwrap();
+        region.grow(1 << 20).unwrap();
+        let mut at = 4096;
+        let mut records = Vec::new();
+        for (n, (key_len, value_len)) in lengths.iter().enumerate() {
+            let (key, value) = (vec![n as u8; *key_len], vec![!n as u8; *value_len]);
+            let entry = EntryRef { user_key: &key, seqno: SeqNo(n as u64 + 1), kind: RecordKind::Put, value: &value };
+            let mut head = PoolRecordHeader::new(entry).unwrap();
+            let len = head.buffer_len(entry);
+            region.write(at, &[head.encode(&[7; 16], at, entry), &key, &value], |_, _| ());
+            records.push((LeafSlot::new(at, len), key, value));
+            at += len;
+        }
+        (region, records)
+    }
+
+    #[test]
+    fn batch_copies_records_until_full() {
+        let lengths = [(16, 100), (0, 0), (127, 127), (128, 500), (9, 5000), (60_000, 3), (3, 60_000), (16, 16)];
+        let (region, records) = pool(&lengths);
+        let mut batch = RecordReadBatch::default();
+        for _ in 0..2 {
+            batch.clear();
+            assert!(batch.is_empty());
+            let took: Vec<bool> = records
+                .iter()
+                .enumerate()
+                .map(|(n, (slot, ..))| batch.push_slot(&region, *slot, 70 + n, |_, _| true).unwrap())
+                .collect();
+            assert_eq!(took, [true, true, true, true, true, true, false, false], "the long key fills it");
+            for (n, (_, key, value)) in records[..6].iter().enumerate() {
+                let entry = batch.entry(&region);
+                assert_eq!((entry.user_key, entry.seqno, entry.value), (key.as_slice(), SeqNo(n as u64 + 1), &**value));
+                assert_eq!((batch.slot_index(), batch.key().0.user_key), (70 + n, key.as_slice()));
+                assert_eq!(batch.step(), n < 5);
+            }
+        }
+    }
+
+    #[test]
+    fn batch_skips_records_filter_rejects() {
+        let (region, records) = pool(&[(4, 4); 5]);
+        let mut batch = RecordReadBatch::default();
+        for (n, (slot, ..)) in records.iter().enumerate() {
+            assert!(batch.push_slot(&region, *slot, n, |key, seqno| key == [n as u8; 4] && seqno.0 != 2).unwrap());
+        }
+        let mut numbers = vec![batch.slot_index()];
+        while batch.step() {
+            numbers.push(batch.slot_index());
+        }
+        assert_eq!(numbers, [0, 2, 3, 4]);
+        assert!(batch.entry(&region).value == [!4; 4]);
+    }
+
+    #[test]
+    fn bad_slot_is_error_and_leaves_batch_empty() {
+        let (region, records) = pool(&[(4, 4)]);
+        let mut batch = RecordReadBatch::default();
+        let (slot, ..) = records[0];
+        for slot in [
+            LeafSlot::new(slot.offset() + 4096, 32),
+            LeafSlot::new(slot.offset(), 4096),
+            LeafSlot::new(1 << 20, 32),
+            LeafSlot(u64::MAX),
+        ] {
+            assert!(batch.push_slot(&region, slot, 0, |_, _| true).is_err() && batch.is_empty());
+        }
+        assert!(batch.push_slot(&region, slot, 0, |_, _| true).unwrap() && !batch.is_empty());
+    }
+}
