@@ -1,11 +1,12 @@
-//! Damage of every kind to the files of a small database: it tells the truth, or names the file.
+//! Damage of every kind to the files of a small database: reads return correct data or an error that names the file.
 //!
-//! The only exception is the log above its highest durable watermark, where damage cannot be told from what power loss
-//! leaves: there the log ends, and what verifies behind is reported.
+//! The only exception is the WAL above its highest durable watermark, where damage looks like power loss: the log ends
+//! there, and valid commits behind it are reported.
 //!
-//! - `AZEKURA_FLIP_STRIDE`: flip every so many bytes only; 1 by default.
+//! - `AZEKURA_FLIP_STRIDE`: flips only every n-th byte; 1 by default.
 //!
-//! Rooms in reading order: `sample` (the database), `worn` (the same after a few lives), `check` (what it may do).
+//! Modules, in reading order: `sample` (the database), `reused_files` (the same after several opens), `check` (the
+//! permitted effects).
 
 mod check;
 mod reused_files;
@@ -122,7 +123,7 @@ fn flipped_bytes_in_reused_files_are_reported() {
     );
 }
 
-/// With recovery modes that forgive damage, the log's damage keeps nobody out, and nothing is made up.
+/// Recovery modes that permit damage open every damaged WAL, and return no pair that was never written.
 #[test]
 fn forgiving_modes_open_and_make_nothing_up() {
     let sample = SampleDatabase::new(7);

@@ -1,16 +1,18 @@
-//! The laws of the house, as a test: reads the sources, prints the floor plan, and lists every offence.
+//! The lint test: reads all sources and documents of the repository and lists every violation of a rule.
 //!
-//! Rooms in reading order: `tree` (the files, from disk or planted), `source` (what is code, comment, string and test
-//! in a Rust file), `plan` (floors and arrows), `rules_of_arrows`, `rules_of_shape`, `rules_of_words`,
-//! `rules_of_papers`, and `planted`, where every rule is shown to go red.
+//! Modules, in reading order: `tree` (the files, read from disk or given by a test), `source` (splits a Rust file into
+//! code, comments, strings and tests), `import_graph` (layers and imports), `import_rules`, `size_rules`, `name_rules`,
+//! `line_rules`, `prose_rules`, `document_rules`, and `lint_tests`, which shows that every rule finds its violation.
 //!
-//! `cargo test -p azekura --test it tidy -- --nocapture` prints the plan.
+//! `cargo test -p azekura --test it lint -- --nocapture` prints layers, sizes and imports.
 
 mod document_rules;
 mod import_graph;
 mod import_rules;
 mod line_rules;
 mod lint_tests;
+mod name_rules;
+mod prose_rules;
 mod size_rules;
 mod source;
 mod tree;
@@ -19,9 +21,9 @@ use std::fmt;
 use std::path::Path;
 
 use import_graph::ImportGraph;
-use tree::SourceTree;
+use tree::{ENGINE, SourceTree};
 
-/// One breach of one rule.
+/// One violation of one rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LintError {
     path: String,
@@ -36,7 +38,7 @@ impl fmt::Display for LintError {
     }
 }
 
-/// Collects offences.
+/// Collects violations.
 #[derive(Default)]
 struct LintReport(Vec<LintError>);
 
@@ -48,29 +50,33 @@ impl LintReport {
 
 type LintRule = fn(&SourceTree, &ImportGraph<'_>, &mut LintReport);
 
-/// Every rule by the name that its offences carry.
+/// Every rule by the name that its violations carry.
 const LINT_RULES: &[(&str, LintRule)] = &[
-    ("floors", import_rules::layers),
+    ("layers", import_rules::layers),
     ("root-import", import_rules::root_imports),
-    ("circle", import_rules::cycles),
+    ("import-cycle", import_rules::cycles),
+    ("subfolder-cycle", import_rules::subfolder_cycles),
     ("super", import_rules::super_paths),
-    ("own-door", import_rules::own_mod_file),
+    ("own-module", import_rules::own_mod_file),
     ("glob", import_rules::globs),
-    ("arrow-unlisted", import_rules::unlisted_imports),
-    ("arrow-gone", import_rules::stale_record_lines),
-    ("door-plate", size_rules::mod_files),
+    ("import-unlisted", import_rules::unlisted_imports),
+    ("import-stale", import_rules::stale_record_lines),
+    ("module-doc", size_rules::mod_files),
     ("file-length", size_rules::file_lengths),
     ("function-length", size_rules::function_lengths),
     ("folder-size", size_rules::folder_sizes),
-    ("name", size_rules::file_names),
+    ("file-name", name_rules::file_names),
+    ("type-name", name_rules::type_names),
     ("line-width", size_rules::line_widths),
-    ("unsafe-place", line_rules::unsafe_locations),
+    ("person", prose_rules::persons),
+    ("metaphor", prose_rules::metaphors),
+    ("unsafe-location", line_rules::unsafe_locations),
     ("safety-comment", line_rules::safety_comments),
     ("unfinished", line_rules::unfinished),
     ("commented-out", line_rules::commented_out),
     ("unwrap", line_rules::unwraps),
     ("marker", line_rules::markers),
-    ("world", line_rules::host_access),
+    ("host-access", line_rules::host_access),
     ("absolute-path", line_rules::absolute_paths),
     ("format-included", document_rules::formats_included),
     ("include-exists", document_rules::includes_exist),
@@ -78,10 +84,10 @@ const LINT_RULES: &[(&str, LintRule)] = &[
 ];
 
 fn run_lints(tree: &SourceTree) -> Vec<LintError> {
-    let plan = ImportGraph::new(tree);
+    let graph = ImportGraph::new(tree, ENGINE);
     let mut report = LintReport::default();
     for (_, rule) in LINT_RULES {
-        rule(tree, &plan, &mut report);
+        rule(tree, &graph, &mut report);
     }
     report.0.sort();
     report.0.dedup();
@@ -92,12 +98,12 @@ fn run_lints(tree: &SourceTree) -> Vec<LintError> {
 fn sources_pass_all_lints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let tree = SourceTree::read(&root);
-    let plan = ImportGraph::new(&tree);
-    println!("{plan}");
-    let offences = run_lints(&tree);
-    let list: Vec<String> = offences.iter().map(ToString::to_string).collect();
-    if offences.iter().any(|o| o.rule.starts_with("arrow-")) {
-        println!("The arrows as found, for {}:\n\n{}", import_rules::RECORD, plan.import_list());
+    let graph = ImportGraph::new(&tree, ENGINE);
+    println!("{graph}");
+    let errors = run_lints(&tree);
+    let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    if errors.iter().any(|error| matches!(error.rule, "import-unlisted" | "import-stale")) {
+        println!("The imports as found, for {}:\n\n{}", import_rules::RECORD, graph.import_list());
     }
-    assert!(list.is_empty(), "{} offences against the laws of the house:\n{}", list.len(), list.join("\n"));
+    assert!(list.is_empty(), "{} violations:\n{}", list.len(), list.join("\n"));
 }

@@ -25,7 +25,7 @@ pub(crate) fn config(fs: &MemFs) -> Config {
     Config::new(DIR).fs(Arc::new(fs.clone())).env(Arc::new(TestEnv::new(1))).workers(0)
 }
 
-/// A pool of at most so many bytes.
+/// A pool of at most `max_size` bytes.
 pub(crate) fn pool_options(max_size: u64) -> PartitionCreateOptions {
     let sizes = PmemOptions::default().max_size(max_size).growth_step(4 << 10);
     PartitionCreateOptions::default().engine(EngineType::Pmem(sizes))

@@ -116,7 +116,7 @@ fn iter_resolves_blobs_from_both_ends() {
     for n in (40..60).rev() {
         assert_eq!(middle.next_back_ref().unwrap().unwrap().1, wanted(n));
     }
-    drop(middle); // who walks sees a moment, and keeps what it shows from compaction
+    drop(middle); // an iterator shows one point in time, and retains its versions in compactions
     let entries: Vec<azekura::Entry> = part.entries().map(Result::unwrap).collect();
     for n in 0..100 {
         part.remove(format!("key {n:03}")).unwrap();

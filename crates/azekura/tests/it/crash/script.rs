@@ -1,4 +1,4 @@
-//! A workload drawn from a seed, and its player, who keeps the history.
+//! A random workload from a seed, and the code that runs it and records the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -401,7 +401,7 @@ impl ScriptRunner<'_> {
     }
 
     fn create(&mut self, name: &str) -> Result<()> {
-        // A creation may be durable ahead of commits that nobody asked to sync; those it does not promise.
+        // A creation may be durable ahead of commits without a requested sync; it does not make those durable.
         let durable = self.script.syncs_by_default() && self.history.durable == self.history.acknowledged;
         self.run_event(HistoryEvent::Create(name.into()), durable, |player| player.open_part(name))
     }

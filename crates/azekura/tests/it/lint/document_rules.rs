@@ -9,7 +9,7 @@ use super::tree::{SourceTree, resolve_relative};
 
 const FORMAT_DOCS_DIR: &str = "crates/azekura/docs/format/";
 
-/// The files that `include_str!` names, with the offset of the macro; `None` if the name is no literal.
+/// The files that `include_str!` names, with the offset of the macro; `None` if the name is not a literal.
 fn included_files(source: &RustSource) -> impl Iterator<Item = (usize, Option<&str>)> {
     let found = source.words().filter(|(at, word)| {
         matches!(*word, "include_str" | "include_bytes") && source.code[at + word.len()..].starts_with('!')
@@ -17,7 +17,7 @@ fn included_files(source: &RustSource) -> impl Iterator<Item = (usize, Option<&s
     found.map(|(at, word)| (at, source.string_at(at + word.len() + 1)))
 }
 
-/// A format that no code includes has drifted, or will.
+/// Each format document is included by the code that implements it.
 pub(super) fn formats_included(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     let mut included = BTreeSet::new();
     for (path, source) in &tree.sources {
@@ -34,7 +34,8 @@ pub(super) fn includes_exist(tree: &SourceTree, _: &ImportGraph<'_>, report: &mu
             let exists =
                 target.is_some_and(|target| resolve_relative(path, target).is_some_and(|file| tree.exists(&file)));
             if !exists {
-                let what = format!("includes `{}`, which is no file", target.unwrap_or("what is no literal"));
+                let what =
+                    format!("includes `{}`, which does not exist", target.unwrap_or("a name that is not a literal"));
                 report.add("include-exists", path, source.line_of(at), what);
             }
         }
@@ -77,7 +78,7 @@ fn link_targets(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Headings as their links are spelled.
+/// Headings in the form that links use.
 fn headings(text: &str) -> BTreeSet<String> {
     let titles = lines_outside_fences(text)
         .filter_map(|(_, line)| line.strip_prefix('#'))

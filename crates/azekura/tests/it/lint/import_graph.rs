@@ -1,4 +1,4 @@
-//! The floor plan: which folder stands on which floor, and the arrows between files.
+//! The layers of the engine's folders, and the imports between the files of one crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use super::source::{RustSource, matching_bracket, words_from};
 use super::tree::SourceTree;
 
-/// The table of DESIGN section 2. A folder or a file directly below `src` that is not in it has no place in the house.
+/// Layer and folders of the engine. Each folder and each file directly below `src` must be listed.
 const LAYERS: &[(u32, &[&str])] = &[
     (0, &["base"]),
     (1, &["vfs", "mem", "iter"]),
@@ -17,10 +17,10 @@ const LAYERS: &[(u32, &[&str])] = &[
     (6, &["lib"]),
 ];
 
-/// What crate root `lib.rs` is called where a file below `src` is asked for.
+/// The crate root, also where it is called `main.rs`.
 pub(super) const ROOT: &str = "lib.rs";
 
-/// One path in the code of one file that leads to another file of the engine.
+/// One path in the code of one file that leads to another file of the same crate.
 pub(super) struct Import {
     pub(super) from: String,
     pub(super) to: String,
@@ -29,18 +29,19 @@ pub(super) struct Import {
     pub(super) path: String,
     /// Compiled for tests only.
     pub(super) test: bool,
-    /// Takes everything there is behind `path`.
+    /// Imports all items of `path`.
     pub(super) glob: bool,
 }
 
 pub(super) struct ImportGraph<'a> {
     tree: &'a SourceTree,
+    pub(super) src: &'static str,
     pub(super) imports: Vec<Import>,
 }
 
-/// The floor of a folder, or of a file directly below `src`.
+/// The layer of a folder, or of a file directly below `src`.
 pub(super) fn layer_of(folder: &str) -> Option<u32> {
-    LAYERS.iter().find(|(_, folders)| folders.contains(&folder)).map(|(floor, _)| *floor)
+    LAYERS.iter().find(|(_, folders)| folders.contains(&folder)).map(|(layer, _)| *layer)
 }
 
 /// The folder that a file below `src` belongs to; a file directly below `src` is a folder of its own.
@@ -49,16 +50,17 @@ pub(super) fn folder_of(file: &str) -> &str {
 }
 
 impl<'a> ImportGraph<'a> {
-    pub(super) fn new(tree: &'a SourceTree) -> ImportGraph<'a> {
-        let doors = ModuleExports::new(tree);
-        let mut arrows = Vec::new();
-        for (file, source) in tree.engine() {
+    /// The imports of the crate with the sources in `src`, a path that ends with `/`.
+    pub(super) fn new(tree: &'a SourceTree, src: &'static str) -> ImportGraph<'a> {
+        let exports = ModuleExports::new(tree, src);
+        let mut imports = Vec::new();
+        for (file, source) in tree.sources_in(src) {
             for path in crate_paths(source) {
-                let to = doors.resolve("", &path.parts, 0);
+                let to = exports.resolve("", &path.parts, 0);
                 if to != file || path.glob {
                     let test = source.is_test(path.at);
                     let line = source.line_of(path.at);
-                    arrows.push(Import {
+                    imports.push(Import {
                         from: file.into(),
                         to,
                         line,
@@ -69,14 +71,15 @@ impl<'a> ImportGraph<'a> {
                 }
             }
         }
-        ImportGraph { tree, imports: arrows }
+        ImportGraph { tree, src, imports }
     }
 
-    /// Arrows between folders in code that is not for tests, `lib` left out: it shows everything and nothing shows it.
+    /// Imports between folders in code that is not for tests, without those of `lib`, which re-exports from all
+    /// folders.
     pub(super) fn folder_imports(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for arrow in self.imports.iter().filter(|a| !a.test) {
-            let (from, to) = (folder_of(&arrow.from), folder_of(&arrow.to));
+        for import in self.imports.iter().filter(|import| !import.test) {
+            let (from, to) = (folder_of(&import.from), folder_of(&import.to));
             if from != to && from != "lib" && to != "lib" {
                 found.entry(from).or_default().insert(to);
             }
@@ -84,12 +87,12 @@ impl<'a> ImportGraph<'a> {
         found
     }
 
-    /// The arrows as the decision record lists them.
+    /// The imports as the decision record lists them.
     pub(super) fn import_list(&self) -> String {
-        let arrows = self.folder_imports();
+        let imports = self.folder_imports();
         let mut lines = Vec::new();
         for folder in LAYERS.iter().rev().flat_map(|(_, folders)| *folders) {
-            if let Some(to) = arrows.get(folder) {
+            if let Some(to) = imports.get(folder) {
                 let to: Vec<&str> =
                     LAYERS.iter().rev().flat_map(|(_, f)| *f).copied().filter(|f| to.contains(f)).collect();
                 lines.push(format!("{folder} -> {}", to.join(", ")));
@@ -101,10 +104,10 @@ impl<'a> ImportGraph<'a> {
 
 impl fmt::Display for ImportGraph<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let arrows = self.folder_imports();
+        let imports = self.folder_imports();
         let mut total = (0, 0);
-        writeln!(f, "{:>5}  {:<9} {:>5} {:>7} {:>7}  arrows", "floor", "folder", "files", "lines", "tests")?;
-        for (floor, folders) in LAYERS.iter().rev() {
+        writeln!(f, "{:>5}  {:<9} {:>5} {:>7} {:>7}  imports", "layer", "folder", "files", "lines", "tests")?;
+        for (layer, folders) in LAYERS.iter().rev() {
             for folder in *folders {
                 let files: Vec<_> = self.tree.engine().filter(|(file, _)| folder_of(file) == *folder).collect();
                 if files.is_empty() {
@@ -112,9 +115,9 @@ impl fmt::Display for ImportGraph<'_> {
                 }
                 let all: usize = files.iter().map(|(_, source)| source.lines()).sum();
                 let lines: usize = files.iter().map(|(_, source)| source.lines_without_tests()).sum();
-                let to: Vec<&str> = arrows.get(folder).into_iter().flatten().copied().collect();
+                let to: Vec<&str> = imports.get(folder).into_iter().flatten().copied().collect();
                 let (tests, to) = (all - lines, to.join(" "));
-                writeln!(f, "{floor:>5}  {folder:<9} {:>5} {lines:>7} {tests:>7}  {to}", files.len())?;
+                writeln!(f, "{layer:>5}  {folder:<9} {:>5} {lines:>7} {tests:>7}  {to}", files.len())?;
                 total = (total.0 + lines, total.1 + tests);
             }
         }
@@ -122,37 +125,38 @@ impl fmt::Display for ImportGraph<'_> {
     }
 }
 
-/// What the door plates (`mod.rs`) show of their folders, so that an arrow ends at the file that holds the thing.
+/// The re-exports of each `mod.rs`, so that an import is attributed to the file that defines the item.
 struct ModuleExports<'a> {
     tree: &'a SourceTree,
-    /// Folder, name → path as the door plate writes it.
+    src: &'static str,
+    /// Folder and name → path as `mod.rs` writes it.
     exports: BTreeMap<(String, String), Vec<String>>,
 }
 
 impl<'a> ModuleExports<'a> {
-    fn new(tree: &'a SourceTree) -> ModuleExports<'a> {
-        let mut shown = BTreeMap::new();
-        for (file, source) in tree.engine() {
+    fn new(tree: &'a SourceTree, src: &'static str) -> ModuleExports<'a> {
+        let mut exports = BTreeMap::new();
+        for (file, source) in tree.sources_in(src) {
             let Some(folder) = file.strip_suffix("/mod.rs") else { continue };
             for use_tree in use_trees(source) {
                 for (name, path) in
                     use_tree.leaves.into_iter().filter(|leaf| leaf.name != "*").map(|l| (l.name, l.parts))
                 {
-                    shown.insert((folder.to_string(), name), path);
+                    exports.insert((folder.to_string(), name), path);
                 }
             }
         }
-        ModuleExports { tree, exports: shown }
+        ModuleExports { tree, src, exports }
     }
 
     fn is_file(&self, file: &str) -> bool {
-        self.tree.sources.contains_key(&format!("{}{file}", super::tree::ENGINE))
+        self.tree.sources.contains_key(&format!("{}{file}", self.src))
     }
 
     /// The file that holds what `parts` names, seen from `folder` (empty for the root of the crate).
     fn resolve(&self, folder: &str, parts: &[String], depth: u32) -> String {
-        let door = if folder.is_empty() { ROOT.to_string() } else { format!("{folder}/mod.rs") };
-        let Some(head) = parts.first() else { return door };
+        let module = if folder.is_empty() { ROOT.to_string() } else { format!("{folder}/mod.rs") };
+        let Some(head) = parts.first() else { return module };
         let inner = if folder.is_empty() { head.clone() } else { format!("{folder}/{head}") };
         if let Some(second) = parts.get(1) {
             let file = format!("{inner}/{second}.rs");
@@ -167,13 +171,13 @@ impl<'a> ModuleExports<'a> {
             return self.resolve(&inner, &parts[1..], depth);
         }
         match self.exports.get(&(folder.to_string(), head.clone())) {
-            // A door plate that shows itself in a circle does not compile; the bound is for planted trees.
+            // A cycle of re-exports does not compile; the bound is for the trees of `lint_tests`.
             Some(path) if depth < 8 => match path.first().map(String::as_str) {
                 Some("crate") => self.resolve("", &path[1..], depth + 1),
                 Some("self") => self.resolve(folder, &path[1..], depth + 1),
                 _ => self.resolve(folder, path, depth + 1),
             },
-            _ => door,
+            _ => module,
         }
     }
 }
@@ -221,10 +225,10 @@ struct UseItem {
     leaves: Vec<UseLeaf>,
 }
 
-/// One thing that a `use` item brings in.
+/// One item that a `use` imports.
 struct UseLeaf {
     at: usize,
-    /// What it is called here; `*` for everything.
+    /// The name in this file; `*` for a glob.
     name: String,
     parts: Vec<String>,
 }
@@ -244,7 +248,7 @@ fn use_trees(source: &RustSource) -> Vec<UseItem> {
     found
 }
 
-/// Takes one use tree apart: `a::{b, c as d, e::*}`.
+/// Splits one use tree: `a::{b, c as d, e::*}`.
 fn flatten(code: &str, start: usize, end: usize, prefix: &[String], leaves: &mut Vec<UseLeaf>) {
     let text = &code[start..end];
     if let Some(open) = text.find('{') {
@@ -275,7 +279,7 @@ fn flatten(code: &str, start: usize, end: usize, prefix: &[String], leaves: &mut
     leaves.push(UseLeaf { at, name, parts });
 }
 
-/// Offsets of the commas between `from` and `to` that stand in no inner bracket.
+/// Offsets of the commas between `from` and `to` that are not inside an inner bracket.
 fn top_level_commas(code: &str, from: usize, to: usize) -> Vec<usize> {
     let mut depth = 0;
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Rules about who may import whom.
+//! Rules about imports between files and folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,70 +6,115 @@ use super::LintReport;
 use super::import_graph::{Import, ImportGraph, ROOT, folder_of, layer_of};
 use super::tree::{ENGINE, SourceTree};
 
-/// The decision record whose fenced block lists every arrow between folders.
+/// The decision record whose fenced block lists every import between folders.
 pub(super) const RECORD: &str = "docs/decisions/0002-arrows-between-folders.md";
 
-fn report_import(report: &mut LintReport, rule: &'static str, arrow: &Import, what: String) {
-    report.add(rule, &format!("{ENGINE}{}", arrow.from), arrow.line, what);
+/// Crates beside the engine.
+const OTHER_CRATES: &[&str] = &["crates/azekura-cli/src/", "crates/azekura-bench/src/"];
+
+/// The rule about cycles between files.
+const FILE_CYCLE: &str = "import-cycle";
+
+/// The crate root of a program.
+const MAIN: &str = "main.rs";
+
+fn report_import(report: &mut LintReport, rule: &'static str, import: &Import, what: String) {
+    report.add(rule, &format!("{ENGINE}{}", import.from), import.line, what);
 }
 
-/// Imports go down: never up, never sideways to another folder of the same floor, tests included.
-pub(super) fn layers(tree: &SourceTree, plan: &ImportGraph<'_>, report: &mut LintReport) {
+/// A folder imports from lower layers only, not from another folder of its own layer; also in tests.
+pub(super) fn layers(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, _) in tree.engine() {
         if layer_of(folder_of(file)).is_none() {
-            report.add("floors", &format!("{ENGINE}{file}"), 1, format!("`{}` stands on no floor", folder_of(file)));
+            report.add("layers", &format!("{ENGINE}{file}"), 1, format!("`{}` belongs to no layer", folder_of(file)));
         }
     }
-    for arrow in plan.imports.iter().filter(|a| a.to != ROOT) {
-        let (from, to) = (folder_of(&arrow.from), folder_of(&arrow.to));
+    for import in graph.imports.iter().filter(|i| i.to != ROOT) {
+        let (from, to) = (folder_of(&import.from), folder_of(&import.to));
         let (Some(high), Some(low)) = (layer_of(from), layer_of(to)) else { continue };
         if from != to && high <= low {
             let way = if high == low { "sideways" } else { "upward" };
-            let what = format!("{way}: {from} (floor {high}) imports crate::{} (floor {low})", arrow.path);
-            report_import(report, "floors", arrow, what);
+            let what = format!("{way}: {from} (layer {high}) imports crate::{} (layer {low})", import.path);
+            report_import(report, "layers", import, what);
         }
     }
 }
 
-/// `lib.rs` is only a way out.
-pub(super) fn root_imports(_: &SourceTree, plan: &ImportGraph<'_>, report: &mut LintReport) {
-    for arrow in plan.imports.iter().filter(|a| a.to == ROOT && a.from != ROOT) {
+/// No file imports from `lib.rs`, which only re-exports.
+pub(super) fn root_imports(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+    for import in graph.imports.iter().filter(|i| i.to == ROOT && i.from != ROOT) {
         report_import(
             report,
             "root-import",
-            arrow,
-            format!("crate::{} is an item of lib.rs; name its file", arrow.path),
+            import,
+            format!("crate::{} is an item of lib.rs; name its file", import.path),
         );
     }
 }
 
-/// Files never import each other in a circle, inside a folder either.
-pub(super) fn cycles(tree: &SourceTree, plan: &ImportGraph<'_>, report: &mut LintReport) {
-    let mut next: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for arrow in plan.imports.iter().filter(|a| !a.test && a.from != ROOT && a.to != ROOT) {
-        next.entry(&arrow.from).or_default().insert(&arrow.to);
+/// No cycle of imports between files, in the engine, the CLI and the bench.
+pub(super) fn cycles(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+    report_cycles(graph, FILE_CYCLE, report, |file, _| file.to_string());
+    for src in OTHER_CRATES {
+        report_cycles(&ImportGraph::new(tree, src), FILE_CYCLE, report, |file, _| file.to_string());
     }
-    let reach = |from: &str| {
-        let mut seen: BTreeSet<&str> = BTreeSet::new();
-        let mut open: Vec<&str> = next.get(from).into_iter().flatten().copied().collect();
-        while let Some(file) = open.pop() {
-            if seen.insert(file) {
-                open.extend(next.get(file).into_iter().flatten());
-            }
-        }
-        seen
+}
+
+/// No cycle of imports between the subfolders of a folder, so that they have an order.
+pub(super) fn subfolder_cycles(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+    let subfolder = |file: &str, other: &str| {
+        let shared = file.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+        let start = file[..shared].rfind('/').map_or(0, |slash| slash + 1);
+        let len = file[start..].find('/').unwrap_or(file.len() - start);
+        file[..start + len].to_string()
     };
-    let reached: BTreeMap<&str, BTreeSet<&str>> = tree.engine().map(|(file, _)| (file, reach(file))).collect();
-    for (file, seen) in reached.iter().filter(|(file, seen)| seen.contains(*file)) {
-        let circle: Vec<&str> = seen.iter().filter(|other| reached[*other].contains(file)).copied().collect();
-        for arrow in plan.imports.iter().filter(|a| !a.test && a.from == *file && circle.contains(&a.to.as_str())) {
-            let what = format!("crate::{} closes a circle of {}", arrow.path, circle.join(", "));
-            report_import(report, "circle", arrow, what);
+    report_cycles(graph, "subfolder-cycle", report, subfolder);
+    for src in OTHER_CRATES {
+        report_cycles(&ImportGraph::new(tree, src), "subfolder-cycle", report, subfolder);
+    }
+}
+
+/// Reports every import that is part of a cycle. `node_of` gives the node that the first of two files belongs to.
+fn report_cycles(
+    graph: &ImportGraph<'_>,
+    rule: &'static str,
+    report: &mut LintReport,
+    node_of: impl Fn(&str, &str) -> String,
+) {
+    let is_counted = |i: &&Import| !i.test && i.from != ROOT && i.to != ROOT && i.from != MAIN;
+    let imports: Vec<(String, String, &Import)> = (graph.imports.iter().filter(is_counted))
+        .map(|i| (node_of(&i.from, &i.to), node_of(&i.to, &i.from), i))
+        .filter(|(from, to, _)| from != to)
+        .collect();
+    let mut next: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (from, to, _) in &imports {
+        next.entry(from).or_default().insert(to);
+    }
+    let reached: BTreeMap<&str, BTreeSet<&str>> = next.keys().map(|node| (*node, reachable(&next, node))).collect();
+    for (from, to, import) in &imports {
+        let is_file_cycle = from.ends_with(".rs") && to.ends_with(".rs");
+        let goes_back = reached.get(to.as_str()).is_some_and(|nodes| nodes.contains(from.as_str()));
+        if goes_back && is_file_cycle == (rule == FILE_CYCLE) {
+            let in_cycle = |node: &&&str| reached.get(**node).is_some_and(|nodes| nodes.contains(from.as_str()));
+            let cycle: Vec<&str> = reached[from.as_str()].iter().filter(in_cycle).copied().collect();
+            let what = format!("crate::{} closes a cycle of {}", import.path, cycle.join(", "));
+            report.add(rule, &format!("{}{}", graph.src, import.from), import.line, what);
         }
     }
 }
 
-/// Neighbours are named by their file.
+fn reachable<'a>(next: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTreeSet<&'a str> {
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    let mut open: Vec<&str> = next.get(from).into_iter().flatten().copied().collect();
+    while let Some(node) = open.pop() {
+        if seen.insert(node) {
+            open.extend(next.get(node).into_iter().flatten());
+        }
+    }
+    seen
+}
+
+/// Other files are named by their path from the crate root.
 pub(super) fn super_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, source) in tree.engine() {
         for (at, word) in source.words().filter(|(_, word)| *word == "super") {
@@ -81,51 +126,61 @@ pub(super) fn super_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut L
     }
 }
 
-/// A door plate is for other folders; those who live behind it do not import it.
-pub(super) fn own_mod_file(_: &SourceTree, plan: &ImportGraph<'_>, report: &mut LintReport) {
-    for arrow in plan.imports.iter().filter(|a| !a.test && !a.glob) {
-        if arrow.to.strip_suffix("mod.rs").is_some_and(|folder| arrow.from.starts_with(folder)) {
-            report_import(report, "own-door", arrow, format!("crate::{} imports the folder it stands in", arrow.path));
+/// The re-exports of a `mod.rs` are for other folders; the files of its own folder do not use them.
+pub(super) fn own_mod_file(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+    for import in graph.imports.iter().filter(|i| !i.test && !i.glob) {
+        if import.to.strip_suffix("mod.rs").is_some_and(|folder| import.from.starts_with(folder)) {
+            report_import(
+                report,
+                "own-module",
+                import,
+                format!("crate::{} imports the folder that contains the file", import.path),
+            );
         }
     }
 }
 
-/// A glob of a module hides what is used; a glob of an enum does not.
-pub(super) fn globs(_: &SourceTree, plan: &ImportGraph<'_>, report: &mut LintReport) {
-    for arrow in plan.imports.iter().filter(|a| !a.test && a.glob && a.from != ROOT) {
-        let last = arrow.path.rsplit("::").next().unwrap_or_default();
+/// A glob of a module hides which items are used; a glob of an enum does not.
+pub(super) fn globs(_: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+    for import in graph.imports.iter().filter(|i| !i.test && i.glob && i.from != ROOT) {
+        let last = import.path.rsplit("::").next().unwrap_or_default();
         if !last.starts_with(char::is_uppercase) {
-            report_import(report, "glob", arrow, format!("crate::{}::* hides what is used", arrow.path));
+            report_import(report, "glob", import, format!("crate::{}::* hides what is used", import.path));
         }
     }
 }
 
-/// A new arrow between folders needs a line in the decision record.
-pub(super) fn unlisted_imports(tree: &SourceTree, plan: &ImportGraph<'_>, report: &mut LintReport) {
+/// A new import between folders needs a line in the decision record.
+pub(super) fn unlisted_imports(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
     let listed = recorded_imports(tree);
     let mut seen = BTreeSet::new();
-    for arrow in plan.imports.iter().filter(|a| !a.test) {
-        let (from, to) = (folder_of(&arrow.from), folder_of(&arrow.to));
+    for import in graph.imports.iter().filter(|i| !i.test) {
+        let (from, to) = (folder_of(&import.from), folder_of(&import.to));
         let inside = from == to || from == "lib" || to == "lib";
         if !inside && !listed.contains_key(&(from.into(), to.into())) && seen.insert((from, to)) {
-            report_import(report, "arrow-unlisted", arrow, format!("{from} -> {to} is not listed in {RECORD}"));
+            report_import(report, "import-unlisted", import, format!("{from} -> {to} is not listed in {RECORD}"));
         }
     }
 }
 
-/// An arrow that is gone leaves the record too. Folders that do not exist yet may have their arrows announced.
-pub(super) fn stale_record_lines(tree: &SourceTree, plan: &ImportGraph<'_>, report: &mut LintReport) {
-    let found = plan.folder_imports();
+/// The record lists no import that does not exist. Imports of folders that do not exist yet may be listed.
+pub(super) fn stale_record_lines(tree: &SourceTree, graph: &ImportGraph<'_>, report: &mut LintReport) {
+    let found = graph.folder_imports();
     let exists = |folder: &str| tree.engine().any(|(file, _)| folder_of(file) == folder);
     for ((from, to), line) in recorded_imports(tree) {
         let walked = found.get(from.as_str()).is_some_and(|to_set| to_set.contains(to.as_str()));
         if !walked && exists(&from) && exists(&to) {
-            report.add("arrow-gone", RECORD, line, format!("{from} -> {to} is listed, but no file goes that way"));
+            report.add(
+                "import-stale",
+                RECORD,
+                line,
+                format!("{from} -> {to} is listed, but no file has such an import"),
+            );
         }
     }
 }
 
-/// Arrows of the record with the line they stand on: `from -> to, to, to` inside a fence.
+/// The imports of the record with their line: `from -> to, to, to` inside a fence.
 fn recorded_imports(tree: &SourceTree) -> BTreeMap<(String, String), usize> {
     let mut found = BTreeMap::new();
     let mut fenced = false;

@@ -1,18 +1,18 @@
-//! Rules about what may stand in a line of code or of comment.
+//! Rules about single lines of code and comments.
 
 use super::LintReport;
 use super::import_graph::ImportGraph;
 use super::source::{RustSource, words_from};
 use super::tree::{ENGINE, SourceTree};
 
-/// Where the bench calls C, the library of one peer and the memory map of another, and where a baseline flushes lines.
+/// Files of the bench with unsafe code: calls of C libraries of two peers, and a baseline that flushes cache lines.
 const UNSAFE_BENCH_PATHS: &[&str] = &[
     "crates/azekura-bench/src/engine/rocksdb.rs",
     "crates/azekura-bench/src/engine/heed.rs",
     "crates/azekura-bench/src/experiment/leaf_pool.rs",
 ];
 
-/// Unsafe code stands where its neighbours know about it.
+/// Unsafe code is confined to a few files.
 fn may_be_unsafe(path: &str) -> bool {
     if UNSAFE_BENCH_PATHS.iter().any(|place| path.starts_with(place)) {
         return true;
@@ -27,12 +27,13 @@ pub(super) fn unsafe_locations(tree: &SourceTree, _: &ImportGraph<'_>, report: &
         let offends = |at, word| word == "unsafe" || (word == "unsafe_code" && !forbids(at));
         for (at, word) in source.words().filter(|(at, word)| offends(*at, *word)) {
             let what = format!("`{word}` outside of vfs/mmap.rs, mem/ and the bench's peers in C");
-            report.add("unsafe-place", path, source.line_of(at), what);
+            report.add("unsafe-location", path, source.line_of(at), what);
         }
     }
 }
 
-/// Each unsafe block and impl says before it why it is sound; an unsafe function says what its caller owes.
+/// Each unsafe block and impl has a comment that says why it is sound; an unsafe function documents the duties of its
+/// caller.
 pub(super) fn safety_comments(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in tree.sources.iter().filter(|(path, _)| may_be_unsafe(path)) {
         let lines: Vec<&str> = source.text.lines().collect();
@@ -49,8 +50,8 @@ pub(super) fn safety_comments(tree: &SourceTree, _: &ImportGraph<'_>, report: &m
     }
 }
 
-/// Whether a comment with `wanted` stands above the last of `lines`. Between them may stand the rest of the comment,
-/// attributes, and up to three lines of the same statement.
+/// Whether a comment with `wanted` is above the last of `lines`. The rest of the comment, attributes, and up to three
+/// lines of the same statement may be between them.
 fn has_safety_comment(lines: &[&str], wanted: &str) -> bool {
     let mut code_lines = 0;
     for (i, line) in lines.iter().rev().enumerate() {
@@ -69,7 +70,7 @@ fn has_safety_comment(lines: &[&str], wanted: &str) -> bool {
     false
 }
 
-/// Nothing is left for later in code, tests included.
+/// No code is unfinished, tests included.
 pub(super) fn unfinished(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         for (at, word) in source.words() {
@@ -81,7 +82,7 @@ pub(super) fn unfinished(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut Li
     }
 }
 
-/// Git remembers what was there before.
+/// Old code is in the history of Git, not in comments.
 pub(super) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const STARTS: &[&str] = &[
         "let ", "fn ", "pub ", "pub(", "use ", "mod ", "impl ", "struct ", "enum ", "if ", "for ", "while ", "match ",
@@ -99,7 +100,7 @@ pub(super) fn commented_out(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut
     }
 }
 
-/// What cannot fail says why in `expect`.
+/// A result that cannot be an error is unwrapped by `expect` with the reason.
 pub(super) fn unwraps(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (path, source) in &tree.sources {
         for (at, _) in source.code.match_indices(".unwrap()").filter(|(at, _)| !source.is_test(*at)) {
@@ -108,7 +109,7 @@ pub(super) fn unwraps(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintR
     }
 }
 
-/// Work that is left belongs in an issue.
+/// Open work belongs in an issue.
 pub(super) fn markers(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const MARKERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
     for (path, source) in &tree.sources {
@@ -125,8 +126,8 @@ pub(super) fn markers(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintR
     }
 }
 
-/// The engine reaches the world through `vfs` only, and prints nothing. `clippy.toml` bans what std offers; this bans
-/// the rest.
+/// The engine uses the operating system through `vfs` only, and prints nothing. `clippy.toml` bans the functions of
+/// std; this rule bans the rest.
 pub(super) fn host_access(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     for (file, source) in tree.engine().filter(|(file, _)| !file.starts_with("vfs/")) {
         let banned = |code: &RustSource, at: usize, word: &str| match word {
@@ -140,12 +141,12 @@ pub(super) fn host_access(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut L
         };
         for (at, word) in source.words().filter(|(at, word)| banned(source, *at, word)) {
             let what = format!("`{word}` outside of vfs/");
-            report.add("world", &format!("{ENGINE}{file}"), source.line_of(at), what);
+            report.add("host-access", &format!("{ENGINE}{file}"), source.line_of(at), what);
         }
     }
 }
 
-/// Nothing names a place on one person's machine.
+/// No text names a path of a developer's machine.
 pub(super) fn absolute_paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const PLACES: &[&str] = &[concat!("/ho", "me/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
     let sources = tree.sources.iter().map(|(path, source)| (path, source.text.as_str()));

@@ -1,31 +1,30 @@
-//! Offences planted in a small house, so that every rule is seen to go red, and innocent look-alikes, so that it is
-//! seen to stay green.
+//! Tests of the rules on a small tree: each rule finds the violations planted there and accepts similar valid text.
 
 use std::collections::BTreeSet;
 
 use super::import_rules::RECORD;
-use super::tree::SourceTree;
+use super::tree::{ENGINE, SourceTree};
 use super::{LINT_RULES, run_lints};
 
-/// A small house without offences.
+/// A small tree without violations.
 fn valid_tree() -> Vec<(String, String)> {
     let files: &[(&str, &str)] = &[
-        ("README.md", "# A\n\n## The `doors`, open\n\n[a](docs/glossary.md) [b](#the-doors-open)\n"),
+        ("README.md", "# A\n\n## The `keys`, sorted\n\n[a](docs/glossary.md) [b](#the-keys-sorted)\n"),
         ("docs/glossary.md", "# Words\n"),
-        (RECORD, "# Arrows\n\n```text\ntable -> block, base\nblock -> base\n```\n"),
+        (RECORD, "# Imports\n\n```text\ntable -> block, base\nblock -> base\n```\n"),
         ("crates/azekura/docs/format/block.md", "# Block\n"),
         ("crates/azekura/src/lib.rs", "pub(crate) mod base;\npub use base::error::Error;\n"),
         (
             "crates/azekura/src/base/mod.rs",
-            "//! Rooms: [`error`].\npub(crate) mod error;\npub(crate) use error::Error;\n",
+            "//! Modules: [`error`].\npub(crate) mod error;\npub(crate) use error::Error;\n",
         ),
         ("crates/azekura/src/base/error.rs", "pub(crate) struct Error;\n"),
-        ("crates/azekura/src/block/mod.rs", "//! Rooms: [`frame`].\npub(crate) mod frame;\n"),
+        ("crates/azekura/src/block/mod.rs", "//! Modules: [`frame`].\npub(crate) mod frame;\n"),
         (
             "crates/azekura/src/block/frame.rs",
             "#![doc = include_str!(\"../../docs/format/block.md\")]\nuse crate::base::Error;\nstruct Frame(Error);\n",
         ),
-        ("crates/azekura/src/table/mod.rs", "//! Rooms: [`reader`].\npub(crate) mod reader;\n"),
+        ("crates/azekura/src/table/mod.rs", "//! Modules: [`reader`].\npub(crate) mod reader;\n"),
         (
             "crates/azekura/src/table/reader.rs",
             "use crate::base::error::{self, Error as E};\nuse crate::block::{frame::Frame};\n",
@@ -34,7 +33,7 @@ fn valid_tree() -> Vec<(String, String)> {
     files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect()
 }
 
-/// The small house with one file more, or another text in a file.
+/// The small tree with one more file, or another text in a file.
 fn valid_tree_with(path: &str, text: &str) -> SourceTree {
     let mut files = valid_tree();
     files.retain(|(p, _)| p != path);
@@ -47,11 +46,11 @@ fn source(file: &str) -> String {
 }
 
 /// Rules that need more than one planted file; each has a test of its own below.
-const TESTED_SEPARATELY: &[&str] = &["circle", "folder-size"];
+const TESTED_SEPARATELY: &[&str] = &["import-cycle", "subfolder-cycle", "folder-size"];
 
-/// The rules that a file breaks, as judged in the small house.
+/// The rules that a file violates in the small tree.
 fn rules_broken_by(path: &str, text: &str) -> Vec<&'static str> {
-    let rules: BTreeSet<_> = run_lints(&valid_tree_with(path, text)).into_iter().map(|offence| offence.rule).collect();
+    let rules: BTreeSet<_> = run_lints(&valid_tree_with(path, text)).into_iter().map(|error| error.rule).collect();
     rules.into_iter().collect()
 }
 
@@ -60,31 +59,35 @@ const UNSAFE_BLOCK: &str = "fn f() {\n    let x = 1;\n    let _ = unsafe { g(x) 
 fn planted_errors() -> Vec<(&'static str, String, String)> {
     let long_function = format!("fn f() {{\n{}}}\n", "    g();\n".repeat(69));
     let long_file = "const X: u8 = 1;\n".repeat(801);
-    let long_door = format!("//! No rooms.\n{}", "//!\n".repeat(60));
+    let long_mod_file = format!("//! No modules.\n{}", "//!\n".repeat(60));
     let cases: &[(&'static str, &str, &str)] = &[
-        ("floors", "block/a.rs", "use crate::table::reader::Reader;\n"),
-        ("floors", "block/a.rs", "#[cfg(test)]\nmod tests {\n    use crate::table::reader::Reader;\n}\n"),
-        ("floors", "record/a.rs", "fn f() -> crate::block::frame::Frame {}\n"),
-        ("floors", "engine.rs", "use crate::{block::frame::Frame as F};\n"),
-        ("floors", "attic/a.rs", "\n"),
+        ("layers", "block/a.rs", "use crate::table::reader::Reader;\n"),
+        ("layers", "block/a.rs", "#[cfg(test)]\nmod tests {\n    use crate::table::reader::Reader;\n}\n"),
+        ("layers", "record/a.rs", "fn f() -> crate::block::frame::Frame {}\n"),
+        ("layers", "engine.rs", "use crate::{block::frame::Frame as F};\n"),
+        ("layers", "other/a.rs", "\n"),
         ("root-import", "table/a.rs", "use crate::Error;\n"),
         ("root-import", "table/a.rs", "fn f() { crate::Error; }\n"),
         ("super", "table/a.rs", "use super::reader;\n"),
-        ("own-door", "table/a.rs", "use crate::table;\n"),
+        ("own-module", "table/a.rs", "use crate::table;\n"),
         ("glob", "table/a.rs", "use crate::base::error::*;\n"),
-        ("arrow-unlisted", "wal/a.rs", "use crate::block::frame::Frame;\n"),
-        ("arrow-gone", "block/frame.rs", "#![doc = include_str!(\"../../docs/format/block.md\")]\n"),
-        ("door-plate", "table/mod.rs", "// Rooms: reader.\nmod reader;\n"),
-        ("door-plate", "table/mod.rs", "//! Rooms: a reader-like thing.\nmod reader_;\n"),
-        ("door-plate", "table/mod.rs", "//! Rooms: none.\npub(crate) fn f() {}\n"),
-        ("door-plate", "table/mod.rs", &long_door),
+        ("import-unlisted", "wal/a.rs", "use crate::block::frame::Frame;\n"),
+        ("import-stale", "block/frame.rs", "#![doc = include_str!(\"../../docs/format/block.md\")]\n"),
+        ("module-doc", "table/mod.rs", "// Modules: reader.\nmod reader;\n"),
+        ("module-doc", "table/mod.rs", "//! Modules: a reader-like thing.\nmod reader_;\n"),
+        ("module-doc", "table/mod.rs", "//! Modules: none.\npub(crate) fn f() {}\n"),
+        ("module-doc", "table/mod.rs", &long_mod_file),
         ("file-length", "table/a.rs", &long_file),
         ("function-length", "table/a.rs", &long_function),
-        ("name", "table/util.rs", "\n"),
-        ("name", "table/helpers/a.rs", "\n"),
+        ("file-name", "table/util.rs", "\n"),
+        ("file-name", "table/helpers/a.rs", "\n"),
+        ("type-name", "table/a.rs", "pub(crate) struct Error;\n"),
+        ("person", "engine.rs", "/// For threads WHO wait.\nfn f() {}\n"),
+        ("person", "engine.rs", "fn f() {\n    g(); // no one waits\n}\n"),
+        ("metaphor", "engine.rs", "//! Text.\n//!\n//! So many blocks.\n"),
         ("line-width", "table/a.rs", &format!("//! {}\n", "é".repeat(117))),
-        ("unsafe-place", "table/a.rs", UNSAFE_BLOCK),
-        ("unsafe-place", "table/a.rs", "#![allow(unsafe_code)]\n"),
+        ("unsafe-location", "table/a.rs", UNSAFE_BLOCK),
+        ("unsafe-location", "table/a.rs", "#![allow(unsafe_code)]\n"),
         ("safety-comment", "mem/a.rs", UNSAFE_BLOCK),
         ("safety-comment", "mem/a.rs", "unsafe impl Send for X {}\n"),
         ("safety-comment", "vfs/mmap.rs", "// SAFETY: of another line.\nlet y = 1;\nlet x = unsafe { g() };\n"),
@@ -95,23 +98,25 @@ fn planted_errors() -> Vec<(&'static str, String, String)> {
         ("unwrap", "table/a.rs", "fn f() { g().unwrap(); }\n#[cfg(test)]\nmod tests {}\n"),
         ("marker", "table/a.rs", concat!("// FIX", "ME: later\n")),
         ("marker", "table/a.rs", concat!("//! to", "do\n")),
-        ("world", "table/a.rs", "use rustix::fs::fsync;\n"),
-        ("world", "mem/a.rs", "use rustix::fs::fsync;\n"),
-        ("world", "table/a.rs", "fn f() { println!(); }\n"),
-        ("absolute-path", "table/a.rs", concat!("const DIR: &str = \"/ho", "me/someone\";\n")),
+        ("host-access", "table/a.rs", "use rustix::fs::fsync;\n"),
+        ("host-access", "mem/a.rs", "use rustix::fs::fsync;\n"),
+        ("host-access", "table/a.rs", "fn f() { println!(); }\n"),
+        ("absolute-path", "table/a.rs", concat!("const DIR: &str = \"/ho", "me/user\";\n")),
         ("include-exists", "table/a.rs", "#![doc = include_str!(\"../../docs/format/gone.md\")]\n"),
     ];
     let mut all: Vec<_> = cases.iter().map(|(rule, file, text)| (*rule, source(file), text.to_string())).collect();
-    let papers: &[(&'static str, &str, &str)] = &[
+    let other: &[(&'static str, &str, &str)] = &[
         ("format-included", "crates/azekura/docs/format/lonely.md", "# Lonely\n"),
         ("link", "README.md", "[a](docs/gone.md)\n"),
         ("link", "docs/glossary.md", "[a](../README.md#nowhere)\n"),
         ("absolute-path", "README.md", concat!("See /wo", "rk/notes.\n")),
+        ("person", "README.md", "For somebody.\n"),
+        ("metaphor", "fuzz/README.md", "The house.\n"),
         ("unwrap", "crates/azekura-cli/src/main.rs", "fn main() { f().unwrap() }\n"),
-        ("unsafe-place", "crates/azekura-bench/src/engine/redb.rs", UNSAFE_BLOCK),
+        ("unsafe-location", "crates/azekura-bench/src/engine/redb.rs", UNSAFE_BLOCK),
         ("safety-comment", "crates/azekura-bench/src/engine/heed.rs", UNSAFE_BLOCK),
     ];
-    all.extend(papers.iter().map(|(rule, path, text)| (*rule, path.to_string(), text.to_string())));
+    all.extend(other.iter().map(|(rule, path, text)| (*rule, path.to_string(), text.to_string())));
     all
 }
 
@@ -121,15 +126,15 @@ fn valid_tree_passes_all_lints() {
 }
 
 #[test]
-fn every_planted_offence_is_found() {
+fn every_planted_violation_is_found() {
     for (rule, path, text) in planted_errors() {
         let found = rules_broken_by(&path, &text);
-        assert!(found.contains(&rule), "{rule} stays green for {path}, found {found:?}:\n{text}");
+        assert!(found.contains(&rule), "{rule} accepts {path}, found {found:?}:\n{text}");
     }
 }
 
 #[test]
-fn every_rule_has_a_planted_offence() {
+fn every_rule_has_a_planted_violation() {
     let planted: BTreeSet<&str> =
         planted_errors().iter().map(|(rule, ..)| *rule).chain(TESTED_SEPARATELY.iter().copied()).collect();
     let rules: BTreeSet<&str> = LINT_RULES.iter().map(|(name, _)| *name).collect();
@@ -138,8 +143,9 @@ fn every_rule_has_a_planted_offence() {
 
 #[test]
 fn unlisted_import_is_found_when_record_is_empty() {
-    let offences = run_lints(&valid_tree_with(RECORD, "# Arrows\n\ntable -> block, base\n"));
-    let found: Vec<_> = offences.iter().filter(|o| o.rule == "arrow-unlisted").map(|o| &o.what[..15]).collect();
+    let errors = run_lints(&valid_tree_with(RECORD, "# Imports\n\ntable -> block, base\n"));
+    let found: Vec<_> =
+        errors.iter().filter(|error| error.rule == "import-unlisted").map(|error| &error.what[..15]).collect();
     assert_eq!(found, ["block -> base i", "table -> base i", "table -> block "]);
 }
 
@@ -148,16 +154,40 @@ fn cycles_through_reexports_and_paths_are_found() {
     let mut files = valid_tree();
     files.push((source("block/a.rs"), "use crate::block::{b::{B}};\n".into()));
     files.push((source("block/b.rs"), "fn f(_: crate::block::deep::C) {}\n".into()));
-    files.push((source("block/deep/mod.rs"), "//! Room: `c`.\nmod c;\npub(crate) use c::C;\n".into()));
+    files.push((source("block/deep/mod.rs"), "//! Module: `c`.\nmod c;\npub(crate) use c::C;\n".into()));
     files.push((source("block/deep/c.rs"), "use crate::{block::{a::A}};\n".into()));
-    let offences = run_lints(&SourceTree::from_files(files));
-    let circle: Vec<_> = offences.iter().filter(|o| o.rule == "circle").map(|o| o.path.as_str()).collect();
-    assert_eq!(circle, [source("block/a.rs"), source("block/b.rs"), source("block/deep/c.rs")]);
-    assert!(offences[0].what.contains("block/a.rs, block/b.rs, block/deep/c.rs"), "{}", offences[0]);
+    let errors = run_lints(&SourceTree::from_files(files));
+    let cycle: Vec<_> =
+        errors.iter().filter(|error| error.rule == "import-cycle").map(|error| error.path.as_str()).collect();
+    assert_eq!(cycle, [source("block/a.rs"), source("block/b.rs"), source("block/deep/c.rs")]);
+    assert!(errors[0].what.contains("block/a.rs, block/b.rs, block/deep/c.rs"), "{}", errors[0]);
 }
 
 #[test]
-fn a_circle_that_only_tests_close_is_none() {
+fn cycles_of_subfolders_are_found() {
+    let mut files = valid_tree();
+    files.push((source("block/a/x.rs"), "use crate::block::b::y::B;\n".into()));
+    files.push((source("block/b/y.rs"), "struct B;\n".into()));
+    files.push((source("block/b/z.rs"), "use crate::block::a::x::A;\n".into()));
+    let errors = run_lints(&SourceTree::from_files(files));
+    let cycle: Vec<_> = errors.iter().map(|error| (error.rule, error.path.as_str())).collect();
+    let (x, z) = (source("block/a/x.rs"), source("block/b/z.rs"));
+    assert_eq!(cycle, [("subfolder-cycle", x.as_str()), ("subfolder-cycle", z.as_str())]);
+}
+
+#[test]
+fn cycles_are_found_in_other_crates() {
+    for name in ["azekura-cli", "azekura-bench"] {
+        let mut files = valid_tree();
+        files.push((format!("crates/{name}/src/a.rs"), "use crate::b::B;\n".into()));
+        files.push((format!("crates/{name}/src/b.rs"), "use crate::a::A;\n".into()));
+        let errors = run_lints(&SourceTree::from_files(files));
+        assert!(errors.iter().any(|error| error.rule == "import-cycle"), "{name}");
+    }
+}
+
+#[test]
+fn cycle_of_test_imports_is_accepted() {
     let mut files = valid_tree();
     files.push((source("block/a.rs"), "use crate::block::b::B;\n".into()));
     files.push((source("block/b.rs"), "#[cfg(test)]\nmod tests {\n    use crate::block::a::A;\n}\n".into()));
@@ -165,7 +195,7 @@ fn a_circle_that_only_tests_close_is_none() {
 }
 
 #[test]
-fn a_folder_of_26_files_is_too_big() {
+fn folder_of_26_files_is_too_large() {
     let file = |i: usize| (source(&format!("block/b{i}.rs")), String::new());
     let mut files = valid_tree();
     files.extend((0..23).map(file));
@@ -174,9 +204,9 @@ fn a_folder_of_26_files_is_too_big() {
     assert_eq!(run_lints(&SourceTree::from_files(files))[0].rule, "folder-size");
 }
 
-/// What looks like an offence and is none.
+/// Valid text that is similar to a violation.
 #[test]
-fn innocents_stay_green() {
+fn similar_valid_text_is_accepted() {
     let cases: &[(&str, &str)] = &[
         (
             "table/a.rs",
@@ -200,7 +230,7 @@ fn innocents_stay_green() {
         ("table/tests.rs", "fn f() { g().unwrap() }\n"),
     ];
     for (file, text) in cases {
-        let declared = "//! Rooms: [`reader`].\npub(crate) mod reader;\n#[cfg(test)]\nmod tests;\n";
+        let declared = "//! Modules: [`reader`].\npub(crate) mod reader;\n#[cfg(test)]\nmod tests;\n";
         let mut files = valid_tree();
         files.retain(|(path, _)| *path != source("table/mod.rs"));
         files.push((source("table/mod.rs"), declared.into()));
@@ -221,9 +251,9 @@ fn longest_function_and_file_are_allowed() {
 #[test]
 fn import_graph_lists_layers_and_imports() {
     let tree = SourceTree::from_files(valid_tree());
-    let plan = super::ImportGraph::new(&tree);
-    assert_eq!(plan.import_list(), "table -> block, base\nblock -> base");
-    let printed = plan.to_string();
+    let graph = super::ImportGraph::new(&tree, ENGINE);
+    assert_eq!(graph.import_list(), "table -> block, base\nblock -> base");
+    let printed = graph.to_string();
     let table = printed.lines().find(|line| line.contains("table")).expect("table has a line");
     assert_eq!(table.split_whitespace().collect::<Vec<_>>(), ["3", "table", "2", "4", "0", "base", "block"]);
 }

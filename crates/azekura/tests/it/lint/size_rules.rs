@@ -1,4 +1,4 @@
-//! Rules about sizes and names.
+//! Rules about sizes, and about `mod.rs` files.
 
 use std::collections::BTreeMap;
 
@@ -12,28 +12,27 @@ const FILE_LINES_MAX: usize = 800;
 const FUNCTION_LINES_MAX: usize = 70;
 const FOLDER_FILES_MAX: usize = 25;
 const COLUMNS_MAX: usize = 120;
-const FORBIDDEN_FILE_NAMES: &[&str] = &["util", "utils", "common", "helpers", "helper", "types", "misc"];
 
-/// `mod.rs` says what the folder is and names its rooms; it defines nothing.
+/// `mod.rs` documents the folder and names its modules; it defines nothing.
 pub(super) fn mod_files(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
     const DEFINITIONS: &[&str] = &["fn", "struct", "enum", "trait", "impl", "union", "static", "macro_rules"];
     for (path, source) in tree.sources.iter().filter(|(path, _)| path.ends_with("/mod.rs")) {
         let lines = source.lines();
         if lines > MOD_FILE_LINES_MAX {
-            report.add("door-plate", path, lines, format!("{lines} lines are more than {MOD_FILE_LINES_MAX}"));
+            report.add("module-doc", path, lines, format!("{lines} lines are more than {MOD_FILE_LINES_MAX}"));
         }
         if !source.text.starts_with("//!") {
-            report.add("door-plate", path, 1, "does not begin with `//!`: say what the folder is");
+            report.add("module-doc", path, 1, "does not begin with `//!`: document the folder");
         }
-        let plate = source.comments.iter().filter(|(_, text)| text.starts_with("//!"));
-        let plate: String = plate.map(|(_, text)| format!("{text}\n")).collect();
-        for (at, room) in source.modules().filter(|(at, _)| !source.is_test(*at)) {
-            if !words_from(&plate, 0).any(|(_, word)| word == room) {
-                report.add("door-plate", path, source.line_of(at), format!("does not name the room `{room}`"));
+        let doc = source.comments.iter().filter(|(_, text)| text.starts_with("//!"));
+        let doc: String = doc.map(|(_, text)| format!("{text}\n")).collect();
+        for (at, module) in source.modules().filter(|(at, _)| !source.is_test(*at)) {
+            if !words_from(&doc, 0).any(|(_, word)| word == module) {
+                report.add("module-doc", path, source.line_of(at), format!("does not name the module `{module}`"));
             }
         }
         for (at, word) in source.words().filter(|(at, word)| DEFINITIONS.contains(word) && !source.is_test(*at)) {
-            report.add("door-plate", path, source.line_of(at), format!("`{word}`: a door plate defines nothing"));
+            report.add("module-doc", path, source.line_of(at), format!("`{word}`: a `mod.rs` defines nothing"));
         }
     }
 }
@@ -67,15 +66,6 @@ pub(super) fn folder_sizes(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut 
     }
     for (folder, files) in folders.into_iter().filter(|(_, files)| *files > FOLDER_FILES_MAX) {
         report.add("folder-size", folder, 1, format!("{files} files are more than {FOLDER_FILES_MAX}"));
-    }
-}
-
-/// One noun, one file: names that could hold anything are forbidden.
-pub(super) fn file_names(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
-    for path in tree.sources.keys() {
-        for part in path.trim_end_matches(".rs").split('/').filter(|part| FORBIDDEN_FILE_NAMES.contains(part)) {
-            report.add("name", path, 1, format!("`{part}` could hold anything; name the noun"));
-        }
     }
 }
 

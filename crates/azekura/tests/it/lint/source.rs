@@ -1,6 +1,6 @@
-//! One Rust file, taken apart as far as the rules need it: code, comments, strings, tests, functions.
+//! One Rust file, split as far as the rules need it: code, comments, strings, tests, functions.
 //!
-//! No parser: a scanner that knows strings, characters, lifetimes and comments, and matches brackets.
+//! A scanner, not a parser: it recognizes strings, characters, lifetimes and comments, and matches brackets.
 
 use std::ops::Range;
 
@@ -170,7 +170,7 @@ fn test_ranges(code: &str) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The last offset of the item (or field, or match arm) whose first attribute starts at `start`.
+/// The end of the item (or field, or match arm) whose first attribute is at `start`.
 fn item_end(code: &str, start: usize) -> usize {
     const ITEMS: &[&str] = &[
         "pub",
@@ -247,7 +247,7 @@ impl SourceScanner<'_> {
         }
     }
 
-    /// Whether the `r` at hand begins a word; `br` and `cr` count as well.
+    /// Whether the current `r` begins a word; `br` and `cr` count as well.
     fn at_word_start(&self) -> bool {
         let is_word = |i: usize| self.text.get(i).is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
         match self.at.checked_sub(1) {
@@ -304,7 +304,7 @@ impl SourceScanner<'_> {
         self.at = self.at.min(self.text.len());
     }
 
-    /// Takes `r"…"` or `r#"…"#`; false if this is something else, such as `r#type`.
+    /// Skips `r"…"` or `r#"…"#`; returns false for anything else, such as `r#type`.
     fn raw_string(&mut self) -> bool {
         let rest = &self.text[self.at + 1..];
         let hashes = rest.iter().take_while(|b| **b == b'#').count();
@@ -319,7 +319,7 @@ impl SourceScanner<'_> {
     }
 }
 
-/// Tells `'a'` and `'\n'` from the lifetime `'a`.
+/// Distinguishes `'a'` and `'\n'` from the lifetime `'a`.
 fn is_char_literal(rest: &[u8]) -> bool {
     let Some(first) = rest.get(1) else { return false };
     let len = match first {

@@ -1,24 +1,24 @@
-//! The files of the repository, read from disk or planted by a test.
+//! The files of the repository, read from disk or given by a test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::source::RustSource;
 
-/// Where the engine's sources stand.
+/// The folder of the engine's sources.
 pub(super) const ENGINE: &str = "crates/azekura/src/";
 
-/// Text files by their path from the root of the repository, with `/` between the parts.
+/// Text files by their path from the root of the repository, with `/` as separator.
 pub(super) struct SourceTree {
-    /// Everything that is text and no Rust source.
+    /// Text files other than Rust sources.
     pub(super) documents: BTreeMap<String, String>,
     pub(super) sources: BTreeMap<String, RustSource>,
-    /// Every path there is, of directories too.
+    /// The paths of all files and directories.
     names: BTreeSet<String>,
 }
 
 impl SourceTree {
-    /// Reads the repository, without what is built or generated.
+    /// Reads the repository, without build output and generated files.
     pub(super) fn read(root: &Path) -> SourceTree {
         let mut files = Vec::new();
         let mut folders = vec![String::new()];
@@ -64,7 +64,12 @@ impl SourceTree {
 
     /// The sources of the engine, by their path below [`ENGINE`].
     pub(super) fn engine(&self) -> impl Iterator<Item = (&str, &RustSource)> {
-        self.sources.iter().filter_map(|(path, source)| Some((path.strip_prefix(ENGINE)?, source)))
+        self.sources_in(ENGINE)
+    }
+
+    /// The sources in a folder, by their path below it.
+    pub(super) fn sources_in(&self, folder: &str) -> impl Iterator<Item = (&str, &RustSource)> {
+        self.sources.iter().filter_map(move |(path, source)| Some((path.strip_prefix(folder)?, source)))
     }
 
     /// Files that are tests as a whole: those in test directories, and modules that are declared under `cfg(test)`.
@@ -89,7 +94,7 @@ fn is_generated(path: &str, name: &str) -> bool {
     matches!(name, "target" | ".git") || matches!(path, "fuzz/corpus" | "fuzz/artifacts" | "fuzz/coverage")
 }
 
-/// Joins a path to the folder of `from`, and takes `.` and `..` out. `None` if it leads out of the repository.
+/// Joins a path to the folder of `from` and resolves `.` and `..`; `None` if the result is outside of the repository.
 pub(super) fn resolve_relative(from: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();

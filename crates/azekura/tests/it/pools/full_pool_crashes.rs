@@ -43,8 +43,7 @@ struct FullPoolRun {
     times_full: u64,
     /// `max_size` of both pools, in eighths of [`PoolSizes::max`].
     eighths: u64,
-    /// One change in so many is followed by a checkpoint. If there are few checkpoints, the log holds many times the
-    /// bytes of the pool.
+    /// Number of changes per checkpoint. If there are few checkpoints, the WAL has many times the bytes of the pool.
     flush_every: u64,
 }
 

@@ -676,8 +676,8 @@ fn shadow_of_a_killed_process_is_made_durable() {
 }
 
 /// A checkpoint failed because its shadow could not be synced, and left it whole in the page cache. The system may have
-/// dropped what it could not write, and the next sync reports success. So the process after a kill counted the shadow as
-/// durable and gave back the log that it stood for; power loss then took synced records.
+/// dropped what it could not write, and the next sync reports success. So the process after a kill counted the shadow
+/// as durable and gave back the log that it stood for; power loss then took synced records.
 #[test]
 fn shadow_of_a_failed_checkpoint_is_not_used() {
     for has_image in [false, true] {

@@ -1,0 +1,81 @@
+//! Rules about the words of comments and documents.
+
+use super::LintReport;
+use super::import_graph::ImportGraph;
+use super::source::words_from;
+use super::tree::SourceTree;
+
+/// Files and folders whose text is checked. The text of the others is not rewritten yet.
+const CHECKED: &[&str] = &[
+    "README.md",
+    "CONTRIBUTING.md",
+    "crates/azekura-bench/",
+    "crates/azekura-cli/",
+    "crates/azekura/examples/",
+    "crates/azekura/src/engine.rs",
+    "crates/azekura/tests/",
+    "fuzz/",
+];
+
+const PERSONS: &[&str] = &["who", "whoever", "whom", "nobody", "somebody", "no one", "anybody"];
+
+const METAPHORS: &[&str] = &[
+    "house",
+    "houses",
+    "door",
+    "doors",
+    "wing",
+    "wings",
+    "graveyard",
+    "doom",
+    "doomed",
+    "buried",
+    "shelf",
+    "shelves",
+    "company",
+    "so many",
+    "so long as",
+];
+
+/// A sentence names its actor: a thread, a file, the caller.
+pub(super) fn persons(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (path, line, text) in prose(tree) {
+        for word in PERSONS.iter().filter(|word| contains_words(text, word)) {
+            report.add("person", path, line, format!("`{word}`: name the thread, the object or the caller"));
+        }
+    }
+}
+
+/// A sentence uses the terms of the field.
+pub(super) fn metaphors(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    for (path, line, text) in prose(tree) {
+        for word in METAPHORS.iter().filter(|word| contains_words(text, word)) {
+            report.add("metaphor", path, line, format!("`{word}`: use the term of the field"));
+        }
+    }
+}
+
+/// The lines of comments and of Markdown documents, with path and line number.
+fn prose(tree: &SourceTree) -> impl Iterator<Item = (&str, usize, &str)> {
+    let documents = tree.documents.iter().filter(|(path, _)| path.ends_with(".md"));
+    documents
+        .flat_map(|(path, text)| text.lines().enumerate().map(move |(i, line)| (path.as_str(), i + 1, line)))
+        .chain(comment_lines(tree))
+        .filter(|(path, ..)| CHECKED.iter().any(|checked| path.starts_with(checked)))
+}
+
+fn comment_lines(tree: &SourceTree) -> impl Iterator<Item = (&str, usize, &str)> {
+    tree.sources.iter().flat_map(|(path, source)| {
+        source.comments.iter().flat_map(move |(at, comment)| {
+            let first = source.line_of(*at);
+            comment.lines().enumerate().map(move |(i, line)| (path.as_str(), first + i, line))
+        })
+    })
+}
+
+/// Whether `text` contains the words of `wanted` in a row, in any case.
+fn contains_words(text: &str, wanted: &str) -> bool {
+    let words: Vec<&str> = words_from(text, 0).map(|(_, word)| word).collect();
+    let wanted: Vec<&str> = wanted.split(' ').collect();
+    words.windows(wanted.len()).any(|row| row.iter().zip(&wanted).all(|(a, b)| a.eq_ignore_ascii_case(b)))
+}
