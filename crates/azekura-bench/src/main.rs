@@ -1,8 +1,8 @@
 //! `azekura-bench`: workloads that measure azekura, alone and beside its peers. The README says what makes them fair.
 //!
 //! Layers, each of which imports from those after it only: [`commands`]; [`cli`] the command line; [`experiment`]
-//! questions with variants; [`report`] medians, tables, pages and charts; [`task`] parent and child processes;
-//! [`workload`] what is done; [`engine`] the engines under test; [`measure`] counters and the machine; [`error`].
+//! questions with variants; [`report`] medians, tables and charts; [`task`] parent and child processes; [`workload`]
+//! what is done; [`engine`] the engines under test; [`measure`] counters and the machine; [`error`].
 
 // A bench measures the machine itself: files, clocks and threads are its subject.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -23,12 +23,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Run(run) => commands::run::run(&run),
-        Command::Open(open) => commands::openings::open(&open),
-        Command::Partitions(partitions) => commands::openings::partitions(&partitions),
-        Command::Device(common) => commands::openings::device(&common),
-        Command::Report(report) => commands::report::report(&report),
-        Command::Experiment(experiment) => commands::experiment::experiment(&experiment),
+        Command::Run(run) => commands::run(&run),
+        Command::Report(report) => commands::report(&report),
+        Command::Experiment(experiment) => commands::experiment(&experiment),
         Command::Child { task } => task::child::answer(|| task::comparison::perform(&serde_json::from_str(&task)?)),
     };
     match outcome {

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::measure::device::processors;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::ops::Bound;
@@ -37,23 +37,39 @@ pub(crate) enum Compression {
 }
 
 /// The options of one database, the same for every engine of a comparison.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Options {
-    /// Bytes of block cache.
+    /// Block cache of each engine.
+    #[arg(long = "cache-size", default_value = "512M", value_parser = bytes)]
     pub(crate) cache_bytes: u64,
-    /// Bytes of one memtable.
+    /// Memtable of each engine.
+    #[arg(long = "memtable-size", default_value = "64M", value_parser = bytes)]
     pub(crate) memtable_bytes: u64,
     /// Target bytes of one table; the engine's default when `None`.
+    #[arg(skip)]
     pub(crate) table_bytes: Option<u64>,
+    /// What a write must survive before it returns.
+    #[arg(long, value_enum, default_value = "none")]
     pub(crate) sync: Sync,
+    /// Compression of every level.
+    #[arg(long, value_enum, default_value = "none")]
     pub(crate) compression: Compression,
-    /// Background threads.
+    /// Background threads of each engine; as many as processors by default.
+    #[arg(long, default_value_t = processors())]
     pub(crate) workers: usize,
-    /// Values of at least this size are stored apart from the tree, in engines that can.
+    /// Store values of at least this size apart from the tree, in engines that can.
+    #[arg(long, value_parser = bytes)]
     pub(crate) separate_from: Option<u64>,
     /// Approximate bytes of keys and values that will be stored; 0 if unknown. For engines that bound their memory.
+    #[arg(skip)]
     #[serde(default)]
     pub(crate) data_bytes: u64,
+}
+
+/// Parses `64`, `4K`, `512MiB`, `1G`: powers of 1024.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let parsed = parse_size::Config::new().with_binary().parse_size(text);
+    parsed.map_err(|error| format!("`{text}` is not a size: {error}"))
 }
 
 impl Options {

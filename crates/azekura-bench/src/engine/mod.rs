@@ -4,7 +4,7 @@
 //! error with the feature that adds it.
 //!
 //! [`api`] the trait, its options and helpers; [`registry`] names and the wait for background work; then one adapter
-//! for each engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `sled`, `surrealkv`, and [`map`] for experiments.
+//! for each engine: [`azekura`], `fjall`, `heed`, `redb`, `rocksdb`, `surrealkv`, and [`map`] for experiments.
 //! `memory` is a faulty engine for tests of the bench; `smoke` calls every method of every engine of the build.
 
 pub(crate) mod api;
@@ -21,8 +21,6 @@ pub(crate) mod redb;
 pub(crate) mod registry;
 #[cfg(feature = "rocksdb")]
 pub(crate) mod rocksdb;
-#[cfg(feature = "sled")]
-pub(crate) mod sled;
 #[cfg(test)]
 mod smoke;
 #[cfg(feature = "surrealkv")]

@@ -54,7 +54,6 @@ const ENGINES: &[EngineEntry] = &[
     peer!("heed", "heed", false, super::heed::open),
     peer!("redb", "redb", false, super::redb::open),
     peer!("surrealkv", "surrealkv", false, super::surrealkv::open),
-    peer!("sled", "sled", false, super::sled::open),
 ];
 
 /// Every engine that the bench knows, azekura first, without variants.

@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-const PEERS: [&str; 6] = ["fjall", "rocksdb", "heed", "redb", "sled", "surrealkv"];
+const PEERS: [&str; 5] = ["fjall", "rocksdb", "heed", "redb", "surrealkv"];
 /// Extensions of logs.
 const LOGS: [&str; 3] = ["wal", "jnl", "log"];
 /// Values of at least this size are separated.
@@ -137,10 +137,8 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Map<String, Value>> {
     let (warm_s, zipf_s, rounds) = context.size((0.05, 0.15, 2), (0.5, 2.0, 3));
     let (minute_s, short_s, cold_reads) = context.size((0.3, 0.2, 400), (60.0, 10.0, 4000));
     let pages = context.scratch.fresh("pages")?;
-    let packed = pack(context.pages, Wanted { least_bytes: 0, total_bytes, pages: u64::MAX }, &pages)?;
-    let mut answer = Map::new();
-    packed.put(&mut answer);
-    let cache_bytes = packed.bytes / CACHE_PART;
+    let mut answer = pack(context.pages, Wanted { least_bytes: 0, total_bytes, pages: u64::MAX }, &pages)?;
+    let cache_bytes = answer["page_bytes"].as_u64().unwrap_or(0) / CACHE_PART;
     answer.extend(object(json!({
         "separated_from_bytes": SEPARATE_FROM, "memtable_bytes": memtable_bytes, "zipf_cache_bytes": cache_bytes,
         "minute_cache_bytes": MINUTE_CACHE_BYTES, "minute_seconds": {"compared": minute_s, "others": short_s},

@@ -2,16 +2,15 @@
 //!
 //! The parent packs them into one file, so that its children need not search for tens of thousands of files each.
 
+use crate::engine::api::object;
 use crate::error::{Result, wrong};
 use crate::measure::disk::files;
 use crate::workload::data::{self, Zipfian, below, shuffle};
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution, LogNormal};
 use serde_json::{Map, Value, json};
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,24 +20,6 @@ const KEY_BYTES_MAX: usize = 400;
 /// No page is larger than this part of all that is taken.
 const PART_MAX: u64 = 32;
 const SEED: u64 = 41;
-
-/// Where pages came from, and how many there are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Packed {
-    from: &'static str,
-    pub(crate) pages: u64,
-    pub(crate) bytes: u64,
-}
-
-impl Packed {
-    /// `pages_from` and the like.
-    pub(crate) fn put(&self, answer: &mut Map<String, Value>) {
-        answer.insert("pages_from".into(), json!(self.from));
-        answer.insert("pages".into(), json!(self.pages));
-        answer.insert("page_bytes".into(), json!(self.bytes));
-        answer.insert("mean_page_bytes".into(), json!(self.bytes as f64 / self.pages.max(1) as f64));
-    }
-}
 
 /// Which pages are wanted.
 #[derive(Clone, Copy, Debug)]
@@ -51,169 +32,136 @@ pub(crate) struct Wanted {
     pub(crate) pages: u64,
 }
 
+/// A key and a page.
+type Page = (Vec<u8>, Vec<u8>);
+
 /// Writes pages from below `asked` into the file `to`; without it from the documentation of the Rust toolchain, or
-/// generated ones if there is none.
+/// generated ones if there is none. Returns `pages_from`, `pages`, `page_bytes` and `mean_page_bytes`.
 ///
 /// # Errors
 /// There are no pages in the directory that was asked for; those of reading and writing.
-pub(crate) fn pack(asked: Option<&Path>, wanted: Wanted, to: &Path) -> Result<Packed> {
-    let found = match asked {
-        Some(dir) => from_files(dir, wanted, to)?,
-        None => documentation().map(|dir| from_files(&dir, wanted, to)).transpose()?.unwrap_or_default(),
-    };
-    match (found, asked) {
-        ((0, _), Some(dir)) => Err(format!("there are no HTML pages below {}", dir.display()).into()),
-        ((0, _), None) => {
-            let (pages, bytes) = generated(wanted, to)?;
-            Ok(Packed { from: "generated", pages, bytes })
+pub(crate) fn pack(asked: Option<&Path>, wanted: Wanted, to: &Path) -> Result<Map<String, Value>> {
+    if let Some(dir) = asked.map(Path::to_path_buf).or_else(documentation) {
+        let (pages, bytes) = write(html_files(&dir, wanted)?.map(|path| read_page(&dir, &path)), wanted, to)?;
+        if pages > 0 {
+            return Ok(summary("files", pages, bytes));
+        } else if asked.is_some() {
+            return Err(format!("there are no HTML pages below {}", dir.display()).into());
         }
-        ((pages, bytes), _) => Ok(Packed { from: "files", pages, bytes }),
     }
+    let (pages, bytes) = write(generated(wanted).map(Ok), wanted, to)?;
+    Ok(summary("generated", pages, bytes))
 }
 
-/// Where the toolchain has its documentation, if it has any.
+fn summary(from: &str, pages: u64, bytes: u64) -> Map<String, Value> {
+    let mean = bytes as f64 / pages.max(1) as f64;
+    object(json!({"pages_from": from, "pages": pages, "page_bytes": bytes, "mean_page_bytes": mean}))
+}
+
+/// The directory in which the toolchain has its documentation, if it has any.
 fn documentation() -> Option<PathBuf> {
-    let told = Command::new("rustc").args(["--print", "sysroot"]).output().ok().filter(|told| told.status.success())?;
-    let dir = Path::new(String::from_utf8(told.stdout).ok()?.trim()).join("share/doc");
-    dir.is_dir().then_some(dir)
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
+    let dir = Path::new(String::from_utf8(output.stdout).ok()?.trim()).join("share/doc");
+    (output.status.success() && dir.is_dir()).then_some(dir)
 }
 
-fn from_files(dir: &Path, wanted: Wanted, to: &Path) -> Result<(u64, u64)> {
+/// The HTML files of a fitting size below `dir`, in a random order.
+fn html_files(dir: &Path, wanted: Wanted) -> Result<impl Iterator<Item = PathBuf>> {
     std::fs::read_dir(dir)?; // a missing directory is an error
+    let sizes = wanted.least_bytes.max(1)..=wanted.total_bytes / PART_MAX;
     let is_html = |path: &Path| path.extension().is_some_and(|end| end == "html" || end == "htm");
-    let found = files(dir).filter(|(path, _)| is_html(path));
-    let mut found: Vec<(PathBuf, u64)> = found.map(|(path, metadata)| (path, metadata.len())).collect();
+    let found = files(dir).filter(|(path, metadata)| is_html(path) && sizes.contains(&metadata.len()));
+    let mut found: Vec<PathBuf> = found.map(|(path, _)| path).collect();
     shuffle(&mut found, SEED);
-    let most = wanted.total_bytes / PART_MAX;
-    let mut packer = Packer::new(wanted, to)?;
-    for (path, len) in found.iter().filter(|(_, len)| (wanted.least_bytes.max(1)..=most).contains(len)) {
-        let key = path.strip_prefix(dir)?.as_os_str().as_bytes();
-        if packer.is_full() {
+    let longest = dir.as_os_str().len() + 1 + KEY_BYTES_MAX;
+    Ok(found.into_iter().filter(move |path| path.as_os_str().len() <= longest))
+}
+
+fn read_page(dir: &Path, path: &Path) -> Result<Page> {
+    Ok((path.strip_prefix(dir)?.as_os_str().as_bytes().to_vec(), std::fs::read(path)?))
+}
+
+fn generated(wanted: Wanted) -> impl Iterator<Item = Page> {
+    let mut generator = Generator::new(SEED);
+    let page = move |number: u64| (format!("site/{:02x}/page{number}.html", number % 251), generator.page());
+    let pages = (1..).map(page).filter(move |(_, page)| page.len() as u64 >= wanted.least_bytes);
+    pages.map(|(key, page)| (key.into_bytes(), page.into_bytes()))
+}
+
+/// Writes as many pages as are wanted, each after the lengths of its key and itself; returns their number and bytes.
+fn write(pages: impl Iterator<Item = Result<Page>>, wanted: Wanted, to: &Path) -> Result<(u64, u64)> {
+    let (mut file, mut count, mut bytes) = (BufWriter::new(File::create(to)?), 0, 0);
+    for page in pages {
+        let (key, page) = page?;
+        for len in [key.len(), page.len()] {
+            file.write_all(&u32::try_from(len)?.to_le_bytes())?;
+        }
+        file.write_all(&key)?;
+        file.write_all(&page)?;
+        (count, bytes) = (count + 1, bytes + page.len() as u64);
+        if bytes >= wanted.total_bytes || count >= wanted.pages {
             break;
         }
-        if key.len() <= KEY_BYTES_MAX {
-            let page = std::fs::read(path)?;
-            if page.len() as u64 != *len {
-                return Err(format!("{} is being changed", path.display()).into());
-            }
-            packer.add(key, &page)?;
-        }
     }
-    packer.finish()
-}
-
-fn generated(wanted: Wanted, to: &Path) -> Result<(u64, u64)> {
-    let (mut generator, mut packer) = (Generator::new(SEED), Packer::new(wanted, to)?);
-    let mut number = 0u64;
-    while !packer.is_full() {
-        let page = generator.page();
-        number += 1;
-        if page.len() as u64 >= wanted.least_bytes {
-            packer.add(format!("site/{:02x}/page{number}.html", number % 251).as_bytes(), page.as_bytes())?;
-        }
-    }
-    packer.finish()
-}
-
-/// Writes pages one after the other, each with the lengths of key and page before it.
-struct Packer {
-    file: BufWriter<File>,
-    wanted: Wanted,
-    pages: u64,
-    bytes: u64,
-}
-
-impl Packer {
-    fn new(wanted: Wanted, to: &Path) -> Result<Packer> {
-        Ok(Packer { file: BufWriter::new(File::create(to)?), wanted, pages: 0, bytes: 0 })
-    }
-
-    fn is_full(&self) -> bool {
-        self.bytes >= self.wanted.total_bytes || self.pages >= self.wanted.pages
-    }
-
-    fn add(&mut self, key: &[u8], page: &[u8]) -> Result<()> {
-        for len in [key.len(), page.len()] {
-            self.file.write_all(&u32::try_from(len)?.to_le_bytes())?;
-        }
-        self.file.write_all(key)?;
-        self.file.write_all(page)?;
-        (self.pages, self.bytes) = (self.pages + 1, self.bytes + page.len() as u64);
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<(u64, u64)> {
-        self.file.flush()?;
-        Ok((self.pages, self.bytes))
-    }
+    file.flush()?;
+    Ok((count, bytes))
 }
 
 /// Packed pages, in memory. Immutable.
-pub(crate) struct Pages {
-    packed: Vec<u8>,
-    /// Of key and page.
-    places: Vec<(Range<usize>, Range<usize>)>,
-}
+pub(crate) struct Pages(Vec<Page>);
 
 impl Pages {
-    /// Those that were packed into a file, at least one.
+    /// The pages that were packed into a file, at least one.
     pub(crate) fn read(path: &Path) -> Result<Pages> {
+        fn split<'a>(packed: &mut &'a [u8], len: usize) -> Result<&'a [u8]> {
+            Ok(packed.split_off(..len).ok_or("the packed pages end within a page")?)
+        }
         let packed = std::fs::read(path)?;
-        let (mut places, mut at) = (Vec::new(), 0);
-        while at < packed.len() {
-            let len = |at: usize| -> Result<usize> {
-                let bytes = packed.get(at..at + 4).ok_or("the packed pages end within a length")?;
-                Ok(u32::from_le_bytes(bytes.try_into()?) as usize)
-            };
-            let (key, page) = (at + 8..at + 8 + len(at)?, len(at + 4)?);
-            let page = key.end..key.end + page;
-            at = page.end;
-            places.push((key, page));
+        let (mut rest, mut pages) = (packed.as_slice(), Vec::new());
+        while !rest.is_empty() || pages.is_empty() {
+            let [key, page] = [split(&mut rest, 4)?, split(&mut rest, 4)?]
+                .map(|len| len.iter().rev().fold(0, |len, byte| len << 8 | usize::from(*byte)));
+            pages.push((split(&mut rest, key)?.to_vec(), split(&mut rest, page)?.to_vec()));
         }
-        if at != packed.len() || places.is_empty() {
-            return Err("the packed pages do not end with a page".into());
-        }
-        Ok(Pages { packed, places })
+        Ok(Pages(pages))
     }
 
-    /// How many there are; from that index on they come again, with another key and a comment in front.
+    /// The number of pages. Larger indices are copies, with another key and a comment before the page.
     pub(crate) fn count(&self) -> u64 {
-        self.places.len() as u64
+        self.0.len() as u64
     }
 
-    fn place(&self, index: u64) -> (&[u8], &[u8], u64) {
-        let (key, page) = &self.places[(index % self.count()) as usize];
-        (&self.packed[key.clone()], &self.packed[page.clone()], index / self.count())
+    fn find(&self, index: u64) -> (&Page, u64) {
+        (&self.0[(index % self.count()) as usize], index / self.count())
     }
 
     /// Writes the key of the page at `index` over `out`.
     pub(crate) fn key(&self, index: u64, out: &mut Vec<u8>) {
-        let (key, _, copy) = self.place(index);
-        out.clear();
-        out.extend_from_slice(key);
+        let ((key, _), copy) = self.find(index);
+        out.clone_from(key);
         if copy > 0 {
             out.extend_from_slice(format!("?copy={copy}").as_bytes());
         }
     }
 
-    /// Writes the page at `index` in that version over `out`: as it is in version 0 of its first copy, else with a
-    /// comment in front.
+    /// Writes the page at `index` in that version over `out`: unchanged in version 0 of its first copy, otherwise after
+    /// a comment.
     pub(crate) fn page(&self, index: u64, version: u64, out: &mut Vec<u8>) {
-        let (_, page, copy) = self.place(index);
+        let ((_, page), copy) = self.find(index);
         out.clear();
         out.extend_from_slice(comment(version, copy).as_bytes());
         out.extend_from_slice(page);
     }
 
-    /// That `found` is that page, to the last byte.
+    /// Compares `found` with that page, to the last byte.
     ///
     /// # Errors
-    /// It is not.
+    /// They differ.
     pub(crate) fn check(&self, index: u64, version: u64, found: &[u8]) -> Result<()> {
-        let (_, page, copy) = self.place(index);
+        let ((_, page), copy) = self.find(index);
         match found.strip_prefix(comment(version, copy).as_bytes()) == Some(page) {
             true => Ok(()),
-            false => Err(wrong(format!("page {index} in version {version} came back as something else"))),
+            false => Err(wrong(format!("page {index} in version {version} was returned with other content"))),
         }
     }
 }
@@ -226,8 +174,7 @@ fn comment(version: u64, copy: u64) -> String {
 const MEDIAN_BYTES: f64 = 4300.0;
 /// The standard deviation of the logarithm of a size.
 const SPREAD: f64 = 1.3;
-const LEAST_BYTES: f64 = 300.0;
-const MOST_BYTES: f64 = (4 << 20) as f64;
+const BOUNDS: (f64, f64) = (300.0, (4 << 20) as f64);
 const WORDS: u64 = 6000;
 const SYLLABLES: [&str; 24] = [
     "ar", "be", "con", "de", "en", "fi", "ga", "hi", "in", "ju", "ka", "le", "men", "no", "or", "per", "qui", "re",
@@ -244,34 +191,28 @@ pub(crate) struct Generator {
 impl Generator {
     pub(crate) fn new(seed: u64) -> Generator {
         let mut rng = data::rng(seed);
-        let word = |rng: &mut SmallRng| {
-            let syllables = 1 + below(rng, 4);
-            (0..syllables).map(|_| SYLLABLES[below(rng, SYLLABLES.len() as u64) as usize]).collect()
-        };
-        let words = (0..WORDS).map(|_| word(&mut rng)).collect();
+        let syllable = |rng: &mut SmallRng| SYLLABLES[below(rng, SYLLABLES.len() as u64) as usize];
+        let word = |_| (0..=below(&mut rng, 4)).map(|_| syllable(&mut rng)).collect();
+        let words = (0..WORDS).map(word).collect();
         Generator { rng, words, choice: Zipfian::new(WORDS) }
     }
 
-    /// A size with a logarithm that is normally distributed.
-    fn size(&mut self) -> usize {
-        let law = LogNormal::new(MEDIAN_BYTES.ln(), SPREAD).expect("the spread is finite");
-        law.sample(&mut self.rng).clamp(LEAST_BYTES, MOST_BYTES) as usize
-    }
-
-    /// The next page: a heading, then paragraphs of zipfian words, links and declarations until it has its size.
+    /// The next page: zipfian words, links and declarations until it has a size whose logarithm is normally
+    /// distributed.
     pub(crate) fn page(&mut self) -> String {
-        let size = self.size();
+        let sizes = LogNormal::new(MEDIAN_BYTES.ln(), SPREAD).expect("the spread is finite");
+        let size = sizes.sample(&mut self.rng).clamp(BOUNDS.0, BOUNDS.1) as usize;
         let mut page = String::from("<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"></head><body>\n");
         while page.len() < size {
             let kind = below(&mut self.rng, 4);
             page.push_str(["<ul class=\"item-table\">", "<pre class=\"rust item-decl\">", "<p>", "<p>"][kind as usize]);
             for _ in 0..10 + below(&mut self.rng, 30) {
                 let [one, other] = [(); 2].map(|()| &self.words[self.choice.rank(&mut self.rng) as usize]);
-                let _ = match kind {
-                    0 => write!(page, "<li><a class=\"struct\" href=\"../{one}/struct.{other}.html\">{other}</a></li>"),
-                    1 => writeln!(page, "    pub {one}: {other}&lt;u64, {}&gt;,", below(&mut self.rng, 100_000)),
-                    _ => write!(page, "{one} {other} "),
-                }; // writing to a string cannot fail
+                page.push_str(&match kind {
+                    0 => format!("<li><a class=\"struct\" href=\"../{one}/struct.{other}.html\">{other}</a></li>"),
+                    1 => format!("    pub {one}: {other}&lt;u64, {}&gt;,\n", below(&mut self.rng, 100_000)),
+                    _ => format!("{one} {other} "),
+                });
             }
             page.push_str(["</ul>\n", "</pre>\n", ".</p>\n", ".</p>\n"][kind as usize]);
         }
@@ -282,7 +223,7 @@ impl Generator {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Generator, MEDIAN_BYTES, Packed, Pages, Wanted, pack};
+    use super::{Generator, MEDIAN_BYTES, Pages, Wanted, generated, pack, write};
     use crate::error::{ErrorKind, KnownError};
     use std::collections::BTreeSet;
     use std::fs;
@@ -293,7 +234,8 @@ pub(crate) mod tests {
     /// A few hundred generated pages of at least 1 KiB, in the file that is given.
     pub(crate) fn small_pack(dir: &Path) -> PathBuf {
         let to = dir.join("pages");
-        super::generated(Wanted { least_bytes: 1024, total_bytes: 600_000, pages: 60 }, &to).unwrap();
+        let wanted = Wanted { least_bytes: 1024, total_bytes: 600_000, pages: 60 };
+        write(generated(wanted).map(Ok), wanted, &to).unwrap();
         to
     }
 
@@ -306,7 +248,8 @@ pub(crate) mod tests {
         }
         let to = dir.path().join("pages");
         let packed = pack(Some(&dir.path().join("in")), ALL, &to).unwrap();
-        assert_eq!(packed, Packed { from: "files", pages: 2, bytes: 6 });
+        let summary = ["pages_from", "pages", "page_bytes", "mean_page_bytes"].map(|field| packed[field].to_string());
+        assert_eq!(summary, ["\"files\"", "2", "6", "3.0"]);
         let pages = Pages::read(&to).unwrap();
         let mut all = Vec::new();
         for index in 0..4 {

@@ -4,8 +4,9 @@
 use crate::engine::api::object;
 use crate::error::Result;
 use crate::measure::disk::Scratch;
+use crate::measure::meter::median;
 use crate::report::compare::ratio;
-use crate::task::child::{ask, median};
+use crate::task::child::ask;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -107,6 +108,18 @@ impl Rounds {
     pub(crate) fn json(&self) -> Value {
         self.0.iter().map(|(name, rounds)| (name.clone(), json!(rounds))).collect::<Map<_, _>>().into()
     }
+}
+
+/// A table of objects with the same members as CSV; the members' names come first. No text may contain a comma.
+pub(crate) fn csv(rows: &[Map<String, Value>]) -> String {
+    let cell = |value: &Value| match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let names = rows.first().map(|row| row.keys().cloned().collect::<Vec<_>>().join(","));
+    let lines = rows.iter().map(|row| row.values().map(cell).collect::<Vec<_>>().join(","));
+    names.into_iter().chain(lines).map(|line| line + "\n").collect()
 }
 
 /// Inserts a number and its range.

@@ -1,18 +1,16 @@
-//! A file system that passes everything on and counts: bytes written by kind of file, and the reads that reach a
+//! A file system that forwards to the disk and counts: bytes written by kind of file, and the reads that reach a
 //! simulated disk with one head.
 //!
-//! The clock of the disk is virtual: its time follows from the number of seeks and bytes. One disk serves all threads.
-//! The file system can also claim that files used as memory survive power loss: the engine then flushes and fences
-//! every persistent store by the processor's own instructions, at their cost on such memory, except for the speed of
-//! the memory itself.
+//! The clock of the simulated disk is virtual: its time follows from the number of seeks and bytes. All threads share
+//! one disk. The file system can also claim that mapped files survive power loss: the engine then flushes and fences
+//! every persistent store by the processor's own instructions.
 
 use azekura::fs::{DirEntry, DiskFs, File, FileLock, Fs, LockMode, MappedMemory, Mapping, OpenMode};
 use azekura::{PersistenceLevel, Result};
-use derive_more::Sub;
+use derive_more::{Debug, Sub};
 use serde::Serialize;
-use std::fmt::{Debug, Formatter};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Direct reads are done in whole sectors.
@@ -43,18 +41,28 @@ impl Traffic {
 }
 
 /// Bytes written, by kind of file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Sub)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Written {
     pub(crate) log: u64,
     pub(crate) tables: u64,
     pub(crate) blobs: u64,
-    /// Manifest and the like.
+    /// The manifest and other small files.
     pub(crate) other: u64,
 }
 
 impl Written {
     pub(crate) fn without_log(self) -> u64 {
         self.tables + self.blobs + self.other
+    }
+
+    /// The counter of files with this extension.
+    fn of(&mut self, extension: &str) -> &mut u64 {
+        match extension {
+            "wal" => &mut self.log,
+            "sst" => &mut self.tables,
+            "blob" => &mut self.blobs,
+            _ => &mut self.other,
+        }
     }
 }
 
@@ -64,13 +72,15 @@ struct Counters {
     position: Option<(u64, u64)>,
     traffic: Traffic,
     written: Written,
+    /// Files opened so far; each opening has its own position on the disk.
+    files: u64,
 }
 
 impl Counters {
-    /// Counts a read. Of a read that continues the previous one, the sector at the seam was read already.
+    /// Counts a read. If it continues the previous one, their common sector counts once.
     fn read(&mut self, file: u64, offset: u64, len: u64) {
         if len == 0 {
-            return; // the end of the file is known without the disk
+            return; // the length of the file is known without the disk
         }
         let continues = self.position == Some((file, offset));
         let first = if continues { offset.div_ceil(SECTOR) } else { offset / SECTOR };
@@ -82,35 +92,13 @@ impl Counters {
     }
 }
 
-/// What open files share. Reads of many threads reach the disk one after the other.
-#[derive(Debug, Default)]
-struct WatchState {
-    counters: Mutex<Counters>,
-    /// Files opened so far; each opening has a place of its own on the disk.
-    files: AtomicU64,
-}
+/// The counters, shared by all open files.
+#[derive(Clone, Debug, Default)]
+struct SharedCounters(Arc<Mutex<Counters>>);
 
-/// The kinds of files, by extension.
-#[derive(Clone, Copy, Debug)]
-enum FileKind {
-    Log,
-    Table,
-    Blob,
-    Other,
-}
-
-impl WatchState {
+impl SharedCounters {
     fn with<T>(&self, act: impl FnOnce(&mut Counters) -> T) -> T {
-        act(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn wrote(&self, kind: FileKind, bytes: u64) {
-        self.with(|counters| match kind {
-            FileKind::Log => counters.written.log += bytes,
-            FileKind::Table => counters.written.tables += bytes,
-            FileKind::Blob => counters.written.blobs += bytes,
-            FileKind::Other => counters.written.other += bytes,
-        });
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -118,37 +106,45 @@ impl WatchState {
 #[derive(Clone, Debug)]
 pub(crate) struct WatchFs {
     inner: Arc<dyn Fs>,
-    watch: Arc<WatchState>,
-    /// Whether direct I/O is passed on; otherwise the page cache serves it.
+    counters: SharedCounters,
+    /// Whether direct I/O is forwarded; otherwise the page cache serves it.
     direct: bool,
-    /// Whether files used as memory are said to survive power loss.
+    /// Whether mapped files are said to survive power loss.
     persistent: bool,
 }
 
 impl WatchFs {
     /// The machine's file system.
     pub(crate) fn on_disk(direct: bool, persistent: bool) -> WatchFs {
-        WatchFs { inner: Arc::new(DiskFs::new()), watch: Arc::default(), direct, persistent }
+        WatchFs { inner: Arc::new(DiskFs::new()), counters: SharedCounters::default(), direct, persistent }
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
-        self.watch.with(|counters| counters.traffic)
+        self.counters.with(|counters| counters.traffic)
     }
 
     pub(crate) fn written(&self) -> Written {
-        self.watch.with(|counters| counters.written)
+        self.counters.with(|counters| counters.written)
     }
 
     fn opened(&self, path: &Path, inner: Result<Arc<dyn File>>) -> Result<Arc<dyn File>> {
-        let kind = match path.extension().and_then(|end| end.to_str()) {
-            Some("wal") => FileKind::Log,
-            Some("sst") => FileKind::Table,
-            Some("blob") => FileKind::Blob,
-            _ => FileKind::Other,
-        };
-        let (id, watch) = (self.watch.files.fetch_add(1, Ordering::Relaxed), Arc::clone(&self.watch));
-        Ok(Arc::new(WatchedFile { inner: inner?, id, kind, watch, persistent: self.persistent }))
+        let extension = path.extension().map_or_else(String::new, |end| end.to_string_lossy().into_owned());
+        let id = self.counters.with(|counters| {
+            counters.files += 1;
+            counters.files
+        });
+        let counters = self.counters.clone();
+        Ok(Arc::new(Watched { inner: inner?, id, extension, counters, persistent: self.persistent }))
     }
+}
+
+/// Methods that only forward to `inner`.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $type),*) -> $result {
+            self.inner.$name($($argument),*)
+        })*
+    };
 }
 
 impl Fs for WatchFs {
@@ -160,141 +156,94 @@ impl Fs for WatchFs {
         self.opened(path, if self.direct { self.inner.open_direct(path, mode) } else { self.inner.open(path, mode) })
     }
 
-    fn create_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.create_dir_all(path)
-    }
-
-    fn read_dir(&self, path: &Path) -> Result<Vec<DirEntry>> {
-        self.inner.read_dir(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.rename(from, to)
-    }
-
-    fn remove_file(&self, path: &Path) -> Result<()> {
-        self.inner.remove_file(path)
-    }
-
-    fn remove_dir_all(&self, path: &Path) -> Result<()> {
-        self.inner.remove_dir_all(path)
-    }
-
-    fn hard_link(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.hard_link(from, to)
-    }
-
-    fn sync_dir(&self, path: &Path) -> Result<()> {
-        self.inner.sync_dir(path)
-    }
-
-    fn lock(&self, path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>> {
-        self.inner.lock(path, mode)
-    }
-
-    fn overwrites_in_place(&self, dir: &Path) -> bool {
-        self.inner.overwrites_in_place(dir)
-    }
-
     fn persistence_level(&self, dir: &Path) -> PersistenceLevel {
         if self.persistent { PersistenceLevel::PowerLoss } else { self.inner.persistence_level(dir) }
     }
+
+    forward! {
+        create_dir_all(path: &Path) -> Result<()>;
+        read_dir(path: &Path) -> Result<Vec<DirEntry>>;
+        exists(path: &Path) -> Result<bool>;
+        rename(from: &Path, to: &Path) -> Result<()>;
+        remove_file(path: &Path) -> Result<()>;
+        remove_dir_all(path: &Path) -> Result<()>;
+        hard_link(from: &Path, to: &Path) -> Result<()>;
+        sync_dir(path: &Path) -> Result<()>;
+        lock(path: &Path, mode: LockMode) -> Result<Box<dyn FileLock>>;
+        overwrites_in_place(dir: &Path) -> bool;
+    }
 }
 
+/// An open file, or a mapping of one.
 #[derive(Debug)]
-struct WatchedFile {
-    inner: Arc<dyn File>,
+struct Watched<T> {
+    #[debug(skip)]
+    inner: T,
     id: u64,
-    kind: FileKind,
-    watch: Arc<WatchState>,
+    extension: String,
+    counters: SharedCounters,
     persistent: bool,
 }
 
-impl File for WatchedFile {
+impl<T> Watched<T> {
+    fn wrote(&self, bytes: &[u8]) {
+        self.counters.with(|counters| *counters.written.of(&self.extension) += bytes.len() as u64);
+    }
+}
+
+impl File for Watched<Arc<dyn File>> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let got = self.inner.read_at(buf, offset)?;
-        self.watch.with(|counters| counters.read(self.id, offset, got as u64));
+        self.counters.with(|counters| counters.read(self.id, offset, got as u64));
         Ok(got)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.inner.write_at(bytes, offset)?;
-        self.watch.wrote(self.kind, bytes.len() as u64);
+        self.wrote(bytes);
         Ok(())
     }
 
-    fn length(&self) -> Result<u64> {
-        self.inner.length()
-    }
-
-    fn set_length(&self, len: u64) -> Result<()> {
-        self.inner.set_length(len)
-    }
-
-    fn allocate(&self, len: u64) -> Result<()> {
-        self.inner.allocate(len)
-    }
-
-    fn allocate_from(&self, from: u64, len: u64) -> Result<()> {
-        self.inner.allocate_from(from, len)
-    }
-
-    fn sync_data(&self) -> Result<()> {
-        self.inner.sync_data()
-    }
-
-    fn sync_all(&self) -> Result<()> {
-        self.inner.sync_all()
-    }
-
     fn map(&self, len: u64) -> Result<Option<Box<dyn Mapping>>> {
-        let (kind, watch) = (self.kind, Arc::clone(&self.watch));
-        let watched = |inner| Box::new(WatchedMapping { inner, kind, watch }) as Box<dyn Mapping>;
+        let Watched { id, extension, counters, persistent, .. } = self;
+        let (id, extension, counters, persistent) = (*id, extension.clone(), counters.clone(), *persistent);
+        let watched = |inner| Box::new(Watched { inner, id, extension, counters, persistent }) as Box<dyn Mapping>;
         Ok(self.inner.map(len)?.map(watched))
     }
 
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
-        let words = self.inner.map_memory(len)?;
-        let persistent = |words| Box::new(PersistentWords(words)) as Box<dyn MappedMemory>;
-        Ok(if self.persistent { words.map(persistent) } else { words })
+        let memory = self.inner.map_memory(len)?;
+        let persistent = |inner| Box::new(PersistentMemory { inner }) as Box<dyn MappedMemory>;
+        Ok(if self.persistent { memory.map(persistent) } else { memory })
+    }
+
+    forward! {
+        length() -> Result<u64>;
+        set_length(len: u64) -> Result<()>;
+        allocate(len: u64) -> Result<()>;
+        allocate_from(from: u64, len: u64) -> Result<()>;
+        sync_data() -> Result<()>;
+        sync_all() -> Result<()>;
     }
 }
 
-struct WatchedMapping {
-    inner: Box<dyn Mapping>,
-    kind: FileKind,
-    watch: Arc<WatchState>,
-}
-
-impl Debug for WatchedMapping {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        self.inner.fmt(f)
-    }
-}
-
-impl Mapping for WatchedMapping {
+impl Mapping for Watched<Box<dyn Mapping>> {
     fn write_at(&self, bytes: &[u8], offset: u64) {
         self.inner.write_at(bytes, offset);
-        self.watch.wrote(self.kind, bytes.len() as u64);
+        self.wrote(bytes);
     }
 
-    fn populate(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.populate(offset, len)
-    }
+    forward! { populate(offset: u64, len: u64) -> Result<()>; }
 }
 
 /// Mapped memory that is said to survive power loss.
 #[derive(Debug)]
-struct PersistentWords(Box<dyn MappedMemory>);
+struct PersistentMemory {
+    inner: Box<dyn MappedMemory>,
+}
 
-impl MappedMemory for PersistentWords {
-    fn atomic_words(&self) -> &[AtomicU64] {
-        self.0.atomic_words()
-    }
+impl MappedMemory for PersistentMemory {
+    forward! { atomic_words() -> &[AtomicU64]; }
 
     fn survives_power_loss(&self) -> bool {
         true

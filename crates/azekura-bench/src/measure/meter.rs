@@ -17,6 +17,13 @@ pub(crate) fn percentile_us(latencies: &Histogram<u64>, percentile: f64) -> f64 
     latencies.value_at_quantile(percentile / 100.0) as f64 / 1000.0
 }
 
+/// The median: the middle number, or the mean of the middle two; `None` of none.
+pub(crate) fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    let (low, high) = (numbers.len().saturating_sub(1) / 2, numbers.len() / 2);
+    Some(f64::midpoint(*numbers.get(low)?, *numbers.get(high)?))
+}
+
 /// Progress of one thread, read by the sampling thread; on cache lines of its own to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -122,7 +129,7 @@ impl<'a> Meter<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Meter, Progress, Tally, histogram, percentile_us};
+    use super::{Meter, Progress, Tally, histogram, median, percentile_us};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
@@ -159,5 +166,11 @@ mod tests {
         assert!(!stopped.over());
         stop.store(true, Ordering::Relaxed);
         assert!(stopped.over());
+    }
+
+    #[test]
+    fn median_is_in_the_middle() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!((median(vec![9.0, 1.0, 3.0]), median(vec![4.0, 1.0, 3.0, 9.0])), (Some(3.0), Some(3.5)));
     }
 }

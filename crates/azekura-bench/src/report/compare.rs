@@ -3,29 +3,8 @@
 
 use crate::engine::api::object;
 use crate::engine::registry::is_ours;
-use crate::task::child::median;
-use serde::{Deserialize, Serialize};
+use crate::measure::meter::median;
 use serde_json::{Map, Value, json};
-
-/// The figure that engines are compared by.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Goal {
-    pub(crate) field: String,
-    pub(crate) unit: String,
-    pub(crate) less_is_better: bool,
-}
-
-impl Goal {
-    /// Operations per second.
-    pub(crate) fn throughput() -> Goal {
-        Goal { field: "ops_per_s".into(), unit: "ops/s".into(), less_is_better: false }
-    }
-
-    /// Above 1 if `one` is better than `other`.
-    fn ratio(&self, one: f64, other: f64) -> Option<f64> {
-        if self.less_is_better { ratio(other, one) } else { ratio(one, other) }
-    }
-}
 
 /// `top / bottom`, if that is a number above 0.
 pub(crate) fn ratio(top: f64, bottom: f64) -> Option<f64> {
@@ -37,127 +16,79 @@ pub(crate) fn figure(row: &Value, field: &str) -> Option<f64> {
     [&row[field], &row["engine_stats"][field]].into_iter().find_map(Value::as_f64).filter(|number| number.is_finite())
 }
 
-/// One workload with one number of threads.
-#[derive(Clone, Debug)]
-pub(crate) struct Case<'a> {
-    pub(crate) workload: &'a str,
-    pub(crate) threads: u64,
-    /// One for each engine.
-    pub(crate) standings: Vec<Standing<'a>>,
+fn ops_per_s(row: &Value) -> Option<f64> {
+    figure(row, "ops_per_s").filter(|rate| *rate > 0.0)
 }
 
-/// One engine in one case.
-#[derive(Clone, Debug)]
-pub(crate) struct Standing<'a> {
-    pub(crate) engine: &'a str,
+/// The rounds of one engine with one workload and one number of threads.
+struct Case<'a> {
+    engine: &'a str,
+    workload: &'a Value,
+    threads: u64,
     /// Every round.
-    pub(crate) rounds: Vec<&'a Value>,
+    rounds: Vec<&'a Value>,
     /// The rounds that have figures.
-    pub(crate) good: Vec<&'a Value>,
+    good: Vec<&'a Value>,
 }
 
-/// How an engine stands to its best peer.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Verdict<'a> {
-    pub(crate) peer: &'a str,
-    /// Ratio of medians, above 1 if the engine is better than the peer.
-    pub(crate) ratio: f64,
-    /// Least and largest ratio within one round; `None` if no round has both.
-    pub(crate) range: Option<(f64, f64)>,
-}
-
-/// Groups rows by workload and threads, in the order in which they first appear.
-pub(crate) fn cases<'a>(rows: &'a [Value], engines: &[&'a str]) -> Vec<Case<'a>> {
-    let mut cases: Vec<Case<'a>> = Vec::new();
+/// Groups rows, in the order in which their cases first appear.
+fn cases(rows: &[Value]) -> Vec<Case<'_>> {
+    let mut cases: Vec<Case<'_>> = Vec::new();
     for row in rows {
-        let (workload, threads) = (row["workload"].as_str().unwrap_or_default(), row["threads"].as_u64().unwrap_or(1));
-        let at = cases.iter().position(|case| (case.workload, case.threads) == (workload, threads));
-        let standing = |engine: &&'a str| Standing { engine, rounds: Vec::new(), good: Vec::new() };
-        let at = at.unwrap_or_else(|| {
-            cases.push(Case { workload, threads, standings: engines.iter().map(standing).collect() });
+        let (engine, workload) = (row["engine"].as_str().unwrap_or_default(), &row["workload"]);
+        let threads = row["threads"].as_u64().unwrap_or(1);
+        let known = |case: &Case<'_>| (case.engine, case.workload, case.threads) == (engine, workload, threads);
+        let at = cases.iter().position(known).unwrap_or_else(|| {
+            cases.push(Case { engine, workload, threads, rounds: Vec::new(), good: Vec::new() });
             cases.len() - 1
         });
-        if let Some(standing) = cases[at].standings.iter_mut().find(|standing| row["engine"] == standing.engine) {
-            standing.rounds.push(row);
-            standing.good.extend(row["error"].is_null().then_some(row));
-        }
+        cases[at].rounds.push(row);
+        cases[at].good.extend(row["error"].is_null().then_some(row));
     }
     cases
 }
 
-/// The engines of some rows, in the order in which they first appear.
-pub(crate) fn engines(rows: &[Value]) -> Vec<&str> {
-    let mut engines: Vec<&str> = Vec::new();
-    for engine in rows.iter().filter_map(|row| row["engine"].as_str()) {
-        if !engines.contains(&engine) {
-            engines.push(engine);
-        }
+impl Case<'_> {
+    /// The median of operations per second, by which engines are compared.
+    fn ops_per_s(&self) -> Option<f64> {
+        median(self.good.iter().filter_map(|round| ops_per_s(round)).collect())
     }
-    engines
-}
 
-impl<'a> Case<'a> {
-    /// How `own` stands to its best peer; `None` if either has no figure. The engines of azekura are not peers of each
-    /// other.
-    pub(crate) fn verdict(&self, own: &Standing<'_>, goal: &Goal) -> Option<Verdict<'a>> {
-        let figure_of = own.goal(goal)?;
-        let is_peer = |one: &&Standing<'_>| one.engine != own.engine && !(is_ours(one.engine) && is_ours(own.engine));
-        let peers = self.standings.iter().filter(is_peer).filter_map(|peer| Some((peer, peer.goal(goal)?)));
-        let (best, theirs) = peers.reduce(|a, b| if goal.ratio(b.1, a.1) >= Some(1.0) { b } else { a })?;
-        let ratios = own.good.iter().filter_map(|mine| {
+    /// The best peer, the ratio of medians to it, above 1 if this engine is faster, and the least and largest ratio of
+    /// a round. The engines of azekura are not peers of each other.
+    fn best_peer<'c>(&self, cases: &'c [Case<'_>]) -> Option<(&'c str, f64, Option<[f64; 2]>)> {
+        let own = self.ops_per_s()?;
+        let is_peer = |one: &&Case<'_>| {
+            (one.workload, one.threads) == (self.workload, self.threads)
+                && one.engine != self.engine
+                && !(is_ours(one.engine) && is_ours(self.engine))
+        };
+        let peers = cases.iter().filter(is_peer).filter_map(|peer| Some((peer, peer.ops_per_s()?)));
+        let (best, theirs) = peers.max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let ratios = self.good.iter().filter_map(|mine| {
             let theirs = best.good.iter().find(|theirs| theirs["round"] == mine["round"])?;
-            goal.ratio(figure(mine, &goal.field)?, figure(theirs, &goal.field)?)
+            ratio(ops_per_s(mine)?, ops_per_s(theirs)?)
         });
-        let range = ratios.fold(None, |range: Option<(f64, f64)>, ratio| {
-            let (low, high) = range.unwrap_or((ratio, ratio));
-            Some((low.min(ratio), high.max(ratio)))
-        });
-        Some(Verdict { peer: best.engine, ratio: goal.ratio(figure_of, theirs)?, range })
-    }
-
-    /// The standing of an engine, or of azekura.
-    pub(crate) fn of(&self, engine: &str) -> Option<&Standing<'a>> {
-        self.standings.iter().find(|standing| standing.engine == engine)
-    }
-}
-
-impl Standing<'_> {
-    /// The median of a figure; `None` if no round has it.
-    pub(crate) fn median(&self, field: &str) -> Option<f64> {
-        median(self.good.iter().filter_map(|round| figure(round, field)).collect())
-    }
-
-    /// The largest of a figure, for what must not be averaged away.
-    pub(crate) fn largest(&self, field: &str) -> Option<f64> {
-        self.good.iter().filter_map(|round| figure(round, field)).reduce(f64::max)
-    }
-
-    /// The figure that engines are compared by; 0 is none.
-    pub(crate) fn goal(&self, goal: &Goal) -> Option<f64> {
-        self.median(&goal.field).filter(|number| *number > 0.0)
-    }
-
-    /// Why some rounds have no figures.
-    pub(crate) fn error(&self) -> Option<String> {
-        let error = self.rounds.iter().find_map(|round| round["error"].as_str())?;
-        let (bad, all) = (self.rounds.len() - self.good.len(), self.rounds.len());
-        Some(if bad == all { error.to_owned() } else { format!("{bad} of {all} rounds: {error}") })
+        let range = ratios.map(|ratio| [ratio, ratio]).reduce(|a, b| [a[0].min(b[0]), a[1].max(b[1])]);
+        Some((best.engine, ratio(own, theirs)?, range))
     }
 
     /// The medians of all figures as one object; a failed round if there are no figures.
-    pub(crate) fn medians(&self) -> Map<String, Value> {
+    fn medians(&self) -> Map<String, Value> {
         let objects: Vec<_> = self.good.iter().filter_map(|round| round.as_object()).collect();
         let first_bad = self.rounds.iter().find(|round| !round["error"].is_null());
         let mut medians = if objects.is_empty() { object(json!(first_bad)) } else { median_object(&objects) };
         if let Some(bad) = first_bad {
-            medians.insert("error".into(), json!(self.error()));
+            let (bad_rounds, all) = (self.rounds.len() - self.good.len(), self.rounds.len());
+            let some = format!("{bad_rounds} of {all} rounds: {}", bad["error"].as_str().unwrap_or_default());
+            medians.insert("error".into(), if bad_rounds == all { bad["error"].clone() } else { json!(some) });
             medians.insert("error_kind".into(), bad["error_kind"].clone());
         }
         medians
     }
 }
 
-/// The median of each number over several objects; what is not a number is taken from the first.
+/// The median of each number over several objects; the other values are those of the first.
 fn median_object(objects: &[&Map<String, Value>]) -> Map<String, Value> {
     let merge = |(name, value): (&String, &Value)| {
         let middle = || median(objects.iter().filter_map(|object| object.get(name)?.as_f64()).collect());
@@ -177,34 +108,28 @@ fn median_object(objects: &[&Map<String, Value>]) -> Map<String, Value> {
 
 /// The JSON objects of a run, one for each workload, number of threads and engine.
 pub(crate) fn run_objects(rows: &[Value], settings: &Value, conditions: &Value) -> Vec<Map<String, Value>> {
-    let (goal, engines) = (Goal::throughput(), engines(rows));
-    let cases = cases(rows, &engines);
-    let mut objects = Vec::new();
-    for (case, own) in cases.iter().flat_map(|case| case.standings.iter().map(move |own| (case, own))) {
-        if own.rounds.is_empty() {
-            continue;
-        }
-        let same_workload = cases.iter().filter(|other| other.workload == case.workload);
-        let fewest = same_workload.min_by_key(|other| other.threads).filter(|fewest| fewest.threads < case.threads);
-        let alone = fewest.and_then(|fewest| fewest.of(own.engine)?.goal(&goal));
-        let verdict = case.verdict(own, &goal);
-        let mut medians = own.medians();
-        medians.shift_remove("round");
-        medians.extend(object(json!({
-            "best_peer": verdict.as_ref().map(|verdict| verdict.peer),
-            "ratio_to_best_peer": verdict.as_ref().map(|verdict| verdict.ratio),
-            "ratio_range": verdict.as_ref().and_then(|verdict| verdict.range),
-            "scaling": own.goal(&goal).zip(alone).and_then(|(own, alone)| ratio(own, alone)),
+    let cases = cases(rows);
+    let row = |own: &Case<'_>| {
+        let same = cases.iter().filter(|other| (other.workload, other.engine) == (own.workload, own.engine));
+        let fewest = same.min_by_key(|other| other.threads).filter(|fewest| fewest.threads < own.threads);
+        let alone = fewest.and_then(Case::ops_per_s);
+        let best = own.best_peer(&cases);
+        let mut row = own.medians();
+        row.shift_remove("round");
+        row.extend(object(json!({
+            "best_peer": best.map(|(peer, ..)| peer), "ratio_to_best_peer": best.map(|(_, ratio, _)| ratio),
+            "ratio_range": best.and_then(|(.., range)| range),
+            "scaling": own.ops_per_s().zip(alone).and_then(|(own, alone)| ratio(own, alone)),
             "settings": settings, "conditions": conditions, "rounds": own.rounds,
         })));
-        objects.push(medians);
-    }
-    objects
+        row
+    };
+    cases.iter().map(row).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Goal, cases, engines, figure, ratio, run_objects};
+    use super::{figure, ratio, run_objects};
     use crate::error::ErrorKind;
     use crate::task::measure::tests::{failed, sample};
     use serde_json::{Map, Value, json};
@@ -267,15 +192,5 @@ mod tests {
         let rows = [sample("azekura", 1, 4.0), sample("fjall", 1, 4.0), two("azekura", 1.0), two("fjall", 2.0)];
         let scaling: Vec<Value> = objects(&rows).iter().map(|object| object["scaling"].clone()).collect();
         assert_eq!(scaling, [json!(null), json!(null), json!(4.0), json!(2.0)]);
-    }
-
-    #[test]
-    fn less_can_be_better() {
-        let mut rows = [sample("azekura", 1, 1.0), sample("fjall", 1, 1.0)];
-        (rows[0]["open_ms"], rows[1]["open_ms"]) = (json!(10.0), json!(40.0));
-        let goal = Goal { field: "open_ms".into(), unit: "ms".into(), less_is_better: true };
-        let cases = cases(&rows, &engines(&rows));
-        assert_eq!(cases[0].verdict(&cases[0].standings[0], &goal).unwrap().ratio, 4.0);
-        assert_eq!(cases[0].verdict(&cases[0].standings[1], &goal).unwrap().ratio, 0.25);
     }
 }

@@ -1,9 +1,8 @@
 //! Text tables for the terminal.
 
 use crate::measure::device::{Conditions, DeviceLimits};
-use crate::report::compare::{engines, figure};
-use crate::task::child::median;
-use comfy_table::presets::NOTHING;
+use crate::report::compare::figure;
+use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Map, Value};
 
@@ -23,24 +22,12 @@ const COLUMNS: [(&str, &str, f64, usize); 11] = [
     ("ratio", "ratio_to_best_peer", 1.0, 2),
 ];
 
-/// A table with `words` columns of words on the left, then numbers.
-fn table(heading: Vec<String>, words: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(heading).add_rows(rows);
-    let columns = table.column_count();
-    table.column_iter_mut().enumerate().for_each(|(i, column)| {
-        column.set_padding((0, if i + 1 == columns { 0 } else { 2 }));
-        column.set_cell_alignment(if i < words { CellAlignment::Left } else { CellAlignment::Right });
-    });
-    table.trim_fmt() + "\n"
-}
-
 fn decimal(number: Option<f64>, decimals: usize) -> String {
     number.map_or_else(|| "-".into(), |number| format!("{number:.decimals$}"))
 }
 
 /// The objects of a run: the medians of every workload, number of threads and engine.
-pub(crate) fn medians(objects: &[Map<String, Value>]) -> String {
+pub(crate) fn medians(objects: &[Map<String, Value>], markdown: bool) -> String {
     let mut heading = vec!["workload", "engine", "threads", "ops/s", "slowest s"];
     heading.extend(COLUMNS[1..].iter().map(|column| column.0).chain(["(range)", "scaling", "remarks"]));
     let rows = objects.iter().map(|object| {
@@ -59,7 +46,10 @@ pub(crate) fn medians(objects: &[Map<String, Value>]) -> String {
         cells.extend([range, decimal(row["scaling"].as_f64(), 2), remarks(object)]);
         cells
     });
-    table(heading.into_iter().map(str::to_owned).collect(), 2, rows)
+    let mut table = Table::new();
+    table.load_style(if markdown { ASCII_MARKDOWN } else { NOTHING }).set_header(heading).add_rows(rows);
+    table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table.trim_fmt() + "\n"
 }
 
 /// The figures that only this workload has, which follow `error_kind`, and what went wrong.
@@ -70,23 +60,6 @@ fn remarks(object: &Map<String, Value>) -> String {
         other => format!("{name} {other}"),
     });
     own.chain(object["error"].as_str().map(str::to_owned)).collect::<Vec<_>>().join(", ")
-}
-
-/// The medians of the numbers of an `open` or `partitions` run, one row for each engine.
-pub(crate) fn openings(rows: &[Value]) -> String {
-    let fields: Vec<&String> =
-        rows.first().and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name).collect();
-    let fields = &fields[1..]; // the first one is the engine
-    let heading = ["engine", "rounds"].into_iter().chain(fields.iter().map(|field| field.as_str()));
-    let cells = engines(rows).into_iter().map(|engine| {
-        let own: Vec<&Value> = rows.iter().filter(|row| row["engine"] == engine).collect();
-        let number = |field: &&String| {
-            let middle = median(own.iter().filter_map(|row| figure(row, field)).collect());
-            decimal(middle, if field.ends_with("_ms") { 2 } else { 0 })
-        };
-        [engine.to_owned(), own.len().to_string()].into_iter().chain(fields.iter().map(number)).collect()
-    });
-    table(heading.map(str::to_owned).collect(), 1, cells)
 }
 
 /// The conditions of a run in a few lines.
@@ -123,7 +96,7 @@ fn device(limits: &DeviceLimits) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{medians, openings};
+    use super::medians;
     use crate::error::ErrorKind;
     use crate::report::compare::run_objects;
     use crate::task::measure::tests::{failed, sample};
@@ -132,7 +105,7 @@ mod tests {
     #[test]
     fn each_engine_has_one_row() {
         let rows = [sample("azekura", 1, 1.0), sample("azekura", 2, 1.0), sample("fjall", 1, 2.0)];
-        let text = medians(&run_objects(&rows, &json!({}), &json!({})));
+        let text = medians(&run_objects(&rows, &json!({}), &json!({})), false);
         assert_eq!(text.lines().count(), 3, "{text}");
         assert!(text.contains("2.00") && text.contains("commits_per_s 50.00"), "{text}");
     }
@@ -140,16 +113,9 @@ mod tests {
     #[test]
     fn row_without_figures_shows_the_error() {
         let rows = [sample("azekura", 1, 1.0), failed("fjall", ErrorKind::TimedOut)];
-        let text = medians(&run_objects(&rows, &json!({}), &json!({})));
+        let text = medians(&run_objects(&rows, &json!({}), &json!({})), false);
         let last = text.lines().last().unwrap_or_default();
-        assert!(last.starts_with("fillrandom  fjall") && last.ends_with("why"), "{text}");
-    }
-
-    #[test]
-    fn openings_show_medians() {
-        let rows = [1.0, 9.0, 3.0].map(|ms| json!({"engine": "azekura", "open_ms": ms, "tables": 7}));
-        let text = openings(&rows);
-        let cells: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(cells, ["azekura", "3", "3.00", "7"]);
+        let words: Vec<&str> = last.split_whitespace().collect();
+        assert!(words.starts_with(&["fillrandom", "fjall"]) && last.ends_with("why"), "{text}");
     }
 }

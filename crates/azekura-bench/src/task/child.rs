@@ -4,6 +4,7 @@
 //! dies, because an interrupt from the terminal does not reach another process group.
 
 use crate::error::{ErrorKind, KnownError, Result, error_of};
+use crate::measure::meter::median;
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -64,13 +65,6 @@ pub(crate) fn answer(act: impl FnOnce() -> Result<Value>) -> Result<()> {
     Ok(())
 }
 
-/// The median: the middle number, or the mean of the middle two; `None` of none.
-pub(crate) fn median(mut numbers: Vec<f64>) -> Option<f64> {
-    numbers.sort_by(f64::total_cmp);
-    let (low, high) = (numbers.len().saturating_sub(1) / 2, numbers.len() / 2);
-    Some(f64::midpoint(*numbers.get(low)?, *numbers.get(high)?))
-}
-
 /// Time limits of children, by the time that other engines took for the same work.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits(BTreeMap<String, Vec<f64>>);
@@ -91,7 +85,7 @@ impl Limits {
 
 #[cfg(test)]
 mod tests {
-    use super::{LIMITS, Limits, median, run};
+    use super::{LIMITS, Limits, run};
     use crate::error::{ErrorKind, KnownError};
     use std::process::Command;
     use std::time::Duration;
@@ -131,11 +125,5 @@ mod tests {
         limits.note("a", 30.0);
         assert_eq!(limits.of("a", None), Duration::from_secs(600));
         assert_eq!(limits.of("a", Some(Duration::from_secs(5))), Duration::from_secs(5));
-    }
-
-    #[test]
-    fn median_is_in_the_middle() {
-        assert_eq!(median(vec![]), None);
-        assert_eq!((median(vec![9.0, 1.0, 3.0]), median(vec![4.0, 1.0, 3.0, 9.0])), (Some(3.0), Some(3.5)));
     }
 }

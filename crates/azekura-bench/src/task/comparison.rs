@@ -1,18 +1,28 @@
 //! The parent's schedule: which child runs when. Engines take turns, A B A B, so that drift of the machine affects all
 //! of them alike.
 
+use crate::engine::api::bytes;
 use crate::engine::{Options, Sync, registry};
 use crate::error::{ErrorKind, KnownError, Result, error_of};
 use crate::measure::disk::{self, Scratch};
 use crate::task::child::{self, Limits};
 use crate::task::measure::{Facts, load_and_settle, measure};
 use crate::task::openings;
-use crate::task::plan::{Job, Plan, Task};
+use crate::task::plan::{Job, Plan, Settings, Task};
+use crate::workload::data::mean_size;
 use crate::workload::{Shape, Workload};
+use clap::{Args, value_parser};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// Records of a data set, and of one of blobs, by default.
+const RECORDS: (u64, u64) = (1_000_000, 4_000);
+/// Sizes of values, and of blobs, by default.
+const SIZES: ((u64, u64), (u64, u64)) = ((100, 100), (4 << 10, 1 << 20));
+/// The largest value.
+const LARGEST: u64 = 1 << 31;
 
 /// Carries out a task; called in the child process.
 pub(crate) fn perform(task: &Task) -> Result<Value> {
@@ -22,40 +32,70 @@ pub(crate) fn perform(task: &Task) -> Result<Value> {
         Job::WriteAndDie(plan) => openings::write_and_die(task, plan),
         Job::Recover(plan, written) => openings::open_and_get(task, plan, Some(*written)),
         Job::Open(plan) => openings::open_and_get(task, plan, None),
-        Job::BuildTables(count) => openings::build_tables(task, *count),
-        Job::OpenTables => openings::open_tables(task),
-        Job::CreatePartitions(count) => openings::partitions(task, *count, true),
-        Job::OpenPartitions(count) => openings::partitions(task, *count, false),
     }
 }
 
-/// Has a child process carry out a task within `limit`.
-pub(crate) fn ask(task: &Task, limit: Duration) -> Result<Value> {
-    let dies = matches!(task.job, Job::WriteAndDie(_));
-    child::ask(&["child", &serde_json::to_string(task)?], dies, limit)
+/// Workloads, engines and rounds that are compared.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Comparison {
+    /// Workloads, separated by commas.
+    #[arg(long = "workload", value_parser = Workload::parser(), value_delimiter = ',', required = true)]
+    pub(crate) workloads: Vec<Workload>,
+    /// Engines, separated by commas; `all`: every one that runs here.
+    #[arg(long = "engine", value_delimiter = ',', default_value = "azekura")]
+    engines: Vec<String>,
+    /// Rounds; engines take turns in each.
+    #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Threads; one comparison for each number of a list.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = value_parser!(u64).range(1..=1024))]
+    threads: Vec<u64>,
+    /// Records of the data set; 1,000,000 by default, 4,000 of blobs.
+    #[arg(long, value_parser = value_parser!(u64).range(1..1 << 40))]
+    n: Option<u64>,
+    /// Operations; n by default, n/10 for scans.
+    #[arg(long)]
+    ops: Option<u64>,
+    /// Uncounted reads before a workload that reads; half its operations by default.
+    #[arg(long)]
+    warm_ops: Option<u64>,
+    /// Bytes of each key.
+    #[arg(long, default_value_t = 16, value_parser = value_parser!(u16).range(8..))]
+    key_size: u16,
+    /// Bytes of each value, half of them compressible: a number, or a range of sizes drawn log-uniformly. 100 by
+    /// default; 4K-1M for blobs, where a number is the mean of a range that begins at 4K.
+    #[arg(long, value_parser = sizes)]
+    value_size: Option<(u64, u64)>,
+    /// Seconds that one child process may take; 20 times the median of what other engines took by default, at least
+    /// 120.
+    #[arg(long)]
+    limit: Option<u64>,
+    #[command(flatten)]
+    pub(crate) options: Options,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
 }
 
-/// Workloads, engines and rounds that are compared.
-#[derive(Clone, Debug)]
-pub(crate) struct Comparison {
-    pub(crate) workloads: Vec<Workload>,
-    pub(crate) engines: Vec<String>,
-    pub(crate) rounds: u32,
-    /// Numbers of threads: one comparison for each.
-    pub(crate) threads: Vec<u64>,
-    pub(crate) options: Options,
-    /// The data set of workloads of blobs; that of the others is in `plan`.
-    pub(crate) blobs: Shape,
-    /// The plan of each measurement except workload, key order, operations, threads and round.
-    pub(crate) plan: Plan,
-    /// Operations; those of the workload when `None`.
-    pub(crate) ops: Option<u64>,
-    /// Uncounted operations before reads; half the operations when `None`.
-    pub(crate) warm_ops: Option<u64>,
-    /// Time limit of a child process; by the times of other engines when `None`.
-    pub(crate) limit: Option<Duration>,
-    /// No measurement begins after this; those that remain are missing in the result.
-    pub(crate) deadline: Option<Instant>,
+/// Parses `100` or `4K-1M`.
+fn sizes(text: &str) -> Result<(u64, u64), String> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    let sizes = (bytes(least)?, bytes(most)?);
+    match sizes {
+        (least, most) if least > most => Err(format!("`{text}` begins above its end")),
+        (least, most) if least < 8 || most > LARGEST => Err("the size of a value is 8 bytes to 2 GiB".into()),
+        sizes => Ok(sizes),
+    }
+}
+
+/// The end of a range of sizes that begins at `from` and has this mean.
+fn end_of_range(from: u64, mean: u64) -> u64 {
+    // The mean grows with the end of the range: bisect.
+    let (mut low, mut high) = (mean as f64, LARGEST as f64);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        if mean_size(from as f64, middle) < mean as f64 { low = middle } else { high = middle }
+    }
+    low as u64
 }
 
 /// The loaded databases of a run and the times that children took. Comparisons in one [`Scratch`] may share it.
@@ -66,11 +106,13 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Removes every loaded database.
-    pub(crate) fn clear(&mut self) {
-        for base in std::mem::take(&mut self.bases).into_values().flatten() {
-            let _ = disk::remove(&base); // it goes with the scratch directory at the latest
-        }
+    /// Has a child process carry out a task within its time limit and notes the time it took for this `work`.
+    fn ask(&mut self, work: &str, limit: Option<u64>, task: &Task) -> Result<Value> {
+        let (start, dies) = (Instant::now(), matches!(task.job, Job::WriteAndDie(_)));
+        let limit = self.limits.of(work, limit.map(Duration::from_secs));
+        let answer = child::ask(&["child", &serde_json::to_string(task)?], dies, limit)?;
+        self.limits.note(work, start.elapsed().as_secs_f64());
+        Ok(answer)
     }
 }
 
@@ -78,21 +120,19 @@ impl Comparison {
     /// Runs everything and returns the figures in the order they were measured. An engine that cannot do something, or
     /// not in time, gets a row with an error; the others go on.
     pub(crate) fn run(&self, scratch: &Scratch, loaded: &mut Loaded) -> Result<Vec<Value>> {
+        let engines = self.engines()?;
         let mut rows = Vec::new();
         for &workload in &self.workloads {
             let threads = if workload.single_threaded { &self.threads[..1] } else { &self.threads };
             // What timed out or was refused is not tried again in later rounds.
             let mut given_up: BTreeMap<(u64, &str), KnownError> = BTreeMap::new();
             let turns = (1..=self.rounds).flat_map(|round| threads.iter().map(move |threads| (round, *threads)));
-            for ((round, threads), engine) in turns.flat_map(|turn| self.engines.iter().map(move |one| (turn, one))) {
-                if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Ok(rows);
-                }
-                let plan = self.plan_of(workload, threads, round);
-                let key = (threads, engine.as_str());
-                let known = given_up.get(&key).cloned();
-                let row = known
-                    .map_or_else(|| self.measure(scratch, engine, &plan, loaded), |known| Err(Box::new(known).into()));
+            for ((round, threads), engine) in turns.flat_map(|turn| engines.iter().map(move |one| (turn, one))) {
+                let (plan, key) = (self.plan(workload, threads, round)?, (threads, engine.as_str()));
+                let row = match given_up.get(&key).cloned() {
+                    Some(known) => Err(Box::new(known).into()),
+                    None => self.measure(scratch, engine, &plan, loaded),
+                };
                 rows.push(row.unwrap_or_else(|error| {
                     let known = KnownError::of(&error);
                     eprintln!("{engine}: {}: {known}", workload.name);
@@ -106,31 +146,52 @@ impl Comparison {
         Ok(rows)
     }
 
-    /// The data set of the first workload.
-    pub(crate) fn first_shape(&self) -> Shape {
-        if self.workloads.first().is_some_and(|workload| workload.blobs) { self.blobs } else { self.plan.shape }
+    /// The engines, `all` expanded; an error if one cannot run here.
+    pub(crate) fn engines(&self) -> Result<Vec<String>> {
+        let names = registry::chosen(&self.engines);
+        names.iter().try_for_each(|name| registry::check(name))?;
+        Ok(names)
+    }
+
+    /// The data set of a workload.
+    pub(crate) fn shape(&self, workload: Workload) -> Result<Shape> {
+        let (n, (least, most)) = match (workload.blobs, self.value_size) {
+            (false, sizes) => (RECORDS.0, sizes.unwrap_or(SIZES.0)),
+            (true, Some((mean, end))) if mean == end && mean > SIZES.1.0 => {
+                (RECORDS.1, (SIZES.1.0, end_of_range(SIZES.1.0, mean)))
+            }
+            (true, sizes) => (RECORDS.1, sizes.unwrap_or(SIZES.1)),
+        };
+        let n = self.n.unwrap_or(n);
+        if self.threads.iter().any(|&threads| n < threads) {
+            return Err("--n must be at least --threads: each thread writes records of its own".into());
+        }
+        let (least_value, value_size) = (usize::try_from(least)?, usize::try_from(most)?);
+        Ok(Shape { n, key_size: self.key_size.into(), least_value, value_size, sequential: workload.sequential })
     }
 
     /// The settings as they are printed with each row.
-    pub(crate) fn settings(&self) -> Value {
-        let Plan { shape, seconds, write_rate, depth, cold, .. } = &self.plan;
-        json!({
-            "options": self.options, "key_size": shape.key_size, "value_size": shape.value_size,
-            "value_sizes": [shape.least_value, shape.value_size],
-            "blob_sizes": [self.blobs.least_value, self.blobs.value_size], "blobs": self.blobs.n,
+    pub(crate) fn json(&self) -> Result<Value> {
+        let first = |blobs| self.workloads.iter().find(|workload| workload.blobs == blobs);
+        let shape = |blobs| first(blobs).map(|workload| self.shape(*workload)).transpose();
+        let (plain, blobs) = (shape(false)?, shape(true)?);
+        let range = |shape: Option<Shape>| shape.map(|shape| [shape.least_value, shape.value_size]);
+        let Settings { seconds, write_rate, depth, cold, .. } = &self.settings;
+        Ok(json!({
+            "options": self.options, "key_size": self.key_size, "value_size": plain.map(|shape| shape.value_size),
+            "value_sizes": range(plain), "blob_sizes": range(blobs), "blobs": blobs.map(|shape| shape.n),
             "seconds": seconds, "write_rate": write_rate, "depth": depth, "cold": cold,
-        })
+        }))
     }
 
-    fn plan_of(&self, workload: Workload, threads: u64, round: u32) -> Plan {
-        let data = if workload.blobs { self.blobs } else { self.plan.shape };
-        let shape = Shape { sequential: workload.sequential, ..data };
+    fn plan(&self, workload: Workload, threads: u64, round: u32) -> Result<Plan> {
+        let shape = self.shape(workload)?;
         let most = if workload.fills() { shape.n } else { u64::MAX };
         let ops = self.ops.unwrap_or_else(|| workload.default_ops(shape.n)).min(most);
         // A measurement that a time limit ends may have no last operation, but its warm-up has.
         let warm_ops = self.warm_ops.unwrap_or(ops.min(workload.default_ops(shape.n)) / 2);
-        let seed = self.plan.seed + u64::from(round);
-        Plan { workload, shape, ops, warm_ops, threads, round, seed, ..self.plan.clone() }
+        let settings = Settings { seed: self.settings.seed + u64::from(round), ..self.settings.clone() };
+        Ok(Plan { workload, shape, ops, warm_ops, threads, round, settings })
     }
 
     /// One measurement: on the loaded database itself if the workload only reads, on a copy of it or an empty directory
@@ -141,35 +202,30 @@ impl Comparison {
         registry::check(engine).map_err(|error| error_of(ErrorKind::Refused, error.to_string()))?;
         let data_bytes = (plan.shape.n as f64 * plan.shape.mean_record_bytes()) as u64;
         let options = Options { data_bytes, ..workload.options(&self.options) };
-        let mut dir = scratch.path.join(format!("{engine}-work"));
+        let mut dir = scratch.fresh(&format!("{engine}-work"))?;
         if workload.loads {
             let base = self.base(scratch, engine, &plan.shape, &options, loaded)?;
             if workload.writes() {
-                disk::copy_tree(&base, &scratch.fresh(&format!("{engine}-work"))?)?;
+                disk::copy_tree(&base, &dir)?;
             } else {
                 dir = base;
             }
-        } else {
-            disk::remove(&dir)?;
         }
         let task = |job| Task { engine: engine.to_owned(), dir: dir.clone(), options: options.clone(), job };
         let work = format!("{} x{}", workload.name, plan.threads);
-        let limit = loaded.limits.of(&work, self.limit);
-        let start = Instant::now();
+        let mut ask = |job| loaded.ask(&work, self.limit, &task(job));
         let row = match workload.name.as_str() {
-            "recovery" => ask(&task(Job::WriteAndDie(plan.clone())), limit).and_then(|answer| {
+            "recovery" => ask(Job::WriteAndDie(plan.clone())).and_then(|answer| {
                 let written = answer["written"].as_u64().ok_or("a child did not report how much it wrote")?;
-                ask(&task(Job::Recover(plan.clone(), written)), limit)
+                ask(Job::Recover(plan.clone(), written))
             }),
-            "open" => ask(&task(Job::Open(plan.clone())), limit),
-            _ => ask(&task(Job::Measure(plan.clone())), limit),
+            "open" => ask(Job::Open(plan.clone())),
+            _ => ask(Job::Measure(plan.clone())),
         };
         if workload.writes() {
             disk::remove(&dir)?;
         }
-        let row = row?;
-        loaded.limits.note(&work, start.elapsed().as_secs_f64());
-        Ok(row)
+        row
     }
 
     /// The engine's loaded database, made when it is first needed. Cache size, durability and workers do not affect it.
@@ -187,29 +243,21 @@ impl Comparison {
             return Ok(known.clone()?);
         }
         let dir = scratch.fresh(&format!("{engine}-base-{}", loaded.bases.len()))?;
-        let outcome = self.load(engine, &dir, shape, options, &mut loaded.limits);
-        let outcome = outcome.map(|()| dir.clone()).map_err(|error| {
-            let known = KnownError::of(&error);
-            KnownError { error: format!("loading: {}", known.error), ..known }
-        });
-        if outcome.is_err() {
-            disk::remove(&dir)?;
-        }
+        let task =
+            Task { engine: engine.to_owned(), dir: dir.clone(), options: options.clone(), job: Job::Load(*shape) };
+        let outcome = match loaded.ask(&format!("load {shape:?}"), self.limit, &task) {
+            Ok(answer) => {
+                eprintln!("{engine}: loaded {} records: {answer}", shape.n);
+                Ok(dir)
+            }
+            Err(error) => {
+                disk::remove(&dir)?;
+                let known = KnownError::of(&error);
+                Err(KnownError { error: format!("loading: {}", known.error), ..known })
+            }
+        };
         loaded.bases.insert(key, outcome.clone());
         Ok(outcome?)
-    }
-
-    fn load(&self, engine: &str, dir: &Path, shape: &Shape, options: &Options, limits: &mut Limits) -> Result<()> {
-        let (work, start) = (format!("load {shape:?}"), Instant::now());
-        let (dir, options) = (dir.to_path_buf(), options.clone());
-        let task = Task { engine: engine.to_owned(), dir, options, job: Job::Load(*shape) };
-        let answer = ask(&task, limits.of(&work, self.limit))?;
-        limits.note(&work, start.elapsed().as_secs_f64());
-        eprintln!("{engine}: loaded {} records in {:.1} s", shape.n, answer["seconds"].as_f64().unwrap_or(0.0));
-        if answer["settled"] != true {
-            eprintln!("{engine}: did not settle; it is read while background work runs");
-        }
-        Ok(())
     }
 }
 
@@ -217,8 +265,8 @@ impl Comparison {
 /// engine gave a wrong answer.
 pub(crate) fn verdict(rows: &[Value]) -> Result<()> {
     for row in rows {
-        let (engine, workload) =
-            (row["engine"].as_str().unwrap_or_default(), row["workload"].as_str().unwrap_or_default());
+        let word = |field: &str| row[field].as_str().unwrap_or_default();
+        let (engine, workload) = (word("engine"), word("workload"));
         let ours = registry::is_ours(engine);
         if let Some(lost) = row["lost_records"].as_u64().filter(|&lost| ours && lost > 0) {
             return Err(format!("{engine}: {workload}: {lost} acknowledged records are lost").into());
@@ -232,9 +280,11 @@ pub(crate) fn verdict(rows: &[Value]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::verdict;
+    use super::{Comparison, sizes, verdict};
     use crate::error::ErrorKind;
     use crate::task::measure::tests::{failed, sample};
+    use crate::workload::Shape;
+    use clap::Parser;
 
     #[test]
     fn only_own_failures_and_wrong_answers_fail_a_run() {
@@ -257,6 +307,56 @@ mod tests {
             let mut row = sample(engine, 1, 1.0);
             row["lost_records"] = lost.into();
             assert_eq!(verdict(&[row]).is_ok(), ends_well, "{engine} lost {lost}");
+        }
+    }
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        comparison: Comparison,
+    }
+
+    fn parse(arguments: &str) -> Comparison {
+        CommandLine::try_parse_from(format!("run {arguments}").split_whitespace()).unwrap().comparison
+    }
+
+    /// The data set of the first workload.
+    fn shape(arguments: &str) -> Shape {
+        let comparison = parse(arguments);
+        comparison.shape(comparison.workloads[0]).unwrap()
+    }
+
+    #[test]
+    fn lists_and_sizes_are_parsed() {
+        let two = parse("--workload fillrandom,ycsb-a --value-size 4K --n 10 --sync data --threads 1,2,4 --limit 7");
+        assert_eq!((two.workloads.len(), two.threads.as_slice(), two.limit), (2, &[1, 2, 4][..], Some(7)));
+        let plan = two.plan(two.workloads[1], 2, 3).unwrap();
+        assert_eq!((plan.shape.value_size, plan.ops, plan.settings.seed), (4096, 10, 4));
+    }
+
+    #[test]
+    fn blobs_have_sizes_of_their_own() {
+        let plain = shape("--workload blobload");
+        assert_eq!((plain.n, plain.least_value, plain.value_size), (4000, 4 << 10, 1 << 20));
+        let small = shape("--workload fillrandom");
+        assert_eq!((small.n, small.value_size), (1_000_000, 100));
+        let range = shape("--workload blobload --n 50 --value-size 1K-2K");
+        assert_eq!((range.n, range.least_value, range.value_size), (50, 1024, 2048));
+        let mean = shape("--workload blobload --value-size 64K");
+        assert!((mean.mean_record_bytes() / f64::from(64 << 10) - 1.0).abs() < 0.01, "{mean:?}");
+        assert_eq!(shape("--workload blobload --value-size 1K").value_size, 1024);
+    }
+
+    #[test]
+    fn impossible_runs_are_refused() {
+        let refused = parse("--workload overwrite --threads 8 --n 4");
+        assert!(refused.shape(refused.workloads[0]).is_err());
+        assert!(parse("--workload overwrite --engine nosuchdb").engines().is_err());
+        for text in ["4", "4-16", "3G", "64-8", "12Q", "", "99999999999999999999", "18446744073709551615G"] {
+            assert!(sizes(text).is_err(), "{text}");
+        }
+        for (text, size) in [("64", 64), ("64K", 65_536), ("512MiB", 512 << 20), ("4k", 4096), ("1G", 1 << 30)] {
+            assert_eq!(sizes(text), Ok((size, size)), "{text}");
         }
     }
 }

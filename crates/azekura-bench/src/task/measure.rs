@@ -123,7 +123,7 @@ pub(crate) fn measure(task: &Task, plan: &Plan) -> Result<Value> {
 
 /// Evicts the database from the page cache, if the plan asks for it.
 pub(crate) fn evict(task: &Task, plan: &Plan) -> Result<()> {
-    if plan.cold && task.dir.exists() { disk::evict(&task.dir) } else { Ok(()) }
+    if plan.settings.cold && task.dir.exists() { disk::evict(&task.dir) } else { Ok(()) }
 }
 
 /// How often the engine has synced its log, if it reports that.
@@ -190,7 +190,7 @@ pub(crate) mod tests {
     use crate::engine::registry::Settled;
     use crate::error::{ErrorKind, KnownError, Result};
     use crate::measure::process::Usage;
-    use crate::task::plan::{Job, Plan, Task};
+    use crate::task::plan::{Job, Plan, Settings, Task};
     use crate::task::threads::{Crew, Outcome};
     use crate::workload::data::{SMALL_RECORDS, load};
     use crate::workload::{Shape, Workload};
@@ -209,16 +209,18 @@ pub(crate) mod tests {
             workload: workload(name),
             shape: Shape { n: 100, least_value: 84, value_size: 84, ..SMALL_RECORDS },
             ops: 100,
-            seconds: None,
-            threads: 1,
             warm_ops: 0,
-            seek_nexts: 10,
-            write_rate: 10_000,
-            depth: None,
-            cold: false,
-            seed: 1,
+            threads: 1,
             round: 1,
-            show_seconds: false,
+            settings: Settings {
+                seconds: None,
+                seek_nexts: 10,
+                write_rate: 10_000,
+                depth: None,
+                cold: false,
+                seed: 1,
+                seconds_report: false,
+            },
         }
     }
 
@@ -307,7 +309,7 @@ pub(crate) mod tests {
     fn plan_of(workload: Workload, threads: u64) -> Plan {
         let mut plan = Plan { workload, threads, ops: ops_of(workload), ..sample_plan("fillrandom") };
         (plan.shape.n, plan.shape.sequential) = (N, workload.sequential);
-        (plan.depth, plan.write_rate) = (Some(200), 0);
+        (plan.settings.depth, plan.settings.write_rate) = (Some(200), 0);
         if workload.blobs {
             (plan.shape.least_value, plan.shape.value_size) = (100, 3000);
         }
@@ -347,7 +349,8 @@ pub(crate) mod tests {
     #[test]
     fn time_limit_ends_every_workload() {
         for workload in workloads() {
-            let mut plan = Plan { seconds: Some(0.05), ops: u64::MAX, ..plan_of(workload, 1) };
+            let mut plan = Plan { ops: u64::MAX, ..plan_of(workload, 1) };
+            plan.settings.seconds = Some(0.05);
             // A full scan that resumes at its position: more than one segment.
             plan.shape.n = if workload.name.starts_with("readseq") { 150_000 } else { 10_000 };
             let outcome = run(&plan, Lie::None).unwrap_or_else(|e| panic!("{}: {e}", workload.name));
@@ -357,8 +360,9 @@ pub(crate) mod tests {
 
     #[test]
     fn paced_writer_stays_below_its_rate() {
-        let plan = plan_of(workload("readwhilewriting"), 1);
-        let outcome = run(&Plan { seconds: Some(0.5), ops: u64::MAX, write_rate: 1000, ..plan }, Lie::None).unwrap();
+        let mut plan = Plan { ops: u64::MAX, ..plan_of(workload("readwhilewriting"), 1) };
+        (plan.settings.seconds, plan.settings.write_rate) = (Some(0.5), 1000);
+        let outcome = run(&plan, Lie::None).unwrap();
         let rate = outcome.beside.unwrap().ops as f64 / outcome.seconds;
         assert!(rate > 0.0 && rate <= 1100.0, "{rate}");
     }

@@ -1,6 +1,6 @@
-//! Opens databases: after a clean close, after a kill, with many tables, with many partitions; in child processes.
+//! Opens a database after a clean close, or after its process was killed; in child processes.
 
-use crate::engine::registry::{self, Settled, settle};
+use crate::engine::registry::{self, Settled};
 use crate::engine::{Engine, api::object};
 use crate::error::{Result, wrong};
 use crate::measure::clock::millis;
@@ -10,7 +10,7 @@ use crate::measure::process::{Usage, memory_bytes};
 use crate::task::measure::{Facts, evict};
 use crate::task::plan::{Plan, Task};
 use crate::workload::Shape;
-use crate::workload::data::{FIRST_GENERATION, SMALL_RECORDS};
+use crate::workload::data::FIRST_GENERATION;
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -24,7 +24,7 @@ fn open(task: &Task) -> Result<Box<dyn Engine>> {
 /// Writes the records of `plan` in order, prints how many, and kills this process: nothing is flushed or closed.
 pub(crate) fn write_and_die(task: &Task, plan: &Plan) -> Result<Value> {
     let engine = open(task)?;
-    let deadline = plan.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+    let deadline = plan.settings.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
     let end = (0..plan.ops.min(plan.shape.n)).take_while(|_| deadline.is_none_or(|deadline| Instant::now() < deadline));
     let written = put(engine.as_ref(), &plan.shape, end)?;
     let mut out = std::io::stdout().lock();
@@ -70,7 +70,7 @@ pub(crate) fn open_and_get(task: &Task, plan: &Plan, written: Option<u64>) -> Re
     let engine = open(task)?;
     let open_ms = millis(start);
     let then = Instant::now();
-    let first = if written.is_some() { 0 } else { plan.seed % plan.shape.n };
+    let first = if written.is_some() { 0 } else { plan.settings.seed % plan.shape.n };
     let found = plan.shape.find(engine.as_ref(), first, &mut Vec::new())?;
     let first_get_ms = millis(then);
     meter.done(1);
@@ -97,74 +97,6 @@ pub(crate) fn open_and_get(task: &Task, plan: &Plan, written: Option<u64>) -> Re
     facts.extra.extend(object(losses));
     facts.disk_bytes = disk::allocated_bytes(&task.dir);
     Ok(facts.figures(&task.engine, plan, None))
-}
-
-/// Writes until the database settles with at least `count` tables.
-pub(crate) fn build_tables(task: &Task, count: u64) -> Result<Value> {
-    let engine = open(task)?;
-    let start = Instant::now();
-    let table_bytes = task.options.table_bytes.unwrap_or(task.options.memtable_bytes);
-    let per_table = (table_bytes / SMALL_RECORDS.record_bytes(0)).max(1);
-    let (mut records, mut tables) = (0, 0);
-    while tables < count {
-        records += put(engine.as_ref(), &SMALL_RECORDS, records..records + (count - tables) * per_table)?;
-        settle(&[engine.as_ref()], start.elapsed())?;
-        tables = engine.tables()?;
-    }
-    engine.sync()?;
-    engine.close()?;
-    let (build_ms, disk_bytes) = (millis(start), disk::allocated_bytes(&task.dir));
-    Ok(json!({"records": records, "tables": tables, "build_ms": build_ms, "disk_bytes": disk_bytes}))
-}
-
-/// Opens the database, reads one record, closes it.
-pub(crate) fn open_tables(task: &Task) -> Result<Value> {
-    let start = Instant::now();
-    let engine = open(task)?;
-    let open_ms = millis(start);
-    let start = Instant::now();
-    SMALL_RECORDS.get(engine.as_ref(), 0, &mut Vec::new())?;
-    let first_get_ms = millis(start);
-    let tables = engine.tables()?;
-    let start = Instant::now();
-    engine.close()?;
-    Ok(json!({"open_ms": open_ms, "first_get_ms": first_get_ms, "close_ms": millis(start), "tables": tables}))
-}
-
-/// Opens the database and `count` partitions, and writes a record to each (`create`) or reads it.
-pub(crate) fn partitions(task: &Task, count: u64, create: bool) -> Result<Value> {
-    let start = Instant::now();
-    let engine = open(task)?;
-    let open_ms = millis(start);
-    let mid = Instant::now();
-    let partitions = (0..count).map(|i| engine.partition(&format!("partition-{i:05}"))).collect::<Result<Vec<_>>>()?;
-    let (create_ms, reopen_ms) = (millis(mid), millis(start));
-    let start = Instant::now();
-    for (index, partition) in (0..).zip(&partitions) {
-        match create {
-            true => put(partition.as_ref(), &SMALL_RECORDS, std::iter::once(index)),
-            false => SMALL_RECORDS.get(partition.as_ref(), index, &mut Vec::new()),
-        }?;
-    }
-    let records_ms = millis(start);
-    let start = Instant::now();
-    if create {
-        engine.sync()?;
-    }
-    let sync_ms = millis(start);
-    let start = Instant::now();
-    drop(partitions);
-    engine.close()?;
-    let close_ms = millis(start);
-    Ok(match create {
-        true => json!({
-            "open_empty_ms": open_ms, "create_ms": create_ms, "put_ms": records_ms, "sync_ms": sync_ms,
-            "close_ms": close_ms,
-        }),
-        false => json!({
-            "open_database_ms": open_ms, "reopen_ms": reopen_ms, "get_ms": records_ms, "reclose_ms": close_ms,
-        }),
-    })
 }
 
 #[cfg(test)]

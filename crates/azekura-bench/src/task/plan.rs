@@ -1,9 +1,36 @@
-//! What a child process is asked to do.
+//! What a parent asks of a child process, passed as JSON.
 
 use crate::engine::Options;
 use crate::workload::{Shape, Workload};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+
+/// The settings that every measurement of a run shares.
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    /// End each measurement after this many seconds.
+    #[arg(long)]
+    pub(crate) seconds: Option<f64>,
+    /// Records read after each seek of seekrandom.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) seek_nexts: u64,
+    /// Records per second of the writer of readwhilewriting; 0 for as many as it can.
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) write_rate: u64,
+    /// Records that a queue holds; n/10 by default.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+    pub(crate) depth: Option<u64>,
+    /// Evict the database from the page cache before each measurement and once a second during it.
+    #[arg(long)]
+    pub(crate) cold: bool,
+    /// Seed of every choice.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 32))]
+    pub(crate) seed: u64,
+    /// Print the rate of every second while running.
+    #[arg(long)]
+    pub(crate) seconds_report: bool,
+}
 
 /// One measurement of one workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -13,23 +40,12 @@ pub(crate) struct Plan {
     pub(crate) shape: Shape,
     /// Operations of all threads together.
     pub(crate) ops: u64,
-    /// Ends the measurement early.
-    pub(crate) seconds: Option<f64>,
-    pub(crate) threads: u64,
     /// Uncounted operations before a workload that reads.
     pub(crate) warm_ops: u64,
-    pub(crate) seek_nexts: u64,
-    /// Records per second of the writer of `readwhilewriting`; 0 for as many as possible.
-    pub(crate) write_rate: u64,
-    /// Depth of `queue`; n/10 when `None`.
-    pub(crate) depth: Option<u64>,
-    /// Whether the database is evicted from the page cache before the measurement and once a second during it.
-    pub(crate) cold: bool,
-    pub(crate) seed: u64,
+    pub(crate) threads: u64,
     /// Round, from 1.
     pub(crate) round: u32,
-    /// Whether the rate of each second is printed.
-    pub(crate) show_seconds: bool,
+    pub(crate) settings: Settings,
 }
 
 /// One job on one database.
@@ -53,12 +69,4 @@ pub(crate) enum Job {
     Recover(Plan, u64),
     /// Open, get one record and close, measured.
     Open(Plan),
-    /// Fill a new database until it settles with at least this many tables.
-    BuildTables(u64),
-    /// Open it, read one record, close it.
-    OpenTables,
-    /// Create a new database with this many partitions, one record in each.
-    CreatePartitions(u64),
-    /// Open it and all of them, read each record.
-    OpenPartitions(u64),
 }

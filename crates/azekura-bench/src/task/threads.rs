@@ -70,27 +70,28 @@ impl Crew {
         let partitions = (0..plan.workload.partitions).map(|i| engine.partition(&format!("part-{i:02}")));
         let partitions = Arc::new(partitions.collect::<Result<Vec<_>>>().map_err(refused)?);
         let generations = Arc::new(Generations::new(if plan.workload.updates() { plan.shape.n } else { 0 }));
-        let threads = plan.threads.max(1);
+        let (threads, settings) = (plan.threads.max(1), &plan.settings);
         let worker = |workload: Workload, thread: u64, threads: u64, seed: u64| {
             let share = Share {
                 shape: plan.shape,
                 thread,
                 threads,
                 seed: seed.wrapping_mul(1 << 20).wrapping_add(thread),
-                seek_nexts: plan.seek_nexts,
-                depth: plan.depth.unwrap_or(plan.shape.n / 10).max(1),
+                seek_nexts: plan.settings.seek_nexts,
+                depth: plan.settings.depth.unwrap_or(plan.shape.n / 10).max(1),
                 generations: Arc::clone(&generations),
                 partitions: Arc::clone(&partitions),
             };
             Worker::new(workload, share)
         };
-        let mut workers: Vec<Worker> = (0..threads).map(|i| worker(plan.workload, i, threads, plan.seed)).collect();
+        let mut workers: Vec<Worker> = (0..threads).map(|i| worker(plan.workload, i, threads, settings.seed)).collect();
         let mut loaded_bytes = if plan.workload.loads { plan.shape.total_bytes() } else { 0 };
         for worker in &mut workers {
             loaded_bytes += worker.prepare(engine)?;
         }
-        let beside = plan.workload.beside.map(|beside| worker(beside, 0, 1, plan.seed + 1).paced(plan.write_rate));
-        let warm_up = plan.workload.warm_up.map(|warm_up| worker(warm_up, 0, 1, !plan.seed));
+        let beside = plan.workload.beside;
+        let beside = beside.map(|beside| worker(beside, 0, 1, settings.seed + 1).paced(settings.write_rate));
+        let warm_up = plan.workload.warm_up.map(|warm_up| worker(warm_up, 0, 1, !settings.seed));
         Ok(Crew { workers, beside, warm_up, loaded_bytes, partitions })
     }
 
@@ -108,7 +109,7 @@ impl Crew {
         let progress: Vec<Progress> = (0..=counted).map(|_| Progress::default()).collect();
         let (failed, done, watcher) = (AtomicBool::new(false), AtomicBool::new(false), thread::current());
         let (used, start) = (Usage::now(), Instant::now());
-        let deadline = plan.seconds.map(|seconds| start + Duration::from_secs_f64(seconds));
+        let deadline = plan.settings.seconds.map(|seconds| start + Duration::from_secs_f64(seconds));
         thread::scope(|scope| {
             let (failed, done, watcher) = (&failed, &done, &watcher);
             let run = move |worker, progress, quota, deadline, stop| {
@@ -169,8 +170,8 @@ struct Sampler<'a> {
 
 impl Sampler<'_> {
     fn until(&self, finished: impl Fn() -> bool) -> Outcome {
-        let (mut outcome, mut series) = (Outcome::default(), SampleSeries { tick: FIRST_TICK, samples: Vec::new() });
-        let (mut next_tick, mut next_listing, mut disk_bytes) = (self.start + series.tick, self.start, 0);
+        let (mut outcome, mut tick, mut series) = (Outcome::default(), FIRST_TICK, Vec::new());
+        let (mut next_tick, mut next_listing, mut disk_bytes) = (self.start + tick, self.start, 0);
         let (mut second, mut done_before) = (self.start, 0);
         loop {
             let ended = finished();
@@ -180,21 +181,24 @@ impl Sampler<'_> {
                     disk_bytes = disk::allocated_bytes(&self.task.dir);
                     next_listing = Instant::now() + now.elapsed() * DISK_SHARE;
                 }
-                series.push(self.sample(now, disk_bytes));
-                next_tick = now + series.tick;
+                tick = thin(&mut series, self.sample(now, disk_bytes), tick);
+                next_tick = now + tick;
             }
             if ended {
-                outcome.series = series.finish();
+                outcome.series = with_rates(series);
                 return outcome;
             }
             if now - second >= Duration::from_secs(1) {
                 let done = self.done();
                 let rate = (done - done_before) as f64 / (now - second).as_secs_f64();
                 outcome.intervals.push(rate.round());
-                self.print(outcome.intervals.len(), rate);
+                if self.plan.settings.seconds_report {
+                    let (engine, name) = (&self.task.engine, &self.plan.workload.name);
+                    eprintln!("{engine} {name} second {}: {rate:.0} ops/s", outcome.intervals.len());
+                }
                 outcome.anonymous_rss_bytes = outcome.anonymous_rss_bytes.max(memory_bytes("RssAnon"));
-                if self.plan.cold {
-                    let _ = disk::evict(&self.task.dir); // files come and go meanwhile
+                if self.plan.settings.cold {
+                    let _ = disk::evict(&self.task.dir); // files are created and removed meanwhile
                 }
                 (second, done_before) = (now, done);
             }
@@ -220,65 +224,41 @@ impl Sampler<'_> {
             ops: self.done(),
         }
     }
-
-    fn print(&self, second: usize, rate: f64) {
-        let Plan { workload, round, show_seconds, .. } = self.plan;
-        if *show_seconds {
-            let (engine, name) = (&self.task.engine, &workload.name);
-            eprintln!("{engine:>10} {name:>11} round {round} second {second:>3}: {rate:>9.0} ops/s");
-        }
-    }
 }
 
-/// Samples at even distances, fewer than [`SAMPLES_MAX`].
-#[derive(Debug)]
-struct SampleSeries {
-    tick: Duration,
-    samples: Vec<Sample>,
+/// Adds a sample. When there are [`SAMPLES_MAX`], drops every second one. Returns the time until the next sample.
+fn thin(series: &mut Vec<Sample>, sample: Sample, tick: Duration) -> Duration {
+    series.push(sample);
+    if series.len() < SAMPLES_MAX {
+        return tick;
+    }
+    // The second of each pair is kept, because it ends the time of both.
+    *series = series.iter().skip(1).step_by(2).copied().collect();
+    tick * 2
 }
 
-impl SampleSeries {
-    fn push(&mut self, sample: Sample) {
-        self.samples.push(sample);
-        if self.samples.len() >= SAMPLES_MAX {
-            // The second of each pair stays: it ends the time of both.
-            let mut index = 0;
-            self.samples.retain(|_| {
-                index += 1;
-                index % 2 == 0
-            });
-            self.tick *= 2;
-        }
+/// Fills in the rate of each sample since the one before it.
+fn with_rates(mut series: Vec<Sample>) -> Vec<Sample> {
+    let mut before = Sample::default();
+    for sample in &mut series {
+        sample.ops_per_s = ((sample.ops - before.ops) as f64 / (sample.s - before.s).max(1e-9)).round();
+        before = *sample;
     }
-
-    /// The samples with their rates. The last one replaces one that was taken shortly before it.
-    fn finish(mut self) -> Vec<Sample> {
-        if let [.., before, last] = self.samples.as_slice()
-            && last.s - before.s < self.tick.as_secs_f64() / 2.0
-        {
-            self.samples.remove(self.samples.len() - 2);
-        }
-        let mut before = Sample::default();
-        for sample in &mut self.samples {
-            sample.ops_per_s = ((sample.ops - before.ops) as f64 / (sample.s - before.s).max(1e-9)).round();
-            before = *sample;
-        }
-        self.samples
-    }
+    series
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST_TICK, SAMPLES_MAX, Sample, SampleSeries};
+    use super::{FIRST_TICK, SAMPLES_MAX, Sample, thin, with_rates};
 
     #[test]
     fn series_keeps_its_length_and_totals() {
-        let mut series = SampleSeries { tick: FIRST_TICK, samples: Vec::new() };
+        let (mut series, mut tick) = (Vec::new(), FIRST_TICK);
         for i in 1..=1000u64 {
-            series.push(Sample { s: i as f64 * 0.05, ops: i * 5, ..Sample::default() });
+            tick = thin(&mut series, Sample { s: i as f64 * 0.05, ops: i * 5, ..Sample::default() }, tick);
         }
-        assert!(series.tick > FIRST_TICK);
-        let samples = series.finish();
+        assert!(tick > FIRST_TICK);
+        let samples = with_rates(series);
         assert!((SAMPLES_MAX / 2 - 1..SAMPLES_MAX).contains(&samples.len()), "{}", samples.len());
         let (mut before, mut ops) = (0.0, 0.0);
         for sample in &samples {
