@@ -161,13 +161,20 @@ pub(crate) trait Engine: Send + std::marker::Sync {
     }
 
     /// Opens or creates another partition of the same database.
-    fn partition(&self, name: &str) -> Result<Box<dyn Engine>>;
+    fn partition(&self, name: &str) -> Result<Box<dyn Engine>> {
+        Err(format!("no partitions: partition `{name}` cannot be opened, because a database is one tree").into())
+    }
 
-    /// Figures that only this engine has.
-    fn stats(&self) -> Map<String, Value>;
+    /// Figures that only this engine reports.
+    fn stats(&self) -> Map<String, Value> {
+        Map::new()
+    }
 
-    /// Closes the database cleanly; partitions opened from it must have been dropped.
-    fn close(self: Box<Self>) -> Result<()>;
+    /// Closes the database cleanly, by default by dropping its last handle; its other partitions must have been
+    /// dropped.
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Passes a found value on; returns whether there was one.

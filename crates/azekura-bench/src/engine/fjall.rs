@@ -130,8 +130,4 @@ impl Engine for FjallEngine {
             "compactions": self.database.compactions_completed(), "cache_used_bytes": self.database.cache_size(),
         }))
     }
-
-    fn close(self: Box<Self>) -> Result<()> {
-        Ok(()) // Fjall has no close: the last handle dropped joins the workers
-    }
 }

@@ -1,8 +1,7 @@
-//! `BTreeMap` behind a lock: the cost of memory alone. Its content is gone when it is closed.
+//! `BTreeMap` behind a lock: the cost of memory alone. Closing it discards its content.
 
 use crate::engine::api::{Engine, Scan, Visit, found, visit};
 use crate::error::{Error, Result};
-use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
@@ -38,17 +37,5 @@ impl Engine for MapEngine {
         let map = self.0.read().expect(POISONED);
         let records = map.range::<[u8], _>(scan.bounds()).map(Ok::<_, Error>);
         if scan.ascends() { visit(records, limit, seen) } else { visit(records.rev(), limit, seen) }
-    }
-
-    fn partition(&self, _: &str) -> Result<Box<dyn Engine>> {
-        Ok(Box::new(MapEngine::default()))
-    }
-
-    fn stats(&self) -> Map<String, Value> {
-        Map::new()
-    }
-
-    fn close(self: Box<Self>) -> Result<()> {
-        Ok(())
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn names() -> Vec<&'static str> {
     known().filter(|name| check(name).is_ok()).collect()
 }
 
-/// The engines that were asked for, each once; `all` stands for [`names`].
+/// The engines that were asked for, each once; `all` means [`names`].
 pub(crate) fn chosen(asked: &[String]) -> Vec<String> {
     let mut chosen: Vec<String> = Vec::new();
     for name in asked {
@@ -106,7 +106,7 @@ const POLL: Duration = Duration::from_millis(25);
 /// Bounds of the idle time after which an engine counts as settled.
 const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
 /// Longest wait for an engine to settle.
-const PATIENCE: Duration = Duration::from_secs(600);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Share of one CPU below which a process counts as idle.
 const IDLE_CPU: f64 = 0.15;
 
@@ -128,7 +128,7 @@ pub(crate) fn settle(partitions: &[&dyn Engine], worked: Duration) -> Result<Set
     let mut quiet_since = Instant::now();
     let mut last = (Instant::now(), Usage::now());
     while quiet_since.elapsed() < quiet {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > SETTLE_TIMEOUT {
             return Ok(Settled { seconds: start.elapsed().as_secs_f64(), reached: false });
         }
         sleep(POLL);

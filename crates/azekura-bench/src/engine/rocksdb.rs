@@ -22,8 +22,6 @@ pub(crate) const VERSION: &str = "11.8.1";
 const INSTALL: &str = "sh crates/azekura-bench/install-rocksdb";
 /// Entries per bucket of `rocksdb-hash`: RocksDB's default.
 const HASH_RATIO: f64 = 0.75;
-/// `rocksdb_block_based_table_data_block_index_type_binary_search_and_hash`.
-const BINARY_SEARCH_AND_HASH: c_int = 1;
 /// Levels of a database by default.
 const LEVELS: u32 = 7;
 
@@ -36,7 +34,7 @@ type CallError = *mut *mut c_char;
 macro_rules! functions {
     ($(fn($($argument:ty),*) $(-> $result:ty)?: $($name:ident)*;)*) => {
         // # Safety
-        // Each is called as `c.h` says: with living objects of its own library, and the lengths of the bytes.
+        // Each is called as `c.h` says: with live objects of its own library, and the lengths of the bytes.
         functions! { @types $([unsafe extern "C" fn($($argument),*) $(-> $result)?] [$($name)*])* }
     };
     (@types $([$type:ty] [$($name:ident)*])*) => {
@@ -61,6 +59,7 @@ functions! {
     fn(Handle): column_family_handle_destroy close pinnableslice_destroy writebatch_destroy iter_seek_to_first
         iter_seek_to_last iter_next iter_prev iter_destroy options_destroy block_based_options_destroy cache_destroy
         writeoptions_destroy readoptions_destroy flushoptions_destroy;
+    fn(Handle, *const c_char, Handle, CallError): get_options_from_string;
     fn(Handle, Handle, Handle, *const u8, usize, *const u8, usize, CallError): put_cf;
     fn(Handle, Handle, Handle, *const u8, usize, CallError): delete_cf;
     fn(Handle, Handle, Handle, CallError): write flush_cf;
@@ -77,18 +76,8 @@ functions! {
     fn(Handle, *const u8, usize): iter_seek iter_seek_for_prev;
     fn(Handle) -> c_uchar: iter_valid;
     fn(Handle, CallError): iter_get_error;
-    fn(Handle, c_uchar): options_set_create_if_missing options_set_create_missing_column_families
-        options_set_use_direct_reads options_set_enable_blob_files options_set_enable_blob_gc
-        block_based_options_set_whole_key_filtering block_based_options_set_cache_index_and_filter_blocks
-        writeoptions_set_sync;
-    fn(Handle, usize): options_set_write_buffer_size block_based_options_set_block_size;
-    fn(Handle, c_int): options_set_max_background_jobs options_set_use_fsync options_set_compression
-        options_set_blob_compression_type block_based_options_set_data_block_index_type;
-    fn(Handle, u64): options_set_target_file_size_base options_set_max_bytes_for_level_base options_set_min_blob_size;
-    fn(Handle, Handle): options_set_block_based_table_factory block_based_options_set_block_cache
-        block_based_options_set_filter_policy;
-    fn(Handle, f64): block_based_options_set_data_block_hash_ratio;
-    fn(f64) -> Handle: filterpolicy_create_bloom_full;
+    fn(Handle, c_uchar): writeoptions_set_sync;
+    fn(Handle, Handle): options_set_block_based_table_factory block_based_options_set_block_cache;
     fn(usize, usize) -> Handle: cache_create_hyper_clock;
     fn(Handle) -> usize: cache_get_usage;
 }
@@ -157,9 +146,8 @@ struct Store {
     write: Handle,
     read: Handle,
     flush: Handle,
-    table: Handle,
     cache: Handle,
-    /// Every open column family by name; each lives until the store is dropped.
+    /// Every open column family by name, until the store is dropped.
     families: Mutex<BTreeMap<String, Family>>,
 }
 
@@ -205,84 +193,70 @@ pub(crate) fn open_with(
     direct: bool,
 ) -> Result<Box<dyn Engine>> {
     let api = api()?;
-    // SAFETY: constructors without conditions; none returns null. A charge of 0 sizes the cache's table by itself.
+    let text = CString::new(options_text(options, hashed, block_bytes, direct))?;
+    // SAFETY: constructors without conditions; none returns null. A charge of 0 sizes the cache's table by itself. The
+    // base options keep references of their own to the table options, and these to the cache.
     let mut store = unsafe {
-        Store {
+        let cache = (api.cache_create_hyper_clock)(usize::try_from(options.cache_bytes)?, 0);
+        let (base, table) = ((api.options_create)(), (api.block_based_options_create)());
+        (api.block_based_options_set_block_cache)(table, cache);
+        (api.options_set_block_based_table_factory)(base, table);
+        let store = Store {
             api,
             db: ptr::null_mut(),
             options: (api.options_create)(),
             write: (api.writeoptions_create)(),
             read: (api.readoptions_create)(),
             flush: (api.flushoptions_create)(),
-            table: (api.block_based_options_create)(),
-            cache: (api.cache_create_hyper_clock)(usize::try_from(options.cache_bytes)?, 0),
+            cache,
             families: Mutex::default(),
-        }
+        };
+        (api.writeoptions_set_sync)(store.write, u8::from(options.sync != Sync::None));
+        let parsed = call(api, |error| (api.get_options_from_string)(base, text.as_ptr(), store.options, error));
+        (api.block_based_options_destroy)(table);
+        (api.options_destroy)(base);
+        parsed.map(|()| store)?
     };
-    store.configure_tables(hashed, block_bytes, direct);
-    store.configure(options)?;
     store.open(dir)?;
     Ok(Box::new(RocksdbEngine { family: store.family(PARTITION)?, store: Arc::new(store) }))
 }
 
+/// The options in RocksDB's own text format.
+fn options_text(options: &Options, hashed: bool, block_bytes: u32, direct: bool) -> String {
+    let codec = if options.compression == Compression::Lz4 { "kLZ4Compression" } else { "kNoCompression" };
+    let index = if hashed { "kDataBlockBinaryAndHash" } else { "kDataBlockBinarySearch" };
+    let mut text = format!(
+        "create_if_missing=true;create_missing_column_families=true;write_buffer_size={};max_background_jobs={};\
+         compression={codec};use_fsync={};use_direct_reads={direct};\
+         block_based_table_factory={{block_size={block_bytes};filter_policy=bloomfilter:{BLOOM_BITS}:false;\
+         whole_key_filtering=true;data_block_index_type={index};\
+         data_block_hash_table_util_ratio={HASH_RATIO};cache_index_and_filter_blocks={direct}}};",
+        options.memtable_bytes,
+        options.workers.max(1),
+        options.sync == Sync::All,
+    );
+    if let Some(bytes) = options.table_bytes {
+        let level_bytes = bytes.saturating_mul(4);
+        text += &format!("target_file_size_base={bytes};max_bytes_for_level_base={level_bytes};");
+    }
+    if let Some(bytes) = options.separate_from {
+        text += &format!(
+            "enable_blob_files=true;min_blob_size={bytes};enable_blob_garbage_collection=true;\
+             blob_compression_type={codec};"
+        );
+    }
+    text
+}
+
 impl Store {
-    fn configure_tables(&self, hashed: bool, block_bytes: u32, direct: bool) {
-        let (api, table) = (self.api, self.table);
-        // SAFETY: the objects are alive and owned by this thread. The table takes ownership of the filter policy and
-        // keeps a reference of its own to the cache.
-        unsafe {
-            (api.block_based_options_set_block_size)(table, block_bytes as usize);
-            (api.block_based_options_set_block_cache)(table, self.cache);
-            let bloom = (api.filterpolicy_create_bloom_full)(f64::from(BLOOM_BITS));
-            (api.block_based_options_set_filter_policy)(table, bloom);
-            (api.block_based_options_set_whole_key_filtering)(table, 1);
-            if hashed {
-                (api.block_based_options_set_data_block_index_type)(table, BINARY_SEARCH_AND_HASH);
-                (api.block_based_options_set_data_block_hash_ratio)(table, HASH_RATIO);
-            }
-            if direct {
-                (api.block_based_options_set_cache_index_and_filter_blocks)(table, 1);
-                (api.options_set_use_direct_reads)(self.options, 1);
-            }
-            (api.options_set_block_based_table_factory)(self.options, table); // copies the options of the table
-        }
-    }
-
-    fn configure(&self, asked: &Options) -> Result<()> {
-        let (api, options) = (self.api, self.options);
-        // `rocksdb_no_compression` and `rocksdb_lz4_compression`.
-        let codec = if asked.compression == Compression::Lz4 { 4 } else { 0 };
-        // SAFETY: the objects are alive and owned by this thread.
-        unsafe {
-            (api.options_set_create_if_missing)(options, 1);
-            (api.options_set_create_missing_column_families)(options, 1);
-            (api.options_set_write_buffer_size)(options, usize::try_from(asked.memtable_bytes)?);
-            (api.options_set_max_background_jobs)(options, c_int::try_from(asked.workers.max(1))?);
-            (api.options_set_compression)(options, codec);
-            if let Some(bytes) = asked.table_bytes {
-                (api.options_set_target_file_size_base)(options, bytes);
-                (api.options_set_max_bytes_for_level_base)(options, bytes.saturating_mul(4));
-            }
-            (api.options_set_use_fsync)(options, c_int::from(asked.sync == Sync::All));
-            (api.writeoptions_set_sync)(self.write, u8::from(asked.sync != Sync::None));
-            if let Some(bytes) = asked.separate_from {
-                (api.options_set_enable_blob_files)(options, 1);
-                (api.options_set_min_blob_size)(options, bytes);
-                (api.options_set_enable_blob_gc)(options, 1);
-                (api.options_set_blob_compression_type)(options, codec);
-            }
-        }
-        Ok(())
-    }
-
     /// Opens or creates the database at `dir` with every column family it has and [`PARTITION`].
     fn open(&mut self, dir: &Path) -> Result<()> {
         let (api, path) = (self.api, CString::new(dir.as_os_str().as_bytes())?);
         let mut names = vec![c"default".to_owned(), CString::new(PARTITION)?];
         if dir.join("CURRENT").exists() {
             let mut count = 0;
-            // SAFETY: path and options are alive during the call, which gives away an array of `count` strings; they
-            // are copied, and destroyed once.
+            // SAFETY: path and options are alive during the call, which returns an array of `count` strings; they are
+            // copied, and destroyed once.
             unsafe {
                 let list =
                     call(api, |error| (api.list_column_families)(self.options, path.as_ptr(), &mut count, error))?;
@@ -324,13 +298,13 @@ impl Drop for Store {
     fn drop(&mut self) {
         let api = self.api;
         let families = self.families.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the store has no other owner; families go before their database, options after it, each once.
+        // SAFETY: the store has no other owner; families are destroyed before their database, options after it, each
+        // once.
         unsafe {
             families.values().for_each(|family| (api.column_family_handle_destroy)(family.0));
             if !self.db.is_null() {
                 (api.close)(self.db);
             }
-            (api.block_based_options_destroy)(self.table);
             (api.cache_destroy)(self.cache);
             (api.options_destroy)(self.options);
             (api.writeoptions_destroy)(self.write);

@@ -102,10 +102,6 @@ impl Engine for SurrealkvEngine {
         Ok(names.filter(|path| path.extension().is_some_and(|end| end == "sst")).count() as u64)
     }
 
-    fn partition(&self, _: &str) -> Result<Box<dyn Engine>> {
-        Err("SurrealKV has no partitions: a database is one tree".into())
-    }
-
     fn stats(&self) -> Map<String, Value> {
         let errors = self.tree.background_error_count();
         object(json!({"compression": "none", "tables": self.tables().ok(), "background_errors": errors}))

@@ -40,7 +40,7 @@ const CACHE_BYTES: u64 = 64 << 20;
 /// An engine that has written nothing for this time has settled; automatic work begins earlier.
 const QUIET: Duration = Duration::from_millis(2500);
 /// Longest wait for that.
-const PATIENCE: Duration = Duration::from_secs(30);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How stale values are collected.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -312,7 +312,7 @@ struct GcRun {
     partition: Partition,
     database: Database,
     start: Instant,
-    /// What the bench knows by itself; a sample adds the rest.
+    /// The figures that the bench counts itself; a sample adds the others.
     known: GcSample,
     samples: Vec<GcSample>,
     collecting: Duration,
@@ -420,7 +420,7 @@ impl GcRun {
         });
     }
 
-    /// Flushes, so that no mode profits from its memtables, and compares all versions.
+    /// Flushes, so that no mode has an advantage from unflushed memtables, and compares all versions.
     fn finish(mut self) -> Result<Map<String, Value>> {
         self.partition.flush()?;
         self.sample(Moment::Flushed, None);
@@ -462,7 +462,7 @@ impl GcRun {
     fn settle(&self) -> Result<()> {
         let (start, mut quiet, mut last) = (Instant::now(), Instant::now(), self.fs.written());
         while quiet.elapsed() < QUIET {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > SETTLE_TIMEOUT {
                 return Err("the engine does not settle".into());
             }
             std::thread::sleep(Duration::from_millis(50));

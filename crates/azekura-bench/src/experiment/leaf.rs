@@ -1,5 +1,5 @@
-//! LeafKind of a persistent B+ tree as they were in 2017, to measure zero-copy splits against: the three ways to split
-//! of the third founding document.
+//! A persistent B+ tree with leaves of 2017, the baseline of zero-copy splits: three ways to split a leaf, as in the
+//! third founding document.
 //!
 //! A baseline on purpose: nothing is recovered, one thread works at a time, and the inner nodes are a `BTreeMap`, which
 //! is faster than what they were. Strings end with a zero byte; up to 15 characters stand in place, longer ones in a
@@ -37,9 +37,9 @@ impl LeafKind {
     }
 }
 
-/// What memory keeps of a leaf: all its keys, as pmemkv did.
-struct Twin {
-    /// Of the leaf in the pool.
+/// The volatile part of a leaf: copies of its keys, as in pmemkv.
+struct LeafKeys {
+    /// Address of the leaf in the pool.
     at: usize,
     hashes: [u8; SLOTS],
     keys: Vec<Option<Vec<u8>>>,
@@ -49,8 +49,8 @@ struct Twin {
 pub(crate) struct LeafTree {
     pool: LeafPool,
     leaves: LeafKind,
-    /// By the lowest key that belongs to each; the first by the empty one.
-    twins: BTreeMap<Vec<u8>, Twin>,
+    /// The leaves by the lowest key of each; that of the first leaf is empty.
+    keys: BTreeMap<Vec<u8>, LeafKeys>,
     splits: u64,
     in_splits: StoreCounts,
 }
@@ -65,21 +65,21 @@ impl LeafTree {
     /// An empty tree.
     ///
     /// # Errors
-    /// If the pool has no room for a leaf.
+    /// The pool is too small for a leaf.
     pub(crate) fn new(mut pool: LeafPool, leaves: LeafKind) -> Result<LeafTree> {
         pool.begin();
         let at = pool.allocate(leaves.len())?;
         pool.commit();
-        let first = Twin { at, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
-        let twins = BTreeMap::from([(Vec::new(), first)]);
-        Ok(LeafTree { pool, leaves, twins, splits: 0, in_splits: StoreCounts::default() })
+        let first = LeafKeys { at, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
+        let keys = BTreeMap::from([(Vec::new(), first)]);
+        Ok(LeafTree { pool, leaves, keys, splits: 0, in_splits: StoreCounts::default() })
     }
 
     pub(crate) fn pool(&self) -> &LeafPool {
         &self.pool
     }
 
-    /// How many leaves were split, and what that did to the medium; lines that the commit flushes for it are counted.
+    /// The number of splits and their costs, including the lines that the commit flushes for them.
     pub(crate) fn splits(&self) -> (u64, StoreCounts) {
         (self.splits, self.in_splits)
     }
@@ -87,11 +87,11 @@ impl LeafTree {
     /// Puts or replaces.
     ///
     /// # Errors
-    /// If the pool is full; the tree is of no use then.
+    /// The pool is full; the tree is unusable then.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let hash = hash(key);
-        let (low, twin) = self.leaf_of(key);
-        let (mut low, mut slot) = (low.to_vec(), twin.slot_of(key, hash).or_else(|| twin.free_slot()));
+        let (low, leaf) = self.leaf_of(key);
+        let (mut low, mut slot) = (low.to_vec(), leaf.slot_of(key, hash).or_else(|| leaf.free_slot()));
         self.pool.begin();
         if slot.is_none() {
             let (before, due) = (self.pool.counts, self.pool.lines_at_commit());
@@ -100,7 +100,7 @@ impl LeafTree {
             let mut done = self.pool.counts - before;
             done.lines += self.pool.lines_at_commit() - due;
             self.in_splits += done;
-            slot = self.twins[&low].free_slot();
+            slot = self.keys[&low].free_slot();
         }
         self.fill(&low, slot.expect("half of the slots are free after a split"), hash, key, value)?;
         self.pool.commit();
@@ -109,11 +109,11 @@ impl LeafTree {
 
     /// The value, found as `put` finds its slot.
     pub(crate) fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
-        let twin = self.leaf_of(key).1;
-        let slot = twin.slot_of(key, hash(key))?;
+        let leaf = self.leaf_of(key).1;
+        let slot = leaf.slot_of(key, hash(key))?;
         Some(match self.leaves {
             LeafKind::Slots => {
-                let at = slot_at(twin.at, slot);
+                let at = slot_at(leaf.at, slot);
                 let header = self.pool.bytes(at, SLOT_LEN);
                 let len = |from: usize| u32::from_le_bytes(header[from..from + 4].try_into().expect("four bytes"));
                 let (key_len, value_len) = (len(4) as usize, len(8) as usize);
@@ -121,21 +121,21 @@ impl LeafTree {
                 debug_assert_eq!(self.pool.bytes(buffer, key_len), key);
                 self.pool.bytes(buffer + key_len + 1, value_len).to_vec()
             }
-            _ => text_get(&self.pool, value_at(twin.at, slot)),
+            _ => text_get(&self.pool, value_at(leaf.at, slot)),
         })
     }
 
-    fn leaf_of(&self, key: &[u8]) -> (&[u8], &Twin) {
-        let found = self.twins.range::<[u8], _>((Bound::Unbounded, Bound::Included(key))).next_back();
-        found.map(|(low, twin)| (low.as_slice(), twin)).expect("the first leaf has all that is low")
+    fn leaf_of(&self, key: &[u8]) -> (&[u8], &LeafKeys) {
+        let found = self.keys.range::<[u8], _>((Bound::Unbounded, Bound::Included(key))).next_back();
+        found.map(|(low, leaf)| (low.as_slice(), leaf)).expect("the first leaf has all that is low")
     }
 
     fn fill(&mut self, low: &[u8], slot: usize, hash: u8, key: &[u8], value: &[u8]) -> Result<()> {
-        let twin = self.twins.get_mut(low).expect("it was just found");
+        let leaf = self.keys.get_mut(low).expect("it was just found");
         let pool = &mut self.pool;
         match self.leaves {
             LeafKind::Slots => {
-                let at = slot_at(twin.at, slot);
+                let at = slot_at(leaf.at, slot);
                 pool.snapshot(at, SLOT_LEN);
                 let before = pool.u64(at + 16) as usize;
                 // Both end with a zero byte.
@@ -153,14 +153,14 @@ impl LeafTree {
                 }
             }
             LeafKind::NaiveCopy | LeafKind::CopyOrSwap => {
-                if twin.hashes[slot] == 0 {
-                    text_set(pool, key_at(twin.at, slot), key)?;
+                if leaf.hashes[slot] == 0 {
+                    text_set(pool, key_at(leaf.at, slot), key)?;
                 }
-                text_set(pool, value_at(twin.at, slot), value)?;
-                set_hash(pool, twin.at, slot, hash);
+                text_set(pool, value_at(leaf.at, slot), value)?;
+                set_hash(pool, leaf.at, slot, hash);
             }
         }
-        (twin.hashes[slot], twin.keys[slot]) = (hash, Some(key.to_vec()));
+        (leaf.hashes[slot], leaf.keys[slot]) = (hash, Some(key.to_vec()));
         Ok(())
     }
 
@@ -168,28 +168,28 @@ impl LeafTree {
     /// in the middle of those there are and the new one; what is above it moves to the same slots of the new leaf.
     fn split(&mut self, low: &[u8], key: &[u8]) -> Result<Vec<u8>> {
         let new = self.pool.allocate(self.leaves.len())?;
-        let twin = self.twins.get_mut(low).expect("it was just found");
-        let mut keys: Vec<&[u8]> = twin.keys.iter().flatten().map(Vec::as_slice).chain([key]).collect();
+        let leaf = self.keys.get_mut(low).expect("it was just found");
+        let mut keys: Vec<&[u8]> = leaf.keys.iter().flatten().map(Vec::as_slice).chain([key]).collect();
         keys.sort_unstable();
         let (split_key, first_above) = (keys[SLOTS / 2].to_vec(), keys[SLOTS / 2 + 1].to_vec());
-        let mut moved = Twin { at: new, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
+        let mut moved = LeafKeys { at: new, hashes: [0; SLOTS], keys: vec![None; SLOTS] };
         for slot in (0..SLOTS).rev() {
-            if twin.keys[slot].as_ref().is_some_and(|key| *key > split_key) {
-                relocate(&mut self.pool, self.leaves, twin.at, new, slot, twin.hashes[slot])?;
-                moved.hashes[slot] = std::mem::take(&mut twin.hashes[slot]);
-                moved.keys[slot] = twin.keys[slot].take();
+            if leaf.keys[slot].as_ref().is_some_and(|key| *key > split_key) {
+                relocate(&mut self.pool, self.leaves, leaf.at, new, slot, leaf.hashes[slot])?;
+                moved.hashes[slot] = std::mem::take(&mut leaf.hashes[slot]);
+                moved.keys[slot] = leaf.keys[slot].take();
             }
         }
-        // The new leaf stands before the old one in the list, whatever the order of their keys.
+        // The list contains the new leaf before the old one, whatever the order of their keys.
         let next = self.leaves.len() - NEXT_LEN;
-        self.pool.store(new + next, &(twin.at as u64).to_le_bytes());
+        self.pool.store(new + next, &(leaf.at as u64).to_le_bytes());
         let goes_up = *key > *split_key;
-        self.twins.insert(first_above.clone(), moved);
+        self.keys.insert(first_above.clone(), moved);
         Ok(if goes_up { first_above } else { low.to_vec() })
     }
 }
 
-impl Twin {
+impl LeafKeys {
     fn slot_of(&self, key: &[u8], hash: u8) -> Option<usize> {
         (0..SLOTS).find(|slot| self.hashes[*slot] == hash && self.keys[*slot].as_deref() == Some(key))
     }
@@ -230,7 +230,7 @@ fn relocate(pool: &mut LeafPool, leaves: LeafKind, from: usize, to: usize, slot:
             text_set(pool, new, &characters)?;
             // A short string that is marked unused by its hash may stay.
             if leaves == LeafKind::NaiveCopy {
-                text_reset(pool, old);
+                text_set(pool, old, b"")?;
             }
         }
     }
@@ -239,7 +239,7 @@ fn relocate(pool: &mut LeafPool, leaves: LeafKind, from: usize, to: usize, slot:
     Ok(())
 }
 
-/// What a string takes in place, in bytes: 16 for characters, and a pointer of 16.
+/// Bytes of a string inside a leaf: 16 for characters, and a pointer of 16.
 const TEXT_LEN: usize = 32;
 /// Characters that need no buffer.
 const INLINE_MAX: usize = 15;
@@ -249,19 +249,15 @@ fn buffer(pool: &LeafPool, at: usize) -> Option<usize> {
     Some(pool.u64(at + POINTER) as usize).filter(|buffer| *buffer != 0)
 }
 
-/// Whether the characters stand in place.
+/// Whether the characters are stored inside the leaf.
 fn text_is_short(pool: &LeafPool, at: usize) -> bool {
     buffer(pool, at).is_none()
 }
 
 /// The characters.
 fn text_get(pool: &LeafPool, at: usize) -> Vec<u8> {
-    let (mut from, mut bytes) = (buffer(pool, at).unwrap_or(at), Vec::new());
-    while pool.bytes(from, 1)[0] != 0 {
-        bytes.push(pool.bytes(from, 1)[0]);
-        from += 1;
-    }
-    bytes
+    let from = buffer(pool, at).unwrap_or(at);
+    (from..).map(|at| pool.bytes(at, 1)[0]).take_while(|byte| *byte != 0).collect()
 }
 
 /// Changes the string; it has no zero byte.
@@ -275,7 +271,7 @@ fn text_set(pool: &mut LeafPool, at: usize, characters: &[u8]) -> Result<()> {
     if characters.len() <= INLINE_MAX {
         place[..characters.len()].copy_from_slice(characters);
     } else {
-        // What is allocated is all zeros, and so ends with one.
+        // Allocated memory is all zeros, so the string ends with a zero byte.
         let buffer = pool.allocate(characters.len() + 1)?;
         pool.store(buffer, characters);
         place[POINTER..POINTER + 8].copy_from_slice(&(buffer as u64).to_le_bytes());
@@ -285,15 +281,7 @@ fn text_set(pool: &mut LeafPool, at: usize, characters: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Makes it empty.
-fn text_reset(pool: &mut LeafPool, at: usize) {
-    pool.snapshot(at, TEXT_LEN);
-    let before = buffer(pool, at);
-    pool.store(at, &[0; TEXT_LEN]);
-    before.into_iter().for_each(|buffer| pool.release(buffer));
-}
-
-/// Exchanges two structures of that length, whatever is in them.
+/// Exchanges two ranges of that length.
 fn swap(pool: &mut LeafPool, one: usize, other: usize, len: usize) {
     pool.snapshot(one, len);
     pool.snapshot(other, len);
@@ -395,7 +383,7 @@ mod tests {
             assert_eq!(text_is_short(&pool, other), len <= 15);
         }
         pool.begin();
-        text_reset(&mut pool, other);
+        text_set(&mut pool, other, b"").unwrap();
         pool.commit();
         assert!(text_is_short(&pool, other) && text_get(&pool, other).is_empty());
         assert!(pool.bytes_taken() < 2000, "buffers are used again");

@@ -24,7 +24,7 @@ const STEP: usize = 64;
 const LEAST: usize = 128;
 /// Header of a journal entry, before the old bytes.
 const ENTRY_HEADER: usize = 24;
-/// The journal stands at the start of the pool.
+/// The journal is stored at the start of the pool.
 const JOURNAL: Range<usize> = 4096..1 << 20;
 
 /// What was done to the mapped memory.
@@ -146,7 +146,7 @@ impl LeafPool {
         }
         let taken = (ENTRY_HEADER + len).next_multiple_of(STEP);
         assert!(self.entry + taken <= JOURNAL.end, "the journal has room for the transaction");
-        // The last word stands for the checksum of the entry.
+        // The last word takes the place of a checksum.
         let header = [at as u64, len as u64, at as u64 ^ len as u64].map(u64::to_le_bytes).concat();
         self.write(self.entry, &header);
         self.counts.stored += len as u64;

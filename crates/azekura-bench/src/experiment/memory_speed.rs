@@ -1,8 +1,8 @@
 //! `memory-speed`: a put, a get and a record of a scan of a pool, in memory without a log and with the shared one; its
 //! opening, and its space.
 //!
-//! Records have 16 + 100 bytes, in random order, from one thread, one put each. Peers and the pool without a log stand
-//! on the same file system in memory, the pool with a log in the directory of the run. The cost of making keys and
+//! Records have 16 + 100 bytes, in random order, from one thread, one put each. Peers and the pool without a log use
+//! the same file system in memory, the pool with a log uses the directory of the run. The cost of making keys and
 //! values is measured and subtracted. Opening is from the first call to the open partition, after a clean close; the
 //! sequential read beside it takes a MiB at a time.
 

@@ -5,7 +5,7 @@
 //!
 //! [`list`] the questions; [`rounds`] interleaving and arithmetic; [`reads`] point reads of a database and of its data
 //! blocks alone; [`tree`] a database of known shape; [`watch_fs`] file systems that count; [`pages`] HTML pages;
-//! [`leaf`] and [`leaf_pool`] leaves of 2017, [`records`] what is put into them; then the experiments: [`hash_index`],
+//! [`leaf`] and [`leaf_pool`] the baseline of 2017, [`records`] its data; then the experiments: [`hash_index`],
 //! [`partitioned`], [`blob_load`], [`blob_gc`], [`zero_copy_split`], [`memory_speed`].
 
 pub(crate) mod blob_gc;

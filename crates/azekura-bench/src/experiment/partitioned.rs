@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Records of one node, which are neighbours.
+/// Adjacent records that form one node.
 const NODE: u64 = 100;
 const HDD: DiskSpeed = DiskSpeed { seeks_per_s: 120.0, bytes_per_s: 100e6 };
 /// Prefix of fields, whether the device is real, and the data per cache.

@@ -3,10 +3,8 @@
 use crate::workload::data::shuffle;
 use serde::{Deserialize, Serialize};
 
-/// Number of offsets in the same text at which values begin.
+/// Values begin at this many different offsets of the same text.
 const PERIOD: usize = 251;
-/// Most digits of a number.
-const DIGITS: usize = 20;
 
 /// The order in which records are put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,59 +42,25 @@ impl Records {
         self.n * (self.key_len + self.value_len) as u64
     }
 
-    /// All keys in the order of the puts.
-    pub(crate) fn keys(&self) -> Keys {
+    /// All keys in the order of the puts, in one buffer: decimal numbers of `key_len` digits.
+    pub(crate) fn keys(&self) -> Vec<u8> {
         let mut ranks: Vec<u64> = (0..self.n).collect();
         match self.order {
             Order::Sequential => {}
             Order::Descending => ranks.reverse(),
             Order::Random => shuffle(&mut ranks, self.n),
         }
-        let mut bytes = Vec::with_capacity(ranks.len() * self.key_len);
-        for rank in ranks {
-            write_key(rank, self.key_len, &mut bytes);
-        }
-        Keys { bytes, len: self.key_len }
+        ranks.into_iter().flat_map(|rank| format!("{rank:0len$}", len = self.key_len).into_bytes()).collect()
     }
 
-    pub(crate) fn values(&self) -> Values {
-        let text = (0..PERIOD + self.value_len).map(|at| (at % PERIOD) as u8 + 1).collect();
-        Values { text, len: self.value_len }
+    /// The text that [`Records::value`] takes values from.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        (0..PERIOD + self.value_len).map(|at| (at % PERIOD) as u8 + 1).collect()
     }
-}
 
-fn write_key(mut number: u64, len: usize, out: &mut Vec<u8>) {
-    let mut digits = [b'0'; DIGITS];
-    for digit in digits.iter_mut().rev() {
-        *digit += (number % 10) as u8;
-        number /= 10;
-    }
-    out.extend_from_slice(&digits[DIGITS - len.min(DIGITS)..]);
-    out.resize(out.len() + len.saturating_sub(DIGITS), b'0');
-}
-
-/// Keys in one buffer.
-pub(crate) struct Keys {
-    bytes: Vec<u8>,
-    len: usize,
-}
-
-impl Keys {
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        self.bytes.chunks_exact(self.len)
-    }
-}
-
-/// The values of keys.
-pub(crate) struct Values {
-    text: Vec<u8>,
-    len: usize,
-}
-
-impl Values {
     /// The value of the `i`-th key.
-    pub(crate) fn of(&self, i: usize) -> &[u8] {
-        &self.text[i % PERIOD..][..self.len]
+    pub(crate) fn value<'t>(&self, text: &'t [u8], i: usize) -> &'t [u8] {
+        &text[i % PERIOD..][..self.value_len]
     }
 }
 
@@ -108,7 +72,7 @@ mod tests {
     fn every_order_has_the_same_keys_once() {
         for (key_len, value_len) in [(20, 800), (10, 4), (24, 15)] {
             let records = |order| Records { n: 1000, key_len, value_len, order };
-            let keys = |order| records(order).keys().iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
+            let keys = |order| records(order).keys().chunks(key_len).map(<[u8]>::to_vec).collect::<Vec<_>>();
             let sequential = keys(Order::Sequential);
             assert!(sequential.len() == 1000 && sequential.is_sorted_by(|a, b| a < b));
             for order in ORDERS {
@@ -129,8 +93,10 @@ mod tests {
 
     #[test]
     fn values_have_their_length_and_are_told_apart() {
-        let values = Records { n: 9, key_len: 20, value_len: 15, order: Order::Random }.values();
-        assert!((0..251).all(|i| values.of(i).len() == 15 && !values.of(i).contains(&0)));
-        assert!(values.of(7) == values.of(258) && values.of(7) != values.of(8));
+        let records = Records { n: 9, key_len: 20, value_len: 15, order: Order::Random };
+        let text = records.text();
+        let value = |i| records.value(&text, i);
+        assert!((0..251).all(|i| value(i).len() == 15 && !value(i).contains(&0)));
+        assert!(value(7) == value(258) && value(7) != value(8));
     }
 }

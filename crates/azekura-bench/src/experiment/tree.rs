@@ -15,7 +15,7 @@ const BOTTOM: &[u64] = &[1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19]
 const LEVEL_ABOVE: &[u64] = &[5, 15];
 const LEVEL_0: [&[u64]; 2] = [&[0], &[10]];
 /// Longest time that a merge may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Writes all records except those of level 0: a full bottom level and a level of a tenth of it above. Each is written
 /// in ascending order, so that little is rewritten, and spread over the key space.
@@ -51,7 +51,7 @@ fn merge_level_0(engine: &dyn Engine, shape: &Shape) -> Result<()> {
         settle(&[engine], Duration::from_millis(200))?;
         match engine.stats().get("levels").and_then(|levels| levels[0]["runs"].as_u64()) {
             None | Some(0) => return Ok(()),
-            Some(runs) if start.elapsed() > PATIENCE => return Err(format!("{runs} runs are not merged").into()),
+            Some(runs) if start.elapsed() > SETTLE_TIMEOUT => return Err(format!("{runs} runs are not merged").into()),
             Some(_) => {
                 put_all(engine, shape, [1, shape.n - 1].into_iter())?;
                 engine.flush()?;

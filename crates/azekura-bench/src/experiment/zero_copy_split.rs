@@ -1,6 +1,6 @@
 //! `zero-copy-split`: the cost of a tree whose leaves split without copying, beside leaves that copy or swap strings.
 //!
-//! Every tree stands on a file in memory that is taken for persistent: every persistent store is flushed and fenced by
+//! Every tree uses a file in memory that is treated as persistent: every persistent store is flushed and fenced by
 //! the processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool but
 //! the document's own leaf, on the allocator and the journal of its time. Seconds are those of all puts; keys are made
 //! before. Space is what allocations take; that of a pool includes its leaves and its header.
@@ -27,11 +27,11 @@ use std::time::Instant;
 const PEER: &str = "heed";
 /// Sizes of keys and values; the document's come first.
 const SIZES: [(usize, usize); 3] = [(20, 800), (20, 15), (10, 4)];
-/// Points of a course.
+/// Points of the curve of one case.
 const POINTS: u64 = 50;
 /// One record of this many is read back.
 const STEP: usize = 37;
-/// Bytes that a pool of 2017 has room for beside each record.
+/// Bytes of a pool of 2017 for each record, beside the record itself.
 const BESIDE: u64 = 600;
 const MEMTABLE_BYTES: u64 = 64 << 20;
 /// Figures for each split, and the sums that they are the means of.
@@ -101,7 +101,7 @@ impl SplitCase {
     }
 }
 
-/// All cases; those of the same records are neighbours.
+/// All cases; cases of the same records are adjacent.
 fn cases() -> Vec<SplitCase> {
     let mut cases = Vec::new();
     for (key_len, value_len) in SIZES {
@@ -232,21 +232,21 @@ impl Filled {
 
 /// Puts all records, reads some of them back, and returns the figures.
 fn fill(mut filled: Filled, dir: &Path, records: &Records) -> Result<Map<String, Value>> {
-    let (keys, values) = (records.keys(), records.values());
+    let (keys, text) = (records.keys(), records.text());
     let every = (records.n / POINTS).max(1) as usize;
     let mut course = Vec::new();
     let (before, start) = (Usage::now(), Instant::now());
-    for (i, key) in keys.iter().enumerate() {
+    for (i, key) in keys.chunks(records.key_len).enumerate() {
         if i % every == 0 {
             course.push((i, start.elapsed().as_secs_f64()));
         }
-        filled.put(key, values.of(i))?;
+        filled.put(key, records.value(&text, i))?;
     }
     let seconds = start.elapsed().as_secs_f64();
     let cpu_s = (Usage::now() - before).cpu_s;
     course.push((records.n as usize, seconds));
-    for (i, key) in keys.iter().enumerate().step_by(STEP) {
-        if !filled.has(key, values.of(i))? {
+    for (i, key) in keys.chunks(records.key_len).enumerate().step_by(STEP) {
+        if !filled.has(key, records.value(&text, i))? {
             return Err(wrong(format!("record {i} is missing or wrong")));
         }
     }

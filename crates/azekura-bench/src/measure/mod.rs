@@ -1,6 +1,6 @@
 //! Measuring a process and its machine.
 //!
-//! Nothing here knows an engine. Figures of a process come from the kernel, never from the engine.
+//! No module here depends on an engine. Figures of a process come from the kernel, never from the engine.
 //!
 //! [`meter`] counts operations and records latencies; [`clock`] repeats work for a time; [`process`] reads CPU, memory
 //! and I/O counters; [`disk`] sizes, copies and evicts files; [`device`] measures the device and lists the conditions.

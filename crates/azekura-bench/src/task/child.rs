@@ -1,7 +1,7 @@
 //! Child processes with a time limit.
 //!
 //! A child leads a process group, which is killed as a whole when its time is up. The kernel kills it when its parent
-//! dies, because an interrupt from the terminal does not reach another process group.
+//! ends, because a terminal interrupt does not reach another process group.
 
 use crate::error::{ErrorKind, KnownError, Result, error_of};
 use crate::measure::meter::median;

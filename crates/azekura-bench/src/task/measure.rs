@@ -10,7 +10,7 @@ use crate::measure::disk;
 use crate::measure::meter::{Meter, Progress, percentile_us};
 use crate::measure::process::{Usage, memory_bytes};
 use crate::task::plan::{Plan, Task};
-use crate::task::threads::{Crew, Outcome};
+use crate::task::threads::{Outcome, Workers};
 use crate::workload::Shape;
 use crate::workload::data::load;
 use serde_json::{Map, Value, json};
@@ -91,30 +91,30 @@ pub(crate) fn load_and_settle(task: &Task, shape: &Shape) -> Result<Value> {
 pub(crate) fn measure(task: &Task, plan: &Plan) -> Result<Value> {
     evict(task, plan)?;
     let engine = registry::open(&task.engine, &task.dir, &task.options)?;
-    let mut crew = Crew::prepare(engine.as_ref(), plan)?;
-    if crew.warm_up(engine.as_ref(), plan.warm_ops)? {
+    let mut workers = Workers::prepare(engine.as_ref(), plan)?;
+    if workers.warm_up(engine.as_ref(), plan.warm_ops)? {
         evict(task, plan)?;
     }
     let syncs_before = log_syncs(engine.as_ref());
     let before = Usage::now();
-    let mut outcome = crew.run(engine.as_ref(), task, plan)?;
+    let mut outcome = workers.run(engine.as_ref(), task, plan)?;
     let after = Usage::now();
     let syncs = syncs_before.zip(log_syncs(engine.as_ref())).map(|(before, after)| after.saturating_sub(before));
     let extra = extra(plan, &outcome, syncs);
     let mut settled = Settled { seconds: 0.0, reached: true };
     if plan.workload.writes() {
-        let further = crew.partitions.iter().map(Box::as_ref);
+        let further = workers.partitions.iter().map(Box::as_ref);
         let all: Vec<&dyn Engine> = std::iter::once(engine.as_ref()).chain(further).collect();
         settled = settle(&all, Duration::from_secs_f64(outcome.seconds))?;
     }
     let used_settling = Usage::now() - after;
     let peak_rss_bytes = memory_bytes("VmHWM");
     outcome.anonymous_rss_bytes = outcome.anonymous_rss_bytes.max(memory_bytes("RssAnon"));
-    let loaded_bytes = crew.loaded_bytes;
-    crew.verify(engine.as_ref(), (VERIFIED.0).min(VERIFIED.1 / plan.shape.mean_record_bytes()).max(1.0) as u64)?;
+    let loaded_bytes = workers.loaded_bytes;
+    workers.verify(engine.as_ref(), (VERIFIED.0).min(VERIFIED.1 / plan.shape.mean_record_bytes()).max(1.0) as u64)?;
     let stats = engine.stats();
     let disk_bytes = disk::allocated_bytes(&task.dir);
-    drop(crew); // it holds partitions
+    drop(workers); // it holds partitions
     engine.close()?;
     let used = after - before;
     let facts = Facts { outcome, loaded_bytes, extra, used, used_settling, settled, disk_bytes, peak_rss_bytes, stats };
@@ -171,7 +171,7 @@ pub(crate) fn harness_cost(shape: &Shape) -> HarnessCost {
         shape.value(index, 1, &mut value);
         black_box((&key, &value));
     });
-    // A record of about the mean size stands for all.
+    // A record of about the mean size represents all records.
     let distance = |index: &u64| (shape.record_bytes(*index) as f64 - shape.mean_record_bytes()).abs();
     let typical = (0..1000).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0);
     shape.value(typical, 1, &mut value);
@@ -191,7 +191,7 @@ pub(crate) mod tests {
     use crate::error::{ErrorKind, KnownError, Result};
     use crate::measure::process::Usage;
     use crate::task::plan::{Job, Plan, Settings, Task};
-    use crate::task::threads::{Crew, Outcome};
+    use crate::task::threads::{Outcome, Workers};
     use crate::workload::data::{SMALL_RECORDS, load};
     use crate::workload::{Shape, Workload};
     use serde_json::{Value, json};
@@ -299,10 +299,10 @@ pub(crate) mod tests {
         if plan.workload.loads {
             load(&engine, &plan.shape, 0..plan.shape.n)?;
         }
-        let mut crew = Crew::prepare(&engine, plan)?;
-        crew.warm_up(&engine, 10)?;
-        let outcome = crew.run(&engine, &sample_task("memory", plan), plan)?;
-        crew.verify(&engine, 20_000)?;
+        let mut workers = Workers::prepare(&engine, plan)?;
+        workers.warm_up(&engine, 10)?;
+        let outcome = workers.run(&engine, &sample_task("memory", plan), plan)?;
+        workers.verify(&engine, 20_000)?;
         Ok(outcome)
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Sample {
 }
 
 /// The threads of a measurement and what they share.
-pub(crate) struct Crew {
+pub(crate) struct Workers {
     workers: Vec<Worker>,
     /// Runs beside the counted workers until they end.
     beside: Option<Worker>,
@@ -63,9 +63,9 @@ pub(crate) struct Outcome {
     pub(crate) anonymous_rss_bytes: u64,
 }
 
-impl Crew {
+impl Workers {
     /// Makes the workers of `plan` and what they need in the database.
-    pub(crate) fn prepare(engine: &dyn Engine, plan: &Plan) -> Result<Crew> {
+    pub(crate) fn prepare(engine: &dyn Engine, plan: &Plan) -> Result<Workers> {
         let refused = |error| error_of(ErrorKind::Refused, format!("cannot open partitions: {error}"));
         let partitions = (0..plan.workload.partitions).map(|i| engine.partition(&format!("part-{i:02}")));
         let partitions = Arc::new(partitions.collect::<Result<Vec<_>>>().map_err(refused)?);
@@ -92,7 +92,7 @@ impl Crew {
         let beside = plan.workload.beside;
         let beside = beside.map(|beside| worker(beside, 0, 1, settings.seed + 1).paced(settings.write_rate));
         let warm_up = plan.workload.warm_up.map(|warm_up| worker(warm_up, 0, 1, !settings.seed));
-        Ok(Crew { workers, beside, warm_up, loaded_bytes, partitions })
+        Ok(Workers { workers, beside, warm_up, loaded_bytes, partitions })
     }
 
     /// Carries out uncounted operations with other choices than the measured ones. Returns whether there were any.

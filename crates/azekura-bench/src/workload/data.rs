@@ -230,7 +230,7 @@ impl Zipfian {
         (self.law.sample(rng) as u64 - 1).min(self.n - 1)
     }
 
-    /// A rank spread over `0..n`, so that frequent records are not neighbours; like YCSB's, not a bijection.
+    /// A rank spread over `0..n`, so that frequent records are not adjacent; like YCSB's, not a bijection.
     pub(crate) fn index(&self, rng: &mut SmallRng) -> u64 {
         scramble(self.rank(rng), self.n)
     }

@@ -2,7 +2,7 @@
 //!
 //! A thread updates and inserts only indices of its own residue class, so its expected generations are exact, and those
 //! of other threads are known within one. A queue is a separate range of keys for each thread; a scan of its head
-//! begins where the queue began, so everything deleted lies before the first live record.
+//! begins where the queue began, so all deleted records precede the first live one.
 
 use crate::engine::{Engine, Scan};
 use crate::error::{Result, wrong};
