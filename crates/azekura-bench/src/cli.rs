@@ -30,7 +30,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What every command that measures takes.
+/// The options of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
     /// Directory to work below; the run makes a directory of its own in it and removes it at the end.

@@ -35,16 +35,16 @@ pub(crate) fn run(run: &Run) -> Result<()> {
 }
 
 /// The objects of a comparison, the conditions, and its verdict.
-type Compared = (Vec<Map<String, Value>>, Conditions, Result<()>);
+type Compared = (Vec<Map<String, Value>>, Value, Result<()>);
 
 /// Carries out a comparison between two measurements of the machine.
 fn compare(comparison: &Comparison, scratch: &Scratch, seconds: f64, loaded: &mut Loaded) -> Result<Compared> {
     let shape = comparison.shape(comparison.workloads[0])?;
     comparison.engines()?;
-    let mut conditions = Conditions::begin(&scratch.path, harness_cost(&shape), seconds)?;
+    let conditions = Conditions::begin(&scratch.path, harness_cost(&shape), seconds)?;
     let rows = comparison.run(scratch, loaded)?;
-    conditions.finish(&scratch.path, seconds)?;
-    Ok((run_objects(&rows, &comparison.json()?, &json!(conditions)), conditions, verdict(&rows)))
+    let conditions = conditions.finish(&scratch.path, seconds)?;
+    Ok((run_objects(&rows, &comparison.json()?, &conditions), conditions, verdict(&rows)))
 }
 
 /// Runs a preset and writes its page, or writes the page of an earlier run again.
@@ -89,7 +89,7 @@ pub(crate) fn experiment(asked: &Experiment) -> Result<()> {
         return child::answer(|| Ok(Value::Object(variant(serde_json::from_str(task)?)?)));
     }
     let (scratch, seconds) = (asked.common.scratch()?, asked.common.device_seconds);
-    let mut conditions = Conditions::begin(&scratch.path, harness_cost(&SMALL_RECORDS), seconds)?;
+    let conditions = Conditions::begin(&scratch.path, harness_cost(&SMALL_RECORDS), seconds)?;
     let mut answer = object(json!({
         "experiment": name, "about": about, "quick": asked.quick, "made": page::now(), "version": page::version(),
     }));
@@ -97,9 +97,9 @@ pub(crate) fn experiment(asked: &Experiment) -> Result<()> {
     let Experiment { quick, memory_dir, pages, .. } = asked;
     let context = Context { name, quick: *quick, scratch: &scratch, memory_dir, pages: pages.as_deref(), out };
     answer.extend(run(&context)?);
-    conditions.finish(&scratch.path, seconds)?;
+    let conditions = conditions.finish(&scratch.path, seconds)?;
     answer.entry("baseline_vs_peer").or_insert(Value::Null);
-    answer.insert("conditions".into(), json!(conditions));
+    answer.insert("conditions".into(), conditions.clone());
     if asked.out.is_some() {
         disk::write(out, &format!("{name}.json"), &format!("{}\n", json!(answer)))?;
     }

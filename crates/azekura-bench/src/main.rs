@@ -2,7 +2,7 @@
 //!
 //! Layers, each of which imports from those after it only: [`commands`]; [`cli`] the command line; [`experiment`]
 //! questions with variants; [`report`] medians, tables and charts; [`task`] parent and child processes; [`workload`]
-//! what is done; [`engine`] the engines under test; [`measure`] counters and the machine; [`error`].
+//! records and operations; [`engine`] the engines under test; [`measure`] counters and the machine; [`error`].
 
 // A bench measures the machine itself: files, clocks and threads are its subject.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -15,10 +15,11 @@ pub(crate) const BLOOM_BITS: f32 = 10.0;
 pub(crate) const PARTITION: &str = "bench";
 
 /// What a write must survive before it returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Sync {
-    /// The death of the process: the operating system has it, not synced.
+    /// The end of the process: the operating system has the write, not synced.
+    #[default]
     None,
     /// Power loss: `fdatasync` before each write returns.
     Data,
@@ -27,17 +28,18 @@ pub(crate) enum Sync {
 }
 
 /// Compression of the blocks of every level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Compression {
     /// No compression.
+    #[default]
     None,
     /// LZ4.
     Lz4,
 }
 
 /// The options of one database, the same for every engine of a comparison.
-#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Options {
     /// Block cache of each engine.
     #[arg(long = "cache-size", default_value = "512M", value_parser = bytes)]
@@ -75,16 +77,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 impl Options {
     /// Everything fits the cache, nothing is compressed, separated or synced.
     pub(crate) fn cached(memtable_bytes: u64) -> Options {
-        Options {
-            cache_bytes: 1 << 30,
-            memtable_bytes,
-            table_bytes: None,
-            sync: Sync::None,
-            compression: Compression::None,
-            workers: processors(),
-            separate_from: None,
-            data_bytes: 0,
-        }
+        Options { cache_bytes: 1 << 30, memtable_bytes, workers: processors(), ..Options::default() }
     }
 }
 

@@ -61,7 +61,7 @@ impl FjallEngine {
         Ok(Box::new(FjallEngine { keyspace, database, options: options.clone() }))
     }
 
-    /// Makes what was written as durable as the options ask.
+    /// Makes all writes so far as durable as the options ask.
     fn persist(&self) -> Result<()> {
         match self.options.sync {
             Sync::None => Ok(()),

@@ -67,13 +67,9 @@ const MODES: [(GcMode, &str); 7] = [
 ];
 
 impl GcMode {
-    fn name(self) -> String {
-        match self {
-            GcMode::Never => "no gc".into(),
-            GcMode::Target(target) => format!("target {target:.1}"),
-            GcMode::Automatic(target) => format!("automatic {target:.1}"),
-            GcMode::Unseparated => "unseparated".into(),
-        }
+    /// The prefix of its fields.
+    fn name(self) -> &'static str {
+        MODES.iter().find(|(mode, _)| *mode == self).map_or("other", |(_, name)| name)
     }
 }
 
@@ -125,7 +121,7 @@ struct GcSample {
     referenced_bytes: u64,
     blob_bytes_written: u64,
     table_bytes_written: u64,
-    /// What a scan reports after a call.
+    /// The space amplification that a scan reports after a call.
     reported_space_amp: Option<f64>,
 }
 
@@ -264,7 +260,7 @@ fn charts(courses: &[Course]) -> Vec<(&'static str, String)> {
         let points = |(mode, samples): &Course| -> Vec<(f64, f64)> {
             samples.iter().filter_map(|sample| Some((sample.seconds, of(*mode, sample)?))).collect()
         };
-        courses.iter().map(|course| Series { name: course.0.name(), points: points(course) }).collect()
+        courses.iter().map(|course| Series { name: course.0.name().into(), points: points(course) }).collect()
     };
     let mut space = series(&|_, sample| Some((sample.blob_disk_bytes + sample.table_disk_bytes) as f64));
     let live = courses.first().into_iter().flat_map(|(_, samples)| samples);
@@ -595,7 +591,7 @@ mod tests {
         let table = csv(&rows(&courses));
         let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split(',').collect()).collect();
         assert_eq!((lines.len(), &lines[0][14..]), (1 + 7 * 8, &["reported_space_amp", "space_amp"][..]));
-        assert_eq!((&lines[2][..3], &lines[2][14..]), (&["no gc", "truncated", "0"][..], &["1.4", "1.4"][..]));
+        assert_eq!((&lines[2][..3], &lines[2][14..]), (&["no_gc", "truncated", "0"][..], &["1.4", "1.4"][..]));
         assert_eq!(charts(&courses).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["space", "write-amp"]);
         assert!(charts(&[]).is_empty());
         let mut empty = Map::new();

@@ -48,26 +48,24 @@ const CODECS: [(CompressionType, &str); 4] = [
 const UNCOMPRESSED: &str = "separated_none";
 /// As pages are stored by default.
 const DEFAULT: &str = "separated_lz4";
-/// Fields of every case: name, variant, field of its rounds.
-const FIELDS: [(&str, &str, &str); 18] = [
-    ("disk_bytes", "load", "disk_bytes"),
-    ("disk_bytes_without_log", "load", "disk_bytes_without_log"),
-    ("load_seconds", "load", "load_seconds"),
-    ("write_amp", "load", "write_amp"),
-    ("write_amp_with_log", "load", "write_amp_with_log"),
-    ("kernel_write_amp", "load", "kernel_write_amp"),
-    ("read_all_seconds", "read_all", "read_all_seconds"),
-    ("zipf_p50_us", "zipf", "p50_us"),
-    ("zipf_p99_us", "zipf", "p99_us"),
-    ("zipf_reads_per_s", "zipf", "reads_per_s"),
-    ("zipf_held_bytes", "zipf", "held_bytes"),
-    ("cold_p50_us", "cold", "p50_us"),
-    ("cold_p99_us", "cold", "p99_us"),
-    ("cold_reads_per_s", "cold", "reads_per_s"),
-    ("minute_p50_us", "minute", "p50_us"),
-    ("minute_p99_us", "minute", "p99_us"),
-    ("minute_reads_per_s", "minute", "reads_per_s"),
-    ("minute_held_bytes", "minute", "held_bytes"),
+/// Figures of every case: step, prefix of the answer's fields, fields of the step's rounds.
+const FIELDS: [(&str, &str, &[&str]); 5] = [
+    (
+        "load",
+        "",
+        &[
+            "disk_bytes",
+            "disk_bytes_without_log",
+            "load_seconds",
+            "write_amp",
+            "write_amp_with_log",
+            "kernel_write_amp",
+        ],
+    ),
+    ("read_all", "", &["read_all_seconds"]),
+    ("zipf", "zipf_", &["p50_us", "p99_us", "reads_per_s", "held_bytes"]),
+    ("cold", "cold_", &["p50_us", "p99_us", "reads_per_s"]),
+    ("minute", "minute_", &["p50_us", "p99_us", "reads_per_s", "held_bytes"]),
 ];
 
 /// One way to store pages; both kinds by their place in a list.
@@ -97,7 +95,7 @@ impl PageStore {
     }
 }
 
-/// Those of azekura, then the peers that run here.
+/// The cases of azekura, then the peers that can run here.
 fn cases() -> Vec<PageStore> {
     let ours = [true, false].into_iter();
     let ours = ours.flat_map(|separated| (0..CODECS.len()).map(move |codec| PageStore::Ours { separated, codec }));
@@ -349,10 +347,12 @@ fn put(answer: &mut Map<String, Value>, all: &Rounds, cases: &[PageStore], cache
         ("minute_reads_vs_best_peer", "at_least", 1.0),
     ];
     answer.insert("targets".into(), targets(answer, &wanted).into());
-    for ((field, what, of), case) in FIELDS.iter().flat_map(|field| cases.iter().map(move |case| (field, case))) {
-        let figure = all.median(&format!("{what}_{}", case.name()), of);
-        if figure.is_some() || !field.starts_with("write_amp") {
-            answer.insert(format!("{field}_{}", case.name()), json!(figure));
+    for ((step, prefix, fields), case) in FIELDS.iter().flat_map(|step| cases.iter().map(move |case| (step, case))) {
+        for field in *fields {
+            let figure = all.median(&format!("{step}_{}", case.name()), field);
+            if figure.is_some() || !field.starts_with("write_amp") {
+                answer.insert(format!("{prefix}{field}_{}", case.name()), json!(figure));
+            }
         }
     }
 }

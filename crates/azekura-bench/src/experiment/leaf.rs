@@ -17,7 +17,7 @@ const SLOT_LEN: usize = 32;
 /// Of a pointer to the next leaf.
 const NEXT_LEN: usize = 16;
 
-/// What a leaf is made of, and how it splits.
+/// The layout of a leaf and its way to split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeafKind {
     /// Rows of hashes, keys and values; strings are copied.
@@ -164,8 +164,8 @@ impl LeafTree {
         Ok(())
     }
 
-    /// Splits the leaf of that lowest key and gives that of the half in which `key` belongs. The split key is the one
-    /// in the middle of those there are and the new one; what is above it moves to the same slots of the new leaf.
+    /// Splits the leaf with the lowest key `low` and returns the lowest key of the half to which `key` belongs. The
+    /// split key is the middle one of all keys and the new one; larger keys move to the same slots of the new leaf.
     fn split(&mut self, low: &[u8], key: &[u8]) -> Result<Vec<u8>> {
         let new = self.pool.allocate(self.leaves.len())?;
         let leaf = self.keys.get_mut(low).expect("it was just found");

@@ -27,7 +27,7 @@ const ENTRY_HEADER: usize = 24;
 /// The journal is stored at the start of the pool.
 const JOURNAL: Range<usize> = 4096..1 << 20;
 
-/// What was done to the mapped memory.
+/// Operations on the mapped memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign, Sub)]
 pub(crate) struct StoreCounts {
     /// Bytes stored.
@@ -127,7 +127,7 @@ impl LeafPool {
         }
     }
 
-    /// Orders what was flushed before what is stored afterwards.
+    /// Orders earlier flushes before later stores.
     fn fence(&mut self) {
         self.counts.fences += 1;
         #[cfg(target_arch = "x86_64")]

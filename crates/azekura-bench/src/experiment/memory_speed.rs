@@ -25,8 +25,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Whose figures are measured; peers only if they are in this build. The last one takes part in one round, because it
-/// needs most of the time.
+/// The engines that are measured; peers only if they are in this build. The last one takes part in one round only,
+/// because it needs most of the time.
 const SUBJECTS: [&str; 5] = ["pool", "logged", "btreemap", "heed", "redb"];
 const SLOW: &str = "redb";
 const MEMTABLE_BYTES: u64 = 64 << 20;
@@ -34,17 +34,10 @@ const MEMTABLE_BYTES: u64 = 64 << 20;
 const CHECKPOINT: &str = "pool";
 /// Bytes of one sequential read.
 const READ_BYTES: usize = 1 << 20;
-/// Figures of each subject, in nanoseconds and bytes.
-const FIGURES: [&str; 8] = [
-    "put_ns",
-    "get_ns",
-    "miss_ns",
-    "scan_ns",
-    "scan_back_ns",
-    "overhead_bytes_pool",
-    "overhead_bytes_held",
-    "overhead_bytes_file",
-];
+/// Nanoseconds of each operation.
+const TIMES: [&str; 5] = ["put_ns", "get_ns", "miss_ns", "scan_ns", "scan_back_ns"];
+/// Bytes of a record beside its key and value: in the pool, in anonymous memory, in the files.
+const OVERHEADS: [&str; 3] = ["overhead_bytes_pool", "overhead_bytes_held", "overhead_bytes_file"];
 /// Figures with a bound: name, variant, field, factor, largest value.
 const BOUNDS: [(&str, &str, &str, f64, f64); 6] = [
     ("get_us", "pool", "get_ns", 1e-3, 0.7),
@@ -55,7 +48,7 @@ const BOUNDS: [(&str, &str, &str, f64, f64); 6] = [
     ("overhead_bytes_in_file", "logged", "overhead_bytes_file", 1.0, 40.0),
 ];
 
-/// The subjects that run here.
+/// The engines that can run here.
 fn subjects() -> Vec<String> {
     let here = |name: &&str| !["heed", "redb"].contains(name) || registry::check(name).is_ok();
     SUBJECTS.into_iter().filter(here).map(str::to_owned).collect()
@@ -206,10 +199,10 @@ fn live(task: &MemoryTask, seconds: f64) -> Result<Map<String, Value>> {
     let pool = &answer["stats"]["pool"];
     let own = pool["bytes"].as_f64().zip(pool["index_bytes"].as_f64()).map(|(pool, index)| pool + index);
     let sizes = [own, Some(held_bytes as f64), Some(checkpoint as f64)];
-    for (field, bytes) in FIGURES[5..].iter().zip(sizes) {
+    for (field, bytes) in OVERHEADS.into_iter().zip(sizes) {
         // Files of peers are not memory of the process, however much it has mapped.
         let each = bytes.map(|bytes| bytes / task.n as f64 - SMALL_RECORDS.record_bytes(0) as f64);
-        answer.insert((*field).into(), json!(each.filter(|each| *each > 0.0)));
+        answer.insert(field.into(), json!(each.filter(|each| *each > 0.0)));
     }
     disk::remove(&task.dir)?;
     Ok(answer)
@@ -274,10 +267,9 @@ fn put(answer: &mut Map<String, Value>, all: &Rounds, subjects: &[String]) {
     ];
     bounds.extend(targets(answer, &wanted));
     answer.insert("targets".into(), bounds.into());
-    for (subject, field) in subjects.iter().flat_map(|subject| FIGURES.map(|field| (subject, field))) {
-        if let Some(figure) = all.median(subject, field) {
-            answer.insert(format!("{field}_{subject}"), json!(figure));
-        }
+    for subject in subjects {
+        let figures = TIMES.iter().chain(&OVERHEADS).filter_map(|field| Some((field, all.median(subject, field)?)));
+        answer.extend(figures.map(|(field, figure)| (format!("{field}_{subject}"), json!(figure))));
     }
     for step in ["open_pool", "open_logged", "read_logged", "open_cold_logged", "read_cold_logged"] {
         answer.insert(format!("{step}_ms"), json!(all.median(step, "ms")));

@@ -2,7 +2,7 @@
 //! data: one of each for a table, against index and filter partitions that are loaded on demand.
 //!
 //! Records of 8 and 8 bytes: metadata is 8 % of the data, four times a cache of 2 % and twelve times one of 0.67 %. The
-//! tree has a bottom level, a level above it, and two runs of level 0, whose filters every read asks. Two devices:
+//! tree has a bottom level, a level above it, and two runs of level 0, whose filters every read checks. Two devices:
 //! - `hdd`: a simulated disk on a virtual clock ([`crate::experiment::watch_fs`]), with a cache of 1/150 of the data.
 //!   Throughput is reads per second of that disk and of CPU together.
 //! - `ssd`: the real device by direct I/O, with a cache of 1/50 and one of 1/150 of the data: the loss is that of
@@ -46,7 +46,7 @@ const MANY_THREADS: u64 = 4;
 /// The baseline may hold this part of its cache's size beside it.
 const HELD: u64 = 8;
 
-/// How index and filter are stored, and what of them may be evicted.
+/// How index and filter are stored, and which parts of them may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum TableLayout {
     /// The baseline: index and filter are cached whole.
@@ -184,7 +184,7 @@ fn open(task: &PartitionedTask, cache_bytes: u64, evictable: bool, fs: Option<&W
     })
 }
 
-/// Fills a new database. `held_bytes`: what its tables hold if nothing can be evicted.
+/// Fills a new database. `held_bytes`: memory of its tables if nothing can be evicted.
 fn load(task: &PartitionedTask) -> Result<Map<String, Value>> {
     let (shape, start) = (shape(task.n), Instant::now());
     let engine = open(task, LOAD_CACHE_BYTES, false, None)?;
@@ -212,7 +212,7 @@ fn load(task: &PartitionedTask) -> Result<Map<String, Value>> {
 fn read(task: &PartitionedTask, reading: &Reading) -> Result<Map<String, Value>> {
     let fs = WatchFs::on_disk(reading.real_device, false);
     let engine = open(task, reading.cache_bytes, true, Some(&fs))?;
-    let (mut answer, mut seed) = (Map::new(), 0); // no choice is made twice: what was just read is cached
+    let (mut answer, mut seed) = (Map::new(), 0); // a key that was just read is cached, so choices differ
     for (zipf, suffixes) in [(Some(Zipfian::new(task.n / NODE)), &SUFFIXES[..2]), (None, &SUFFIXES[2..])] {
         let mut sample = |threads, seconds| {
             seed += 100;

@@ -38,7 +38,7 @@ pub(crate) fn fill(engine: Box<dyn Engine>, dir: &Path, n: u64) -> Result<Map<St
 }
 
 /// Reads for `seconds`, after reading every record once: records that exist (`present`), or keys between them. Each
-/// read must find what it should; every 64th value is compared to the last byte. The cost of the loop is subtracted.
+/// read must have the right answer; every 64th value is compared to the last byte. The cost of the loop is subtracted.
 pub(crate) fn time(engine: &dyn Engine, n: u64, present: bool, seconds: f64) -> Result<Map<String, Value>> {
     let mut key = Vec::new();
     for index in 0..n {

@@ -1,5 +1,4 @@
-//! Variants interleaved, A B A B, and what their rounds say together. What is missing or 0 makes no ratio: it becomes
-//! null.
+//! Interleaves variants, A B A B, and combines their rounds. A missing figure or 0 makes no ratio: the field is null.
 
 use crate::engine::api::object;
 use crate::error::Result;
@@ -14,7 +13,7 @@ use std::time::Duration;
 /// Time limit of one variant in one round.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What an experiment may use.
+/// The settings and directories of an experiment.
 pub(crate) struct Context<'a> {
     /// Its name, for its child processes.
     pub(crate) name: &'a str,

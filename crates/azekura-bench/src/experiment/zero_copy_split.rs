@@ -3,7 +3,7 @@
 //! Every tree uses a file in memory that is treated as persistent: every persistent store is flushed and fenced by
 //! the processor's own instructions, in pools as in the trees of 2017. `…_slots` in the name of a ratio: not a pool but
 //! the document's own leaf, on the allocator and the journal of its time. Seconds are those of all puts; keys are made
-//! before. Space is what allocations take; that of a pool includes its leaves and its header.
+//! before. Space is the size of all allocations; that of a pool includes its leaves and its header.
 
 use crate::engine::api::object;
 use crate::engine::azekura::{in_pool, open_with};
@@ -50,7 +50,7 @@ const DOCUMENT: [(&str, Option<f64>, f64); 4] = [
     ("storage_ratio_10_4", None, 1.0),
 ];
 
-/// What is filled.
+/// The kind of tree that is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum TreeKind {
@@ -203,7 +203,7 @@ impl Filled {
         Ok(right)
     }
 
-    /// `taken_bytes` and, where they are known, `splits` and the sums of what they did.
+    /// `taken_bytes` and, where they are known, `splits` and their summed costs.
     fn end(self, dir: &Path) -> Result<Map<String, Value>> {
         let engine = match self {
             Filled::Engine(engine) => engine,

@@ -1,11 +1,11 @@
-//! The machine: what the device below a directory can do without any engine, and the conditions of a run.
+//! The machine: limits of the device below a directory without any engine, and the conditions of a run.
 
 use crate::error::Result;
 use crate::measure::clock::{Timed, repeat};
 use crate::measure::meter::{histogram, percentile_us};
 use crate::measure::process::{field, number, read};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use serde::Serialize;
+use serde_json::{Map, Value, json};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -15,65 +15,44 @@ const FILE_BYTES: u64 = 128 << 20;
 const CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// Raw limits of the device and file system.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct DeviceLimits {
-    /// Buffered 1 MiB `pwrite`s into a new file, the closing `fdatasync` included, MB/s.
-    pub(crate) pwrite_mb_per_s: f64,
-    /// `pwrite` of 128 bytes into a file already written, without a sync, operations per second.
-    pub(crate) small_pwrite_per_s: f64,
-    /// `pwrite` of 4 KiB into a file already written, then `fdatasync`: mean microseconds.
-    pub(crate) fdatasync_mean_us: f64,
-    /// The same, median.
-    pub(crate) fdatasync_p50_us: f64,
-    /// Random 4 KiB `pread`s past the page cache (`O_DIRECT`), one at a time, per second; `None` if not offered.
-    pub(crate) direct_pread_per_s: Option<f64>,
-    /// Random 4 KiB `pread`s from the page cache, per second.
-    pub(crate) cached_pread_per_s: f64,
+/// Measures the limits of the device below `dir` in about four times `seconds` and the writing of 128 MiB.
+fn device_limits(dir: &Path, seconds: f64) -> Result<Value> {
+    let path = dir.join("device-limits");
+    let limits = limits_of(&path, seconds);
+    let _ = std::fs::remove_file(&path); // it may not exist
+    limits
 }
 
-impl DeviceLimits {
-    /// Measures the limits below `dir` in about four times `seconds` and the writing of 128 MiB.
-    pub(crate) fn measure(dir: &Path, seconds: f64) -> Result<DeviceLimits> {
-        let path = dir.join("device-limits");
-        let limits = DeviceLimits::measure_file(&path, seconds);
-        let _ = std::fs::remove_file(&path); // it may not exist
-        limits
+/// Rates per second and times of: 1 MiB writes into a new file with the closing `fdatasync` (MB/s); 128-byte writes
+/// into an existing file without a sync; 4 KiB writes followed by `fdatasync`; random 4 KiB reads past the page cache,
+/// null if `O_DIRECT` is not offered; random 4 KiB reads from the page cache.
+fn limits_of(path: &Path, seconds: f64) -> Result<Value> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+    let mut chunk = vec![0; CHUNK];
+    SmallRng::seed_from_u64(1).fill(&mut chunk[..]);
+    let start = Instant::now();
+    for at in (0..FILE_BYTES).step_by(CHUNK) {
+        file.write_all_at(&chunk, at)?;
     }
-
-    fn measure_file(path: &Path, seconds: f64) -> Result<DeviceLimits> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
-        let mut rng = SmallRng::seed_from_u64(1);
-        let mut chunk = vec![0; CHUNK];
-        rng.fill(&mut chunk[..]);
+    file.sync_data()?;
+    let pwrite_mb_per_s = FILE_BYTES as f64 / 1e6 / start.elapsed().as_secs_f64();
+    let small = repeat(seconds, 1, |i| Ok(file.write_all_at(&[7; 128], i * 128 % FILE_BYTES)?))?;
+    let mut syncs = histogram();
+    repeat(seconds, 1, |i| {
         let start = Instant::now();
-        for at in (0..FILE_BYTES).step_by(CHUNK) {
-            file.write_all_at(&chunk, at)?;
-        }
+        file.write_all_at(&chunk[..PAGE], i * PAGE as u64 % FILE_BYTES)?;
         file.sync_data()?;
-        let pwrite_mb_per_s = FILE_BYTES as f64 / 1e6 / start.elapsed().as_secs_f64();
-        let small = repeat(seconds, 1, |i| Ok(file.write_all_at(&[7; 128], i * 128 % FILE_BYTES)?))?;
-        let mut syncs = histogram();
-        repeat(seconds, 1, |i| {
-            let start = Instant::now();
-            file.write_all_at(&chunk[..PAGE], i * PAGE as u64 % FILE_BYTES)?;
-            file.sync_data()?;
-            syncs.saturating_record(start.elapsed().as_nanos() as u64);
-            Ok(())
-        })?;
-        let direct = OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32).open(path);
-        Ok(DeviceLimits {
-            pwrite_mb_per_s,
-            small_pwrite_per_s: small.per_s(),
-            fdatasync_mean_us: syncs.mean() / 1000.0,
-            fdatasync_p50_us: percentile_us(&syncs, 50.0),
-            direct_pread_per_s: direct
-                .ok()
-                .and_then(|file| random_reads(&file, seconds).ok())
-                .map(|timed| timed.per_s()),
-            cached_pread_per_s: random_reads(&file, seconds)?.per_s(),
-        })
-    }
+        syncs.saturating_record(start.elapsed().as_nanos() as u64);
+        Ok(())
+    })?;
+    let direct = OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32).open(path);
+    let direct = direct.ok().and_then(|file| random_reads(&file, seconds).ok());
+    Ok(json!({
+        "pwrite_mb_per_s": pwrite_mb_per_s, "small_pwrite_per_s": small.per_s(),
+        "fdatasync_mean_us": syncs.mean() / 1000.0, "fdatasync_p50_us": percentile_us(&syncs, 50.0),
+        "direct_pread_per_s": direct.map(|timed| timed.per_s()),
+        "cached_pread_per_s": random_reads(&file, seconds)?.per_s(),
+    }))
 }
 
 fn random_reads(file: &File, seconds: f64) -> Result<Timed> {
@@ -84,53 +63,27 @@ fn random_reads(file: &File, seconds: f64) -> Result<Timed> {
     repeat(seconds, 1, |_| Ok(file.read_exact_at(page, rng.random_range(0..FILE_BYTES / PAGE as u64) * PAGE as u64)?))
 }
 
-/// What the bench itself costs for each operation; included in the figures of every engine.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct HarnessCost {
-    /// Making a key and a value, reading the clock, counting: nanoseconds.
-    pub(crate) put_ns: f64,
-    /// Making a key, checking a value, reading the clock, counting: nanoseconds.
-    pub(crate) get_ns: f64,
-}
-
-/// The machine of a run, its load and its device, before and after.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Conditions {
-    pub(crate) load_average_before: [f64; 3],
-    pub(crate) load_average_after: [f64; 3],
-    pub(crate) device_before: DeviceLimits,
-    pub(crate) device_after: DeviceLimits,
-    pub(crate) harness: HarnessCost,
-    pub(crate) cpus: usize,
-    pub(crate) cpu_model: String,
-    pub(crate) memory_bytes: u64,
-    pub(crate) kernel: String,
-    pub(crate) file_system: String,
-}
+/// The machine of a run, its load and its device before and after, as printed with every answer.
+pub(crate) struct Conditions(Map<String, Value>);
 
 impl Conditions {
-    /// Measures before the run; [`Conditions::finish`] completes it afterwards.
-    pub(crate) fn begin(dir: &Path, harness: HarnessCost, seconds: f64) -> Result<Conditions> {
-        let device = DeviceLimits::measure(dir, seconds)?;
-        Ok(Conditions {
-            load_average_before: load_average(),
-            load_average_after: load_average(),
-            device_before: device,
-            device_after: device,
-            harness,
-            cpus: processors(),
-            cpu_model: field(&read("cpuinfo"), "model name").to_owned(),
-            memory_bytes: number(&read("meminfo"), "MemTotal:") * 1024,
-            kernel: read("sys/kernel/osrelease").trim().to_owned(),
-            file_system: file_system(dir),
-        })
+    /// Measures before the run. `harness`: the cost of the bench itself for each operation.
+    pub(crate) fn begin(dir: &Path, harness: Value, seconds: f64) -> Result<Conditions> {
+        let limits = device_limits(dir, seconds)?;
+        let conditions = json!({
+            "load_average_before": load_average(), "device_before": limits, "harness": harness, "cpus": processors(),
+            "cpu_model": field(&read("cpuinfo"), "model name"),
+            "memory_bytes": number(&read("meminfo"), "MemTotal:") * 1024,
+            "kernel": read("sys/kernel/osrelease").trim(), "file_system": file_system(dir),
+        });
+        Ok(Conditions(conditions.as_object().cloned().unwrap_or_default()))
     }
 
-    /// Measures once more, after the run.
-    pub(crate) fn finish(&mut self, dir: &Path, seconds: f64) -> Result<()> {
-        self.load_average_after = load_average();
-        self.device_after = DeviceLimits::measure(dir, seconds)?;
-        Ok(())
+    /// Measures once more, after the run, and returns all conditions.
+    pub(crate) fn finish(mut self, dir: &Path, seconds: f64) -> Result<Value> {
+        self.0.insert("load_average_after".into(), json!(load_average()));
+        self.0.insert("device_after".into(), device_limits(dir, seconds)?);
+        Ok(Value::Object(self.0))
     }
 }
 

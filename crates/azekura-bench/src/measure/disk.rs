@@ -87,7 +87,7 @@ impl Scratch {
         Ok(Scratch { path, keep })
     }
 
-    /// A path below it; what was there is removed.
+    /// A path below it; an existing file or directory there is removed.
     pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         remove(&path)?;

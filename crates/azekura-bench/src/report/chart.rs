@@ -3,7 +3,7 @@
 use crate::error::Result;
 use plotters::prelude::*;
 
-const SIZE: (u32, u32) = (520, 320);
+const WIDTH: u32 = 520;
 /// Colours of the series by their place; the first is azekura's.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 103, 176),
@@ -32,7 +32,7 @@ pub(crate) fn lines(title: &str, x_label: &str, series: &[Series]) -> Option<Str
     let largest = |of: fn(&(f64, f64)) -> f64| all().map(of).fold(0.0, f64::max).max(1e-9);
     let (x_most, y_most) = (largest(|point| point.0), largest(|point| point.1) * 1.05);
     all().next()?;
-    draw(|root| {
+    draw(320, |root| {
         let mut builder = ChartBuilder::on(root);
         builder.caption(title, ("sans-serif", 15)).margin(8).x_label_area_size(34).y_label_area_size(62);
         let mut chart = builder.build_cartesian_2d(0.0..x_most, 0.0..y_most)?;
@@ -52,16 +52,16 @@ pub(crate) fn lines(title: &str, x_label: &str, series: &[Series]) -> Option<Str
     })
 }
 
-/// One bar for each name and value; `None` if there is none.
+/// One bar for each name and ratio, in another colour below 1; `None` if there is none.
 pub(crate) fn bars(title: &str, values: &[(String, f64)]) -> Option<String> {
     let largest = values.iter().map(|(_, value)| *value).reduce(f64::max)?.max(1e-9);
-    draw(|root| {
+    draw(60 + 22 * values.len() as u32, |root| {
         let mut builder = ChartBuilder::on(root);
         builder.caption(title, ("sans-serif", 15)).margin(8).x_label_area_size(34);
         let mut chart = builder.build_cartesian_2d(0.0..largest * 1.5, 0.0..values.len() as f64)?;
         chart.configure_mesh().disable_mesh().disable_y_axis().x_label_formatter(&|number| short(*number)).draw()?;
         for (i, (name, value)) in values.iter().enumerate() {
-            let (colour, bottom) = (COLOURS[i % COLOURS.len()], (values.len() - 1 - i) as f64);
+            let (colour, bottom) = (COLOURS[usize::from(*value < 1.0)], (values.len() - 1 - i) as f64);
             let text = format!("{name} {}", short(*value));
             chart.draw_series([Rectangle::new([(0.0, bottom + 0.2), (*value, bottom + 0.8)], colour.filled())])?;
             let place = (*value + largest * 0.02, bottom + 0.65);
@@ -73,9 +73,9 @@ pub(crate) fn bars(title: &str, values: &[(String, f64)]) -> Option<String> {
 
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-fn draw(act: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Option<String> {
+fn draw(height: u32, act: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Option<String> {
     let mut text = String::new();
-    let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+    let root = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
     let drawn = root.fill(&WHITE).map_err(|error| error.to_string().into()).and_then(|()| act(&root));
     drawn.inspect_err(|error| eprintln!("a chart cannot be drawn: {error}")).ok()?;
     drop(root);

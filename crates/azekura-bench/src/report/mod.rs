@@ -1,4 +1,4 @@
-//! From measurements to what is read: [`compare`] makes medians and ratios; [`table`] prints them; [`chart`] draws;
+//! Presentation of measurements: [`compare`] computes medians and ratios; [`table`] prints them; [`chart`] draws;
 //! [`page`] makes the results page of a preset.
 
 pub(crate) mod chart;

@@ -62,8 +62,9 @@ impl Report {
         let ours = |row: &&Map<String, Value>| row.get("engine").is_some_and(|engine| engine == OURS);
         let rows = self.sections.iter().flat_map(|section| &section.rows).filter(ours);
         let bar = |row: &Map<String, Value>| {
-            let (workload, threads) = (row.get("workload")?.as_str()?, row.get("threads")?);
-            Some((format!("{workload}, {threads} threads"), row.get("ratio_to_best_peer")?.as_f64()?))
+            let (workload, threads) = (row.get("workload")?.as_str()?, row.get("threads")?.as_u64()?);
+            let label = if threads == 1 { workload.into() } else { format!("{workload}, {threads} threads") };
+            Some((label, row.get("ratio_to_best_peer")?.as_f64()?))
         };
         chart::bars(title, &rows.filter_map(bar).collect::<Vec<_>>())
     }

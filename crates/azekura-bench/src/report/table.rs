@@ -1,6 +1,5 @@
 //! Text tables for the terminal.
 
-use crate::measure::device::{Conditions, DeviceLimits};
 use crate::report::compare::figure;
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
 use comfy_table::{CellAlignment, Table};
@@ -52,7 +51,7 @@ pub(crate) fn medians(objects: &[Map<String, Value>], markdown: bool) -> String 
     table.trim_fmt() + "\n"
 }
 
-/// The figures that only this workload has, which follow `error_kind`, and what went wrong.
+/// The figures that only this workload has, which follow `error_kind`, and the error.
 fn remarks(object: &Map<String, Value>) -> String {
     let own = object.iter().skip_while(|(name, _)| *name != "error_kind").skip(1);
     let own = own.take_while(|(name, _)| *name != "best_peer").map(|(name, value)| match value {
@@ -63,35 +62,17 @@ fn remarks(object: &Map<String, Value>) -> String {
 }
 
 /// The conditions of a run in a few lines.
-pub(crate) fn conditions(c: &Conditions) -> String {
-    let load = |load: [f64; 3]| load.map(|one| format!("{one:.2}")).join(" ");
-    let gib = c.memory_bytes as f64 / f64::from(1 << 30);
-    let (before, after) = (load(c.load_average_before), load(c.load_average_after));
-    format!(
-        "{} x {}, {gib:.1} GiB, Linux {}, {}; load average {before} before, {after} after\n\
-         harness: {:.0} ns per put, {:.0} ns per get\ndevice before: {}\ndevice after:  {}\n",
-        c.cpus,
-        c.cpu_model,
-        c.kernel,
-        c.file_system,
-        c.harness.put_ns,
-        c.harness.get_ns,
-        device(&c.device_before),
-        device(&c.device_after),
-    )
-}
-
-fn device(limits: &DeviceLimits) -> String {
-    format!(
-        "pwrite {:.0} MB/s, small pwrite {:.0}/s, fdatasync mean {:.0} us median {:.0} us, \
-         pread 4 KiB {} direct, {:.0}/s cached",
-        limits.pwrite_mb_per_s,
-        limits.small_pwrite_per_s,
-        limits.fdatasync_mean_us,
-        limits.fdatasync_p50_us,
-        limits.direct_pread_per_s.map_or("not offered".into(), |rate| format!("{rate:.0}/s")),
-        limits.cached_pread_per_s,
-    )
+pub(crate) fn conditions(c: &Value) -> String {
+    let word = |field: &str| c[field].as_str().unwrap_or_default();
+    let (cpus, cpu, kernel, file_system) = (&c["cpus"], word("cpu_model"), word("kernel"), word("file_system"));
+    let (before, after) = (&c["load_average_before"], &c["load_average_after"]);
+    let mut text = format!("{cpus} x {cpu}, Linux {kernel}, {file_system}; load average {before}, after {after}\n");
+    for part in ["harness", "device_before", "device_after"] {
+        let figures = c[part].as_object().into_iter().flatten();
+        let figures = figures.map(|(name, number)| format!("{name} {}", decimal(number.as_f64(), 0)));
+        text += &format!("{part}: {}\n", figures.collect::<Vec<_>>().join(", "));
+    }
+    text
 }
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ impl Comparison {
         let mut rows = Vec::new();
         for &workload in &self.workloads {
             let threads = if workload.single_threaded { &self.threads[..1] } else { &self.threads };
-            // What timed out or was refused is not tried again in later rounds.
+            // A measurement that timed out or was refused is not repeated in later rounds.
             let mut given_up: BTreeMap<(u64, &str), KnownError> = BTreeMap::new();
             let turns = (1..=self.rounds).flat_map(|round| threads.iter().map(move |threads| (round, *threads)));
             for ((round, threads), engine) in turns.flat_map(|turn| engines.iter().map(move |one| (turn, one))) {

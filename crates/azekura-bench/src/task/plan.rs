@@ -1,4 +1,4 @@
-//! What a parent asks of a child process, passed as JSON.
+//! The tasks that a parent passes to its child processes as JSON.
 
 use crate::engine::Options;
 use crate::workload::{Shape, Workload};

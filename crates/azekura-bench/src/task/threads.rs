@@ -38,7 +38,7 @@ pub(crate) struct Sample {
     ops: u64,
 }
 
-/// The threads of a measurement and what they share.
+/// The threads of a measurement and their shared state.
 pub(crate) struct Workers {
     workers: Vec<Worker>,
     /// Runs beside the counted workers until they end.
@@ -49,7 +49,7 @@ pub(crate) struct Workers {
     pub(crate) partitions: Arc<Vec<Box<dyn Engine>>>,
 }
 
-/// What the threads counted and what the samples show.
+/// Counts of the threads, and samples.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// Seconds from the first operation to the last.
@@ -64,7 +64,7 @@ pub(crate) struct Outcome {
 }
 
 impl Workers {
-    /// Makes the workers of `plan` and what they need in the database.
+    /// Makes the workers of `plan` and their partitions and queues in the database.
     pub(crate) fn prepare(engine: &dyn Engine, plan: &Plan) -> Result<Workers> {
         let refused = |error| error_of(ErrorKind::Refused, format!("cannot open partitions: {error}"));
         let partitions = (0..plan.workload.partitions).map(|i| engine.partition(&format!("part-{i:02}")));
@@ -142,7 +142,7 @@ impl Workers {
         })
     }
 
-    /// Lets each worker read back what was written: about `most` records in all.
+    /// Lets each worker read its records back: about `most` records in all.
     pub(crate) fn verify(&mut self, engine: &dyn Engine, most: u64) -> Result<()> {
         let each = (most / self.workers.len() as u64).max(1);
         self.workers.iter_mut().chain(&mut self.beside).try_for_each(|worker| worker.verify(engine, each))
@@ -161,7 +161,7 @@ fn work(engine: &dyn Engine, worker: &mut Worker, mut meter: Meter<'_>) -> Resul
 struct Sampler<'a> {
     task: &'a Task,
     plan: &'a Plan,
-    /// That of the counted threads, then that of the one beside them.
+    /// Progress of the counted threads, then of the thread beside them.
     progress: &'a [Progress],
     start: Instant,
     used: Usage,

@@ -1,4 +1,4 @@
-//! What is done to an engine: records, choices of keys, and the workloads made of them.
+//! The work that engines carry out: records, choices of keys, and workloads.
 //!
 //! A record is a pure function of (index, generation), so each read is checked against the index alone. Choices come
 //! from a seeded generator, so two engines get the same questions in the same order. Each thread writes only keys of

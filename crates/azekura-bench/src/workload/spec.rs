@@ -147,11 +147,8 @@ impl TryFrom<String> for Workload {
     type Error = String;
 
     fn try_from(name: String) -> Result<Workload, String> {
-        NAMES
-            .iter()
-            .position(|known| *known == name)
-            .map(Workload)
-            .ok_or_else(|| format!("no workload is called `{name}`"))
+        let known = NAMES.iter().position(|known| *known == name);
+        known.map(Workload).ok_or_else(|| format!("no workload is called `{name}`"))
     }
 }
 

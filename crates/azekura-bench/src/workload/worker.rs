@@ -45,7 +45,7 @@ impl Generations {
     }
 }
 
-/// What a thread needs to know of its measurement.
+/// The part of a measurement that one thread carries out.
 #[derive(Clone)]
 pub(crate) struct Share {
     pub(crate) shape: Shape,
