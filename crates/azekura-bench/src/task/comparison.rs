@@ -155,7 +155,12 @@ impl Comparison {
 
     /// The data set of a workload.
     pub(crate) fn shape(&self, workload: Workload) -> Result<Shape> {
-        let (n, (least, most)) = match (workload.blobs, self.value_size) {
+        Ok(Shape { sequential: workload.sequential, ..self.data_set(workload.blobs)? })
+    }
+
+    /// The data set of workloads of blobs, or that of the others.
+    fn data_set(&self, blobs: bool) -> Result<Shape> {
+        let (n, (least, most)) = match (blobs, self.value_size) {
             (false, sizes) => (RECORDS.0, sizes.unwrap_or(SIZES.0)),
             (true, Some((mean, end))) if mean == end && mean > SIZES.1.0 => {
                 (RECORDS.1, (SIZES.1.0, end_of_range(SIZES.1.0, mean)))
@@ -167,20 +172,17 @@ impl Comparison {
             return Err("--n must be at least --threads: each thread writes records of its own".into());
         }
         let (least_value, value_size) = (usize::try_from(least)?, usize::try_from(most)?);
-        Ok(Shape { n, key_size: self.key_size.into(), least_value, value_size, sequential: workload.sequential })
+        Ok(Shape { n, key_size: self.key_size.into(), least_value, value_size, sequential: false })
     }
 
     /// The settings as they are printed with each row.
     pub(crate) fn json(&self) -> Result<Value> {
-        let first = |blobs| self.workloads.iter().find(|workload| workload.blobs == blobs);
-        let shape = |blobs| first(blobs).map(|workload| self.shape(*workload)).transpose();
-        let (plain, blobs) = (shape(false)?, shape(true)?);
-        let range = |shape: Option<Shape>| shape.map(|shape| [shape.least_value, shape.value_size]);
+        let (plain, blobs) = (self.data_set(false)?, self.data_set(true)?);
         let Settings { seconds, write_rate, depth, cold, .. } = &self.settings;
         Ok(json!({
-            "options": self.options, "key_size": self.key_size, "value_size": plain.map(|shape| shape.value_size),
-            "value_sizes": range(plain), "blob_sizes": range(blobs), "blobs": blobs.map(|shape| shape.n),
-            "seconds": seconds, "write_rate": write_rate, "depth": depth, "cold": cold,
+            "options": self.options, "key_size": self.key_size, "value_size": plain.value_size,
+            "value_sizes": [plain.least_value, plain.value_size], "blob_sizes": [blobs.least_value, blobs.value_size],
+            "blobs": blobs.n, "seconds": seconds, "write_rate": write_rate, "depth": depth, "cold": cold,
         }))
     }
 
