@@ -81,6 +81,7 @@ const LINT_RULES: &[(&str, LintRule)] = &[
     ("format-included", document_rules::formats_included),
     ("include-exists", document_rules::includes_exist),
     ("link", document_rules::links),
+    ("path", document_rules::paths),
 ];
 
 fn run_lints(tree: &SourceTree) -> Vec<LintError> {

@@ -1,4 +1,4 @@
-//! Rules about documents: each format is drawn once and included by code, and every link leads somewhere.
+//! Rules about documents: each format is described once and included by code, and every link and path exists.
 
 use std::collections::BTreeSet;
 
@@ -6,6 +6,9 @@ use super::LintReport;
 use super::import_graph::ImportGraph;
 use super::source::RustSource;
 use super::tree::{SourceTree, resolve_relative};
+
+/// The document that describes the layers and flows.
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
 const FORMAT_DOCS_DIR: &str = "crates/azekura/docs/format/";
 
@@ -58,6 +61,18 @@ pub(super) fn links(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintRep
             let headings = tree.documents.get(&file).map(|text| headings(text)).unwrap_or_default();
             if !heading.is_empty() && !headings.contains(heading) {
                 report.add("link", path, line, format!("`{target}`: {file} has no such heading"));
+            }
+        }
+    }
+}
+
+/// Every source file that [`ARCHITECTURE`] names in backticks exists: below the engine's sources, or below the crate.
+pub(super) fn paths(tree: &SourceTree, _: &ImportGraph<'_>, report: &mut LintReport) {
+    let Some(text) = tree.documents.get(ARCHITECTURE) else { return };
+    for (line, content) in lines_outside_fences(text) {
+        for path in content.split('`').skip(1).step_by(2).filter(|span| span.ends_with(".rs") && span.contains('/')) {
+            if !["crates/azekura/src/", "crates/azekura/"].iter().any(|root| tree.exists(&format!("{root}{path}"))) {
+                report.add("path", ARCHITECTURE, line, format!("`{path}` does not exist"));
             }
         }
     }

@@ -107,6 +107,7 @@ fn planted_errors() -> Vec<(&'static str, String, String)> {
     let mut all: Vec<_> = cases.iter().map(|(rule, file, text)| (*rule, source(file), text.to_string())).collect();
     let other: &[(&'static str, &str, &str)] = &[
         ("format-included", "crates/azekura/docs/format/lonely.md", "# Lonely\n"),
+        ("path", "ARCHITECTURE.md", "See `block/frame.rs` and `block/missing.rs`.\n"),
         ("link", "README.md", "[a](docs/gone.md)\n"),
         ("link", "docs/glossary.md", "[a](../README.md#nowhere)\n"),
         ("absolute-path", "README.md", concat!("See /wo", "rk/notes.\n")),

@@ -7,6 +7,7 @@ use super::tree::SourceTree;
 
 /// Files and folders whose text is checked. The text of the others is not rewritten yet.
 const CHECKED: &[&str] = &[
+    "ARCHITECTURE.md",
     "README.md",
     "CONTRIBUTING.md",
     "crates/azekura-bench/",
