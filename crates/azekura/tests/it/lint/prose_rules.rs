@@ -9,7 +9,9 @@ use super::tree::SourceTree;
 const CHECKED: &[&str] = &[
     "ARCHITECTURE.md",
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "DURABILITY.md",
     "crates/azekura-bench/",
     "crates/azekura-cli/",
     "crates/azekura/examples/",
