@@ -22,9 +22,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Where to go from here: [`Config`] opens a [`Database`]; a [`Database`] has [`Partition`]s, [`Batch`]es and
-//! [`Snapshot`]s; [`PersistMode`] says what survives what; [`Error`] says what to do. `ARCHITECTURE.md` in the
-//! repository shows the house, `DURABILITY.md` what is promised, `docs/format/` every byte on disk.
+//! Where to continue: [`Config`] opens a [`Database`]; a [`Database`] has [`Partition`]s, [`Batch`]es and
+//! [`Snapshot`]s; [`PersistMode`] states which failures a commit survives; [`Error`] states what to do.
+//! `ARCHITECTURE.md` in the repository describes the layers, `DURABILITY.md` the guarantees, `docs/format/` the
+//! files.
 
 pub use base::comparator::Comparator;
 pub use base::compression::CompressionType;
@@ -71,10 +72,10 @@ pub(crate) mod wal;
 
 /// File systems, and the world beside them: what a database stands on, and what stands in for it in tests.
 ///
-/// - [`DiskFs`](fs::DiskFs) and [`SystemEnv`](fs::SystemEnv) are the machine.
+/// - [`DiskFs`](fs::DiskFs) and [`SystemEnv`](fs::SystemEnv) use the operating system.
 /// - [`MemFs`](fs::MemFs) keeps files in memory and can lose power in every way a machine can.
-/// - [`FaultFs`](fs::FaultFs) stands around another file system and fails where it is told to.
-/// - [`TestEnv`](fs::TestEnv) has random bytes from a seed and a clock that waits for nobody.
+/// - [`FaultFs`](fs::FaultFs) wraps another file system and fails chosen calls.
+/// - [`TestEnv`](fs::TestEnv) has random bytes from a seed and a clock that the test sets.
 pub mod fs {
     pub use crate::base::sync::MappedMemory;
     pub use crate::vfs::disk::DiskFs;

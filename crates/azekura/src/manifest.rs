@@ -26,7 +26,7 @@ pub(crate) const MANIFEST_TEMP_NAME: &str = "MANIFEST.tmp";
 pub(crate) struct Manifest {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
-    /// Held by whoever syncs.
+    /// Held by the thread that syncs.
     sync_lock: Mutex<()>,
     file_state: Mutex<ManifestFileState>,
     poison: LogPoison,
@@ -115,8 +115,8 @@ impl Manifest {
         })
     }
 
-    /// Makes everything appended so far durable; does nothing if it is. Callers at the same time share one sync, and
-    /// nobody who appends waits for it.
+    /// Makes all appended edits durable; does nothing if they are. Concurrent callers share one sync, and appending
+    /// threads do not wait for it.
     ///
     /// # Errors
     /// `Poisoned` once a sync failed, for ever. `Io` if the process has too many open files: a later call may succeed.

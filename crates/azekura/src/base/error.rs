@@ -128,7 +128,7 @@ impl Error {
         self
     }
 
-    /// The same error under another kind (a failed sync becomes [`ErrorKind::Poisoned`] for those who come later).
+    /// The same error with another kind (a failed sync becomes [`ErrorKind::Poisoned`] for later calls).
     #[must_use]
     pub fn with_kind(mut self, kind: ErrorKind) -> Error {
         Arc::make_mut(&mut self.0).kind = kind;

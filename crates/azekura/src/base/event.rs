@@ -60,7 +60,7 @@ pub enum Event {
         /// The first failure.
         error: Error,
     },
-    /// So many events were dropped here, because the listener was too slow and too many events were waiting.
+    /// Number of events that were dropped here, because too many events waited for a slow listener.
     EventsDropped {
         /// Events that were dropped.
         count: u64,

@@ -1,4 +1,4 @@
-//! Bytes that somebody keeps, and parts of them that are handed on without a copy.
+//! Bytes with an owner, and parts of them that are returned without a copy.
 
 use std::fmt;
 use std::ops::{Deref, Range};

@@ -1,5 +1,5 @@
-//! Taking a lock whose holder may have panicked, the bell that wakes who waits, which part of something is a thread's
-//! own, and memory that others change meanwhile.
+//! Locks that ignore poisoning by a panic, a signal that wakes waiting threads, per-thread stripes, and mapped
+//! memory.
 //!
 //! A user's comparator or listener may panic while the engine holds one of its locks. The panic is caught at the
 //! thread's boundary and poisons the *database*; the data under the lock is kept consistent by its owner at every point
@@ -53,8 +53,8 @@ pub(crate) fn thread_stripe() -> usize {
 
 /// A piece of memory as atomic words, the same ones for as long as it lives.
 ///
-/// What a file system offers where a file can be mapped and used as memory. Whoever implements it must give the same
-/// words at every call: those who have asked once keep them.
+/// The memory of a mapped file. An implementation must return the same words at every call, because callers keep
+/// them.
 pub trait MappedMemory: Send + Sync + fmt::Debug {
     /// All of them. Those that stand behind the end of the file must not be touched.
     fn atomic_words(&self) -> &[AtomicU64];
@@ -63,8 +63,8 @@ pub trait MappedMemory: Send + Sync + fmt::Debug {
     fn survives_power_loss(&self) -> bool;
 }
 
-/// Wakes workers, and those who wait for workers. Thread safe; nothing else is locked under its lock, so it may be rung
-/// from anywhere.
+/// Wakes workers, and threads that wait for workers. Thread safe. No other lock is taken under its lock, so it may be
+/// signalled from anywhere.
 #[derive(Debug, Default)]
 pub(crate) struct WakeSignal {
     generation: Mutex<u64>,

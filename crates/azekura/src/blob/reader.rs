@@ -35,13 +35,13 @@ pub(crate) struct BlobFile {
 
 /// How much of a file there is to read.
 enum BlobFileExtent {
-    /// All of it, so many bytes, with an index at its end.
+    /// A finished file: its length in bytes, with an index at its end.
     Finished { size: u64, opened: OnceLock<BlobFileHead> },
-    /// Values up to `end`, which moves on, and no index; `file` is who writes them, if anybody does.
+    /// A growing file: values up to `end`, which increases, and no index; `file` is the writer, if there is one.
     Growing { file: Option<Arc<dyn File>>, file_id: [u8; 16], end: AtomicU64 },
 }
 
-/// What one who walks over values of a file has read beyond the last.
+/// Read-ahead of a sequential caller beyond the last value.
 pub(crate) struct BlobReadAhead {
     read_ahead: ReadAhead,
     /// Where the frame behind the last one begins.
@@ -81,8 +81,8 @@ impl BlobFile {
         BlobFile { files, cache, id, extent: BlobFileExtent::Finished { size, opened: OnceLock::new() } }
     }
 
-    /// The file of that number while it has no index: values of its own number up to `end` are read where pointers
-    /// lead, through `file` while somebody writes to that. Otherwise as [`new`](BlobFile::new).
+    /// The file with that number while it has no index: values up to `end` are read at the offsets in their pointers,
+    /// through `file` while it is written. Otherwise as [`new`](BlobFile::new).
     pub(crate) fn growing(
         files: DataFiles,
         cache: Arc<BlockCache>,
@@ -219,8 +219,8 @@ impl BlobFile {
         self.cached_value(pointer, fill_cache, None).map(|value| value.slice())
     }
 
-    /// As [`read`](BlobFile::read), for one who walks over pointers: while their values follow each other,
-    /// what lies behind is read ahead into `ahead`.
+    /// As [`read`](BlobFile::read), for a sequential caller: while values are adjacent, the bytes behind them are
+    /// read ahead into `ahead`.
     ///
     /// # Errors
     /// As for [`read`](BlobFile::read).
@@ -444,7 +444,7 @@ fn no_such_value_error() -> Error {
     Error::corruption("blob file has no such value as is pointed to")
 }
 
-/// Bytes that nobody else has.
+/// Bytes without another owner.
 fn unique_mut(bytes: &mut Arc<[u8]>) -> &mut [u8] {
     Arc::get_mut(bytes).expect("it was just made")
 }

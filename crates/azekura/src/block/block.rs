@@ -74,7 +74,7 @@ impl Block {
         }
     }
 
-    /// Asks for the bytes of the block, for one who will walk over it soon.
+    /// Prefetches the bytes of the block, before an iteration over it.
     #[inline]
     pub(crate) fn prefetch(&self) {
         let bytes = self.entries();

@@ -29,8 +29,8 @@ const COUNTER_STRIPES: usize = 64;
 
 /// Holds blocks by file and offset. Thread safe.
 ///
-/// A reader that knows a hub's link to a block follows it and only counts the hit here, in a line that is its own; who
-/// finds no link asks by file and offset, under a lock, and leaves a link.
+/// A reader that finds a child link in a parent block follows it and only counts the hit here, in its own stripe. A
+/// reader without a link looks the block up by file and offset, under a lock, and sets the link.
 ///
 /// The budget is one for all shards, so that a large block fits whatever its shard; a data block of more than an eighth
 /// of it is not taken, nor one of index or filter of more than half. Every block has a receipt for its bytes, from
@@ -134,7 +134,7 @@ impl BlockCache {
     pub(crate) fn count_link_hit(&self, kind: BlockKind, pin: &Pin) {
         let own = pin.slot_index();
         if own < COUNTER_STRIPES {
-            // Nobody else writes this stripe while the pin is set, so nothing is lost.
+            // No other thread writes this stripe while the pin is set, so no count is lost.
             let counter = &self.link_hits[own].0[kind_index(kind)];
             counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         } else {
@@ -592,8 +592,8 @@ mod tests {
             assert!(cache.used() <= cache.capacity(), "above the budget");
         }
 
-        /// Nobody reads any more: sums are right, nothing is left waiting, every read was counted once, and a link
-        /// leads to what the map has.
+        /// All readers have ended: the sums are right, no block waits for removal, every read was counted once, and
+        /// each link points to the block in the map.
         fn settle(cache: &BlockCache, parent: &Arc<Directory>, file: u64, reads: u64) {
             check(cache);
             wait_until(|| cache.used() == resident_bytes(cache));

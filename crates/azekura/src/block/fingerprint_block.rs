@@ -17,7 +17,7 @@ const NARROW: usize = 2;
 const WIDE: usize = 4;
 /// Bytes of slots that are asked for beforehand; blocks of 16 KiB with records of 100 bytes have half as many.
 const SLOTS_FETCHED: usize = 512;
-/// Every so many entries one has a fence: it costs the memory of a byte for each entry.
+/// Number of entries per fence: the memory of a fence is one byte for each entry.
 const ENTRIES_PER_FENCE: usize = 8;
 
 /// A block of entries with slots in memory, immutable. All keys begin with its prefix, which is stored once.

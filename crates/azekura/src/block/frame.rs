@@ -179,7 +179,7 @@ impl<'a> BlockFrame<'a> {
         BlockHandle { offset, len: self.len() }
     }
 
-    /// The header of such a frame, for one who writes the stored bytes behind it without copying them.
+    /// The header of a frame whose stored bytes the caller writes behind it without a copy.
     pub(crate) fn header(&self, file_id: &[u8; 16], offset: u64) -> [u8; FRAME_HEADER_LEN] {
         let mut header = self.unsummed_header();
         let sum = xxh3_concat(location_seed(file_id, offset), &header[8..], self.stored);

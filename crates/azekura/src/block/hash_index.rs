@@ -53,7 +53,7 @@ impl BlockHashIndexBuilder {
         self.intervals <= INTERVALS_MAX
     }
 
-    /// Buckets of a block of so many entries and intervals; 0 where it gets none.
+    /// Number of buckets for this number of entries and intervals; 0 if the block gets no hash index.
     pub(crate) fn buckets_of(&self, entries: usize, intervals: usize) -> usize {
         if intervals > INTERVALS_MAX {
             return 0;

@@ -6,7 +6,7 @@ use crate::base::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum BlockKind {
-    /// Entries of the table, with restart points. Who asks for a data block of whichever layout asks for this.
+    /// Entries of the table, with restart points. A reader requests a data block of any layout by this kind.
     Data = 1,
     /// The same with a hash index behind the restart points.
     DataWithHashIndex = 2,

@@ -210,9 +210,9 @@ impl CacheShard {
         if self.probation_bytes + self.main_bytes <= low {
             return None;
         }
-        // Every turn takes a hit from a block, moves one from probation to main, or ends the loop. Readers may set
-        // marks meanwhile, but not for ever: after so many turns every block has been looked at until its hits were
-        // spent.
+        // Every turn removes a hit from a block, moves one from probation to main, or ends the loop. Readers may set
+        // marks meanwhile, but the number of turns is bounded: after it, every block has been visited until its hits
+        // were used up.
         let mut turns = (usize::from(HITS_MAX) + 2) * self.map.len();
         loop {
             let from_probation =

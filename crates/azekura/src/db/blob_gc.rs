@@ -249,7 +249,7 @@ fn scan_tables(inner: &DbInner, tree: &LsmTree) -> Result<Arc<BlobScanResult>> {
     if !read_only && let Some(scanned) = tree.cached_blob_scan(&inner.snapshots.seqnos()) {
         return Ok(scanned);
     }
-    // What is in memory can be flushed only by one who writes, who has done it.
+    // The caller of a writable database has flushed the memtables before.
     let mut scan = tree.begin_blob_scan(inner.snapshots.seqnos(), read_only);
     loop {
         let _work = inner.begin_work()?;

@@ -260,7 +260,7 @@ impl PartitionState {
         }
     }
 
-    /// Lets records of the log point into a file that nobody can finish.
+    /// Records a direct blob file that cannot be finished here, because the WAL points into it.
     pub(crate) fn add_direct_blob_file(&self, file: Arc<DirectBlobFile>) {
         match self.lsm_if_built() {
             Some(tree) => tree.add_direct_blob_files([file]),
@@ -437,7 +437,7 @@ impl Catalog {
         Ok(state)
     }
 
-    /// Makes all of a new partition, which nobody knows before it is [inserted](Catalog::insert).
+    /// Creates a new partition, which is invisible until it is [inserted](Catalog::insert).
     pub(crate) fn create_tree(
         &self,
         meta: &PartitionMeta,
@@ -543,10 +543,10 @@ impl Catalog {
         if let Some(error) = &*lock(&state.build_error) {
             return Err(error.clone());
         }
-        // Should it fail half way, or panic, nobody gets an empty tree instead.
+        // If the build fails half way, or panics, no empty tree takes the place.
         let again = format!("partition {:?} could not be opened before: open the database anew", state.name);
         *lock(&state.build_error) = Some(Error::new(ErrorKind::Closed, again));
-        // Held until the tree is there: who asks what only the log has must find one or the other.
+        // Held until the tree is there: a reader of pending records finds either the records or the tree.
         let mut pending = lock(&state.buffered_records);
         let built = self.make_tree(state, stored.take(), &pending, order, options).and_then(|tree| {
             // Before another thread can see the tree.

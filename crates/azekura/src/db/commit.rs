@@ -123,7 +123,7 @@ pub(crate) struct Committer {
     closed: AtomicBool,
     /// Last visible sequence number at creation.
     start: SeqNo,
-    /// Of those who led.
+    /// Used by leaders.
     commits: AtomicU64,
     records: AtomicU64,
 }
@@ -188,7 +188,8 @@ impl Committer {
     /// if there is one. On a full disk a removal gets space from the disk reserve.
     ///
     /// # Errors
-    /// `OutOfSpace` from the pool or the log, and others of the log: nothing was changed. `Poisoned` if nobody knows.
+    /// `OutOfSpace` from the pool or the WAL, and other errors of the WAL: nothing was changed. `Poisoned` if the
+    /// state is unknown.
     pub(crate) fn commit_single(
         &self,
         pool: &dyn PmemEngine,
@@ -233,7 +234,7 @@ impl Committer {
         }
     }
 
-    /// The same, unless somebody leads.
+    /// The same, unless a thread leads.
     fn commit_single_concurrently(
         &self,
         pool: &dyn PmemEngine,
@@ -256,8 +257,8 @@ impl Committer {
             appended
         });
         if let Some(unused) = unused {
-            // Nobody has it, and the log will say so. Not before the leaf is let go of, because this may wait; and
-            // where it never becomes visible it has to be counted.
+            // The number was assigned and is in no commit, and the WAL will say so. This happens after the leaf is
+            // unlocked, because it may wait; a number that never becomes visible has to be counted.
             self.seqnos.finish(unused);
             self.seqnos.wait_until_visible(unused);
         }
@@ -308,7 +309,7 @@ impl Committer {
             .unwrap_or_else(|_| Err(self.poison.set(Error::new(ErrorKind::Poisoned, "a comparator panicked"))))
     }
 
-    /// The next number, for who leads and wants so many.
+    /// Assigns `count` sequence numbers to the leader.
     fn next_seqno(&self, count: u64) -> Result<SeqNo> {
         self.poison.check()?;
         if self.closed.load(Ordering::Relaxed) {
@@ -488,7 +489,7 @@ fn apply_all(commits: &[CommitRequest<'_>], first: SeqNo) -> Result<CommitOutcom
 struct LeaderGuard<'a>(&'a Committer);
 
 impl<'a> LeaderGuard<'a> {
-    /// For who has set `leading`, or got the lead from another.
+    /// For the thread that has set `leading`, or got the lead from another thread.
     fn begin(committer: &'a Committer) -> LeaderGuard<'a> {
         let lead = LeaderGuard(committer);
         committer.seqnos.close_gate();
@@ -505,7 +506,7 @@ impl Drop for LeaderGuard<'_> {
         let may_open = !self.0.closed.load(Ordering::Relaxed) && !self.0.poison.is_set();
         let mut queue = lock(&self.0.queue);
         let (next, outside) = (queue.waiting.pop_front(), std::mem::take(&mut queue.gate_waiters));
-        // For a moment at least, if somebody waits for that.
+        // For a short time at least, if a thread waits for that.
         self.0.seqnos.open_gate(may_open && (next.is_none() || !outside.is_empty()));
         queue.has_leader = next.is_some();
         drop(queue);

@@ -99,7 +99,7 @@ pub(crate) struct DbInner {
     active_work: WorkTracker,
     /// Creating and deleting partitions, one at a time.
     pub(crate) partition_ddl_lock: Mutex<()>,
-    /// While above zero, log segments are not recycled: a checkpoint is copying them. Whoever retires holds the lock,
+    /// While above zero, WAL segments are not recycled, because a checkpoint copies them. Recycling holds the lock,
     /// so that a checkpoint begins before or after it.
     pub(crate) running_checkpoints: Mutex<usize>,
     /// Whether flushes wait; with a single worker a compaction gives way to them, and to a log that is too large.
@@ -130,7 +130,7 @@ pub(crate) struct DbInner {
     pub(crate) dir_lock: Mutex<Option<Box<dyn FileLock>>>,
 }
 
-/// The reserve follows the log in steps of so many bytes.
+/// The reserve is adjusted to the WAL in steps of this many bytes.
 const RESERVE_CHECK_BYTES: u64 = 1 << 20;
 /// A record that goes into a pool is taken to change a page more than its own bytes.
 const POOL_PAGE: u64 = 4096;
@@ -290,7 +290,7 @@ impl DbInner {
         self.active_work.stop_and_wait();
     }
 
-    /// Tables that nobody needs any more; whoever empties it has begun work.
+    /// Obsolete files; a thread that empties the list is counted as work in progress.
     pub(crate) fn obsolete_files(&self) -> &ObsoleteFiles {
         &self.catalog.resources().obsolete_files
     }
@@ -368,7 +368,8 @@ impl DbInner {
         let _call = self.begin_api_call();
         self.writer()?;
         if mode != PersistMode::Buffer && self.settings.planted_bug != Some(PlantedBug::WalSyncBeforeBlobs) {
-            // Here, so that a failure concerns this commit alone. What nobody waits for, the log syncs before itself.
+            // Here, so that a failure concerns this commit only. Direct blob writes of other commits are synced by
+            // the sync of the WAL.
             self.poison.poison_on_failure(ahead.sync())?;
         }
         let written = self.write(commit, ahead.bytes());
@@ -378,8 +379,8 @@ impl DbInner {
         self.make_durable(written?, mode)
     }
 
-    /// Writes a commit, beside which so many `bytes` were written ahead; gives the sequence number through which the
-    /// log has to be synced for it.
+    /// Commits a batch with `bytes` of direct blob writes; returns the sequence number through which the WAL has to
+    /// be synced for it.
     fn write(&self, commit: CommitRequest<'_>, bytes: u64) -> Result<SeqNo> {
         let writer = self.writer()?;
         self.check_size(commit.payload.len() as u64)?;
@@ -416,8 +417,7 @@ impl DbInner {
         Err(Error::new(ErrorKind::OutOfSpace, message).in_file(writer.reserve.path()))
     }
 
-    /// Lets the reserve grow with the log and the changed pages of pools, to which a commit has just added so many
-    /// bytes.
+    /// Lets the reserve grow with the WAL and the changed pages of pools, after a commit has added this many bytes.
     fn grow_reserve_with_wal(&self, bytes: u64) {
         if self.wal_bytes_since_reserve_check.fetch_add(bytes, Ordering::Relaxed) + bytes >= RESERVE_CHECK_BYTES {
             self.wal_bytes_since_reserve_check.store(0, Ordering::Relaxed);

@@ -345,7 +345,7 @@ impl RecoveryState {
             }
             seqno = seqno.plus(1);
         }
-        // Nobody reads yet; what this replaces need not be kept for readers from before it.
+        // There are no readers yet, so replaced versions need not be retained.
         self.resources.last_visible.publish(SeqNo(seqno.0 - 1));
         Ok(None)
     }

@@ -91,7 +91,7 @@ impl<'a> PoolReservations<'a> {
         &self.reservations
     }
 
-    /// The commit is in memory, or nobody knows whether it is: no room is given back.
+    /// The commit is applied, or its state is unknown: no reservation is released.
     pub(crate) fn mark_applied(mut self) {
         self.applied = true;
     }
@@ -108,8 +108,8 @@ impl Drop for PoolReservations<'_> {
     }
 }
 
-/// What a commit has written to early files. Dropped before the commit is in memory it gives all of it up, so that the
-/// files know that nobody will ever point there.
+/// The direct blob writes of a commit. If this is dropped before the commit is applied, all of them are abandoned, so
+/// that the files know that no pointer leads to these values.
 #[derive(Default)]
 pub(crate) struct DirectBlobWrites {
     writes: Vec<(Arc<PartitionState>, DirectBlobWrite)>,
@@ -148,7 +148,7 @@ impl DirectBlobWrites {
         Ok(())
     }
 
-    /// Memory points to the values now, or nobody knows whether it does.
+    /// Memtables point to the values now, or the state of the commit is unknown.
     pub(crate) fn mark_applied(mut self) {
         self.writes.clear();
     }

@@ -278,7 +278,7 @@ pub(crate) fn catch_panics<T>(inner: &DbInner, work: impl FnOnce() -> Result<T>)
         .unwrap_or_else(|_| Err(inner.poison.set(Error::new(ErrorKind::Poisoned, "background work panicked"))))
 }
 
-/// Removes the files of some tables that nobody needs any more; false if there were none.
+/// Removes the files of some obsolete tables and blob files; false if there were none.
 fn remove_some_obsolete_files(inner: &DbInner) -> Result<bool> {
     if inner.obsolete_files().is_empty() {
         return Ok(false);
@@ -287,7 +287,7 @@ fn remove_some_obsolete_files(inner: &DbInner) -> Result<bool> {
     Ok(inner.obsolete_files().remove_batch())
 }
 
-/// Removes the files of all tables that nobody needs any more; a database that closes does it itself.
+/// Removes the files of all obsolete tables and blob files; closing calls it too.
 pub(crate) fn remove_obsolete_files(inner: &DbInner) {
     if !inner.obsolete_files().is_empty()
         && let Ok(_work) = inner.begin_work()
@@ -456,8 +456,8 @@ fn spawn_threads(inner: &Arc<DbInner>, threads: &mut BackgroundThreads) -> Resul
     Ok(())
 }
 
-/// Syncs the log every so many milliseconds until the database closes or is poisoned. Nothing but a sync is done here,
-/// so that no other work delays it.
+/// Syncs the WAL at this interval, in milliseconds, until the database closes or is poisoned. The thread does nothing
+/// else, so that no other work delays a sync.
 fn sync_periodically(inner: &DbInner, ms: u64) {
     let mut pause = ms;
     while !inner.poison.is_set() {
@@ -537,8 +537,9 @@ fn next_retry_ns(inner: &DbInner) -> Option<u64> {
     tasks.chain(inner.wal_backoff.remaining_ns(now)).min()
 }
 
-/// Seals memtables that may hide much of what blob files hold and have stood unchanged for a while: without that,
-/// nobody would find out for as long as nobody writes. `resting` has what was seen last, and when that was new.
+/// Seals memtables that may hide many stale values of blob files and have not changed for a while: otherwise
+/// staleness stays unknown as long as there are no writes. `resting` has the last observed state, and the time of its
+/// last change.
 fn seal_idle_memtables(inner: &DbInner, resting: &mut HashMap<PartitionId, (SeqNo, u64)>) -> bool {
     if inner.writer.is_none() {
         return false;

@@ -26,13 +26,13 @@ pub(crate) trait InternalIter: Send {
     /// One entry back.
     fn prev(&mut self) -> Result<()>;
 
-    /// One entry on, and key and kind of what stands there: one call for those who look at every entry.
+    /// Moves to the next entry and returns its key and kind, in one call.
     fn next_key(&mut self) -> Result<Option<(InternalKey<'_>, RecordKind)>> {
         self.next()?;
         Ok(self.current().map(|entry| (entry.key(), entry.kind)))
     }
 
-    /// One entry on, and all of what stands there: one call for those who read every value too.
+    /// Moves to the next entry and returns all of it, in one call.
     fn next_ref(&mut self) -> Result<Option<EntryRef<'_>>> {
         self.next()?;
         Ok(self.current())
@@ -44,7 +44,7 @@ pub(crate) trait InternalIter: Send {
     /// The entry it stands on; only on a valid cursor.
     fn entry(&self) -> EntryRef<'_>;
 
-    /// The entry it stands on, if it stands on one: both questions in one call, for those who ask at every step.
+    /// The current entry, if the iterator is valid.
     fn current(&self) -> Option<EntryRef<'_>> {
         self.valid().then(|| self.entry())
     }
@@ -54,8 +54,8 @@ pub(crate) trait InternalIter: Send {
         self.current().map(|entry| (entry.key(), entry.kind))
     }
 
-    /// Whether it shows every key once at most, as its point shows it, with the value beside it, and no removed ones:
-    /// then nobody has to look for older versions behind an entry.
+    /// Whether it returns every key at most once, in its newest visible version with its value, and no tombstones.
+    /// Then the caller need not look for older versions of an entry.
     fn is_visibility_resolved(&self) -> bool {
         false
     }

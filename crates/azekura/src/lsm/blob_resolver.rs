@@ -12,7 +12,7 @@ use crate::lsm::blob::map::BlobMap;
 use crate::lsm::super_version::SuperVersion;
 use crate::mem::slice::Slice;
 
-/// So many files does a walk read ahead in at a time.
+/// Maximum number of blob files in which an iterator reads ahead at a time.
 const READ_AHEAD_FILES_MAX: usize = 4;
 
 /// What it means that a pointer leads to a file that is nowhere.

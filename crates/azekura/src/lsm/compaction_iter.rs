@@ -141,7 +141,7 @@ fn tombstone(user: &[u8], seqno: SeqNo, kind: RecordKind) -> EntryRef<'_> {
 /// What becomes of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DropDecision {
-    /// Nobody can see it.
+    /// No reader can see it.
     Drop,
     /// A tombstone that may go or stay: [`VersionDropRules::take_deferred`] and [`VersionDropRules::finish_key`] tell.
     Defer,
@@ -233,7 +233,7 @@ impl VersionDropRules {
         self.take_deferred()
     }
 
-    /// The sequence number to store a kept version under: 0 where nobody needs to tell it from older ones.
+    /// The sequence number of a kept version in its table: 0 if no reader needs to distinguish it from older ones.
     ///
     /// Only a `Put` at or below the oldest read point may lose its number, and only if nothing older exists: then it is
     /// the last version of its key.
@@ -530,7 +530,7 @@ mod tests {
             !whole
         }
 
-        /// Readers go, commits come, and some of those who look at the newest moment stay there.
+        /// Snapshots are dropped, commits are added, and some readers stay at the newest sequence number.
         fn advance(&mut self, rng: &mut u64) {
             let newest = *self.snapshots.last().expect("there is always a newest moment");
             let end = self.history[0].0 + 1;

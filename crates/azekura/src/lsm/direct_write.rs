@@ -70,7 +70,7 @@ impl LsmTree {
             }
         };
         let writing = append_state_of(&file)?;
-        // Counted first: whoever looks finds the file in use from its first value on.
+        // Counted first, so that the file counts as used from its first value on.
         self.direct_blobs.add_pointer(file.id);
         let pointer = file.append(writing, &packed).inspect_err(|_| {
             self.direct_blobs.remove_pointers(file.id, 1); // the file stays: it takes values still
@@ -119,7 +119,8 @@ impl LsmTree {
     /// Makes the values of some claims durable.
     ///
     /// # Errors
-    /// As it failed, if nobody else can have lost anything; then the values must be given up. Else `Poisoned`.
+    /// The error of the sync, if no other commit can have lost data; then the values must be abandoned. Else
+    /// `Poisoned`.
     pub(crate) fn sync_direct_writes<'a>(&self, claims: impl IntoIterator<Item = &'a DirectBlobWrite>) -> Result<()> {
         let mut files: BTreeMap<FileNumber, (&Arc<DirectBlobFile>, Vec<&BlobPointer>)> = BTreeMap::new();
         for claim in claims {
@@ -128,7 +129,7 @@ impl LsmTree {
         for (id, (file, pointers)) in files {
             let own = |synced: u64| {
                 let behind = pointers.iter().filter(|pointer| pointer.frame_offset >= synced);
-                // The header is nobody's.
+                // The header belongs to no value.
                 behind.map(|pointer| pointer.frame_len).sum::<u64>()
                     + if synced == 0 { FileHeader::LEN as u64 } else { 0 }
             };
@@ -221,8 +222,8 @@ impl LsmTree {
         }
     }
 
-    /// Lets go of all early files of which nothing will ever be read again: the partition was deleted, or the database
-    /// has closed with nothing in memory. The files go to the graveyard with their last readers.
+    /// Releases all direct blob files that will never be read again: the partition was deleted, or the database has
+    /// closed with empty memtables. The files become obsolete with their last readers.
     pub(crate) fn abandon_direct_blob_files(&self) {
         let mut open = lock(&self.direct_blobs.open_file);
         *open = None;
@@ -285,7 +286,7 @@ pub(crate) fn copy_blob_frames(
     new.finish(|id| writer.finish(id))
 }
 
-/// A file with values carried over is ended once it has so many bytes of them.
+/// A file with values carried over is finished at this size, in bytes.
 const COPIED_FILE_TARGET_SIZE: u64 = 64 << 20;
 
 /// The early files of an earlier life, as the log that is being read points to them.
@@ -372,7 +373,7 @@ impl RecoveredDirectBlobs {
         Ok(taken)
     }
 
-    /// The files as they are, for one who may not write.
+    /// The files unchanged, for a read-only open.
     pub(crate) fn open_read_only(&self, context: &TreeContext) -> Vec<(PartitionId, Arc<DirectBlobFile>)> {
         let direct_blobs = self.unsealed.unfinished_files().map(|(id, found)| {
             let (values, bytes) = (found.frames.len() as u64, found.referenced_bytes());

@@ -1,7 +1,7 @@
 //! From sealed memtables to a run on level 0.
 //!
-//! When committing the edit fails, nobody knows whether it is in the manifest: then its files must stay, and the same
-//! edit is committed when the flush is tried again. (A host whose manifest may hold a failed edit refuses all later
+//! If committing the edit fails, it is unknown whether the manifest has it. Then the files must stay, and the same
+//! edit is committed when the flush is retried. (A host whose manifest may have a failed edit refuses all later
 //! ones.)
 
 use std::collections::BTreeSet;
@@ -158,7 +158,7 @@ impl LsmTree {
                 flushed_through: now.flushed_through.max(written.through),
             }
         });
-        // Only now: who finds a file not counted finds its references in the version.
+        // Only now: if a file is not counted any more, the version has its references.
         self.release_flushed_pointers(&written.sealed);
     }
 }

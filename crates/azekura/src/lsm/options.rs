@@ -43,7 +43,7 @@ impl LsmOptions {
         TableOptions { compression: self.compression_at(level), ..self.table.clone() }
     }
 
-    /// Values of so many bytes are written to a blob file ahead of their commit.
+    /// Values of at least this many bytes are direct blob writes.
     pub(crate) fn direct_write_threshold(&self) -> u64 {
         let separation = self.kv_separation.as_ref();
         separation.map_or(u64::MAX, |separation| u64::from(separation.threshold.max(separation.direct_write_threshold)))

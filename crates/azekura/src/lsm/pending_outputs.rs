@@ -11,7 +11,7 @@ use crate::memtable::Memtable;
 use crate::vfs::File;
 use crate::vfs::open_files::DataFileKind;
 
-/// Files that no edit names yet; given to the graveyard when this is dropped, unless they are kept.
+/// Files that no edit names yet; they become obsolete when this is dropped, unless they are kept.
 pub(crate) struct PendingOutputs {
     context: Arc<TreeContext>,
     files: Vec<(DataFileKind, FileNumber)>,

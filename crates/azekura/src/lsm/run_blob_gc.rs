@@ -20,8 +20,8 @@ use crate::lsm::version::VersionChange;
 /// A collection looks up after this many bytes whether it should yield; tests have less to copy.
 const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
 
-/// A collection that nobody asked for goes on to this part of the target, so that the next bit of staleness does not
-/// exceed it again.
+/// Background blob GC continues to this part of the target, so that the next stale bytes do not exceed the target
+/// again.
 const AUTOMATIC_TARGET_FACTOR: f64 = 0.93;
 
 impl LsmTree {
@@ -118,7 +118,7 @@ impl LsmTree {
         files.find(|&file| self.context.files.blob_files().path(file) == path)
     }
 
-    /// Whether a collection that nobody asked for would find something to do.
+    /// Whether background blob GC has work.
     pub(crate) fn needs_blob_gc(&self) -> bool {
         if lock(&self.compaction_state).paused_blob_gc.is_some() {
             return true;
@@ -142,7 +142,8 @@ impl LsmTree {
         })
     }
 
-    /// Whether a memtable of so many entries may hide so much that it should not wait until it is full.
+    /// Whether a memtable of this many entries may hide so many stale bytes that it should be flushed before it is
+    /// full.
     pub(crate) fn memtable_hides_too_much(&self, entries: u64) -> bool {
         let Some(target) = self.automatic_target() else { return false };
         self.current.with(|now| {

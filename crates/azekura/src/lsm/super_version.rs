@@ -33,7 +33,7 @@ impl SuperVersion {
     }
 }
 
-/// The super version that readers take. Thread safe: readers never wait, those who replace it take turns.
+/// The current super version. Thread safe: readers never wait, and threads that replace it exclude each other.
 pub(crate) struct SuperVersionCell {
     cell: EpochCell<SuperVersion>,
     replace_lock: Mutex<()>,

@@ -54,7 +54,7 @@ impl TreeContext {
         Arc::new(Memtable::with_memory_tracker(Arc::clone(&self.memtable_memory), self.order.clone(), self.hash_seed))
     }
 
-    /// A blob file that is read up to `end`, which moves on, through `file` while somebody writes to that.
+    /// A blob file that is read up to `end`, which increases, through `file` while it is written.
     pub(crate) fn growing_blob_handle(
         &self,
         id: FileNumber,
@@ -73,8 +73,8 @@ impl TreeContext {
     }
 }
 
-/// A table that is opened when first used. When the last holder lets go of a doomed one, its file may be removed; the
-/// holder, who may be any reader, does not do that itself. Thread safe.
+/// A table that is opened on first use. When the last holder drops an obsolete table, its file may be removed; the
+/// holder, which may be any reader, does not remove it. Thread safe.
 pub(crate) struct TableHandle {
     meta: TableMeta,
     oldest_snapshot_when_written: Option<SeqNo>,
@@ -131,7 +131,7 @@ impl TableHandle {
         self.table.get()
     }
 
-    /// No manifest names the table any more: the last holder gives it to the graveyard.
+    /// No manifest names the table any more: dropping the last handle makes its file obsolete.
     pub(crate) fn mark_obsolete(&self) {
         self.obsolete.store(true, Ordering::Release);
     }

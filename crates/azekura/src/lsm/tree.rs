@@ -21,7 +21,7 @@ use crate::lsm::version::{HasTableMeta, Version, VersionChange};
 use crate::memtable::Memtable;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 
-/// After every so many entries a memtable is asked whether it hides too much.
+/// Number of entries between two checks whether a memtable hides too many stale bytes.
 const HIDDEN_CHECK_INTERVAL: u64 = 256;
 
 /// A tree of one memtable being filled, sealed memtables, and tables on levels.
@@ -32,7 +32,8 @@ pub(crate) struct LsmTree {
     pub(crate) context: Arc<TreeContext>,
     options: Mutex<Arc<LsmOptions>>,
     max_memtable_size: AtomicU64,
-    /// The memtable of `current`. Whoever inserts or seals holds the lock, so that nothing is put into a sealed one.
+    /// The memtable of `current`. A thread that inserts or seals holds the lock, so that no entry is inserted into a
+    /// sealed memtable.
     active_memtable: Mutex<Arc<Memtable>>,
     pub(crate) current: SuperVersionCell,
     pub(crate) flush_lock: TaskLock,
@@ -158,8 +159,8 @@ impl LsmTree {
         (remembered.paused_compaction.take(), remembered.paused_blob_gc.take())
     }
 
-    /// Ends the tree of a deleted partition, after the edit that drops it: waits for running tasks to give up, and
-    /// gives its files to the graveyard as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    /// Ends the tree of a deleted partition, after the edit that drops it: waits until running tasks stop, and makes
+    /// its files obsolete as soon as no reader needs them. Tasks fail with `Closed` from then on.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flush_lock.acquire(true);

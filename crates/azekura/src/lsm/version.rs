@@ -240,7 +240,7 @@ impl<T: HasTableMeta> Version<T> {
         &self.blobs
     }
 
-    /// What so many entries refer to in blob files, on average.
+    /// Average number of blob bytes that this many entries refer to.
     pub(crate) fn estimated_blob_bytes(&self, entries: u64) -> u64 {
         let values: u64 = self.levels.iter().map(|level| level.entries.saturating_sub(level.tombstones)).sum();
         let bytes = u128::from(self.blobs.totals().referenced) * u128::from(entries) / u128::from(values.max(1));

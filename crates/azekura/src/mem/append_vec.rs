@@ -56,7 +56,7 @@ impl<T> AppendVec<T> {
         let (segment, at) = place(index);
         let start = self.segments[segment].load(Ordering::Relaxed);
         // SAFETY: `index` is below a `len` that was read with Acquire, so the segment was allocated and the item
-        // written before; neither moves nor goes before the vector does, and nobody has `&mut` to an item.
+        // written before; neither moves nor is freed before the vector is, and no `&mut` to an item exists.
         Some(unsafe { &*start.add(at) })
     }
 

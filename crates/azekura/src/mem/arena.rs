@@ -18,7 +18,7 @@ const FIRST_CHUNK: usize = 16 << 10;
 const SHARED_CHUNK_RECORD_MAX: usize = HUGE_PAGE / 8;
 /// Records start at multiples of this.
 const ALIGN: usize = 8;
-/// A reference is chunk number and offset / [`ALIGN`]; so many bits for the latter reach through a huge page.
+/// A reference is chunk number and offset / [`ALIGN`]; this many bits for the latter cover a huge page.
 const OFFSET_BITS: u32 = (HUGE_PAGE / ALIGN).ilog2();
 const CHUNKS_MAX: u32 = 1 << (u32::BITS - OFFSET_BITS);
 
@@ -161,9 +161,9 @@ impl ArenaWriter {
         let at = ArenaRef::new(chunk, offset);
         let chunk = self.arena.chunks.get(chunk).expect("the writer added it");
         assert!(offset + padded <= chunk.pages.len() && offset >= chunk.published.load(Ordering::Relaxed));
-        // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind what readers may look at;
-        // there is one writer per arena and it is borrowed mutably by `append`. The parts add up to at most `padded`
-        // bytes, and cannot overlap the target, because nobody was ever handed that.
+        // SAFETY: the assertion keeps `offset..offset + padded` within the chunk and behind the part that readers may
+        // read; there is one writer per arena and it is borrowed mutably by `append`. The parts add up to at most
+        // `padded` bytes, and cannot overlap the target, because no reference to the target was ever returned.
         unsafe {
             let mut to = chunk.pages.start().as_ptr().add(offset);
             let end = to.add(padded);

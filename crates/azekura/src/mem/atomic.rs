@@ -36,7 +36,7 @@ mod chosen {
     pub(crate) use shuttle::thread::yield_now;
     pub(crate) use shuttle::thread_local;
 
-    /// Others may go on here, but need not: who spins has little patience, and what comes after it is to be seen too.
+    /// The explorer may switch threads here: a spinning thread must see the steps of the other threads.
     pub(crate) fn spin_loop() {
         AtomicBool::new(false).load(Ordering::SeqCst);
     }

@@ -17,9 +17,9 @@ use crate::mem::pages::{HUGE_PAGE, PageAllocation};
 /// Buffers take a multiple of this, in bytes.
 const UNIT_LEN: usize = 256;
 const SLAB_UNITS: usize = HUGE_PAGE / UNIT_LEN;
-/// A longer buffer would leave too much of its huge page to nobody.
+/// A longer buffer would leave too much of its huge page unused.
 const LEN_MAX: usize = HUGE_PAGE / 2;
-/// So many pieces are looked into before a new one is taken.
+/// Number of units that are searched before a new one is taken.
 const SLABS_TRIED_MAX: usize = 8;
 /// A piece with less room is not looked into, in steps.
 const FREE_RUN_MIN: usize = 4;
@@ -41,7 +41,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// An empty buffer from the allocator with room for so many bytes.
+    /// An empty buffer from the allocator with a capacity of this many bytes.
     pub(crate) fn with_capacity(capacity: usize) -> Buffer {
         Buffer::allocated(capacity).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
@@ -59,7 +59,8 @@ impl Buffer {
         self.capacity
     }
 
-    /// An empty buffer from where this one came from, with room for so many bytes; `None` if there is no memory.
+    /// An empty buffer from the same source as this one, with a capacity of this many bytes; `None` if there is no
+    /// memory.
     pub(crate) fn new_from_same_pool(&self, capacity: usize) -> Option<Buffer> {
         match &self.slab {
             Some((pool, _)) => pool.buffer(capacity),
@@ -84,7 +85,7 @@ impl Buffer {
 
     pub(crate) fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
-        // SAFETY: there is room for them behind `len`, and nobody else has this memory.
+        // SAFETY: there is space for them behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         self.len += bytes.len();
     }
@@ -93,7 +94,7 @@ impl Buffer {
     pub(crate) fn extend_with_zeros(&mut self, len: usize) {
         let more = len.saturating_sub(self.len);
         self.reserve(more);
-        // SAFETY: there is room for them behind `len`, and nobody else has this memory.
+        // SAFETY: there is space for them behind `len`, and no other reference to this memory exists.
         unsafe { self.start.add(self.len).write_bytes(0, more) };
         self.len += more;
     }
@@ -111,7 +112,7 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the first `len` bytes were written, and nobody else has this memory.
+        // SAFETY: the first `len` bytes were written, and no other reference to this memory exists.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -184,8 +185,8 @@ impl BufferPool {
         Arc::new(BufferPool { limit, slabs: Mutex::default() })
     }
 
-    /// An empty buffer with room for so many bytes, from the pool if it can, else from the allocator; `None` if there
-    /// is no memory.
+    /// An empty buffer with a capacity of this many bytes, from the pool if possible, else from the allocator; `None`
+    /// if there is no memory.
     pub(crate) fn buffer(self: &Arc<BufferPool>, capacity: usize) -> Option<Buffer> {
         BufferPool::allocate(self, capacity).or_else(|| Buffer::allocated(capacity).ok())
     }
@@ -296,7 +297,7 @@ impl BufferSlab {
         self.free_run_bound = self.free_units;
     }
 
-    /// The first of so many free steps in a row.
+    /// The first of this many free steps in a row.
     fn find_free_run(&self, steps: usize) -> Option<usize> {
         let mut row = 0; // free steps right before `at`
         for (word, &taken) in self.used_units.iter().enumerate() {

@@ -33,8 +33,8 @@ process_wide! {
     /// threads that were ever pinned at once.
     static SLOTS: AtomicPtr<EpochSlot> = AtomicPtr::new(null_mut());
 
-    /// What was replaced and not freed yet, with the epoch it was replaced at: in the order of epochs, so that who
-    /// frees looks at what can go and at one more.
+    /// Replaced values that are not freed yet, with the epoch of their replacement: in the order of epochs, so that a
+    /// freeing thread reads the ones to free and one more.
     static GARBAGE: Mutex<VecDeque<(u64, Box<dyn Send>)>> = Mutex::new(VecDeque::new());
 
     /// The first epoch that does not keep the front of [`GARBAGE`], 0 if that is empty, so that unpinning needs no lock
@@ -52,7 +52,7 @@ const UNPINS_PER_COLLECT: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 /// One thread's place; two cache lines, because processors fetch lines in pairs.
 #[repr(align(128))]
 struct EpochSlot {
-    /// The epoch of the outermost pin, or [`IDLE`]. Written by the owner, read by those who free.
+    /// The epoch of the outermost pin, or [`IDLE`]. Written by the owner, read by freeing threads.
     epoch: AtomicU64,
     /// How many pins are nested. Only the owner touches it.
     depth: AtomicUsize,
@@ -71,7 +71,7 @@ struct EpochSlot {
 unsafe impl Sync for EpochSlot {}
 
 impl EpochSlot {
-    /// A slot that nobody else uses: a free one, or a new one at the head of the list.
+    /// A slot for this thread only: a free one, or a new one at the head of the list.
     #[cold]
     fn acquire() -> &'static EpochSlot {
         for slot in slots() {
@@ -162,15 +162,15 @@ impl Pin {
         let depth = slot.depth.load(Ordering::Relaxed);
         slot.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
-            // Acquire: who sees an epoch sees the pointers that were replaced before it began. SeqCst, as is the load
-            // of the pointer that follows: either the one who replaces it sees this slot pinned, or we see the new
-            // pointer.
+            // Acquire: a thread that reads an epoch also reads the pointers that were replaced before it began.
+            // SeqCst, as is the load of the pointer that follows: either the replacing thread sees this slot pinned,
+            // or this thread sees the new pointer.
             slot.epoch.store(EPOCH.load(Ordering::Acquire), Ordering::SeqCst);
         }
         Pin { slot, on_this_thread: PhantomData }
     }
 
-    /// A small number that no other thread has while this one is pinned; whoever had it before has happened before.
+    /// A small number that no other pinned thread has; the earlier owner of the number happened before.
     #[inline]
     pub(crate) fn slot_index(&self) -> usize {
         self.slot.number
@@ -240,7 +240,7 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
             OLDEST_GARBAGE_END.store(now + 1, Ordering::SeqCst);
         }
     }
-    // Pins last microseconds, and freeing is no work for readers. But who is pinned itself cannot wait for itself.
+    // Pins last microseconds, and freeing is no work for readers. But a pinned thread cannot wait for itself.
     let pinned = HANDLE.try_with(|handle| handle.0.depth.load(Ordering::Relaxed) > 0).unwrap_or(true);
     for _ in 0..if pinned { 1 } else { COLLECT_ATTEMPTS_MAX } {
         if collect() {
@@ -250,7 +250,7 @@ pub(in crate::mem) fn retire(value: Box<dyn Send>) {
     }
 }
 
-/// A moment that readers may have to leave behind, for those who reuse memory themselves.
+/// A point in time that readers may have to pass, for callers that reuse memory themselves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetireEpoch(u64);
 
@@ -261,7 +261,7 @@ impl RetireEpoch {
         RetireEpoch(EPOCH.fetch_add(1, Ordering::SeqCst))
     }
 
-    /// Whether no thread that was pinned before is pinned any more. False for ever to who is pinned himself.
+    /// Whether every thread that was pinned at `self` has unpinned. Never true for a thread that is itself pinned.
     pub(crate) fn all_unpinned(self) -> bool {
         // SeqCst: see `collect`.
         slots().all(|slot| slot.epoch.load(Ordering::SeqCst) > self.0)
@@ -294,7 +294,7 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
         EpochGuard { value: self.value.load(Ordering::SeqCst).cast_const(), pin, cell: PhantomData }
     }
 
-    /// The value of now, for who is pinned anyway.
+    /// The current value, for a caller that is pinned already.
     #[inline]
     pub(crate) fn load_pinned<'p>(&'p self, _pinned: &'p Pin) -> &'p T {
         // SAFETY: as in `EpochGuard::deref`: the pointer is the cell's after the pin was set, and the pin lives for 'p;
@@ -306,8 +306,8 @@ impl<T: Send + Sync + 'static> EpochCell<T> {
     pub(crate) fn load_arc(&self) -> Arc<T> {
         let _pin = Pin::new();
         let value = self.value.load(Ordering::SeqCst).cast_const();
-        // SAFETY: from `Arc::into_raw`, and while this thread is pinned the count that the cell owns, or owned when it
-        // was asked, is there: `store` leaves it to those who free, and `drop` needs the cell for itself.
+        // SAFETY: from `Arc::into_raw`, and while this thread is pinned the count that the cell owns, or owned when
+        // it was read, exists: `store` leaves it to freeing threads, and `drop` needs the cell exclusively.
         unsafe {
             Arc::increment_strong_count(value);
             Arc::from_raw(value)
@@ -350,9 +350,9 @@ impl<T> Deref for EpochGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the pointer was the cell's after the pin was set, so whoever replaces it waits for the pin with
-        // freeing (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an `Arc`, so it
-        // is aligned and nobody has `&mut` to what it points at.
+        // SAFETY: the pointer was the cell's after the pin was set, so a thread that replaces it frees it only after
+        // the pin ends (see `Pin::new`), and the pin lives as long as the borrow of the guard. It comes from an
+        // `Arc`, so it is aligned and no `&mut` to its target exists.
         unsafe { &*self.value }
     }
 }

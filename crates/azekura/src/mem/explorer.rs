@@ -63,8 +63,8 @@ mod chosen {
         Runner::new(RandomScheduler::new_from_seed(seed, half), config).run(scenario);
     }
 
-    /// Two threads that count without an atomic addition: whoever does not find the schedule that loses one finds
-    /// nothing.
+    /// Two threads that count without an atomic addition: an explorer that does not find the schedule with a lost
+    /// count finds no fault at all.
     #[test]
     #[should_panic(expected = "an addition was lost")]
     fn schedules_that_lose_an_addition_are_found() {

@@ -26,7 +26,7 @@ pub(in crate::mem) struct PageAllocation {
     len: usize,
 }
 
-// SAFETY: plain memory with one owner; who may read or write which part is the owner's business.
+// SAFETY: plain memory with one owner, which coordinates reads and writes of its parts.
 unsafe impl Send for PageAllocation {}
 // SAFETY: a shared `PageAllocation` only tells its address and length.
 unsafe impl Sync for PageAllocation {}
@@ -186,7 +186,7 @@ mod tests {
             let pages = PageAllocation::new(len).unwrap();
             let align = if len < HUGE_PAGE { SMALL_ALIGN } else { HUGE_PAGE };
             assert_eq!(pages.start().as_ptr() as usize % align, 0);
-            // SAFETY: both bytes lie within the piece, and nobody else knows of it.
+            // SAFETY: both bytes lie within the unit, and no other reference to it exists.
             unsafe {
                 pages.start().write(7);
                 pages.start().add(len - 1).write(9);

@@ -1,8 +1,8 @@
-//! Links: pointers to values that somebody else keeps, which a reader follows without a lock, a count or a hash.
+//! Child links: pointers to values of other owners, which a reader follows without a lock, a count or a hash lookup.
 //!
-//! A [`ParentBlock`] is a value with a row of links. A [`CacheHandle`] owns a count of a value, and may have one link
-//! of one hub lead to it. Whoever drops the keeper takes the link away first, and lets the count go by way of the
-//! epochs: readers that followed the link before are still pinned then.
+//! A [`ParentBlock`] is a value with a row of child links. A [`CacheHandle`] owns a count of a value, and may have
+//! one link of one parent block point to it. Dropping the handle clears the link first, and releases the count
+//! through the epochs: readers that followed the link before are still pinned then.
 //!
 //! Invariant: a link that is not null leads to a value of which a living keeper has a count, and it is that keeper's
 //! link. So a hub may go before what its links lead to, and the values may go before the hub.
@@ -99,7 +99,7 @@ impl<'p, T> PinnedRef<'p, T> {
         (!value.is_null()).then_some(PinnedRef { value, while_pinned: PhantomData })
     }
 
-    /// What somebody holds for as long as it is borrowed.
+    /// A reference to a value for the time of a borrow.
     #[inline]
     pub(crate) fn from_borrowed_arc(value: &'p Arc<T>) -> PinnedRef<'p, T> {
         PinnedRef { value: Arc::as_ptr(value), while_pinned: PhantomData }
@@ -108,8 +108,8 @@ impl<'p, T> PinnedRef<'p, T> {
     #[inline]
     pub(crate) fn get(self) -> &'p T {
         // SAFETY: either a borrowed `Arc` holds it for 'p, or the pointer was read from a link after the pin was set,
-        // and the pin lives for 'p. The link was its keeper's then, who takes it away (SeqCst) before it retires its
-        // count, so the count is freed only after the pin is gone: see `Pin::new` and `CacheHandle::unlink`.
+        // and the pin lives for 'p. The link belonged to its cache handle then, which clears it (SeqCst) before it
+        // retires its count, so the count is freed only after the pin ends: see `Pin::new` and `CacheHandle::unlink`.
         unsafe { &*self.value }
     }
 
@@ -172,23 +172,24 @@ impl<T: Send + Sync + 'static, W: Send + 'static> CacheHandle<T, W> {
         parent.links[*at].compare_exchange(marked, value, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the link away, unless another keeper has taken it over. A hub without counts has no readers: nobody can
-    /// come by its links any more.
+    /// Clears the link, unless another handle has taken it over. A parent block without counts has no readers, so its
+    /// links are unreachable.
     fn unlink(&mut self) {
         let Some((parent, at)) = self.parent_link.take() else { return };
         let Some(parent) = parent.upgrade() else {
-            // Who gave up the last count may still be at the value: then its pin happened before what follows here.
+            // The thread that dropped the last count may still read the value: then its pin happened before the
+            // following step.
             return fence(Ordering::Acquire);
         };
         let value = Arc::as_ptr(self.value()).cast_mut();
         let link = &parent.links[at];
-        // SeqCst, as all that changes where a link leads: see `Pin::new`. Also where another keeper has taken it over:
-        // who still saw our value did so before that, and is seen pinned by us.
+        // SeqCst, as all changes of a link's target: see `Pin::new`. Also if another handle has taken it over: a
+        // reader that still saw our value did so before that, and is seen pinned by this thread.
         let mut seen = link.load(Ordering::SeqCst);
         while without_referenced_bit(seen) == value {
             match link.compare_exchange(seen, null_mut(), Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
-                Err(now) => seen = now, // somebody followed it
+                Err(now) => seen = now, // a reader followed it
             }
         }
     }

@@ -44,7 +44,7 @@ mod arch {
     /// Of the ways that the processor has, the one that disturbs its caches least.
     #[cold]
     fn choose() -> u8 {
-        // Leaf 7 stands only where leaf 0 says that there are so many.
+        // Leaf 7 exists only if leaf 0 says that there are that many.
         let features = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
         let way = match (features >> 24 & 1, features >> 23 & 1) {
             (1, _) => CLWB,

@@ -52,7 +52,7 @@ impl Region {
     /// A region of zeros in private memory that may grow to `reserved` bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// `OutOfSpace` if there are not so many addresses.
+    /// `OutOfSpace` if the address space is too small.
     pub(crate) fn private(reserved: u64) -> Result<Region> {
         let rounded = reserved.max(1).checked_next_multiple_of(PAGE);
         let bytes = rounded.and_then(|bytes| usize::try_from(bytes).ok());
@@ -118,10 +118,10 @@ impl Region {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the first `len` bytes are memory of this region: `grow` opened them, or the caller of `grow` said
-        // that the file has them, and `reserved` is what there is. They stay for as long as `self.memory` does. Every
-        // word is a valid atomic, aligned (the memory begins with a cache line), and nobody has another kind of
-        // reference.
+        // SAFETY: the first `len` bytes are memory of this region: `grow` opened them, or the caller of `grow` stated
+        // that the file has them, and `reserved` is their upper bound. They stay as long as `self.memory` does. Every
+        // word is a valid atomic, aligned (the memory begins with a cache line), and no other kind of reference to it
+        // exists.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), (self.len() / 8) as usize) }
     }
 
@@ -146,8 +146,8 @@ impl Region {
         u64::from_le(self.words()[(at / 8) as usize].load(Ordering::Acquire))
     }
 
-    /// As [`read`](Region::read), in one order with all [`publish`](Region::store_seqcst) and all pins: either the one
-    /// who publishes sees this thread pinned, or this sees what is published.
+    /// As [`read`](Region::read), in one order with all [`publish`](Region::store_seqcst) and all pins: either the
+    /// publishing thread sees this thread pinned, or this thread sees the published word.
     #[inline]
     pub(crate) fn load_seqcst(&self, at: u64) -> u64 {
         debug_assert!(at.is_multiple_of(8));

@@ -1,8 +1,8 @@
 //! Epochs and links under every schedule that the explorer can think of.
 //!
-//! Who looks at a freed value would have to survive it to tell. So where schedules are explored the scenario holds a
-//! count of each value itself, and a value is as good as freed when no count is left beside it. Where threads are those
-//! of the system there is no such count, and Miri sees who is late.
+//! A read of a freed value is not observable by itself. So in explored schedules the scenario holds a count of each
+//! value itself, and a value counts as freed when no other count is left. With threads of the system there is no such
+//! count, and Miri detects a late read.
 
 use std::sync::{Arc, Weak};
 
@@ -35,7 +35,7 @@ struct FreeTracker {
 }
 
 impl FreeTracker {
-    /// So many values, each of which somebody shall take a count of.
+    /// This many values, each of which some thread takes a count of.
     fn new(count: usize) -> (FreeTracker, Vec<Arc<TrackedValue>>) {
         let freed = Arc::new(AtomicUsize::new(0));
         let value = |number| Arc::new(TrackedValue { number, again: !number, freed: Arc::clone(&freed) });
@@ -59,7 +59,7 @@ impl FreeTracker {
         self.values[number].strong_count() - usize::from(!self.kept.is_empty())
     }
 
-    /// Waits until nobody but `holders` has a count of a value, and each value that is gone was freed once.
+    /// Waits until only `holders` have a count of a value, and checks that each freed value was freed once.
     fn wait_until_freed_except(&self, holders: &[usize]) {
         let left = |number| if holders.contains(&number) { 1 } else { 0 };
         wait_until(|| (0..self.values.len()).all(|number| self.strong_count(number) == left(number)));
@@ -178,7 +178,7 @@ fn reference_bit_is_taken_once_unlink_is_final() {
             spawn(move || read(&parent, &witness) + read(&parent, &witness))
         });
         let mut marks = (0..3).filter(|_| handle.take_referenced()).count();
-        // As the clock does it: who was not followed goes.
+        // As the clock algorithm: blocks without hits are evicted.
         let gone = (!handle.take_referenced()).then(|| handle.retire());
         let evicted = gone.is_some();
         marks += usize::from(!evicted);
@@ -215,7 +215,8 @@ fn every_link_read_sets_the_reference_bit() {
     });
 }
 
-/// The last count of a hub is a reader's, who is at a value of it when the value's keeper finds no hub any more.
+/// A reader has the last count of a parent block and reads a value of it, when the value's handle finds the parent
+/// block gone.
 #[test]
 fn parent_may_drop_while_children_are_read() {
     explore(|| {
@@ -267,7 +268,7 @@ fn index_partition_and_block_drop_in_any_order() {
             })
         });
         let clock = spawn(move || drop(piece_keeper));
-        // A block that is read while its piece goes: the link is set in a piece that nobody finds any more.
+        // A block is read while its index partition is evicted: the link is set in an unreachable partition.
         let late = linked_handle(&values[1], &piece, 1);
         drop((piece, values));
         drop(handle);

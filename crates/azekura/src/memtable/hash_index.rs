@@ -158,7 +158,7 @@ impl MemtableHashIndex {
             writer.segments[place.segment as usize].1 += 1;
         }
         let slot = &self.segment(place.segment).0[place.slot];
-        // Release: whoever sees the reference sees the record.
+        // Release: a reader of the reference also reads the record.
         slot.store(u64::from(place.tag) << 32 | u64::from(record.to_bits()), Ordering::Release);
     }
 

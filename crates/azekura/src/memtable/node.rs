@@ -106,7 +106,7 @@ impl MemtableNodeHeader {
         MemtableNodeShape::from_word(self.shape.load(Ordering::Acquire))
     }
 
-    /// Release: whoever sees the shape sees the entries it counts.
+    /// Release: a reader of the shape also reads the entries that it counts.
     fn set_shape(&self, shape: MemtableNodeShape) {
         self.shape.store(shape.to_word(), Ordering::Release);
     }
@@ -244,8 +244,8 @@ pub(crate) trait MemtableNode {
         self.header().end_write();
     }
 
-    /// Lengthens the common beginning if the first and the last entry allow it, because the keys between them do then.
-    /// Returns the shape to set. The node is open, or nobody knows it yet.
+    /// Lengthens the common prefix if the first and the last entry share it, because then all keys between them do.
+    /// Returns the shape to set. The node is open for a change, or not published yet.
     fn lengthen_common_prefix(&self, mut shape: MemtableNodeShape, records: &MemtableRecords) -> MemtableNodeShape {
         if shape.count > Self::FIRST + 1 && records.bytewise() {
             let first = records.get_by_bits(self.record(Self::FIRST)).user_key();
@@ -309,7 +309,7 @@ impl MemtableNode for MemtableLeaf {
         &self.prefixes
     }
 
-    /// Acquire: whoever sees a reference sees its record.
+    /// Acquire: a reader of the reference also reads its record.
     #[inline]
     fn record(&self, n: usize) -> u32 {
         self.refs[n].load(Ordering::Acquire)
@@ -409,7 +409,7 @@ impl MemtableNode for MemtableInnerNode {
 }
 
 impl MemtableInnerNode {
-    /// An inner node, known to nobody yet, with one child and no separator.
+    /// An unpublished inner node with one child and no separator.
     pub(crate) fn with_first_child(child: u32) -> MemtableInnerNode {
         let inner = MemtableInnerNode::empty();
         inner.links[0].store(u64::from(child), Ordering::Relaxed);

@@ -127,7 +127,7 @@ fn every_version_is_found_during_overwrites() {
     });
 }
 
-/// So many records that inner nodes split and the tree grows a level under its readers.
+/// Enough records that inner nodes split and the tree grows a level during reads.
 #[test]
 fn no_key_is_missed_while_tree_grows() {
     const GROWING: &[u8] = &[

@@ -21,19 +21,19 @@ const SMALL_MAX: u64 = 4096;
 const SIZE_CLASSES: usize = (SMALL_MAX / BUFFER_ALIGN) as usize;
 /// What small buffers are cut from.
 const RUN: u64 = 64 << 10;
-/// Leaves are cut from space for so many.
+/// Number of leaves that are cut from space at a time.
 const LEAF_GROUP: u64 = 16;
-/// So many buffers wait together for the readers to leave.
+/// Number of retired buffers that wait for readers together.
 const RETIRED_BATCH_LEN: usize = if SCHEDULE_EXPLORATION { 1 } else { 128 };
 /// How often the readers are looked for before there is no space; the last times others get the processor first,
 /// because a reader that is in the way and does not go on has none.
 const EPOCH_WAIT_ROUNDS: usize = if SCHEDULE_EXPLORATION { 2 } else { 10_000 };
 const EPOCH_WAIT_YIELDS: usize = if SCHEDULE_EXPLORATION { 0 } else { 64 };
 
-/// Up to so many free ranges are sorted and joined whenever there is no space; more of them only once so many bytes
-/// came back that a part of the pool (1 / `COALESCE_POOL_SHARE`) may have become free, or so many requests were refused
-/// that one range in `COALESCE_RANGES_PER_FAILURE` pays for each: a request that fails in a large fragmented pool costs
-/// bounded work.
+/// Maximum number of free ranges that are sorted and joined at every lack of space. More ranges are joined only after
+/// so many bytes were freed that a share of the pool (1 / `COALESCE_POOL_SHARE`) may have become free, or after one
+/// refused request per `COALESCE_RANGES_PER_FAILURE` ranges. So a request that fails in a large fragmented pool has a
+/// bounded cost.
 const COALESCE_ALWAYS_MAX: usize = 4096;
 const COALESCE_POOL_SHARE: u64 = 64;
 const COALESCE_RANGES_PER_FAILURE: usize = 64;
@@ -44,14 +44,14 @@ const REPLAY_GROWTH_SHARE: u64 = 16;
 const THREAD_CACHE_RUN_LEN: u64 = 16 << 10;
 const THREAD_CACHE_POOL_MIN: u64 = 256 * THREAD_CACHE_RUN_LEN;
 
-/// While a pool cannot grow any more, runs go to shelves only if one so long is free: what was taken back from shelves
-/// because space is short does not go there again.
+/// When a pool cannot grow any more, thread caches get runs only if a run of this length is free: runs that were
+/// taken back from thread caches for lack of space do not return there.
 const THREAD_CACHE_SPAN_MIN: u64 = 2 * STRIPE_COUNT as u64 * THREAD_CACHE_RUN_LEN;
 
 /// A buffer, or a leaf: where it begins and how long it is.
 pub(crate) type PoolRange = (u64, u64);
 
-/// Buffers that nobody can come by any more, though readers may still be at them.
+/// Unreachable buffers that readers may still read.
 struct RetiredBatch {
     since: RetireEpoch,
     records: Vec<PoolRange>,
@@ -93,9 +93,9 @@ pub(crate) struct Allocator {
     /// Bytes of `spans`.
     span_bytes: u64,
     free_leaves: Vec<u64>,
-    /// A leaf for those who make others denser where there is no space: no space for anything else.
+    /// A leaf for merging sparse leaves when there is no space: not available for anything else.
     merge_leaf: Option<u64>,
-    /// Of the free leaves so many are no space for anything else.
+    /// Number of free leaves that are not available for anything else.
     reserved_leaves: usize,
     unsealed_retired: (Vec<PoolRange>, Vec<u64>),
     retired_batches: VecDeque<RetiredBatch>,
@@ -222,7 +222,7 @@ impl Allocator {
         !self.is_coalesced && (pieces <= COALESCE_ALWAYS_MAX || is_paid())
     }
 
-    /// As [`Allocator::allocate`], for a thread that has come to the end of the run on its shelf and may get another.
+    /// As [`Allocator::allocate`], for a thread that has used up the run in its cache and may get another.
     pub(crate) fn allocate_or_refill_cache<M: PersistenceBackend>(
         &mut self,
         backend: &M,
@@ -258,7 +258,7 @@ impl Allocator {
         Ok(self.free_leaves.pop().expect("some were cut"))
     }
 
-    /// Takes a leaf that was promised to nobody.
+    /// Takes a leaf that is not reserved.
     ///
     /// # Errors
     /// `OutOfSpace`, as [`Allocator::allocate`].
@@ -280,7 +280,7 @@ impl Allocator {
         self.merge_leaf.take()
     }
 
-    /// Sets so many leaves aside for those who will take some of them: at most so many.
+    /// Reserves `count` leaves for callers that will take at most this many.
     ///
     /// # Errors
     /// `OutOfSpace`, as [`Allocator::allocate`]; then none are.
@@ -294,7 +294,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Those who were promised leaves have taken what they will take.
+    /// Releases the leaves that were reserved and not taken.
     pub(crate) fn release_leaf_reservation(&mut self, count: usize) {
         self.reserved_leaves -= count;
         self.is_coalesced = false;
@@ -336,7 +336,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives back what nobody has seen.
+    /// Frees space that was never published.
     pub(crate) fn free(&mut self, range: PoolRange) {
         self.freed_since_coalesce += range.1;
         self.is_coalesced = false;
@@ -354,7 +354,7 @@ impl Allocator {
         self.free_leaves.push(leaf);
     }
 
-    /// Gives back what nobody can come by any more, once those who are at it have left.
+    /// Frees unreachable space once all current readers have unpinned.
     pub(crate) fn retire(&mut self, range: PoolRange) {
         if self.replaying {
             return self.free(range);
@@ -638,11 +638,11 @@ fn out_of_space(len: u64) -> Error {
     Error::new(ErrorKind::OutOfSpace, format!("the pool is as large as it may be and has no {len} bytes left"))
 }
 
-/// Longer buffers are not cut from shelves.
+/// Longer buffers are not cut from thread caches.
 const CACHED_LEN_MAX: u64 = 1024;
 
-/// Runs that threads cut small buffers from without asking for the space of the pool, so that they don't wait for each
-/// other. Thread safe. A shelf may be locked first, and then the space; never the other way round.
+/// Runs from which threads cut small buffers without locking the allocator, so that they do not wait for each other.
+/// Thread safe. A thread cache may be locked first, and then the allocator; never in the other order.
 #[derive(Default)]
 pub(crate) struct ThreadCaches([ThreadCache; STRIPE_COUNT]);
 
@@ -653,10 +653,10 @@ fn lock_cache(shelf: &ThreadCache) -> MutexGuard<'_, PoolRange> {
 }
 
 impl ThreadCaches {
-    /// Takes a buffer of `len` bytes from the shelf of this thread, or from `space`.
+    /// Takes a buffer of `len` bytes from the cache of this thread, or from `space`.
     ///
     /// # Errors
-    /// As [`Allocator::allocate`]; there may be space on shelves.
+    /// As [`Allocator::allocate`]; there may be space in thread caches.
     pub(crate) fn allocate<'s, M: PersistenceBackend>(
         &self,
         backend: &M,

@@ -1,29 +1,29 @@
 //! Which pages of an image were changed, and the cut through all of them that a checkpoint brings to its file.
 //!
-//! **The cut** is the moment at which its number is stored in `cut`; it stops nobody. A writer looks at the number
-//! before it stores into a page. If there is one, and nobody has dealt with the page since, the writer puts a copy of
-//! the page aside, provided that it is marked, before it stores. The one who makes the checkpoint walks over all pages
-//! and copies those that are marked still. So a page is copied as it was at the cut, but for stores that were under way
-//! there: of those, whose writers had looked before and stored after, each may be in the copy or not.
+//! **The cut** is the time at which its number is stored in `cut`; it stops no thread. A writer reads the number
+//! before it stores into a page. If there is a cut, the page is marked, and no thread has handled the page since the
+//! cut, the writer copies the page before it stores. The checkpointing thread walks over all pages and copies those
+//! that are still marked. So a page is copied as it was at the cut, except for stores in progress at the cut: if a
+//! writer had read the number before the cut and stored after it, its store may be in the copy or not.
 //!
-//! **Why what is copied is a state that a crash could have left.** Whatever counts in a pool, counts by a word that is
-//! published. Say T is a store that is not in the copies, and U a word published by one who had stored T before, or
-//! had heard of T from a writer for whom the call had returned: in the tree, by taking a lock that this writer held
-//! until then. (Who reads a word in the middle of such a call, without a lock, may see what has no mark yet. Readers
-//! do, but they store nothing.) Then U is not in them either:
-//! - T was left out, so its writer stored it, or marked its page, after the cut; a fence stands before each look that a
-//!   word to be published takes, and both the mark behind a published word and the looks are in the one order of all
-//!   sequentially consistent operations, in which the walk over the pages comes behind the cut. So whoever comes from T
-//!   to U looks after the cut, sees the number, and has U's page copied before U is stored;
-//! - a page that is dealt with is not copied again before the next cut.
+//! **Why the copies form a state that a crash could have left.** Every change of a pool becomes valid by a published
+//! word. Let T be a store that is not in the copies, and U a word that is published by a thread that had stored T
+//! before, or that had learned of T from a writer whose call had returned: in the tree, by taking a lock that this
+//! writer held until then. (A thread that reads a word in the middle of such a call, without a lock, may see a store
+//! without a mark. Readers do, but they store nothing.) Then U is not in the copies either:
+//! - T was left out, so its writer stored it, or marked its page, after the cut. A fence precedes each check of a
+//!   word to be published, and both the mark behind a published word and the checks are in the single order of all
+//!   sequentially consistent operations, in which the walk over the pages comes after the cut. So a thread that goes
+//!   from T to U checks after the cut, sees the number, and has U's page copied before U is stored.
+//! - A page that was handled is not copied again before the next cut.
 //!
 //! What is left out is the future of some moment, for each thread one; what is put in is what stood before. Between two
 //! words that are published, plain stores may be in or out in any order, as they may after power loss: the simulator
 //! shows that the tree asks for no more.
 //!
-//! **No mark is lost.** A writer stores, then marks, without looking whether there is a mark already: stores become
-//! visible in their order (Release), so whoever takes a mark away sees what it stands for, and a mark that comes later
-//! stays for the next time. A look at the mark could be done before the store is visible.
+//! **No mark is lost.** A writer stores, then marks, without checking for an existing mark: stores become visible in
+//! their order (Release), so a thread that clears a mark sees the stores that it stands for, and a later mark stays
+//! for the next checkpoint. A check for an existing mark could be executed before the store is visible.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -44,7 +44,7 @@ const BEFORE_IMAGES_MAX: usize = if SCHEDULE_EXPLORATION { 1 } else { 4096 };
 
 /// Cuts are numbered 1..=LAST, over and over.
 const SNAPSHOT_NUMBER_MAX: u8 = 254;
-/// Somebody deals with the page.
+/// A thread handles the page.
 const PAGE_BUSY: u8 = 255;
 
 /// For this long a writer sleeps at most before it looks again whether there is room for a copy, in milliseconds.
@@ -54,7 +54,7 @@ const BEFORE_IMAGE_WAIT_MS: u64 = 10;
 struct DirtyPageState {
     /// 1 if it was changed since it was copied.
     dirty: AtomicU8,
-    /// The last cut in which somebody dealt with it, or [`PAGE_BUSY`].
+    /// The last cut for which the page was handled, or [`PAGE_BUSY`].
     snapshot_done: AtomicU8,
 }
 
@@ -120,7 +120,7 @@ impl DirtyPages {
                     dirty: AtomicU8::new(0),
                     snapshot_done: AtomicU8::new(0),
                 });
-                // Should somebody else have been faster, theirs is as good.
+                // If another thread was faster, its result is equal.
                 let _ = chunk.set(pages.into_boxed_slice());
             }
         }
@@ -239,8 +239,8 @@ impl DirtyPages {
         }
     }
 
-    /// Deals with a page for the cut `cut`: if it is marked, `copy` is called, and nobody stores into it meanwhile who
-    /// has looked since the cut. What is returned says who has to store what into `seen`.
+    /// Handles a page for the cut `cut`: if the page is marked, calls `copy`, and no thread that has checked since
+    /// the cut stores into it meanwhile. Returns the value that the caller has to store into `seen`.
     fn copy_once(&self, page: &DirtyPageState, cut: u8, copy: impl FnOnce() -> bool) -> CopyOutcome {
         let seen = page.snapshot_done.load(Ordering::Acquire);
         let taken =
@@ -252,7 +252,7 @@ impl DirtyPages {
             return CopyOutcome::NotNeeded(seen);
         }
         if page.dirty.swap(0, Ordering::SeqCst) == 1 && !copy() {
-            // It was marked a moment ago, by one who had looked before the cut.
+            // A writer that had checked before the cut has marked it since.
             page.dirty.store(1, Ordering::SeqCst);
             return CopyOutcome::NotNeeded(seen);
         }
@@ -308,7 +308,7 @@ enum CopyOutcome {
     Done,
     /// There was no need, or not now; it is busy until the caller puts this back.
     NotNeeded(u8),
-    /// Somebody else is at it.
+    /// Another thread handles it.
     Busy,
 }
 
@@ -403,7 +403,7 @@ impl<'a> PageSnapshot<'a> {
     fn copy_next(&mut self, out: &mut [u8]) -> bool {
         let page = self.pages.state_of(self.next_page);
         if page.dirty.load(Ordering::SeqCst) == 0 && page.snapshot_done.load(Ordering::Acquire) != PAGE_BUSY {
-            // Who stores into it from now on was under way at the cut, or has looked after it.
+            // A writer that stores into it from now on was in progress at the cut, or has checked after it.
             self.next_page += 1;
             return false;
         }
@@ -465,7 +465,7 @@ impl DirtyPageState {
     fn reset_snapshot(&self) {
         loop {
             let seen = self.snapshot_done.load(Ordering::Acquire);
-            // Who is at it found out that there is no cut, or is about to.
+            // The thread that handles it has found that there is no cut, or is about to.
             if seen != PAGE_BUSY
                 && self.snapshot_done.compare_exchange(seen, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {

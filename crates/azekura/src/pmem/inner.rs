@@ -1,10 +1,10 @@
 //! The way to the leaves: a tree of separators in memory.
 //!
-//! A node is never changed, but for the pointers to the nodes below it: it is made anew and put in place of the old
-//! one, so a reader that is pinned walks from node to node without a lock or a version to look at. Nodes that are split
-//! are replaced together, by one store above them, and stay as they were for those who are on their way. The old node
-//! above them goes on to point to what was below it when it was replaced, which was after such a reader began. So what
-//! a walk finds was right at some moment of the walk.
+//! A node is never changed, except for the pointers to the nodes below it: a new node is built and replaces the old
+//! one, so a pinned reader walks from node to node without a lock or a version check. Split nodes are replaced
+//! together, by one store above them, and the old ones stay unchanged for readers that are on their way. The old node
+//! above them still points to the nodes that were below it when it was replaced, which was after such a reader began.
+//! So each pointer that a walk follows was valid at some time during the walk.
 //!
 //! One thread at a time changes it; any number walk.
 
@@ -45,7 +45,7 @@ pub(crate) struct LeafPosition<'p> {
 }
 
 impl LeafPosition<'_> {
-    /// The leaf so many leaves on, or, below 0, back, as far as they hang on the same node.
+    /// The leaf this many leaves later or, below 0, earlier, as far as they have the same parent node.
     #[inline]
     pub(crate) fn sibling(&self, leaves: isize) -> Option<u64> {
         self.siblings.get(self.index.wrapping_add_signed(leaves)).copied()
@@ -139,8 +139,8 @@ fn key_prefix_i32(key: &[u8], from: usize) -> i32 {
     ((key_prefix_u64(key, from) >> 32) as u32 ^ 1 << 31).cast_signed()
 }
 
-/// How many of `separator_prefixes` are lower than `head`. All are looked at: that is quicker than to look where it is,
-/// because nothing waits for anything, and which way a search goes nobody can foresee.
+/// The number of `separator_prefixes` that are lower than `head`. It compares all of them: that is faster than a
+/// binary search, whose branches are unpredictable and whose loads depend on each other.
 #[inline]
 fn count_lower(heads: &[i32; FANOUT], head: i32) -> usize {
     heads.iter().map(|other| u32::from(*other < head)).sum::<u32>() as usize

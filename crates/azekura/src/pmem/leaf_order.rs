@@ -1,11 +1,11 @@
 //! The orders of leaves, in memory: a leaf's slots stand in none, and to sort them at every visit takes longer than the
 //! visit.
 //!
-//! Each leaf has a number here, and under it a line: a version, which writers raise before they write a slot over, and
-//! the numbers of its slots by their keys, with the version of the leaf that they were read from. Whoever walks over a
-//! leaf and finds no order of the version that he read sorts it, and leaves the order for others. While the version is
-//! the same slots are only ever taken away from a leaf, but for the one that a put fills: who finds all valid slots of
-//! his in an order of his version knows their order. Nobody waits for anybody.
+//! Each leaf has a number here, and under it a line: a version, which writers raise before they overwrite a slot, and
+//! the numbers of its slots in key order, with the version of the leaf that they were read from. An iterator that
+//! finds no order for the version that it read sorts the leaf, and stores the order for others. While the version is
+//! unchanged, slots are only removed from a leaf, except the slot that a put fills: an iterator that finds all valid
+//! slots in an order of its version has their order. No thread waits for another.
 //!
 //! 64 bytes for each leaf that there was at one time; leaves beyond the bound of numbers have no order.
 
@@ -17,7 +17,7 @@ use crate::pmem::leaf::{LEAF_LEN, LeafAddr, SLOTS};
 const ORDER_ENTRY_LEN: u64 = 64;
 const ENTRY_VERSION_AT: u64 = 8;
 const ENTRY_SLOTS_AT: u64 = 16;
-/// Orders come into being so many bytes at a time, or more.
+/// Minimum number of bytes by which the orders grow at a time.
 const GROW_BY: u64 = 4 * PAGE;
 
 /// The tag of an order that is being written; no version gets here. The others are versions of leaves, 0 is none's.
@@ -38,7 +38,7 @@ struct FreeOrderIds {
 
 /// The orders of one pool's leaves. Thread safe.
 pub(crate) struct LeafOrderCache {
-    /// None if there are not so many addresses.
+    /// `None` if the address space is too small.
     region: Option<Region>,
     /// How many there may be.
     id_max: u32,
@@ -53,7 +53,7 @@ impl LeafOrderCache {
         LeafOrderCache { region: Region::private(most * ORDER_ENTRY_LEN).ok(), id_max: most as u32, free_ids: free }
     }
 
-    /// A number for a leaf that nobody knows of yet.
+    /// A number for an unpublished leaf.
     pub(crate) fn allocate_id(&self) -> u32 {
         let Some(region) = &self.region else { return NO_ORDER_ID };
         let mut free = self.free_ids.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +72,7 @@ impl LeafOrderCache {
                 free.last
             }
         };
-        // Who still writes the order of the leaf that had the number before writes that of an old version.
+        // A thread that still writes the order of the previous leaf with that number writes one of an old version.
         self.bump_version(number);
         number
     }
@@ -82,7 +82,7 @@ impl LeafOrderCache {
         LeafAddr::new(leaf, self.allocate_id())
     }
 
-    /// Takes the number of a leaf back that nobody can come by any more.
+    /// Releases the number of an unreachable leaf.
     pub(crate) fn free_id(&self, number: u32) {
         if number != NO_ORDER_ID {
             self.free_ids.lock().unwrap_or_else(PoisonError::into_inner).ids.push(number);

@@ -59,18 +59,18 @@ pub(crate) enum PersistSite {
     ClearCleanMarkDone,
 }
 
-/// A persistence back end. Thread safe; who changes which bytes is the tree's business.
+/// A persistence back end. Thread safe; the tree coordinates changes of the same bytes.
 pub(crate) trait PersistenceBackend: Send + Sync + 'static {
     /// The bytes as they are now, durable or not.
     fn region(&self) -> &Region;
 
-    /// Stores a word that nobody looks at until something is published.
+    /// Stores a word that is unreachable until it is published.
     fn store(&self, at: u64, word: u64);
 
     /// Stores a word that publishes what was written before, and hides something older.
     fn publish(&self, at: u64, word: u64);
 
-    /// Writes bytes that nobody looks at until something is published.
+    /// Writes bytes that are unreachable until they are published.
     fn write(&self, at: u64, parts: &[&[u8]]);
 
     /// Starts making the lines of a range durable.
@@ -135,7 +135,7 @@ impl PoolImage {
     /// An empty image that may grow to `len_max` bytes.
     ///
     /// # Errors
-    /// `OutOfSpace` if there are not so many addresses.
+    /// `OutOfSpace` if the address space is too small.
     pub(crate) fn new(len_max: u64) -> Result<PoolImage> {
         Ok(PoolImage { region: Region::private(len_max)?, dirty_pages: DirtyPages::new(len_max)? })
     }
@@ -459,7 +459,7 @@ mod tests {
         let file = DiskFs::new().open(&path, OpenMode::Create).unwrap();
         let shared = MappedPoolFile::new(Arc::clone(&file), 64 * PAGE).unwrap();
         shared.grow(32 * PAGE).unwrap();
-        // The space of what was there is taken away: nobody may ask for it again.
+        // The space of the old pool is released and must not be requested again.
         file.set_length(0).unwrap();
         file.set_length(32 * PAGE).unwrap();
         shared.grow(36 * PAGE).unwrap();

@@ -25,10 +25,10 @@ use crate::pmem::persistence::PersistenceBackend;
 use crate::pmem::record::{LeafSlot, PoolRecord};
 use crate::pmem::tree::PoolTree;
 
-/// In the leaf where a walk begins records are fetched so many entries ahead.
+/// Number of entries by which records are prefetched in the first leaf of an iteration.
 const PREFETCH_DISTANCE: usize = 8;
-/// So many records are copied first where a walk begins, each time twice as many as before, and in the leaves that it
-/// goes on to all.
+/// Number of records that are copied first in the first leaf of an iteration; each further batch there has twice as
+/// many, and in later leaves a batch has all of them.
 const FIRST_BATCH: usize = 8;
 
 /// A shorter beginning that all keys have leaves heads that differ behind it.
@@ -50,7 +50,7 @@ struct LeafView {
 /// A cursor over the newest versions at one registered point, in the order of keys; removed keys are not there.
 pub(crate) struct PoolIter<M: PersistenceBackend> {
     tree: Arc<PoolTree<M>>,
-    /// Registered by whoever has the cursor, for as long.
+    /// Registered by the owner of the iterator, as long as the iterator exists.
     read_seqno: SeqNo,
     /// A walk up goes on to no leaf behind the second bound, a walk down to none before the first.
     bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
@@ -63,7 +63,7 @@ pub(crate) struct PoolIter<M: PersistenceBackend> {
     /// How many records of the view are copied next.
     next_batch_len: usize,
     prefetcher: LeafPrefetcher,
-    /// Whether nobody has fetched the records of this leaf on the way to it.
+    /// Whether the records of this leaf were not prefetched.
     is_cold: bool,
     /// Scratch for sorting.
     records: Vec<PoolRecord>,
@@ -480,9 +480,9 @@ impl<M: PersistenceBackend> InternalIter for PoolIter<M> {
     }
 }
 
-/// Records up to this length in bytes are copied as a whole; of longer ones the value is when somebody asks for it.
+/// Records up to this length in bytes are copied whole; the value of a longer record is copied on demand.
 const COPY_WHOLE_MAX: u64 = 1024;
-/// A batch with so many bytes takes no more records.
+/// Maximum number of bytes of a batch before its last record.
 const BATCH_BYTES_MAX: usize = 16 << 10;
 
 #[cfg(test)]
@@ -515,7 +515,7 @@ pub(crate) struct RecordReadBatch {
     bytes: Vec<u8>,
     len: usize,
     position: usize,
-    /// The value of the record stood on if it was not copied and somebody asked for it.
+    /// The value of the current record if it was not copied with the batch and was read since.
     value: OnceCell<Vec<u8>>,
 }
 
@@ -648,7 +648,7 @@ impl RecordReadBatch {
     }
 }
 
-/// So many bytes of a record are fetched at most.
+/// Maximum number of bytes of a record that are prefetched.
 const PREFETCH_LEN_MAX: u64 = 256;
 
 /// The leaves that a walk comes to next, as far as is known.

@@ -16,7 +16,7 @@ use crate::pmem::persistence::{PersistGranularity, PersistSite, PersistenceBacke
 use crate::vfs::fs::PersistenceLevel;
 use crate::vfs::seeded_rng::SeededRng;
 
-/// A fault that is planted, to see whether anybody notices.
+/// A planted fault, which the tests must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SimFault {
     NoFlush(PersistSite),

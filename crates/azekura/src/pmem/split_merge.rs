@@ -95,7 +95,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// Writes a leaf that nobody knows of yet: the slots `moved` of `contents`, and what comes behind it.
+    /// Writes an unpublished leaf: the slots `moved` of `contents`, and the pointer to its successor.
     fn write_new_leaf(
         &self,
         backend: &CountingBackend<'_, M>,
@@ -168,7 +168,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         if count > self.slots_per_leaf / 4 {
             return Ok(());
         }
-        // Not so many that they would soon be split again.
+        // Leaves keep free slots so that they are not split again soon.
         let most = self.slots_per_leaf * 5 / 8;
         match (left, right, high) {
             (Some(left), _, _) if self.fit_in_one_leaf(left, leaf, most) => {
@@ -233,7 +233,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok((false, moved.or_else(|| Some(high.clone()))))
     }
 
-    /// Whether two leaves together have no more than so many records.
+    /// Whether two leaves together have at most this many records.
     fn fit_in_one_leaf(&self, left: LeafAddr, right: LeafAddr, most: usize) -> bool {
         self.leaf(left).commit_word().count() + self.leaf(right).commit_word().count() <= most
     }
@@ -342,7 +342,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.backend.fence(PersistSite::MergeDone);
     }
 
-    /// Lets nobody come to `leaf`, where `key` belonged, any more; it is free when those who are there have left.
+    /// Makes `leaf`, to which `key` belonged, unreachable; it is free when its current readers have unpinned.
     fn retire_leaf(&self, leaf: PoolLeaf<'_>, key: &[u8]) -> Result<()> {
         self.inner.remove(key);
         self.bump_structure_version();

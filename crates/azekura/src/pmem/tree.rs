@@ -27,7 +27,7 @@ pub(crate) const HEAD_LEAF_OFFSET: u64 = 4096;
 /// Locks of leaves: a leaf has that of its place.
 const LEAF_LOCK_STRIPES: usize = if SCHEDULE_EXPLORATION { 2 } else { 64 };
 
-/// So many bits tell the records of a leaf apart while they are sorted.
+/// Number of bits that distinguish the records of a leaf while they are sorted.
 const INDEX_BITS: u32 = 6;
 
 /// A value that is worth fetching before its key was compared, in bytes.
@@ -38,7 +38,7 @@ const VALUE_PREFETCH_LEN: u64 = 192;
 pub(crate) struct PoolOptions {
     /// The most bytes.
     pub(crate) len_max: u64,
-    /// It grows by so many bytes.
+    /// Number of bytes by which a pool grows.
     pub(crate) grow_by: u64,
     /// Slots of a leaf that are used, 4..=48.
     pub(crate) slots_per_leaf: usize,
@@ -97,7 +97,7 @@ pub(crate) struct PoolTree<M> {
     /// What is in it are words of [`LeafAddr`]s.
     pub(crate) inner: InnerTree,
     pub(crate) leaf_orders: LeafOrderCache,
-    /// Held by who changes `inner`, and who locks two leaves.
+    /// Held by a thread that changes `inner`, and by a thread that locks two leaves.
     pub(crate) structure_lock: Mutex<()>,
     /// The log is being replayed: there are no readers.
     pub(crate) replaying: AtomicBool,
@@ -252,13 +252,13 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.stripes[Self::stripe_no(leaf)].lock.lock().map_err(poisoned)
     }
 
-    /// Locks two leaves. Only for the holder of `structure`: who holds one lock waits for no other.
+    /// Locks two leaves. Only for the holder of `structure`: a thread that holds one leaf lock waits for no other.
     pub(crate) fn lock_two_leaves(&self, a: u64, b: u64) -> Result<(MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>)> {
         let second = if Self::stripe_no(a) == Self::stripe_no(b) { None } else { Some(self.lock_stripe(b)?) };
         Ok((self.lock_stripe(a)?, second))
     }
 
-    /// The lock of the structure, for who splits a leaf.
+    /// The lock of the structure, for a thread that splits a leaf.
     ///
     /// # Errors
     /// `Closed` if nothing may be changed any more.
@@ -289,15 +289,15 @@ impl<M: PersistenceBackend> PoolTree<M> {
         self.check_open().map(|()| pin)
     }
 
-    /// Runs `work` while no leaf is split: that happens for changes that have no number yet, so that who lets nobody
-    /// have one has not stopped it.
+    /// Runs `work` while no leaf is split. Splits are made for changes that have no sequence number yet, so
+    /// withholding sequence numbers does not stop them.
     pub(crate) fn with_structure_locked<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         let _structure = self.structure_lock.lock().map_err(poisoned)?;
         work()
     }
 
-    /// Nothing is changed any more when this returns, by those neither who are about to split a leaf or to grow the
-    /// pool for a change that will not come: all that happens before a change has a number. Nobody has one any more.
+    /// No thread changes the pool any more when this returns, also not by splitting a leaf or growing the pool for a
+    /// change without a sequence number. No thread has a sequence number any more.
     pub(crate) fn stop_writes(&self) {
         // What a panic has left behind is left as it is.
         let structure = self.structure_lock.lock().unwrap_or_else(PoisonError::into_inner);

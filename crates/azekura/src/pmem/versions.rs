@@ -1,4 +1,4 @@
-//! What was replaced or removed, for as long as somebody may read it.
+//! Replaced and deleted records, as long as readers may need them.
 //!
 //! A reader at a point that finds something newer in the tree, or nothing, looks here. Before a leaf forgets a record,
 //! its slot is entered under key and sequence number in a table of this process, and a removal as a tombstone behind
@@ -96,8 +96,8 @@ impl RetainedVersions {
         &self.snapshots
     }
 
-    /// Keeps `old`, the record of `key` that `by` replaces or, with `removed`, removes, unless nobody can need it: then
-    /// false. To be called before the leaf forgets it; returns what is free now because its readers are gone.
+    /// Retains `old`, the record of `key` that `by` replaces or, with `removed`, deletes; false if no reader can need
+    /// it. Called before the leaf drops the record; returns the space that is free now because its readers are gone.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory, and `Poisoned`; then nothing is kept.
@@ -157,7 +157,7 @@ impl RetainedVersions {
         self.tables.store(Arc::new(tables.iter().cloned().collect()));
     }
 
-    /// Drops tables that nobody needs; the space of their records, which readers may still be at.
+    /// Drops tables that no reader needs; returns the space of their records, which pinned readers may still read.
     fn drop_stale_tables(&self, tables: &mut VecDeque<Arc<VersionTable>>) -> Vec<PoolRange> {
         let oldest = self.snapshots.oldest();
         let mut gone = Vec::new();
@@ -169,7 +169,7 @@ impl RetainedVersions {
         if gone.is_empty() {
             return Vec::new();
         }
-        // Before anybody can miss them.
+        // Before any reader can miss them.
         let through = gone.iter().map(|table| table.max_replacing_seqno.load(Ordering::Relaxed)).max();
         self.dropped_through.fetch_max(through.unwrap_or_default(), Ordering::Release);
         self.publish(tables);
@@ -224,7 +224,7 @@ impl RetainedVersions {
         self.memory_bytes_max.load(Ordering::Relaxed)
     }
 
-    /// The most bytes of memory that are taken when a record with a key of so many bytes is replaced, or removed.
+    /// Maximum number of bytes of memory for retaining a record with a key of this many bytes.
     pub(crate) fn bytes_most(key_len: usize, removed: bool) -> u64 {
         let entry = |value_len| Memtable::bytes_most(key_len, value_len);
         entry(VALUE_LEN) + if removed { entry(0) } else { 0 }
@@ -240,7 +240,8 @@ impl RetainedVersions {
         if self.memory_bytes() <= self.memory_max() { Ok(()) } else { Err(self.memory_limit_error()) }
     }
 
-    /// Reserves so many bytes of memory for the entries of a batch; none if they do not fit now, or if a batch waits.
+    /// Reserves this many bytes of memory for the retained versions of a batch; `None` if they do not fit now, or if
+    /// a batch waits.
     pub(crate) fn try_reserve(&self, bytes: u64) -> Option<VersionsGuard<'_>> {
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
         if reserved.next_to_wait == reserved.first_waiting { self.add_reservation(&mut reserved, bytes) } else { None }
@@ -299,7 +300,7 @@ impl RetainedVersions {
         }
     }
 
-    /// A batch that had reserved so many bytes is visible, or will not be applied.
+    /// A batch that had reserved this many bytes is visible, or will not be applied.
     pub(crate) fn end_reservation(&self, bytes: u64) {
         if bytes > 0 {
             self.reserved.lock().unwrap_or_else(PoisonError::into_inner).bytes -= bytes;

@@ -20,7 +20,7 @@ use crate::pmem::tree::{LeafEntry, PoolTree, TreeStep};
 /// Hardly a record comes with a sequence number so far above what was visible when its space was set aside.
 const SEQNO_LEAD: u64 = 1 << 16;
 
-/// So many bytes of its space are fetched into the cache before a record is written, while its leaf is looked for.
+/// Number of bytes of its space that are prefetched before a record is written, while its leaf is searched.
 const RECORD_PREFETCH_LEN: u64 = 256;
 
 /// The number of a change, taken when its leaf is locked; none if it may not be made now.
@@ -89,8 +89,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Gives `key` the value `value` under the number that `turn` gives: false if it gives none.
     ///
     /// # Errors
-    /// As [`put`](PoolTree::put), before a number is asked for; and those of `turn`. Other errors leave
-    /// nobody knowing.
+    /// As [`put`](PoolTree::put), before a sequence number is requested; and the errors of `turn`. After other errors
+    /// the state is unknown.
     pub(crate) fn put_assigning_seqno(
         &self,
         key: &[u8],
@@ -115,8 +115,8 @@ impl<M: PersistenceBackend> PoolTree<M> {
         }
     }
 
-    /// A number that hardly any of so many changes gets beyond. Not much higher than need be: a record that comes with
-    /// a shorter number than it has space for leaves a buffer behind that is too short for the next one of its size.
+    /// A sequence number that this many changes hardly exceed. It is not much higher than necessary: a record with a
+    /// shorter number than its space allows leaves a buffer that is too short for the next record of its size.
     pub(crate) fn seqno_estimate(&self, changes: usize) -> SeqNo {
         SeqNo((self.versions.snapshots().visible().0 + changes as u64 + SEQNO_LEAD).min(SeqNo::MAX.0))
     }
@@ -141,7 +141,7 @@ impl<M: PersistenceBackend> PoolTree<M> {
     /// Takes the record of `key` away; false if there is none, or a newer one.
     ///
     /// # Errors
-    /// `OutOfSpace` if there is no memory to keep it for those who still read it; then nothing was changed.
+    /// `OutOfSpace` if there is no memory to retain it for current readers; then nothing was changed.
     pub(crate) fn remove(&self, key: &[u8], seqno: SeqNo) -> Result<bool> {
         Ok(matches!(self.try_remove(key, || Ok(Some(seqno)))?, RemoveOutcome::Removed))
     }
@@ -214,13 +214,12 @@ impl<M: PersistenceBackend> PoolTree<M> {
         Ok(())
     }
 
-    /// Takes space, if need be that of versions that nobody reads any more.
+    /// Takes space, if necessary the space of versions that no reader needs any more.
     fn allocate(&self, len: u64) -> Result<u64> {
         self.retry_after_reclaim(|| self.thread_caches.allocate(&self.backend, len, || self.allocator_after_releases()))
     }
 
-    /// Tries something that wants space, and once more if there were versions that nobody reads any more, or space on
-    /// shelves.
+    /// Runs an operation that needs space, and again if versions that no reader needs, or thread caches, had space.
     pub(crate) fn retry_after_reclaim<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let mut full = match attempt() {
             Err(error) if error.kind() == ErrorKind::OutOfSpace => error,

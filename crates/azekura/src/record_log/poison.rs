@@ -1,4 +1,4 @@
-//! The end of all writes: after a failed sync nobody knows what is on the device, so nothing is tried again.
+//! The end of all writes: after a failed sync the content of the device is unknown, so no write is retried.
 
 use std::sync::OnceLock;
 

@@ -74,7 +74,7 @@ impl BlockFetcher {
         open_frame(bytes, &self.file_id, handle.offset, kind)
     }
 
-    /// For a block of so many bytes, and for what it adds when it is loaded.
+    /// For a block of this many stored bytes, and for the bytes that loading adds.
     fn allocate_buffer(&self, len: u64) -> Result<Buffer> {
         let len = usize::try_from(len).map_err(|_| Error::unsupported("block is larger than this machine's memory"))?;
         let buffer = self.cache.buffer(decode_capacity(len));
@@ -164,8 +164,8 @@ impl BlockFetcher {
         self.fetch_cached(handle, kind, (Arc::downgrade(&parent) as _, at)).map(BlockRef::Shared)
     }
 
-    /// The block that the `at`-th entry of `hub` names, to keep; `fill` puts what was read into the cache. Who does not
-    /// leaves no mark or link in it. One who walks over blocks has what lies behind read ahead into `ahead`.
+    /// The block that the `at`-th entry of `hub` names, pinned. With `fill`, a block that was read is inserted into
+    /// the cache; without, neither a mark nor a link is set. A sequential caller reads ahead into `ahead`.
     pub(crate) fn fetch_child_arc<T: Cacheable>(
         &self,
         parent: &Arc<ParentBlock<T, RestartBlock>>,

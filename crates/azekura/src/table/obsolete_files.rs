@@ -1,8 +1,8 @@
-//! Tables and blob files that nobody needs any more, until somebody has the time to remove their files.
+//! Obsolete tables and blob files, until a thread of the database removes their files.
 //!
-//! The last to hold one may be a reader, even one of another database, or an iterator that outlives `close`. None
-//! of them touches the directory, which may be another's by then, or waits for a file system: they leave the number
-//! here, and whoever works for the database removes the file.
+//! The last holder of a file may be a reader, also of another database, or an iterator that outlives `close`. None of
+//! these may use the directory, which may belong to another database by then, or wait for a file system: they add the
+//! number here, and background work or a call that changes the database removes the file.
 
 use std::sync::{Arc, Mutex};
 
@@ -35,8 +35,8 @@ impl ObsoleteFiles {
         ObsoleteFiles { files, cache, wakeup: work, queue: Mutex::default() }
     }
 
-    /// Takes in a file that no edit names and nobody reads. Does no I/O. Once closed it takes in nothing: the next
-    /// open removes what no edit names.
+    /// Adds a file that no edit names and no reader uses. Does no I/O. After closing it adds nothing: the next open
+    /// removes files that no edit names.
     pub(crate) fn push(&self, kind: DataFileKind, file: FileNumber) {
         let first = {
             let mut waiting = lock(&self.queue);

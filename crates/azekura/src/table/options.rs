@@ -68,7 +68,7 @@ pub(crate) const UTIL_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 pub(crate) struct TableOptions {
     /// Data blocks end before this, in bytes before the codec, unless one entry is larger.
     pub(crate) block_size: u32,
-    /// Every so many entries of a data block, one stands with its whole key; 0 counts as 1.
+    /// Number of entries of a data block per entry with its whole key; 0 counts as 1.
     pub(crate) restart_interval: u8,
     /// Where the order of keys allows no hash, `BinarySearch` is written.
     pub(crate) data_block_index_type: DataBlockIndexType,

@@ -24,7 +24,7 @@ use crate::vfs::open_files::DataFiles;
 /// What opening reads at once from the end of the file: enough for footer, directory, properties and the tops of tables
 /// of some ten thousand blocks.
 const TAIL_LEN: u64 = 8 << 10;
-/// A block of index or filter of at most so many bytes is held where the cache is too small for it.
+/// Maximum bytes of an index or filter block that is pinned if the cache is too small for it.
 const PINNED_BLOCK_MAX: u64 = 16 << 10;
 
 /// What is looked for.
@@ -421,8 +421,8 @@ fn pins_top_level(fetcher: &BlockFetcher, top: BlockHandle, kind: BlockKind, opt
     options.pin_top_level || !options.cache_index_and_filter_blocks || pins_uncacheable_block(fetcher, top, kind)
 }
 
-/// What shall live in a cache that would never take it is read again by every lookup. It is held beside the cache only
-/// if it is small, or open tables would take memory that nobody has allowed them.
+/// A block that belongs in the cache but is too large for it is read again by every lookup. It is pinned outside of
+/// the cache only if it is small, because open tables would otherwise use unbounded memory.
 fn pins_uncacheable_block(fetcher: &BlockFetcher, handle: BlockHandle, kind: BlockKind) -> bool {
     handle.len <= PINNED_BLOCK_MAX && !fetcher.cache.admits(kind, 2 * handle.len)
 }

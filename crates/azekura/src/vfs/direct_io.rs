@@ -206,7 +206,7 @@ impl File for DirectFile {
 }
 
 impl Drop for DirectFile {
-    /// Nobody is told whether it succeeds: who wants to know has synced.
+    /// A failure is not reported here: a caller that needs the result syncs.
     fn drop(&mut self) {
         let _ = self.flush_pending();
     }

@@ -208,7 +208,7 @@ impl TestEnv {
         self.0.elapsed_ns.fetch_add(duration.as_nanos() as u64, Ordering::SeqCst);
     }
 
-    /// Lets the wall clock jump by so many milliseconds, back or forth; the monotonic clock does not notice.
+    /// Changes the wall clock by this many milliseconds, also backward; the monotonic clock does not change.
     pub fn jump_wall_clock(&self, ms: i64) {
         self.0.wall_ms.fetch_add(ms, Ordering::SeqCst);
     }

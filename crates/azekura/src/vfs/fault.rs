@@ -506,7 +506,7 @@ impl File for FaultFile {
         Ok(self.inner.map(len)?.map(|inner| Box::new(FaultMapping { inner, path, state: board }) as Box<dyn Mapping>))
     }
 
-    /// Memory that is given out asks nobody again, so the fault is here or nowhere.
+    /// Stores into mapped memory cannot fail later, so the fault occurs here.
     fn map_memory(&self, len: u64) -> Result<Option<Box<dyn MappedMemory>>> {
         self.check(OpKind::Map)?;
         self.inner.map_memory(len)

@@ -94,8 +94,8 @@ impl Mapping for DiskMapping {
 
 impl Drop for DiskMapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of a mapping that `new` made and nobody else unmaps; nothing points into
-        // it.
+        // SAFETY: base and length are those of a mapping that `new` made and that only this drop unmaps; no pointer
+        // into it is left.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }
@@ -171,8 +171,8 @@ impl MappedMemory for DiskMappedMemory {
 
 impl Drop for DiskMappedMemory {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of a mapping that `new` made and nobody else unmaps; what `words` gave out
-        // was borrowed from `self`.
+        // SAFETY: base and length are those of a mapping that `new` made and that only this drop unmaps; the slices
+        // that `words` returned were borrowed from `self`.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }

@@ -42,7 +42,7 @@ impl DirectIoPolicy {
         DirectIoPolicy { mode, limit: memory.map_or(u64::MAX, |memory| memory / 2) }
     }
 
-    /// For those who look at single files.
+    /// For callers that read single files.
     pub(crate) fn never() -> DirectIoPolicy {
         DirectIoPolicy::new(DirectIo::Never, || None)
     }

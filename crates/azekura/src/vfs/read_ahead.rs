@@ -29,7 +29,7 @@ pub(crate) enum ReadAheadRequest {
     Buffered,
     /// The piece alone.
     Exact,
-    /// So many bytes from its offset on, if the file is that long.
+    /// This many bytes from its offset on, if the file is that long.
     Ahead(u64),
 }
 

@@ -196,8 +196,8 @@ impl<'a> WalReader<'a> {
         Ok(ending)
     }
 
-    /// Goes on behind damage to what nobody needs, if the first record that verifies behind it comes no later than the
-    /// first that is needed.
+    /// Skips damage in a part that is not needed, if the first valid record behind it is not after the first record
+    /// that is needed.
     fn resume_after_damage(&mut self, reader: &mut RecordLogReader<'_>, bound: Option<SeqNo>) -> Result<bool> {
         let through = bound.map_or(self.flushed_through, |bound| bound.min(self.flushed_through));
         if self.last_seqno > through {

@@ -1,4 +1,5 @@
-//! Making the log durable: one leads, the others wait for it, and nobody who appends does.
+//! Group syncs of the WAL: one thread leads, other threads that requested a sync wait for it, and appending threads
+//! do not wait.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -10,9 +11,9 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
 use crate::wal::writer::{SealedWalSegment, SyncState, Wal};
 
-/// However slowly the clock goes, a leader looks around for company no more often than this.
+/// Maximum number of polls of a leader that waits for more commits, in case the clock is slow.
 const BATCHING_POLLS_MAX: u32 = 4_000;
-/// For so many groups after two threads last met, a leader expects company.
+/// Number of groups after a group of two or more commits for which a leader waits for more commits.
 const BATCHING_GROUPS: u32 = 8;
 
 /// Files to sync, in order.
@@ -56,7 +57,7 @@ impl Wal {
         lock(&self.sync)
     }
 
-    /// Counts the caller among those whom the next sync serves, unless the running one does.
+    /// Counts the caller among the threads that the next sync serves, unless the running sync does.
     fn register_waiter(&self, state: &mut SyncState, through: SeqNo, all: bool) {
         if state.has_leader {
             state.batching_groups_left = BATCHING_GROUPS;
@@ -68,7 +69,7 @@ impl Wal {
         state.wants_metadata |= all;
     }
 
-    /// Syncs everything appended so far, for all who joined.
+    /// Syncs everything appended so far, for all joined threads.
     fn lead_sync<'a>(&'a self, mut state: MutexGuard<'a, SyncState>) -> Result<()> {
         let role = SyncLeaderGuard { wal: self, finished: false };
         if let Some((wanted, patience)) = state.batching_window() {
@@ -89,7 +90,7 @@ impl Wal {
         let took = self.env.monotonic_ns().saturating_sub(start);
         let mut state = self.sync_state();
         if let Err(error) = ran {
-            state.wants_metadata |= all; // those who wait lead the next sync themselves
+            state.wants_metadata |= all; // a waiting thread leads the next sync
             drop(state);
             role.release();
             return Err(error);
@@ -115,8 +116,8 @@ impl Wal {
         }
     }
 
-    /// Syncs sealed segments that are not synced yet, and the active one if told to, as the only one who syncs; false
-    /// if there were none.
+    /// Syncs sealed segments that are not synced yet, and the active one if told to; no other thread syncs meanwhile.
+    /// False if there were none.
     pub(super) fn sync_exclusively(&self, with_active: bool) -> Result<bool> {
         let mut state = self.sync_state();
         while state.has_leader {
@@ -176,7 +177,8 @@ impl Wal {
     /// spare file ready for the next. False if there was nothing to do.
     ///
     /// # Errors
-    /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare could be made, which hurts nobody yet.
+    /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare segment could be made, which has no effect on
+    /// commits yet.
     pub(crate) fn sync_sealed(&self, keep_spare: bool) -> Result<bool> {
         let synced = self.sync_exclusively(false)?;
         let log = self.lock_writer();

@@ -231,7 +231,7 @@ impl WalFixture {
     }
 }
 
-/// A payload that says who it is.
+/// A payload that identifies its commit.
 pub(crate) fn random_payload(rng: &mut SeededRng, len: usize) -> Vec<u8> {
     let mut out = vec![rng.next_u64() as u8; len];
     for (i, byte) in out.iter_mut().enumerate() {

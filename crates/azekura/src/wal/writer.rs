@@ -168,8 +168,8 @@ impl Wal {
     /// Begins a segment with room for `need` bytes and seals the one before it.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io`: everything is as before. `Poisoned` if the header may be half written, because then a
-    /// segment is listed of which nobody knows what it holds.
+    /// `OutOfSpace` and `Io`: nothing has changed. `Poisoned` if the header may be half written, because then the
+    /// content of a listed segment is unknown.
     pub(super) fn start_segment(&self, log: &mut WalWriterState, need: u64) -> Result<()> {
         let mut segment = match log.listed_without_header {
             Some(numbers) => self.open_spare_segment(numbers, need)?,
@@ -281,11 +281,11 @@ impl std::fmt::Debug for Wal {
     }
 }
 
-/// The longest that a leader waits for company, in nanoseconds.
+/// Maximum time that a leader waits for more commits, in nanoseconds.
 const BATCHING_WINDOW_MAX_NS: u64 = 2_000_000;
 /// Less than this is not worth it.
 const BATCHING_WINDOW_MIN_NS: u64 = 20_000;
-/// Who syncs and who waits.
+/// The state of group syncs: the leader and the waiting threads.
 #[derive(Debug)]
 pub(crate) struct SyncState {
     /// Whether some thread syncs or gathers.
@@ -300,7 +300,7 @@ pub(crate) struct SyncState {
     pub(super) durable_with_metadata: SeqNo,
     /// Callers that the last two syncs served.
     pub(super) last_group_sizes: [u32; 2],
-    /// Groups for which company is still expected.
+    /// Number of groups for which the leader still waits for more commits.
     pub(super) batching_groups_left: u32,
     /// Running average of a sync, in nanoseconds.
     pub(super) average_sync_ns: u64,
@@ -352,7 +352,7 @@ impl Wal {
             // The log was let go of in between.
             check_group(&log, commits, durable)?;
         }
-        // Who had the log before may have failed.
+        // An earlier holder of the lock may have failed.
         self.poison.check()?;
         log.active().reserve_space(need)?;
         if let Err(error) = log.write_group(commits, durable) {
@@ -365,9 +365,10 @@ impl Wal {
         Ok(())
     }
 
-    /// Appends one commit of one record under the number that `take` gives it while nobody else appends, so that the
-    /// order of the log is that of the numbers; none if `take` has none. Numbers that were given out since and are not
-    /// in the log, up to about `next`, are told by a frame before it.
+    /// Appends one commit of one record with the sequence number that `take` returns; no other thread appends
+    /// meanwhile, so the order of the WAL is the order of the sequence numbers. Appends nothing if `take` returns
+    /// none. A frame before it states which sequence numbers, up to about `next`, were assigned since and are not in
+    /// the WAL.
     ///
     /// # Errors
     /// As [`Wal::append`]. Where `take` was called the number is used up all the same: the next commit tells of it.
@@ -389,7 +390,7 @@ impl Wal {
         if log.active().remaining_bytes() < need {
             log = self.ensure_segment_space(log, need)?;
         }
-        // Who had the log before may have failed.
+        // An earlier holder of the lock may have failed.
         self.poison.check()?;
         log.active().reserve_space(need)?;
         let Some(first) = take() else { return Ok(None) };

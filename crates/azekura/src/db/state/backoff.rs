@@ -18,7 +18,7 @@ const DOUBLINGS_MAX: u32 = 6;
 /// The same where bytes on disk are damaged: up to 102 seconds.
 const DOUBLINGS_MAX_DAMAGED: u32 = 11;
 
-/// How long to wait after so many failures in a row: pure.
+/// The pause after this many failures in a row: a pure function.
 fn backoff_ns(failures: u32, kind: ErrorKind) -> u64 {
     let doublings = if kind == ErrorKind::Corruption { DOUBLINGS_MAX_DAMAGED } else { DOUBLINGS_MAX };
     (BACKOFF_BASE_MS << failures.min(doublings)) * 1_000_000

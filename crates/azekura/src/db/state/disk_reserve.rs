@@ -69,12 +69,12 @@ impl ReserveParts {
         ReserveParts { open: whole(open.saturating_add(RESERVE_PAGE_BYTES - 1)), removes, flush, compaction: merge }
     }
 
-    /// How `len` bytes are divided where so many are `wanted`.
+    /// Divides `len` bytes where `wanted` bytes are needed.
     fn divide(len: u64, wanted: ReserveParts) -> ReserveParts {
         ReserveParts::default().grown_by(len, wanted)
     }
 
-    /// With so many bytes more, where so many are `wanted`: opening comes first, then flushes.
+    /// Distributes additional bytes where `wanted` bytes are needed: opening first, then flushes.
     fn grown_by(self, more: u64, wanted: ReserveParts) -> ReserveParts {
         let open = more.min(wanted.open.saturating_sub(self.open));
         let flush = (more - open).min(wanted.flush.saturating_sub(self.flush));

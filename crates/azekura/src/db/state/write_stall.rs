@@ -59,8 +59,8 @@ pub(crate) fn delay_ns_per_kib(pressure: &Pressure, limits: &WriteStallLimits) -
     (worst.powi(3) * FULL_DELAY_NS_PER_KIB) as u64
 }
 
-/// Whether a writer must wait until a flush has made room: the hard limit, of memory and not of speed. Memtables take
-/// so many bytes of `memory`, those too that iterators hold; a writer never waits for an iterator, only for flushes.
+/// Whether a writer must wait until a flush has freed memory: the hard limit. `memory` is the size of the memtables
+/// in bytes, with those that only iterators hold; a writer never waits for an iterator, only for flushes.
 pub(crate) fn must_stop_writes(pressure: &Pressure, memory: u64, limits: &WriteStallLimits) -> bool {
     pressure.sealed_memtables >= limits.sealed_stop || (pressure.sealed_memtables > 0 && memory >= limits.memory_stop)
 }
@@ -70,8 +70,9 @@ pub(crate) fn must_stop_writes(pressure: &Pressure, memory: u64, limits: &WriteS
 pub(crate) struct AccruedDelay(AtomicU64);
 
 impl AccruedDelay {
-    /// Adds the delay of one write, and says how long its thread should sleep: for all that is owed, once that is worth
-    /// it, or not at all. Whoever takes what is owed takes all of it, so it is paid for once.
+    /// Adds the delay of one write, and returns how long its thread should sleep: for the sum of all delays, once
+    /// that is long enough, or not at all. The thread that sleeps takes the whole sum, so each delay is paid for
+    /// once.
     pub(crate) fn add(&self, ns: u64) -> u64 {
         match self.0.fetch_add(ns, Ordering::Relaxed).saturating_add(ns) {
             SLEEP_MIN_NS.. => self.0.swap(0, Ordering::Relaxed).min(SLEEP_MAX_NS),

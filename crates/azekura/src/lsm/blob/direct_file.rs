@@ -92,8 +92,8 @@ impl DirectBlobFile {
         DirectBlobFile::new(handle, 0, 0, Some(DirectBlobAppendState { sync_state: tail, state }))
     }
 
-    /// One that an earlier life has left without its end, for one who may not write: `values` of `bytes` in it are
-    /// pointed to.
+    /// An unfinished file that an earlier process left, for a read-only open: pointers lead to `values` with `bytes`
+    /// in it.
     pub(crate) fn new_read_only(handle: Arc<BlobHandle>, values: u64, bytes: u64) -> Arc<DirectBlobFile> {
         DirectBlobFile::new(handle, values, bytes, None)
     }
@@ -108,7 +108,7 @@ impl DirectBlobFile {
         Arc::new(DirectBlobFile { id, handle, values, bytes, append_state: writing })
     }
 
-    /// How full it is, as if everything in it were referenced: nobody knows better before a flush.
+    /// Its statistics as if every value in it were referenced: exact figures are unknown before a flush.
     pub(crate) fn stats(&self) -> BlobFileStats {
         let (values, bytes) = (self.values.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         BlobFileStats {
@@ -130,12 +130,12 @@ impl DirectBlobFile {
         self.handle.file().size()
     }
 
-    /// Neither an edit nor anybody who reads from now on needs the file: the last holder gives it to the graveyard.
+    /// No edit and no new reader needs the file: dropping the last handle makes it obsolete.
     pub(crate) fn mark_obsolete(&self) {
         self.handle.mark_obsolete();
     }
 
-    /// Appends a value; its bytes stand in the file then. The caller sees to it that nobody else does.
+    /// Appends a value; its bytes are in the file when this returns. The caller excludes other writers.
     ///
     /// # Errors
     /// As [`DirectBlobWriter::append`].
@@ -210,9 +210,9 @@ impl DirectBlobTracker {
         lock(&self.pointer_counts).contains_key(&logical)
     }
 
-    /// The logical files that memory points into, or may. Who takes this first and a version then knows of a logical
-    /// file that is not here that all references to it are in the version. One that an edit names and that is gone from
-    /// here never comes back.
+    /// The logical files that memtables may point into. If a thread takes this list first and a version then, all
+    /// references to a logical file that is not in the list are in the version. A file that an edit names and that
+    /// was removed from the list is never added again.
     pub(crate) fn files_with_pointers(&self) -> BTreeSet<FileNumber> {
         lock(&self.pointer_counts).keys().copied().collect()
     }
@@ -235,7 +235,7 @@ impl UnsyncedBlobFiles {
         lock(&self.files).remove(&id);
     }
 
-    /// Makes everything durable that was noted before, whoever wrote it.
+    /// Makes all files durable that were added before, by any thread.
     ///
     /// # Errors
     /// `Io` if a sync fails, or failed before: whether the bytes are on the device will never be known; or if the
@@ -333,8 +333,8 @@ impl BlobFileSyncState {
         Ok(())
     }
 
-    /// The same for one of those who wrote, whose bytes nobody was told of yet; `own` says how many of them lie behind
-    /// an offset. `close` sees to it that nobody writes any more.
+    /// The same for a writing thread whose bytes are not acknowledged yet; `own` counts its bytes behind an offset.
+    /// `close` excludes further writers.
     ///
     /// # Errors
     /// `Poisoned` if others' bytes may be lost with them, because those may be acknowledged; else as it failed, and

@@ -9,8 +9,8 @@ use crate::block::BlockCache;
 use crate::table::obsolete_files::ObsoleteFiles;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 
-/// A blob file that is opened when first read from. When the last holder lets go of a doomed one, its file may be
-/// removed; the holder, who may be any reader, does not do that itself. Thread safe.
+/// A blob file that is opened on first read. When the last holder drops an obsolete file, it may be removed; the
+/// holder, which may be any reader, does not remove it. Thread safe.
 pub(crate) struct BlobHandle {
     meta: BlobFileMeta,
     file: BlobFile,
@@ -50,7 +50,7 @@ impl BlobHandle {
         &self.file
     }
 
-    /// No manifest names the file any more: the last holder gives it to the graveyard.
+    /// No manifest names the file any more: dropping the last handle makes it obsolete.
     pub(crate) fn mark_obsolete(&self) {
         self.obsolete.store(true, Ordering::Release);
     }

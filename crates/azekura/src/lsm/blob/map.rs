@@ -30,12 +30,12 @@ pub(crate) struct BlobTotals {
 const HIDDEN_SHARE_DIVISOR: u64 = 16;
 
 impl BlobTotals {
-    /// So many bytes that may be hidden are worth a flush or a merge.
+    /// Number of possibly hidden bytes that justify a flush or a compaction.
     pub(crate) fn min_hidden_bytes_to_compact(&self) -> u64 {
         (self.referenced / HIDDEN_SHARE_DIVISOR).max(1)
     }
 
-    /// With so many referenced bytes hidden, a target allows half as many stale ones beside the others as without.
+    /// With this many hidden referenced bytes, a target permits half as many other stale bytes as without.
     pub(crate) fn hidden_bytes_allowance(&self, target: f32) -> u64 {
         let target = f64::from(target);
         (self.referenced as f64 * (1.0 - (1.0 + target) / (2.0 * target))) as u64

@@ -42,8 +42,8 @@ impl Default for KvSeparationOptions {
 }
 
 impl KvSeparationOptions {
-    /// Values of at least so many bytes go to blob files, 1 or more. Default 1 KiB. Below 512 bytes it is unwise: a
-    /// pointer, the frame around each value and a read of its own then cost more than compaction saves.
+    /// Values of at least this many bytes go to blob files, 1 or more. Default 1 KiB. Values below 512 bytes cost
+    /// more than they save: a pointer, a frame around each value and a separate read.
     ///
     /// ```
     /// # use azekura::KvSeparationOptions;
@@ -68,8 +68,8 @@ impl KvSeparationOptions {
         self.separation_threshold(bytes)
     }
 
-    /// A blob file is ended once it has so many bytes, 1 KiB to 64 GiB. Default 64 MiB. With smaller files collection
-    /// copies less for what it frees, and there are more of them to keep.
+    /// A blob file is finished at this size in bytes, 1 KiB to 64 GiB. Default 64 MiB. With smaller files blob GC
+    /// copies less per freed byte, and there are more files.
     ///
     /// ```
     /// # use azekura::KvSeparationOptions;
@@ -100,10 +100,11 @@ impl KvSeparationOptions {
     /// The space amplification that automatic collection works towards, at least 1: bytes of blob files for each byte
     /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
     ///
-    /// What no compaction has met counts as referenced. So room is left for it, tables that may hide much are compacted
-    /// earlier, and a memtable that may is flushed before it is full, or once nobody has written for a second or two.
-    /// The target holds at rest, as long as nothing is pinned by snapshots and iterators, and about while others write:
-    /// nobody is slowed for it, so it can be exceeded for a moment by who writes faster than values can be copied.
+    /// Values that no compaction has processed count as referenced. Therefore the target leaves a margin, tables that
+    /// may hide many stale bytes are compacted earlier, and a memtable that may is flushed before it is full, or
+    /// after one or two seconds without writes. The target holds at rest, as long as snapshots and iterators pin no
+    /// values, and approximately during writes: writers are not slowed for it, so writes that are faster than the
+    /// copying of values can exceed it for a while.
     ///
     /// ```
     /// # use azekura::KvSeparationOptions;
@@ -117,8 +118,8 @@ impl KvSeparationOptions {
         self
     }
 
-    /// For tests: so many bytes stand for the MiB from which on values go to a blob file ahead of their commit. Holds
-    /// until the partition is opened without it.
+    /// For tests: the size in bytes from which on values are direct blob writes, in place of 1 MiB. Applies until the
+    /// partition is opened without it.
     #[doc(hidden)]
     #[must_use]
     pub fn direct_write_threshold(mut self, bytes: u32) -> Self {

@@ -192,8 +192,7 @@ impl BlobGcJob {
         &self.outputs
     }
 
-    /// Gives what it has written to the graveyard, also what an edit was to name that failed and is known not to be
-    /// there.
+    /// Makes its output files obsolete, also those of an edit that failed and is known not to be in the manifest.
     pub(crate) fn abandon(mut self) {
         if self.pending.take().is_none() {
             self.outputs.iter().for_each(|file| self.context.obsolete_files.push(DataFileKind::Blob, file.number));

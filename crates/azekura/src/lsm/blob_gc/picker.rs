@@ -12,7 +12,7 @@ pub(crate) struct BlobGarbageStats {
     pub(crate) bytes: u64,
     /// Of those, what tables refer to: what a collection would copy.
     pub(crate) referenced_bytes: u64,
-    /// Of those, what somebody can see: what tables would refer to after merging all of them.
+    /// The visible ones of these: the references that tables would have after compacting all of them.
     pub(crate) retained_values: u64,
     pub(crate) retained_bytes: u64,
     /// Of those, what a new reader can see; the rest is pinned by older ones.
@@ -25,12 +25,12 @@ impl BlobGarbageStats {
         self.bytes.saturating_sub(self.referenced_bytes)
     }
 
-    /// Bytes that tables refer to and nobody can see.
+    /// Bytes that tables refer to and no reader can see.
     fn hidden(&self) -> u64 {
         self.referenced_bytes.saturating_sub(self.retained_bytes)
     }
 
-    /// Bytes that nobody can see.
+    /// Bytes that no reader can see.
     pub(crate) fn stale(&self) -> u64 {
         self.bytes.saturating_sub(self.retained_bytes)
     }
@@ -53,7 +53,7 @@ impl BlobGarbageStats {
         }
     }
 
-    /// The same if all of it could be seen by everybody: what nobody knows better has nothing to be won.
+    /// The same if all of it were visible: without exact figures there is nothing to gain.
     pub(crate) fn assume_all_live(self) -> BlobGarbageStats {
         let (values, bytes) = (self.values, self.bytes);
         BlobGarbageStats {
@@ -65,7 +65,7 @@ impl BlobGarbageStats {
         }
     }
 
-    /// The same if what tables refer to and nobody can see could not be helped.
+    /// The same if invisible references could not be removed.
     pub(crate) fn without_hidden(self) -> BlobGarbageStats {
         BlobGarbageStats { retained_bytes: self.referenced_bytes, ..self }
     }
@@ -74,7 +74,7 @@ impl BlobGarbageStats {
 /// What shall be reached.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum BlobGcGoal {
-    /// Bytes, without pinned ones, at most so many times the live ones; at least 1.
+    /// Maximum ratio of bytes, without pinned ones, to live bytes; at least 1.
     SpaceAmp(f64),
     /// No file of whose bytes this share or more is stale; 0 to 1.
     Staleness(f64),
@@ -87,7 +87,7 @@ pub(crate) enum BlobGcGoal {
 pub(crate) enum BlobGcStep {
     /// The goal is reached.
     Done,
-    /// Tables refer to what nobody can see, and have to be merged first.
+    /// Tables refer to invisible values, and have to be compacted first.
     CompactTables,
     /// These files have to go; what tables refer to in them is copied.
     RewriteFiles(Vec<FileNumber>),

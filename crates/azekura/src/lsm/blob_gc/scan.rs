@@ -25,7 +25,7 @@ use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Version};
 pub(crate) struct BlobScanResult {
     /// By the numbers of the files.
     pub(crate) files: Vec<BlobGarbageStats>,
-    /// Tables of the bottom level that may hold pointers nobody can see.
+    /// Tables of the bottom level that may have invisible pointers.
     pub(crate) tables_hiding_garbage: BTreeSet<FileNumber>,
 }
 

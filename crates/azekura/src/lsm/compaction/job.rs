@@ -114,7 +114,7 @@ impl CompactionJob {
 /// What compaction remembers from task to task.
 pub(crate) struct CompactionState {
     pub(crate) compact_pointers: CompactPointers,
-    /// The oldest read point when a task last asked; the largest number there is while nobody has.
+    /// The oldest snapshot when a task last read it; the maximum number if none has.
     pub(crate) oldest_snapshot: SeqNo,
     /// A merge that yielded.
     pub(crate) paused_compaction: Option<CompactionJob>,

@@ -68,7 +68,7 @@ pub(crate) fn pick_leveled<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) ->
 }
 
 /// Level 0, as deep as it can go for at most [`IDLE_L0_COST_MAX`] times its own bytes, when the tree is at rest: a
-/// lookup asks every run of level 0, and nobody waits for the disk.
+/// lookup searches every run of level 0, and no writer needs the disk.
 pub(crate) fn pick_idle_l0<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     if !picker.idle || picker.level(0).is_empty() {
         return None;

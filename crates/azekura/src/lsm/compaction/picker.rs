@@ -23,7 +23,7 @@ pub(crate) struct CompactionPicker<'a, T> {
     /// The oldest read point as far as is known; a bottom table whose tombstones could not go when it was written is
     /// tried again when this has risen since.
     pub(crate) oldest_snapshot: SeqNo,
-    /// Nothing is in memory: whoever wrote has stopped and had it flushed.
+    /// All memtables are empty: writers have stopped and flushed.
     pub(crate) idle: bool,
 }
 
@@ -206,7 +206,7 @@ pub(crate) enum CompactionReason {
     L0Runs,
     /// A level has outgrown its target.
     LevelSize,
-    /// Nobody writes, and a few runs fewer are cheap.
+    /// There are no writes, and reducing the number of runs is cheap.
     IdleL0,
     /// More than half of a table are tombstones.
     Tombstones,
@@ -214,7 +214,7 @@ pub(crate) enum CompactionReason {
     Superseded,
     /// `major_compact`.
     Forced,
-    /// Pointers that nobody can see keep values in blob files.
+    /// Invisible pointers keep values in blob files.
     HiddenBlobs,
 }
 

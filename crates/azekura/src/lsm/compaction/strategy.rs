@@ -121,7 +121,8 @@ pub(crate) fn pick_to_bottom<T: HasTableMeta>(
     Some(picker.pick_from_level(CompactionReason::HiddenBlobs, from, to, level.iter().position(old)?, u64::MAX, true))
 }
 
-/// Rewrites tables of the bottom, as many of these as a bounded merge takes, for what they hold that nobody can see.
+/// Rewrites tables of the bottom level, as many of these as one bounded compaction takes, because of their invisible
+/// entries.
 pub(crate) fn pick_bottom_rewrite<T: HasTableMeta>(
     picker: &CompactionPicker<'_, T>,
     wanted: &BTreeSet<FileNumber>,
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(empty, None);
     }
 
-    /// A table that refers to so many bytes of a logical file, and holds so many tombstones.
+    /// A table that refers to this many bytes of a logical file, and has this many tombstones.
     fn referring(id: u64, range: (&str, &str), uses: &[(u64, u64)], tombstones: u64) -> TestTable {
         let uses =
             uses.iter().map(|&(logical, bytes)| TableBlobUsage { logical_file: FileNumber(logical), count: 1, bytes });

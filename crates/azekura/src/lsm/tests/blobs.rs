@@ -245,7 +245,7 @@ fn a_deleted_tree_leaves_no_blob_files() {
         if files_in(&fixture.fs).is_empty() {
             return;
         }
-        fixture.tree.flushed_through(); // whoever unpins frees
+        fixture.tree.flushed_through(); // unpinning frees
         fixture.tree.context.obsolete_files.remove_all();
         std::thread::yield_now();
     }

@@ -82,7 +82,8 @@ fn file_stays_while_memtable_points_into_it() {
     let file = named_blob_files(&fixture)[0].clone();
     assert_eq!(file.sections[0].values, 2);
     fixture.host.snapshots.lock().unwrap().clear();
-    // Nothing refers to it now, and nobody knows what of it memory needs: neither a merge nor a collection takes it.
+    // No table refers to it now, and the references of memtables are unknown: neither a compaction nor blob GC takes
+    // it.
     while fixture.tree.compact(true, &fixture.host).unwrap() != Default::default() {}
     assert_eq!(fixture.tree.version().blobs().stats()[0].referenced_values, 0);
     fixture.tree.run_blob_gc(&[file.number], true, &fixture.host).unwrap();
@@ -189,7 +190,7 @@ fn failed_sync_poisons_only_if_shared() {
     );
     fixture.check_reads();
     fixture.check_files();
-    // Behind somebody's who may have been told that it is done.
+    // Behind the write of another commit, which may be acknowledged.
     fixture.put_direct("d", &value(4));
     let claim = fixture.tree.write_blob_directly(value(5).as_bytes()).unwrap();
     fixture.faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));

@@ -311,7 +311,7 @@ impl LsmFixture {
         found.map_or(0, |(_, versions)| versions.iter().rev().take_while(|(_, value)| value.is_some()).count())
     }
 
-    /// Checks gets and walks, both ways, of every moment that somebody may look at.
+    /// Checks gets and iterators, in both directions, at every registered snapshot.
     pub(crate) fn check_reads(&self) {
         let mut snapshots = self.host.snapshots.lock().unwrap().clone();
         snapshots.push(self.visible());
@@ -425,7 +425,7 @@ impl LsmFixture {
             if files_in(&self.fs) == named {
                 return;
             }
-            self.tree.flushed_through(); // whoever unpins frees
+            self.tree.flushed_through(); // unpinning frees
             self.tree.context.obsolete_files.remove_all();
             std::thread::yield_now();
         }

@@ -32,7 +32,7 @@ pub(crate) struct PoolCheckpointer {
     /// The lowest number that the checkpoint under way takes. Locked also while `min_dirty_seqno` passes into it.
     min_flushing_seqno: Mutex<u64>,
     is_requested: AtomicBool,
-    /// Held by who makes a checkpoint, or lets nobody make one.
+    /// Held by a thread that makes a checkpoint, or that prevents checkpoints.
     checkpoint_lock: Mutex<()>,
     is_discarded: AtomicBool,
     count: AtomicU64,

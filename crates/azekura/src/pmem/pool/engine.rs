@@ -27,10 +27,10 @@ pub(crate) trait PmemEngine: Engine {
     /// Records in the tree.
     fn approximate_len(&self) -> u64;
 
-    /// Sets aside what the records of a batch will need: fills `rooms` with one for each that is put. What it returns
-    /// is given to [`release_leaf_reservation`](PmemEngine::release_leaf_reservation) when the batch is visible, or
-    /// will not be applied. Waits for other batches that have what it needs: who asks several pools asks them in the
-    /// order of their partitions.
+    /// Reserves space for the records of a batch: fills `rooms` with one reservation for each put. The result is
+    /// passed to [`release_leaf_reservation`](PmemEngine::release_leaf_reservation) when the batch is visible, or
+    /// will not be applied. Waits for other batches that have the needed space; a caller with several pools calls
+    /// them in the order of their partitions.
     ///
     /// # Errors
     /// `OutOfSpace`; then nothing was set aside.
@@ -50,7 +50,8 @@ pub(crate) trait PmemEngine: Engine {
     /// the pool makes it durable by itself.
     ///
     /// # Errors
-    /// Before `turn` is called, `OutOfSpace`; those of `turn`: nothing was changed. After any other nobody knows.
+    /// Before `turn` is called, `OutOfSpace`; the errors of `turn`: nothing was changed. After any other error the
+    /// state is unknown.
     fn write_single(
         &self,
         kind: RecordKind,
@@ -72,8 +73,8 @@ pub(crate) trait PmemEngine: Engine {
     /// The highest sequence number that its files may have held when it was opened.
     fn max_seqno_at_open(&self) -> SeqNo;
 
-    /// Changes end. Those that have a number have been made; who is about to make space for one that has none gets
-    /// `Closed`, and nobody is at the pool any more when this returns.
+    /// Ends all changes. Changes with a sequence number are complete; a change without one gets `Closed`, and no
+    /// thread uses the pool any more when this returns.
     fn stop_writes(&self);
 
     /// No change comes any more: the database has closed, and the log says where numbers go on.
@@ -93,8 +94,9 @@ pub(crate) trait PmemEngine: Engine {
     /// Lets no checkpoint begin, for as long as what it returns is held; waits for the one under way.
     fn block_checkpoints(&self) -> MutexGuard<'_, ()>;
 
-    /// Copies the files as the last checkpoint left them, for who [holds](PmemEngine::block_checkpoints) them; where
-    /// the file is the memory, as it is now, for who lets nobody commit.
+    /// Copies the files as of the last checkpoint, for a caller that [blocks
+    /// checkpoints](PmemEngine::block_checkpoints); a mapped file is copied as it is now, for a caller that prevents
+    /// commits.
     fn copy_to(&self, dir: &Path) -> Result<()>;
 }
 

@@ -27,7 +27,7 @@ use crate::pmem::pool::parallel::run_with_helpers;
 use crate::pmem::pool::shadow::{Shadow, ShadowWriter, shadow_len};
 use crate::vfs::{Env, File, Fs, OpenMode};
 
-/// A shadow that is longer than this is cut when nobody needs it any more, in bytes.
+/// A shadow above this length in bytes is truncated when it is not needed any more.
 const SHADOW_KEEP_MAX: u64 = 8 << 20;
 
 /// Bytes that are copied at once.
@@ -336,7 +336,7 @@ impl ImageStore {
             Some(shadow) => Arc::clone(shadow),
             None => {
                 files.names_are_durable = false;
-                // Before the first checkpoint it means nothing, whoever left it there.
+                // Before the first checkpoint a shadow is of no use, wherever it comes from.
                 if files.last.is_none() && self.fs.exists(&self.shadow_path())? {
                     self.fs.remove_file(&self.shadow_path())?;
                 }
@@ -472,13 +472,13 @@ impl ShadowPages {
     }
 }
 
-/// What all who read need.
+/// Shared by all reading threads.
 struct ImageLoad {
     pool: Arc<dyn File>,
     header: ImageHeader,
     image: PoolImage,
     shadow_pages: ShadowPages,
-    /// The next group that nobody reads yet.
+    /// The next group that no thread reads yet.
     next_group: AtomicU64,
     failed: AtomicBool,
     groups_read: Mutex<Vec<(u64, Result<CheckPage>)>>,
@@ -527,7 +527,7 @@ pub(crate) fn load_image(
     let load =
         run_with_helpers(load, env, len, groups.saturating_sub(1), ImageLoad::load_groups, ImageLoad::load_groups)?;
     let mut read = load.groups_read.into_inner().unwrap_or_else(PoisonError::into_inner);
-    // What is wrong first is told first, whoever came to it.
+    // The damage with the lowest position is reported, whichever thread found it.
     read.sort_unstable_by_key(|(group, _)| *group);
     for (group, page) in read {
         sums.load_check_page(group, page?);

@@ -173,7 +173,7 @@ impl SavedChecksums {
 pub(crate) struct CheckPage {
     /// Its own checksum, 0 if it was never written.
     checksum: u64,
-    /// Those of the pages of its group, as far as there are so many; none if it was never written.
+    /// The checksums of the pages of its group, as far as it has pages; `None` if it was never written.
     page_checksums: Vec<u64>,
 }
 
@@ -216,7 +216,7 @@ pub(crate) struct ImageChecksums {
 }
 
 impl ImageChecksums {
-    /// There are so many pages.
+    /// The number of pages.
     ///
     /// # Errors
     /// `OutOfSpace` if there is no memory.

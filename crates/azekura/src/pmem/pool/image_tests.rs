@@ -190,7 +190,7 @@ fn image_recovers_after_many_checkpoints() {
     let reader = open(&fs, false, true).unwrap();
     let refused = reader.0.checkpoint(&life.image, &mut || SeqNo(1), &mut Ok);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
-    // Whoever knows of no checkpoint does not look, and begins anew.
+    // Without a recorded checkpoint nothing is read, and the pool starts empty.
     assert!(open(&fs, true, true).unwrap().1.is_none());
     let mut life = CheckpointHistory::create(&fs, 2).unwrap();
     assert!(fs.exists(Path::new("/db/p000003.pool")).unwrap(), "to open changes nothing");
@@ -309,7 +309,7 @@ fn checkpoint_retries_after_io_error() {
             let ended = life.checkpoint();
             let hit = faulty.fault_count() > 0;
             faulty.clear_faults();
-            // To void the shadow may fail: then nobody is told, because it changes nothing.
+            // Invalidating the shadow may fail without an error, because it changes no result.
             assert!(hit || ended.is_ok());
             for (survival, seed) in [(Survival::Nothing, 0), (Survival::Random, 1), (Survival::Random, 2)] {
                 let fork = mem.fork();

@@ -20,7 +20,7 @@ use crate::pmem::pool::location::{PoolLocation, copy_region};
 use crate::pmem::pool_header::PoolSeqnoField;
 use crate::pmem::tree::PoolTree;
 
-/// So many numbers are noted ahead.
+/// Number of sequence numbers that are recorded ahead.
 const SEQNOS_RESERVED_AHEAD: u64 = 1 << 20;
 
 /// Keeps a pool in a file that is used as memory. Thread safe.
@@ -33,7 +33,7 @@ pub(crate) struct MappedPoolDurability {
     /// The last number from the log, and the one that is noted.
     last_logged_seqno: AtomicU64,
     applied_through: AtomicU64,
-    /// Held by who makes a note.
+    /// Held by the thread that writes the record.
     header_lock: Mutex<()>,
     is_discarded: AtomicBool,
     checkpoint_lock: Mutex<()>,
@@ -64,7 +64,8 @@ impl MappedPoolDurability {
         }
     }
 
-    /// Numbers up to `seqno` and many more will be used. Who finds them noted finds the note durable.
+    /// Sequence numbers up to `seqno` and many more will be used. A caller that finds them recorded may rely on their
+    /// durability.
     #[cold]
     fn write_seqno_end(&self, tree: &PoolTree<MappedPoolFile>, seqno: SeqNo) {
         let _noting = lock(&self.header_lock);
@@ -87,7 +88,7 @@ impl MappedPoolDurability {
 }
 
 impl PoolDurability<MappedPoolFile> for MappedPoolDurability {
-    /// Only by who makes no changes beside others: when a single change is made, all that the log has is applied.
+    /// Only by a thread without concurrent changes: when a single change is made, all of the WAL is applied.
     fn before_logged_write(&self, tree: &PoolTree<MappedPoolFile>, kind: RecordKind, seqno: SeqNo) -> Result<()> {
         self.ensure_seqno_reserved(tree, seqno);
         let logged = self.last_logged_seqno.load(Ordering::Acquire);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use crate::base::{Error, ErrorKind, Result};
 use crate::vfs::Env;
 
-/// Bytes of a pool for each of which another thread helps, up to so many threads; few in tests.
+/// Number of bytes of a pool per additional thread, up to a maximum; few in tests.
 const BYTES_PER_HELPER: u64 = if cfg!(all(test, debug_assertions)) { 16 << 10 } else { 16 << 20 };
 const HELPERS_MAX: u64 = 3;
 
-/// What it means that somebody of a crew panicked.
+/// The error if one of the threads panicked.
 pub(crate) fn thread_panicked_error() -> Error {
     Error::new(ErrorKind::Poisoned, "a thread panicked while it read a pool")
 }

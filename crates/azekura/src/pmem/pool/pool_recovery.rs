@@ -296,7 +296,7 @@ pub(crate) fn verify_records(region: &Region) -> Result<PoolRecoveryReport> {
 /// Leaves that one thread reads before it looks for more; few in tests, so that there are parts.
 const LEAVES_PER_PART: usize = if cfg!(all(test, debug_assertions)) { 3 } else { 256 };
 
-/// For this long somebody sleeps at most before he looks again whether the chain has got longer, in milliseconds.
+/// Maximum time, in milliseconds, that a thread sleeps before it checks again whether the chain has grown.
 const CHAIN_WAIT_MS: u64 = 10;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -329,16 +329,16 @@ struct LeafChain {
     is_complete: bool,
 }
 
-/// Everything that those who read parts need.
+/// Shared by all threads that read parts.
 pub(crate) struct PoolRecovery<M: PersistenceBackend> {
     tree: PoolTree<M>,
     check_level: PoolCheckLevel,
-    /// What belongs to leaves, and to records that were read, for each who did.
+    /// The space of leaves and of records, for each thread that read them.
     used_space: Mutex<Vec<UsedSpaceBitmap>>,
     chain: Mutex<LeafChain>,
     /// Rung when the chain has got longer.
     chain_grew: WakeSignal,
-    /// The next part that nobody reads yet.
+    /// The next part that no thread reads yet.
     next_part: AtomicUsize,
     failed: AtomicBool,
     /// What came of parts, in no order.

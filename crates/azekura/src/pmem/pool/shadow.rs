@@ -16,7 +16,7 @@ type ShadowEntry = (u64, u64);
 /// Bytes of an entry.
 const SHADOW_ENTRY_LEN: usize = 16;
 
-/// The length of a shadow of so many pages, in bytes.
+/// The length in bytes of a shadow with this many pages.
 pub(crate) fn shadow_len(pages: u64) -> u64 {
     let list = pages.saturating_mul(SHADOW_ENTRY_LEN as u64).next_multiple_of(PAGE);
     pages.saturating_add(1).saturating_mul(PAGE).saturating_add(list)

@@ -27,7 +27,7 @@ use crate::vfs::seeded_rng::SeededRng;
 const BOUND: usize = 256;
 const LEN_MAX: u64 = 10 * PAGE;
 
-/// What was seen, for those who want to know how much that was.
+/// Counts of the checked states.
 #[derive(Debug, Default)]
 struct CrashTestCounts {
     points: usize,
@@ -60,7 +60,7 @@ impl CrashTestCounts {
     }
 }
 
-/// Who judges images, and opens them with the same fault planted.
+/// Checks images, and opens them with the same planted fault.
 struct CrashChecker {
     options: PoolOptions,
     granularity: PersistGranularity,
@@ -394,7 +394,7 @@ fn every_skipped_flush_or_fence_is_detected() {
     assert_eq!(unnoticed, [], "not needed, or not tested");
 }
 
-/// Who goes on with a pool that was closed and does not take back that it was is found out.
+/// A process that continues with a closed pool and does not clear the mark of the clean close is detected.
 #[test]
 fn changed_pool_has_no_clean_shutdown_mark() {
     for granularity in [PersistGranularity::Line, PersistGranularity::Word] {

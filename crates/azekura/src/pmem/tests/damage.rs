@@ -111,8 +111,8 @@ fn open_and_use(image: &[u8], model: &PoolTreeModel) -> UncheckedOpenOutcome {
     if right { UncheckedOpenOutcome::Right } else { UncheckedOpenOutcome::Wrong }
 }
 
-/// A pool that was closed is believed. What is damaged then is found by who verifies it, and whoever uses it gets wrong
-/// bytes or an error, and nothing worse.
+/// A cleanly closed pool is trusted. Damage is then found by `verify`, and a read gets wrong bytes or an error, and
+/// nothing worse.
 #[test]
 fn full_check_finds_all_damage_of_clean_pool() {
     let (image, model) = clean_pool_bytes();
@@ -278,8 +278,8 @@ fn nonsense_with_valid_checks_is_refused() {
         open_and_use(&believed, &model);
         match open_contents(&sim.image()) {
             None => refused += 1,
-            // Nobody can tell a chain that was cut at a leaf, or an old slot whose record is there still, from what was
-            // written; but keys are in order, and every record is one that was once there.
+            // A chain that was cut at a leaf, or an old slot whose record still exists, is not distinguishable from
+            // valid data; but keys are in order, and every record existed once.
             Some(contents) => {
                 let stranger = contents.iter().find(|(key, value)| {
                     model.get(*key) != Some(*value) && !value.iter().all(|byte| Some(byte) == value.first())

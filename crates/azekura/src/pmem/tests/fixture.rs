@@ -135,7 +135,8 @@ impl<M: PersistenceBackend> PoolFixture<M> {
         }
     }
 
-    /// The order of the leaves, the way to them, and every byte of the pool. While nobody writes or waits to read.
+    /// The order of the leaves, the inner nodes, and every byte of the pool. Without concurrent writers or waiting
+    /// readers.
     pub(crate) fn check_invariants(&self) {
         let tree = &self.tree;
         let (mut at, mut leaves, mut records, mut bytes) = (HEAD_LEAF_OFFSET, 0, 0, 0);

@@ -325,7 +325,7 @@ fn snapshot_shows_only_published_changes() {
             } else {
                 PoolOp::Remove(key)
             };
-            // Applied, but not published: nobody sees it.
+            // Applied, but not published: no reader sees it.
             let before = model.clone();
             let seqno = SeqNo(fixture.seqno + 1);
             let (PoolOp::Put(key, _) | PoolOp::Remove(key)) = &op;

@@ -87,7 +87,7 @@ impl ScheduleFixture {
         assert!((from..=to).any(right), "key {key} was {found:?} at no moment from {from} to {to}");
     }
 
-    /// One point shows the same forward and backward, and to who asks for each key.
+    /// One sequence number shows the same state forward, backward, and by gets.
     fn check_scan(&self) {
         let pin = self.fixture.snapshots.register();
         let point = pin.seqno();
@@ -113,7 +113,7 @@ impl ScheduleFixture {
         }
     }
 
-    /// When all changes are made and nobody reads any more.
+    /// When all changes are made and there are no readers any more.
     fn check_final_state(&self) {
         assert_eq!(self.visible(), self.changes.len() as u64);
         self.check_scan();
@@ -258,7 +258,7 @@ fn two_writers_of_disjoint_keys() {
     });
 }
 
-/// What is read was there, also when nobody may see anything else: two who split the same leaf.
+/// Records that are read existed, also with two threads that split the same leaf.
 #[test]
 fn two_writers_split_one_leaf() {
     explore(|| {

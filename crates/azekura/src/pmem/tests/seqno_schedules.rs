@@ -1,7 +1,7 @@
-//! Writers who take their numbers beside each other, under every schedule that the explorer can think of.
+//! Concurrent writers that take sequence numbers, under every schedule of the explorer.
 //!
-//! Each change notes its number when it gets it. So whoever reads at a point knows what he must see there: all changes
-//! up to it, in the order of their numbers, and nothing else.
+//! Each change records its sequence number when it gets it. So the expected state at a sequence number is known: all
+//! changes up to it, in order, and nothing else.
 //!
 //! The scenarios at the end leave out one of the things that writers rely on, and must be found out.
 
@@ -26,7 +26,7 @@ enum SeqnoFault {
     PublishOutOfOrder,
     /// A number is taken before the leaf is locked.
     AssignBeforeLock,
-    /// Who closes the gate does not wait for those who are inside.
+    /// The thread that closes the gate does not wait for the threads inside.
     SkipGateWait,
 }
 
@@ -123,7 +123,7 @@ impl SeqnoScheduleFixture {
         there
     }
 
-    /// One point shows what was made up to it, each time it is looked at, and to who asks for each key.
+    /// One sequence number shows the changes up to it, at each read, by iteration and by gets.
     fn check_scan(&self) {
         let pin = self.fixture.snapshots.register();
         let there = self.contents_at(pin.seqno());
@@ -143,7 +143,7 @@ impl SeqnoScheduleFixture {
         }
     }
 
-    /// When all changes are made and nobody reads any more.
+    /// When all changes are made and there are no readers any more.
     fn check_final_state(&self, changes: u64) {
         self.seqno_allocator.close_gate();
         assert_eq!(self.fixture.visible.get(), SeqNo(changes));
@@ -156,7 +156,7 @@ impl SeqnoScheduleFixture {
 
 type ScheduledThread = fn(&SeqnoScheduleFixture);
 
-/// Runs the parts beside each other, the last one here; so many changes have been made then.
+/// Runs the parts concurrently, the last one on this thread; `count` changes have been made then.
 fn race(shared: &Arc<SeqnoScheduleFixture>, parts: &[ScheduledThread], changes: u64) {
     let (last, others) = parts.split_last().expect("somebody does something");
     let others = others.iter().copied().map(|part| {
@@ -255,7 +255,7 @@ fn closing_beside_single_changes() {
     explore(|| race_with_close(SeqnoFault::None));
 }
 
-/// A change fails when it has its number: whoever comes behind it ends, and what is before it is seen.
+/// A change fails after it got its sequence number: later changes end, and earlier changes are visible.
 #[test]
 fn waiters_end_when_seqno_is_lost() {
     explore(|| {

@@ -190,8 +190,8 @@ fn two_writers_of_one_leaf_lose_nothing() {
     fixture.check_invariants();
 }
 
-/// Two threads fill a pool, each from a shelf of its own; a third one finds what they have left there before it finds
-/// the pool full.
+/// Two threads fill a pool, each from its own thread cache; a third one uses the rest of these caches before the pool
+/// is full.
 #[test]
 fn thread_caches_are_empty_when_pool_is_full() {
     let options = options(4 << 20, SLOTS);
@@ -225,8 +225,8 @@ fn thread_caches_are_empty_when_pool_is_full() {
     fixture.check_invariants();
 }
 
-/// Who makes space for a change that has no number yet stands outside of what closing waits for. It happened that a
-/// leaf was split in a file that the next process had opened.
+/// A thread that makes space for a change without a sequence number is not counted by closing. A leaf was split in a
+/// file that the next process had opened.
 #[test]
 fn nothing_changes_after_stop_writes() {
     let options = options(64 * PAGE, 4);
@@ -251,8 +251,8 @@ fn nothing_changes_after_stop_writes() {
     assert!(bytes() == before && fixture.tree.usage().unwrap().1 == leaves && seqno == 3);
 }
 
-/// As who makes a copy sees to it that nobody gets a number, and forgot that leaves are split before one is asked for:
-/// the copy had one half of a leaf as it was before, and the other as it was after.
+/// A copy withheld sequence numbers, but leaves are split before a number is requested: the copy had one half of a
+/// leaf from before the split, and the other from after it.
 #[test]
 fn copy_has_one_tree_structure() {
     let options = options(4096 * PAGE, 8);

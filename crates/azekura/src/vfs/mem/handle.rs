@@ -189,7 +189,7 @@ impl File for MemFile {
     }
 }
 
-/// The words of an open file, for as long as somebody has them.
+/// The words of an open file, as long as they are in use.
 struct MemMappedMemory {
     handle: Arc<InodeHandle>,
     words: SharedWords,
@@ -254,7 +254,7 @@ impl Mapping for MemMapping {
             return;
         }
         assert!(self.is_resident(offset, len), "a store lies where the mapping was populated");
-        // A machine without power stores nothing, and nobody is left to be told.
+        // A machine without power stores nothing, and no caller gets an error.
         let Ok(mut tree) = self.handle.lock_tree() else { return };
         let length = tree.file(self.handle.ino).map_or(0, |file| file.live.length());
         let past_the_end = offset + len > length;

@@ -1,4 +1,4 @@
-//! Files used as memory: their words live apart, and become the file's bytes when somebody looks.
+//! Mapped files: their words are stored separately, and copied to the bytes of the file when it is read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ impl SharedWords {
         &self.all[first..first + self.len]
     }
 
-    /// The first `len` bytes of the same words; none if there are not so many.
+    /// The first `len` bytes of the same words; `None` if there are fewer.
     pub(crate) fn first(&self, len: usize) -> Option<SharedWords> {
         (len / 8 <= self.len).then(|| SharedWords { all: Arc::clone(&self.all), len: len / 8 })
     }

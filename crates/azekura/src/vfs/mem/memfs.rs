@@ -54,8 +54,8 @@ impl MemFs {
         lock_tree(&self.tree).crash(survival, seed);
     }
 
-    /// Another file system in the same state, unsynced changes included, that nobody has opened: so one state can be
-    /// crashed in many ways. Costs by the number of files, not by their bytes.
+    /// Another file system in the same state, unsynced changes included, without open files: so one state can be
+    /// crashed in many ways. The cost depends on the number of files, not on their bytes.
     #[must_use]
     pub fn fork(&self) -> MemFs {
         MemFs { tree: Arc::new(Mutex::new(lock_tree(&self.tree).fork())) }

@@ -14,7 +14,7 @@ use crate::vfs::mem::mapped_words::{self, MappedFileTable, MappedFileWords, Shar
 
 const ROOT: Ino = 1;
 
-/// Who holds the lock on a file.
+/// The holder of the lock on a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum MemLockState {
     Exclusive,
@@ -67,7 +67,7 @@ impl MemFsTree {
         }
     }
 
-    /// A copy that nobody has opened yet. Shares all bytes.
+    /// A copy without open files. Shares all bytes.
     pub(crate) fn fork(&self) -> MemFsTree {
         let mut copy = self.clone();
         copy.unmap_all();

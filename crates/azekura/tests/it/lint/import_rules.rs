@@ -7,7 +7,7 @@ use super::import_graph::{Import, ImportGraph, ROOT, folder_of, layer_of};
 use super::tree::{ENGINE, SourceTree};
 
 /// The decision record whose fenced block lists every import between folders.
-pub(super) const RECORD: &str = "docs/decisions/0002-arrows-between-folders.md";
+pub(super) const RECORD: &str = "docs/decisions/0002-imports-between-folders.md";
 
 /// Crates beside the engine.
 const OTHER_CRATES: &[&str] = &["crates/azekura-cli/src/", "crates/azekura-bench/src/"];
