@@ -262,7 +262,7 @@ impl BlobIndexBuilder {
 
 /// Writes new values, each of which stands in the file once [`append`](DirectBlobWriter::append) returns: it survives
 /// the death of the process from then on, and power loss once the caller has synced the file. The same bytes come out
-/// as of a [`BlobWriter`](crate::blob::writer::BlobWriter). One thread at a time.
+/// as of a [`BlobWriter`]. One thread at a time.
 ///
 /// A failed write leaves the values before it as they were, and the next one goes where it would have gone.
 pub(crate) struct DirectBlobWriter {

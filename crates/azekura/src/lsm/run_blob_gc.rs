@@ -142,7 +142,7 @@ impl LsmTree {
         })
     }
 
-    /// Whether a memtable of this many entries may hide so many stale bytes that it should be flushed before it is
+    /// Whether a memtable of this many entries may hide enough stale bytes that it should be flushed before it is
     /// full.
     pub(crate) fn memtable_hides_too_much(&self, entries: u64) -> bool {
         let Some(target) = self.automatic_target() else { return false };

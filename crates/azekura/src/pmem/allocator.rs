@@ -31,7 +31,7 @@ const EPOCH_WAIT_ROUNDS: usize = if SCHEDULE_EXPLORATION { 2 } else { 10_000 };
 const EPOCH_WAIT_YIELDS: usize = if SCHEDULE_EXPLORATION { 0 } else { 64 };
 
 /// Maximum number of free ranges that are sorted and joined at every lack of space. More ranges are joined only after
-/// so many bytes were freed that a share of the pool (1 / `COALESCE_POOL_SHARE`) may have become free, or after one
+/// enough bytes were freed that a share of the pool (1 / `COALESCE_POOL_SHARE`) may have become free, or after one
 /// refused request per `COALESCE_RANGES_PER_FAILURE` ranges. So a request that fails in a large fragmented pool has a
 /// bounded cost.
 const COALESCE_ALWAYS_MAX: usize = 4096;
