@@ -13,15 +13,15 @@ pub(crate) struct WalRecord<'a> {
     pub(crate) kind: RecordKind,
     pub(crate) partition: PartitionId,
     pub(crate) key: &'a [u8],
-    /// The value, or the pointer to it.
+    /// The value, or the encoded blob pointer to it.
     pub(crate) value: &'a [u8],
 }
 
-/// The payload of a frame that stands for numbers that the log does not have: pools have used them without it. Its one
-/// byte is a kind of record that no commit has.
+/// Payload of a gap frame: a frame for sequence numbers that the write-ahead log (WAL) does not contain, because pools
+/// used them without it. Its one byte is a record kind that no commit contains.
 pub(crate) const SEQNO_GAP_PAYLOAD: &[u8] = &[19];
 
-/// The frames that bring a log that goes on with `from` to `next`.
+/// The gap frames that advance a WAL with the next sequence number `from` to `next`.
 pub(crate) fn seqno_gap_commits<'a>(mut from: SeqNo, next: SeqNo) -> impl Iterator<Item = WalCommit<'a>> {
     std::iter::from_fn(move || {
         let count = u32::try_from(next.0.saturating_sub(from.0)).unwrap_or(u32::MAX);
@@ -31,7 +31,10 @@ pub(crate) fn seqno_gap_commits<'a>(mut from: SeqNo, next: SeqNo) -> impl Iterat
     })
 }
 
-/// Fails for keys and values beyond the limits, before anything is written anywhere.
+/// Checks the lengths of a key and a value. Callers check them before they write anything.
+///
+/// # Errors
+/// `Invalid` for a key or a value that is too long.
 pub(crate) fn check_key_and_value_lengths(key: &[u8], value: &[u8]) -> Result<()> {
     if key.len() > KEY_LEN_MAX {
         return Err(Error::invalid(format!("key has {} bytes, at most {KEY_LEN_MAX} are allowed", key.len())));
@@ -52,7 +55,7 @@ pub(crate) fn put_record(out: &mut Vec<u8>, record: &WalRecord<'_>) {
     }
 }
 
-/// The bytes that a record takes.
+/// Encoded length of a record in bytes.
 pub(crate) fn record_len(record: &WalRecord<'_>) -> u64 {
     let bytes = |bytes: &[u8]| varint_len(bytes.len() as u64) + bytes.len();
     let value = if record.kind.is_value() { bytes(record.value) } else { 0 };
@@ -78,7 +81,7 @@ impl<'a> WalRecordIter<'a> {
             BlobPointer::decode(value)?;
         }
         if key.len() > KEY_LEN_MAX {
-            return Err(Error::corruption("key in the log is longer than any key may be"));
+            return Err(Error::corruption("key in the log exceeds the maximum length"));
         }
         Ok(WalRecord { kind, partition, key, value })
     }
@@ -99,10 +102,10 @@ impl<'a> Iterator for WalRecordIter<'a> {
     }
 }
 
-/// The pointers of a commit, with their partitions and sequence numbers.
+/// The blob pointers of a commit, with their partitions and sequence numbers.
 ///
 /// # Errors
-/// `Corruption` for a payload that is none.
+/// `Corruption` if the payload is malformed.
 pub(crate) fn blob_pointers(commit: &WalCommit<'_>) -> Result<Vec<(PartitionId, SeqNo, BlobPointer)>> {
     let mut pointers = Vec::new();
     if commit.payload == SEQNO_GAP_PAYLOAD {
@@ -117,7 +120,7 @@ pub(crate) fn blob_pointers(commit: &WalCommit<'_>) -> Result<Vec<(PartitionId, 
     Ok(pointers)
 }
 
-/// Checks that a payload holds exactly `count` well-formed records, or stands for as many numbers.
+/// Checks that a payload contains exactly `count` well-formed records, or is a gap payload.
 pub(crate) fn check_payload(payload: &[u8], count: u32) -> Result<()> {
     if payload == SEQNO_GAP_PAYLOAD {
         return Ok(());
@@ -130,7 +133,7 @@ pub(crate) fn check_payload(payload: &[u8], count: u32) -> Result<()> {
     if found == u64::from(count) {
         return Ok(());
     }
-    Err(Error::corruption(format!("commit says it has {count} records and has {found}")))
+    Err(Error::corruption(format!("commit has {found} records, its frame says {count}")))
 }
 
 #[cfg(test)]
@@ -141,15 +144,18 @@ mod tests {
 
     #[test]
     fn seqno_gap_takes_fewest_frames() {
-        let told = |from, next| {
+        let gaps = |from, next| {
             seqno_gap_commits(SeqNo(from), SeqNo(next)).map(|f| (f.first_seqno.0, f.seqno_count)).collect::<Vec<_>>()
         };
-        assert_eq!(told(5, 5), []);
-        assert_eq!(told(5, 6), [(5, 1)]);
+        assert_eq!(gaps(5, 5), []);
+        assert_eq!(gaps(5, 6), [(5, 1)]);
         let far = 3 + 2 * u64::from(u32::MAX) + 7;
-        assert_eq!(told(3, far), [(3, u32::MAX), (2 + (1 << 32), u32::MAX), (1 + (2 << 32), 7)]);
+        assert_eq!(gaps(3, far), [(3, u32::MAX), (2 + (1 << 32), u32::MAX), (1 + (2 << 32), 7)]);
         check_payload(SEQNO_GAP_PAYLOAD, 7).unwrap();
-        assert!(WalRecordIter::new(SEQNO_GAP_PAYLOAD).next().is_some_and(|record| record.is_err()), "it is no record");
+        assert!(
+            WalRecordIter::new(SEQNO_GAP_PAYLOAD).next().is_some_and(|record| record.is_err()),
+            "a gap payload is not a record"
+        );
     }
 
     #[test]
@@ -187,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_that_is_none_is_corruption() {
+    fn malformed_blob_pointer_is_corruption() {
         for value in [&b""[..], &[1, 2, 3], &[1, 2, 3, 4, 5, 6], &[0xff; 50]] {
             let mut payload = Vec::new();
             put_record(

@@ -10,23 +10,25 @@ use crate::base::{Error, Result, SeqNo};
 use crate::record_log::frame::LogFileIdentity;
 use crate::record_log::reader::{DamageScan, LogReadResult, LogSource, RecordLogReader, SeqnoOrder};
 
-/// The header takes one sector, which the device writes whole or not at all; frames start behind it. In bytes.
+/// Length of a segment header in bytes: one sector, which the device writes completely or not at all. Frames start
+/// after the header.
 pub(crate) const SEGMENT_HEADER_LEN: usize = 512;
 
 const SEGMENT_FIELDS_OFFSET: usize = FileHeader::LEN;
 const SEGMENT_CHECKSUM_OFFSET: usize = SEGMENT_FIELDS_OFFSET + 32;
 
-/// The start of a segment.
+/// The header of a segment file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalSegmentHeader {
-    /// Random, new with every life of the file.
+    /// Random, and new for each incarnation of the file.
     pub(crate) file_id: [u8; 16],
     pub(crate) database_id: [u8; 16],
     /// 0 in a spare file that was never a segment.
     pub(crate) epoch: WalEpoch,
-    /// The segment that this one follows; 0 if there was none.
+    /// Epoch of the segment that this one follows; 0 if there is none.
     pub(crate) previous_epoch: WalEpoch,
-    /// The first sequence number it holds, or would.
+    /// The first sequence number of the segment. If the segment is empty, the sequence number that its first commit
+    /// will have.
     pub(crate) first_seqno: SeqNo,
 }
 
@@ -68,19 +70,19 @@ impl WalSegmentHeader {
         if d.u64()? != xxh3(location_seed(&file_id, at), &block[SEGMENT_FIELDS_OFFSET..SEGMENT_CHECKSUM_OFFSET]) {
             return Err(Error::corruption("checksum of the segment header does not match").at_offset(at));
         }
-        let sensible = header.first_seqno <= SeqNo::MAX && (header.epoch.0 == 0 || header.first_seqno > SeqNo::ZERO);
-        if !sensible || (header.epoch.0 != 0 && header.previous_epoch >= header.epoch) {
-            return Err(Error::corruption("segment header makes no sense").at_offset(at));
+        let is_valid = header.first_seqno <= SeqNo::MAX && (header.epoch.0 == 0 || header.first_seqno > SeqNo::ZERO);
+        if !is_valid || (header.epoch.0 != 0 && header.previous_epoch >= header.epoch) {
+            return Err(Error::corruption("segment header has an invalid epoch or sequence number").at_offset(at));
         }
         Ok(header)
     }
 
-    /// What the checksums of the frames are bound to.
+    /// The identity that the checksums of the segment's frames include.
     pub(crate) fn identity(&self) -> LogFileIdentity {
         LogFileIdentity { file_id: self.file_id, epoch: self.epoch.0 }
     }
 
-    /// A reader of the segment's records.
+    /// Returns a reader of the segment's records.
     pub(crate) fn reader<'a>(&self, source: LogSource<'a>, order: SeqnoOrder) -> Result<RecordLogReader<'a>> {
         let before = SeqNo(self.first_seqno.0.saturating_sub(1));
         RecordLogReader::new(source, self.identity(), SEGMENT_HEADER_LEN as u64, before, order)
@@ -96,24 +98,24 @@ fn segment_name(file: FileNumber) -> String {
     format!("{:06}.wal", file.0)
 }
 
-/// The id of the segment file that is called `name`, if one is.
+/// The file number of a segment file name. `None` if `name` is not the canonical name of a segment file.
 pub(crate) fn parse_segment_name(name: &str) -> Option<FileNumber> {
     let id = FileNumber(name.strip_suffix(".wal")?.parse().ok()?);
     (segment_name(id) == name).then_some(id)
 }
 
-/// What the bytes of one segment hold, taken by themselves.
+/// Content of one segment, without regard to the rest of the WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalSegmentScan {
     pub(crate) header: WalSegmentHeader,
     pub(crate) commits: u64,
-    /// The last sequence number; the one before `header.first` if there are no commits.
+    /// The last sequence number; `header.first_seqno` - 1 if there are no commits.
     pub(crate) last_seqno: SeqNo,
-    /// The highest watermark in front of `end`.
+    /// The highest watermark before `end_offset`.
     pub(crate) durable_seqno: SeqNo,
-    /// End of the last frame in sequence, in bytes.
+    /// File offset of the end of the last frame in sequence.
     pub(crate) end_offset: u64,
-    /// What verifies behind the place where the sequence stops.
+    /// The valid frames after the point where the sequence stops.
     pub(crate) damage_scan: DamageScan,
 }
 

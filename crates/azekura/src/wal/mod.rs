@@ -1,4 +1,5 @@
-//! Layer 3: the write-ahead log (WAL). All partitions share it. It is a chain of segments, each a file of records.
+//! Layer 3: the write-ahead log (WAL), which all partitions share. It is a chain of segments. Each segment is a file of
+//! records.
 //!
 //! Invariants:
 //! - Sequence numbers are consecutive through the whole chain, and a group of commits never spans two segments.
@@ -7,11 +8,12 @@
 //! - The name of a segment is durable before the segment is listed, and its header is written after that. So a listed
 //!   segment whose header has an older epoch was never synced.
 //! - Replay only reads. A replayed segment is never appended to.
-//! - After a failed sync or a failed write of frames nothing is written any more.
+//! - After a failed sync or a failed write of frames, the WAL writes nothing more.
 //!
 //! Modules, in reading order: [`format`](mod@format), [`batch_codec`] (the records of a commit), [`options`],
 //! [`segment`] (the segment being written), [`writer`] (shared state and appending), [`sync`], [`recycling`]; for
-//! recovery: [`reader`] (finds and replays segments), [`rewrite`](mod@rewrite) (after damage that was skipped).
+//! recovery: [`reader`] (finds and replays segments), [`rewrite`](mod@rewrite) (rewrites the WAL after a replay that
+//! skipped damage).
 
 pub(crate) mod batch_codec;
 pub(crate) mod format;

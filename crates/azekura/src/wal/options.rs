@@ -1,17 +1,18 @@
-//! Types that the WAL and its caller share, and the callbacks into the database.
+//! Types that the write-ahead log (WAL) and its caller share, and the callbacks into the database.
 
 use crate::base::event::DroppedAfterDamage;
 use crate::base::version_edit::{FileNumber, WalEpoch};
 use crate::base::{Result, SeqNo};
 
-/// How a log is written.
+/// Options for writing the WAL.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WalOptions {
-    /// Bytes after which a new segment is begun, rounded up to 4 KiB. A larger group of commits gets a larger segment.
+    /// Size in bytes at which a new segment is begun, rounded up to 4 KiB. A larger group of commits gets a larger
+    /// segment.
     pub(crate) segment_size: u64,
-    /// Whether to append by storing into a mapping where the file system makes that safe.
+    /// Whether to append through a memory mapping, if the file system makes this safe.
     pub(crate) mapped: bool,
-    /// Whether frames say how far the log is durable.
+    /// Whether frames contain watermarks: the last sequence number that was durable when the frame was written.
     pub(crate) marks: bool,
 }
 
@@ -21,132 +22,136 @@ impl Default for WalOptions {
     }
 }
 
-/// One commit as the log holds it.
+/// One commit as stored in the WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalCommit<'a> {
     pub(crate) first_seqno: SeqNo,
-    /// Sequence numbers it takes, at least 1.
+    /// Number of sequence numbers that the commit uses, at least 1.
     pub(crate) seqno_count: u32,
     pub(crate) payload: &'a [u8],
 }
 
-/// A segment as others see it.
+/// Summary of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalSegmentInfo {
     pub(crate) epoch: WalEpoch,
     pub(crate) file: FileNumber,
-    /// The first sequence number it holds, or would.
+    /// The first sequence number of the segment. If the segment is empty, the sequence number that its first commit
+    /// will have.
     pub(crate) first_seqno: SeqNo,
-    /// The last it holds; `first` − 1 if it holds none.
+    /// The last sequence number; `first_seqno` - 1 if the segment is empty.
     pub(crate) last_seqno: SeqNo,
-    /// Bytes used, header included.
+    /// Length of the used part of the file in bytes, including the header.
     pub(crate) end_offset: u64,
 }
 
-/// What was written since the log was started.
+/// Counters since the WAL was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalStats {
     /// Bytes of frames.
     pub(crate) bytes: u64,
     pub(crate) commits: u64,
-    /// Syncs that callers waited for or a worker ran, not files synced.
+    /// Syncs that callers requested or a worker ran. Counts group syncs, not synced files.
     pub(crate) syncs: u64,
 }
 
-/// What opening does when the log is found damaged below the point up to which it was known to be durable.
+/// What opening does if the write-ahead log (WAL) is damaged below the last sequence number that is known to be
+/// durable.
 ///
-/// A torn tail, which power loss leaves above that point, is no damage: every mode ends the log there. Neither does any
-/// mode refuse damage in a part of the log that every partition has flushed beyond, if what can be read behind the
-/// damage goes on with what is needed.
+/// A torn tail, which power loss leaves above that sequence number, is not damage: every mode ends the WAL there. No
+/// mode refuses damage in a part of the WAL that no partition needs because all have flushed it, provided that the
+/// readable part after the damage starts no later than the first needed record.
 ///
-/// Whatever is committed and synced after an open that succeeded is there in every later open, in every mode.
+/// After a successful open, every later commit that is synced is present in every later open, in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryMode {
-    /// Opening fails with `Corruption` that names file and offset. Nothing is changed.
+    /// Opening fails with `Corruption` that names the file and the offset. Nothing is changed.
     #[default]
     Strict,
-    /// The log ends at the first damage, whatever was durable behind it: a consistent, older state, one moment of all
-    /// partitions. Opening fails with `Corruption` that names a partition if that partition already holds later
-    /// commits outside of the log, because then that moment cannot be restored.
+    /// The WAL ends at the first damage, even if later commits were durable. The result is an older, consistent state:
+    /// one point in time of all partitions. Opening fails with `Corruption` that names a partition if that partition
+    /// already contains later commits outside of the WAL, because then this point in time cannot be restored.
     PointInTime,
-    /// Damage is skipped and every whole commit that still verifies is applied, in order: as much as possible. Later
-    /// commits may be there without earlier ones, and a partition that was flushed later than others keeps what it
-    /// flushed: the state may be no single moment of the database. No commit of the log is applied by half: one that
-    /// names a partition which the manifest has lost is left out.
+    /// Damage is skipped, and every complete commit that still verifies is applied, in order. Later commits may be
+    /// present without earlier ones, and a partition that was flushed later than others keeps its flushed records. So
+    /// the result may mix several points in time. A commit is applied completely or not at all: a commit that names a
+    /// partition which the manifest has lost is left out.
     Salvage,
 }
 
-/// A sequence number, and the partition that it is known from.
+/// A sequence number, and the partition that proves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartitionSeqno {
     pub(crate) seqno: SeqNo,
-    /// A description of the partition; empty if the number is known from elsewhere.
+    /// Description of the partition for error messages; empty if another source proves the sequence number.
     pub(crate) partition: String,
 }
 
-/// What a replay needs to know.
+/// Inputs of a replay.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WalReplayOptions {
     pub(crate) mode: RecoveryMode,
     /// The segments that the manifest lists.
     pub(crate) listed_segments: Vec<(WalEpoch, FileNumber)>,
-    /// Where the last open or clean close found the log to end.
+    /// The end of the WAL that the last open or clean close recorded: no valid record in a segment up to this epoch has
+    /// a higher sequence number.
     pub(crate) wal_end: Option<(WalEpoch, SeqNo)>,
-    /// No partition needs a record of the log up to here: all of them are in permanent files.
+    /// No partition needs a WAL record up to here, because all of them are in permanent files.
     pub(crate) flushed_through: SeqNo,
-    /// The log was durable up to here, because a permanent file holds something that is written only after that.
+    /// The WAL was durable up to here, because a permanent file contains data that is written only after this sync.
     pub(crate) durable_through: PartitionSeqno,
-    /// Pools that are memory may hold commits of the log up to here, durable or not.
+    /// Mapped pools may contain commits of the WAL up to here, whether or not these commits are durable in the WAL.
     pub(crate) held_in_pools: PartitionSeqno,
-    /// Segment files with this number or a higher one were not made by this database; 0 if all were.
+    /// Segment files with this number or a higher one were not created by this database. 0 if there is no limit.
     pub(crate) file_number_limit: u64,
 }
 
-/// What a replay found.
+/// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalReplayReport {
-    /// The last sequence number that counts; never below `from` and what is known to be durable.
+    /// The last valid sequence number. Never below `flushed_through` and `durable_through` of the options.
     pub(crate) last_seqno: SeqNo,
-    /// The segment where the log ends; the next one names it as its predecessor.
+    /// Epoch of the last segment of the WAL. The next segment names it as its predecessor.
     pub(crate) last_epoch: WalEpoch,
-    /// The highest epoch in the header of any segment file, dead ones included, or in the manifest; the next must be
-    /// above it.
+    /// The highest epoch in the manifest or in the header of any segment file, including obsolete files. The next
+    /// segment must have a higher one.
     pub(crate) highest_epoch: WalEpoch,
-    /// The segments that a later replay needs, oldest first, with those that link to them although the manifest does
-    /// not list them.
+    /// The segments that a later replay needs, oldest first, including linked segments that the manifest does not list.
     pub(crate) segments: Vec<WalSegmentInfo>,
-    /// Other segment files, free to be written over.
+    /// Other valid segment files. They may be overwritten.
     pub(crate) spare_files: Vec<FileNumber>,
-    /// Commits applied.
+    /// Number of applied commits.
     pub(crate) commits: u64,
     pub(crate) dropped_after_damage: Option<DroppedAfterDamage>,
-    /// Damage was passed over, or a commit is missing in between: a later replay would stop there, so the log has to be
-    /// [rewritten](crate::wal::rewrite_wal()).
+    /// Replay skipped damage, or commits between applied commits are missing. A later replay would stop there, so the
+    /// WAL must be [rewritten](crate::wal::rewrite_wal()).
     pub(crate) has_gaps: bool,
-    /// No partition needs anything up to here.
+    /// No partition needs a record up to here.
     pub(crate) flushed_through: SeqNo,
 }
 
 impl WalReplayReport {
-    /// What the manifest has to note, so that a later replay ends where this one did: whatever has an epoch up to this
-    /// one and is not listed is not a part of the log.
+    /// The end of the WAL that the manifest must record, so that a later replay ends where this one did: a segment up
+    /// to this epoch that is not listed is not part of the WAL.
     pub(crate) fn wal_end(&self) -> (WalEpoch, SeqNo) {
         (self.highest_epoch.max(self.last_epoch), self.last_seqno)
     }
 }
 
-/// Answers the log's questions. Called from appending, syncing and background threads,
-/// [`WalCallbacks::add_segment_to_manifest`] and [`WalCallbacks::allocate_segment`] with the log's append lock held: an
-/// answer must not call back into the log.
+/// Callbacks of the WAL into the database. Appending, syncing and background threads call them. The WAL holds its
+/// writer lock during [`WalCallbacks::add_segment_to_manifest`] and [`WalCallbacks::allocate_segment`], so a callback
+/// must not call back into the WAL.
 pub(crate) trait WalCallbacks: Send + Sync {
-    /// Fresh numbers, never given before: the epoch is at least 1 and rises from call to call.
+    /// Returns an epoch and a file number that were never returned before. The epoch is at least 1 and increases with
+    /// every call.
     fn allocate_segment(&self) -> Result<(WalEpoch, FileNumber)>;
 
-    /// Notes in the manifest, without syncing it, that a segment begins. On an error nothing is noted.
+    /// Appends an edit to the manifest that lists a new segment; does not sync the manifest. On an error the manifest
+    /// is unchanged.
     fn add_segment_to_manifest(&self, epoch: WalEpoch, file: FileNumber) -> Result<()>;
 
-    /// Syncs what the commits so far need beside the log, and is not synced yet: the manifest, and blob files that they
+    /// Syncs the unsynced files that the commits so far depend on: the manifest, and the blob files that these commits
     /// point into.
     fn sync_dependencies(&self) -> Result<()>;
 }

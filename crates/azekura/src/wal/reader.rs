@@ -1,5 +1,6 @@
-//! Replay: finds the segments of the WAL, reads their commits in order, and decides where the log ends and whether
-//! its end is a torn tail or damage. Salvage returns every whole commit that verifies, also across gaps.
+//! Replay: finds the segments of the write-ahead log (WAL), reads their commits in order, and decides where the WAL
+//! ends and whether its end is a torn tail or damage. Salvage returns every complete commit that verifies, also across
+//! gaps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,21 +14,23 @@ use crate::vfs::{File, Fs, OpenMode};
 use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, parse_segment_name, segment_path};
 use crate::wal::options::{PartitionSeqno, RecoveryMode, WalCommit, WalReplayOptions, WalReplayReport, WalSegmentInfo};
 
-/// Takes one commit, or gives the reason why the log ends in front of it: what is wrong if it was durable.
+/// Applies one commit. Returns `Some(error)` if the WAL must end before this commit; replay reports `error` if the
+/// commit was durable.
 pub(crate) type ApplyCommit<'a> = dyn FnMut(WalCommit<'_>) -> Result<Option<Error>> + 'a;
 
-/// A reading of the log under way.
+/// The state of a replay.
 pub(crate) struct WalReader<'a> {
     pub(crate) segments: &'a WalSegmentSet,
     pub(crate) options: &'a WalReplayOptions,
     dir: &'a Path,
     apply: &'a mut ApplyCommit<'a>,
-    /// The last sequence number that counts so far.
+    /// The last valid sequence number so far.
     pub(crate) last_seqno: SeqNo,
     pub(crate) last_epoch: WalEpoch,
-    /// No partition needs anything up to here: all of it is in permanent files, or was when its segment was retired.
+    /// No partition needs a record up to here: all of them are in permanent files, or were when their segment was
+    /// retired.
     pub(crate) flushed_through: SeqNo,
-    /// The log was durable up to here.
+    /// The WAL was durable up to here.
     durable_seqno: SeqNo,
     pub(crate) has_gaps: bool,
     segments_read: BTreeMap<WalEpoch, WalSegmentInfo>,
@@ -37,18 +40,18 @@ pub(crate) struct WalReader<'a> {
 
 /// How the reading of a segment ended.
 enum SegmentReadOutcome {
-    /// At the sequence number where the next segment, or an earlier recovery, says it does.
+    /// At the last sequence number of the segment, which the next segment or the recorded end of the WAL states.
     ReachedBound,
-    /// Where no further commit could be read, or `apply` does not take it for a reason.
+    /// Before a commit at `offset` that cannot be read, or that `apply` refused with `reason`.
     StoppedBefore { offset: u64, behind: DamageScan, reason: Option<Error> },
 }
 
-/// Where reading the log ended.
+/// The point at which replay stopped.
 struct WalReadEnd {
     path: PathBuf,
     offset: u64,
     damage_scan: DamageScan,
-    /// Why `apply` does not take the commit there.
+    /// The error with which `apply` refused the commit there.
     refusal_reason: Option<Error>,
 }
 
@@ -79,7 +82,7 @@ impl<'a> WalReader<'a> {
         }
     }
 
-    /// The newest segment that begins early enough for everything that is needed. What is before it need not be read.
+    /// The newest segment that starts at or before the first needed record. Older segments need not be read.
     pub(crate) fn first_needed_segment(&self) -> Option<&'a WalSegmentFile> {
         let begins_early = |segment: &&WalSegmentFile| segment.header.first_seqno.0 <= self.flushed_through.0 + 1;
         self.segments.segments.values().rev().find(begins_early)
@@ -89,7 +92,7 @@ impl<'a> WalReader<'a> {
         self.options.mode == RecoveryMode::Strict
     }
 
-    /// Reads segment after segment for as long as they are linked.
+    /// Reads segments as long as the next one is linked.
     pub(crate) fn read_linked_segments(&mut self) -> Result<()> {
         let mut next = self.first_needed_segment();
         let lost = self.first_unreadable_after(next).map(|(_, error)| error.clone());
@@ -120,14 +123,14 @@ impl<'a> WalReader<'a> {
         self.decide_end(end, lost.is_some())
     }
 
-    /// The oldest listed segment behind `start` that cannot be read.
+    /// The oldest listed segment after `start` that cannot be read.
     fn first_unreadable_after(&self, start: Option<&WalSegmentFile>) -> Option<(&WalEpoch, &Error)> {
         self.segments.unreadable.iter().find(|(epoch, _)| start.is_none_or(|start| **epoch > start.header.epoch))
     }
 
-    /// The segment that goes on where the log has come to. At a noted end that is one that follows on the noted epoch:
-    /// segments up to that epoch, of which nothing counts, may stand in between. No later replay that knows another end
-    /// could link the two, so the log has to be written anew.
+    /// The segment that continues at the next sequence number. At the recorded end of the WAL, this may be a segment
+    /// that follows the recorded epoch. The segments up to that epoch contain nothing valid then, and a later replay
+    /// with another recorded end could not link the two, so the WAL must be rewritten.
     fn next_linked_segment(&mut self) -> Option<&'a WalSegmentFile> {
         let next = |epoch| {
             self.segments.successor(epoch).filter(|segment| segment.header.first_seqno.0 == self.last_seqno.0 + 1)
@@ -142,19 +145,18 @@ impl<'a> WalReader<'a> {
         behind_end
     }
 
-    /// The last sequence number that counts in segments up to `epoch`, if an earlier recovery or a clean close noted
-    /// it.
+    /// The last valid sequence number in segments up to `epoch`, if an earlier recovery or a clean close recorded it.
     pub(crate) fn recorded_end(&self, epoch: WalEpoch) -> Option<SeqNo> {
         self.options.wal_end.filter(|(end, _)| *end >= epoch).map(|(_, seqno)| seqno)
     }
 
-    /// The last sequence number that counts in `segment`, if that is agreed.
+    /// The last valid sequence number in `segment`, if the next segment or the recorded end of the WAL states it.
     fn segment_seqno_bound(&self, segment: &WalSegmentFile) -> Result<Option<SeqNo>> {
         let epoch = segment.header.epoch;
         let bound = self.segments.last_seqno_before_successor(epoch).into_iter().chain(self.recorded_end(epoch)).min();
         match bound {
             Some(bound) if bound < self.last_seqno => {
-                let message = format!("segment begins behind sequence number {bound}, where it should have ended");
+                let message = format!("segment begins after sequence number {bound}, at which it should end");
                 Err(Error::corruption(message).in_file(&segment.path).at_offset(0))
             }
             bound => Ok(bound),
@@ -196,8 +198,8 @@ impl<'a> WalReader<'a> {
         Ok(ending)
     }
 
-    /// Skips damage in a part that is not needed, if the first valid record behind it is not after the first record
-    /// that is needed.
+    /// Skips damage in a part of the WAL that is not needed, if the first valid record after the damage is not after
+    /// the first needed record.
     fn resume_after_damage(&mut self, reader: &mut RecordLogReader<'_>, bound: Option<SeqNo>) -> Result<bool> {
         let through = bound.map_or(self.flushed_through, |bound| bound.min(self.flushed_through));
         if self.last_seqno > through {
@@ -215,7 +217,7 @@ impl<'a> WalReader<'a> {
         }
     }
 
-    /// Applies the record that the reader stands behind, unless there is a reason not to.
+    /// Applies the record that the reader has just returned. Returns the error if `apply` refuses it.
     pub(crate) fn apply_commit(
         &mut self,
         first: SeqNo,
@@ -231,20 +233,20 @@ impl<'a> WalReader<'a> {
         Ok(refused)
     }
 
-    /// Notes how far a segment was read.
+    /// Records how far a segment was read.
     pub(crate) fn record_progress(&mut self, segment: &WalSegmentFile, end: u64) {
         self.segments_read.insert(segment.header.epoch, segment_info(segment, self.last_seqno, end));
     }
 
     fn scan_after_damage(&self, reader: &mut RecordLogReader<'_>) -> Result<DamageScan> {
         match reader.scan_after_damage() {
-            // Given up: only a strict reading needs to know.
+            // The scan has given up. Only strict mode needs its result.
             Err(_) if !self.is_strict() => Ok(DamageScan::default()),
             found => found,
         }
     }
 
-    /// Decides whether the log may end here, where the commit behind `last` cannot be read.
+    /// Decides whether the WAL may end after `last_seqno`, where the next commit cannot be read.
     fn decide_end(&mut self, end: Option<WalReadEnd>, lost_segment: bool) -> Result<()> {
         let stopped = end.is_some();
         let WalReadEnd { mut path, offset, damage_scan: mut behind, refusal_reason: reason } =
@@ -254,7 +256,8 @@ impl<'a> WalReader<'a> {
             behind = behind.merge(self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))?);
         }
         for segment in &self.segments.unlinked {
-            // A rewrite that was cut short says no more than what can be read again.
+            // A segment of an interrupted rewrite states no higher durable sequence number than the records that can be
+            // read again.
             let mut reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Consecutive)?;
             let durable = self.scan_after_damage(&mut reader).map_err(|e| e.in_file(&segment.path))?.durable_seqno;
             if durable > behind.durable_seqno.max(self.durable_seqno).max(self.last_seqno) {
@@ -265,24 +268,25 @@ impl<'a> WalReader<'a> {
         let is_damaged =
             lost_segment || durable > self.last_seqno || (stopped && self.segments.has_two_successors(self.last_epoch));
         if behind.frames > 0 {
-            // Where the damage is, if that can be said, and not where the log speaks of it.
+            // Report the place of the damage if `reason` names it, and not the place of the commit that refers to it.
             let place = reason.as_ref().and_then(|reason| Some((reason.file()?, reason.offset()?)));
             let (file, offset) = place.unwrap_or((&path, offset));
             self.dropped_after_damage =
                 Some(DroppedAfterDamage { file: file.to_path_buf(), offset, frames: behind.frames });
         }
-        // With everything in permanent files nothing is needed of the log.
+        // If all records are in permanent files, none of the WAL is needed.
         let end = if self.flushed_through >= self.durable_seqno {
             self.last_seqno.max(self.flushed_through)
         } else {
             self.last_seqno
         };
-        let is_one_moment = end >= self.durable_seqno && (!is_damaged || self.options.held_in_pools.seqno <= end);
+        let is_one_point_in_time =
+            end >= self.durable_seqno && (!is_damaged || self.options.held_in_pools.seqno <= end);
         match self.options.mode {
             RecoveryMode::Strict if is_damaged => Err(reason.unwrap_or_else(|| {
-                self.damage_error(durable, is_one_moment.then_some(end)).in_file(path).at_offset(offset)
+                self.damage_error(durable, is_one_point_in_time.then_some(end)).in_file(path).at_offset(offset)
             })),
-            RecoveryMode::PointInTime if !is_one_moment => {
+            RecoveryMode::PointInTime if !is_one_point_in_time => {
                 Err(self.damage_error(durable, None).in_file(path).at_offset(offset))
             }
             _ => {
@@ -292,19 +296,19 @@ impl<'a> WalReader<'a> {
         }
     }
 
-    /// Ends the log behind `end`, up to where nothing is in it if that is beyond what was read.
+    /// Ends the WAL at `end` if that is beyond the last record read. The sequence numbers in between form a gap.
     fn skip_to(&mut self, end: SeqNo) {
         if end > self.last_seqno {
             (self.last_seqno, self.has_gaps) = (end, true);
         }
     }
 
-    /// Ends a salvage: numbers that permanent files have used are not used again.
+    /// Ends a salvage: sequence numbers in permanent files are not assigned again.
     pub(crate) fn finish_salvage(&mut self) {
         self.skip_to(self.durable_seqno);
     }
 
-    /// Where the log ends, if no commit stopped it: in front of the first listed segment that is not linked.
+    /// The end of the WAL if no commit stopped the replay: before the first listed segment that is not linked.
     fn end_without_stop(&self) -> WalReadEnd {
         let listed = self.options.listed_segments.iter().filter(|(epoch, _)| *epoch > self.last_epoch).min();
         let listed =
@@ -315,8 +319,8 @@ impl<'a> WalReader<'a> {
         WalReadEnd { path, offset, damage_scan: DamageScan::default(), refusal_reason: None }
     }
 
-    /// Whether the segment is of what an earlier recovery left behind: it follows on the end that was noted, but not
-    /// with the number that comes next.
+    /// Whether the segment was abandoned by an earlier recovery: it follows the recorded end of the WAL, but does not
+    /// start with the next sequence number.
     fn is_abandoned(&self, segment: &WalSegmentFile) -> bool {
         let (ended, end) = self.options.wal_end.unwrap_or_default();
         let mut root = &segment.header;
@@ -326,18 +330,20 @@ impl<'a> WalReader<'a> {
         segment.header.epoch > ended && root.previous_epoch <= ended && root.first_seqno.0 != end.0 + 1
     }
 
-    /// What is wrong, and what can be done; `end` is where [`RecoveryMode::PointInTime`] would end the log.
+    /// The error for a damaged WAL, with advice. `end` is the sequence number at which [`RecoveryMode::PointInTime`]
+    /// would end the WAL.
     fn damage_error(&self, durable: SeqNo, end: Option<SeqNo>) -> Error {
         let expected = self.last_seqno.0 + 1;
         let mut message =
             format!("log is damaged: sequence number {expected} cannot be read, though all up to {durable} was synced");
         let ahead = |mark: &&PartitionSeqno| mark.seqno > self.last_seqno && !mark.partition.is_empty();
         if let Some(mark) = [&self.options.durable_through, &self.options.held_in_pools].into_iter().find(ahead) {
-            message += &format!("; {} may already hold what comes up to {}", mark.partition, mark.seqno);
+            message +=
+                &format!("; {} may already contain records up to sequence number {}", mark.partition, mark.seqno);
         }
         message += &match end {
             Some(end) => format!(": RecoveryMode::PointInTime goes back to sequence number {end}"),
-            None => ", so the moment before the damage cannot be restored: open a checkpoint".into(),
+            None => ", so the point in time before the damage cannot be restored: open a checkpoint".into(),
         };
         message += ", RecoveryMode::Salvage keeps every commit that can be read";
         Error::corruption(message)
@@ -362,16 +368,17 @@ impl<'a> WalReader<'a> {
     }
 }
 
-/// The last sequence number of what was retired: the manifest lets go of a segment only when nothing in it is needed.
+/// The last sequence number of the retired segments. The manifest drops a segment only when none of its records is
+/// needed.
 fn retired_through(segments: &WalSegmentSet, options: &WalReplayOptions) -> SeqNo {
     let (ended, end) = options.wal_end.unwrap_or_default();
     let Some(oldest) = options.listed_segments.iter().map(|(epoch, _)| *epoch).min() else { return end };
     match segments.segments.get(&oldest) {
         Some(segment) if oldest <= ended => SeqNo(segment.header.first_seqno.0 - 1),
-        // Not the first one behind the noted end: those before it were retired.
+        // Another segment was between the recorded end and this one; it was retired.
         Some(segment) if segment.header.previous_epoch > ended => end.max(SeqNo(segment.header.first_seqno.0 - 1)),
-        // A clean close notes the end of the log after it has begun a segment, whose header may not be durable. What
-        // was before is retired.
+        // A clean close records the end of the WAL after it has begun a segment, whose header may not be durable. The
+        // earlier segments are retired.
         None if oldest == ended && !segments.unreadable.contains_key(&oldest) => end,
         _ if oldest <= ended => SeqNo::ZERO,
         _ => end,
@@ -388,7 +395,7 @@ fn segment_info(segment: &WalSegmentFile, last: SeqNo, end: u64) -> WalSegmentIn
     }
 }
 
-/// A segment file with a header that verifies.
+/// A segment file with a valid header.
 #[derive(Clone, Debug)]
 pub(crate) struct WalSegmentFile {
     pub(crate) file: FileNumber,
@@ -397,21 +404,21 @@ pub(crate) struct WalSegmentFile {
     pub(crate) header: WalSegmentHeader,
 }
 
-/// What lies in the directory.
+/// The segment files of the directory.
 #[derive(Debug, Default)]
 pub(crate) struct WalSegmentSet {
-    /// The segments that the manifest lists, and those that follow on them since the manifest noted the end of the log,
-    /// by epoch: the log, if they are linked.
+    /// The listed segments, and the unlisted ones that follow them and were begun after the manifest recorded the end
+    /// of the WAL, by epoch. They are the WAL as far as they are linked.
     pub(crate) segments: BTreeMap<WalEpoch, WalSegmentFile>,
-    /// Listed segments whose file is missing or has a header that does not verify, by epoch.
+    /// Listed segments whose file is missing or has an invalid header, by epoch.
     pub(crate) unreadable: BTreeMap<WalEpoch, Error>,
-    /// Segments that are newer than the noted end of the log, but neither listed nor linked: an open that did not come
-    /// to its end left them, or the manifest has lost its own end.
+    /// Segments above the recorded end of the WAL that are neither listed nor linked. An interrupted open left them, or
+    /// the manifest has lost its last edits.
     pub(crate) unlinked: Vec<WalSegmentFile>,
-    /// Every file with a header that verifies. What a crash left half made is not among them: listed again, and then
-    /// losing the header of its new life, it would look damaged.
+    /// Every file with a valid header. Incomplete files of a crash are excluded: if such a file were listed again and
+    /// then lost its new header, it would look damaged.
     pub(crate) valid_files: Vec<FileNumber>,
-    /// The highest epoch that any header has, or that the manifest knows.
+    /// The highest epoch in any header or in the manifest.
     pub(crate) highest_epoch: WalEpoch,
 }
 
@@ -448,12 +455,12 @@ pub(crate) fn find_segments(
     for (epoch, file) in &options.listed_segments {
         match resolve_listed_segment(found.remove(file), *epoch, *file, dir) {
             Ok(Some(segment)) => drop(segments.segments.insert(*epoch, segment)),
-            Ok(None) => {} // never synced
+            Ok(None) => {} // the segment was never synced
             Err(e) => drop(segments.unreadable.insert(*epoch, e)),
         }
     }
-    // What the manifest does not list counts only if it was begun since the manifest noted the end of the log: all else
-    // is of an earlier life, or was left by an open that did not come to its end.
+    // An unlisted segment is valid only if it was begun after the manifest recorded the end of the WAL. All other
+    // unlisted segments are obsolete, or were left by an interrupted open.
     let mut unlisted: Vec<WalSegmentFile> = found.into_values().flatten().filter(|s| s.header.epoch > ended).collect();
     unlisted.sort_by_key(|segment| segment.header.epoch);
     for segment in unlisted {
@@ -467,10 +474,9 @@ pub(crate) fn find_segments(
     Ok(segments)
 }
 
-/// Segment files that are not part of the log and that no recovery mode can use: segments from before the noted end of
-/// the log, and segments that an unfinished rewrite of the log has left. A segment of the second kind has no record
-/// that says that the log was durable. An unlinked segment with such a record is kept, because it may hold synced
-/// commits of which the manifest has lost the entry.
+/// Segment files that are not part of the WAL and that no recovery mode can use: segments from before the recorded end
+/// of the WAL, and segments of an unfinished rewrite. A segment of an unfinished rewrite has no watermark. An unlinked
+/// segment with a watermark is kept, because it may contain synced commits whose manifest entry was lost.
 ///
 /// # Errors
 /// As [`find_segments`].
@@ -492,7 +498,7 @@ pub(crate) fn removable_segments(
     Ok(segments.valid_files.into_iter().filter(|file| !kept.contains(file)).collect())
 }
 
-/// The outer error is about the file system, the inner one about the header.
+/// Opens a segment file. The outer error is from the file system, the inner one from the header.
 fn open_segment_file(fs: &dyn Fs, dir: &Path, file: FileNumber) -> Result<Result<WalSegmentFile>> {
     let path = segment_path(dir, file);
     let handle = fs.open(&path, OpenMode::Read)?;
@@ -526,8 +532,8 @@ fn check_epochs(found: &BTreeMap<FileNumber, Result<WalSegmentFile>>) -> Result<
     Ok(())
 }
 
-/// What the manifest's entry leads to; `None` if the segment was never synced, so that power loss left the file as it
-/// was before.
+/// Resolves a segment that the manifest lists. `None` if the segment was never synced and power loss left the old
+/// content of the file.
 fn resolve_listed_segment(
     found: Option<Result<WalSegmentFile>>,
     epoch: WalEpoch,
@@ -550,7 +556,7 @@ fn resolve_listed_segment(
 }
 
 impl WalSegmentSet {
-    /// The segment that follows on `epoch`: of those that name it, the one that was begun last.
+    /// The segment that follows `epoch`. If several segments name `epoch` as their predecessor, the newest of them.
     pub(crate) fn successor(&self, epoch: WalEpoch) -> Option<&WalSegmentFile> {
         self.segments_after(epoch).rev().find(|segment| segment.header.previous_epoch == epoch)
     }
@@ -560,28 +566,29 @@ impl WalSegmentSet {
         self.segments.range(WalEpoch(epoch.0.saturating_add(1))..).map(|(_, segment)| segment)
     }
 
-    /// Whether two segments in a row follow on `epoch`: the second was begun only once `epoch` was synced.
+    /// Whether `epoch` has a successor that itself has a successor. The second one is begun only after `epoch` is
+    /// synced.
     pub(crate) fn has_two_successors(&self, epoch: WalEpoch) -> bool {
         self.segments_after(epoch).any(|a| a.header.previous_epoch == epoch && self.successor(a.header.epoch).is_some())
     }
 
-    /// The last sequence number that `epoch` may hold, because what follows on it starts there.
+    /// The last sequence number that `epoch` may contain, because its successor starts after it.
     pub(crate) fn last_seqno_before_successor(&self, epoch: WalEpoch) -> Option<SeqNo> {
         self.successor(epoch).map(|segment| SeqNo(segment.header.first_seqno.0 - 1))
     }
 }
 
-/// Applies what verifies of all segments from the first that may hold what is needed.
+/// Applies every valid commit of all segments from [`WalReader::first_needed_segment`] on.
 pub(crate) fn salvage_segments(wal_reader: &mut WalReader<'_>) -> Result<()> {
-    let survey = wal_reader.segments;
+    let segments = wal_reader.segments;
     let start = wal_reader.first_needed_segment();
     wal_reader.last_seqno = start.map_or(wal_reader.last_seqno, |segment| SeqNo(segment.header.first_seqno.0 - 1));
     let oldest = start.map_or(WalEpoch(0), |segment| segment.header.epoch);
     let mut before = None;
-    for segment in survey.segments.range(oldest..).map(|(_, segment)| segment) {
+    for segment in segments.segments.range(oldest..).map(|(_, segment)| segment) {
         let epoch = segment.header.epoch;
-        // What an earlier recovery left behind counts neither: a later segment starts in front of it.
-        let later = survey.segments_after(epoch).map(|later| SeqNo(later.header.first_seqno.0 - 1));
+        // Records that an earlier recovery abandoned are not valid either: a later segment starts before them.
+        let later = segments.segments_after(epoch).map(|later| SeqNo(later.header.first_seqno.0 - 1));
         let bound = later.chain(wal_reader.recorded_end(epoch)).min();
         wal_reader.has_gaps |= before.is_some_and(|before| before != segment.header.previous_epoch);
         let go_on =
@@ -596,7 +603,7 @@ pub(crate) fn salvage_segments(wal_reader: &mut WalReader<'_>) -> Result<()> {
     Ok(())
 }
 
-/// False if the log is to end here.
+/// Applies the valid commits of a segment up to `bound`. Returns false if the WAL ends here.
 fn salvage_segment(wal_reader: &mut WalReader<'_>, segment: &WalSegmentFile, bound: SeqNo) -> Result<bool> {
     let mut reader = segment.header.reader(LogSource::File(&*segment.handle), SeqnoOrder::Rising)?;
     let mut skipped = false;
@@ -622,13 +629,13 @@ fn salvage_segment(wal_reader: &mut WalReader<'_>, segment: &WalSegmentFile, bou
     }
 }
 
-/// Reads the log in order and hands each commit to `apply`. Writes nothing. Memory: two MiB, one frame (16 MiB at most)
-/// and one commit.
+/// Reads the WAL in order and passes each commit to `apply`. Writes nothing. Uses memory for 2 MiB, one frame (at most
+/// 16 MiB) and one commit.
 ///
 /// # Errors
-/// `Corruption` with the file and the offset for damage that the mode does not let pass, or behind which the mode
-/// cannot find one moment of all partitions; `Unsupported` if a newer
-/// version wrote something; what `apply` fails with.
+/// `Corruption` with the file and the offset for damage that the mode refuses, and for damage after which
+/// [`RecoveryMode::PointInTime`] cannot restore one point in time of all partitions; `Unsupported` if a newer version
+/// wrote a part of the WAL; the errors of `apply`.
 pub(crate) fn replay(
     fs: Arc<dyn Fs>,
     dir: &Path,
@@ -698,7 +705,7 @@ mod tests {
         }
     }
 
-    /// Checks what reading a damaged log gave: a prefix, or an error that names a file.
+    /// Checks the result of reading a damaged WAL: a prefix of `wrote`, or an error that names a file.
     fn expect_prefix_or_error(
         what: &str,
         result: Result<(Vec<OwnedWalCommit>, WalReplayReport)>,
@@ -719,7 +726,7 @@ mod tests {
         }
     }
 
-    /// Ten commits over two segments; all but the last three synced, with a watermark frame behind the sync.
+    /// Ten commits over two segments. All but the last three are synced, with a watermark frame after the sync.
     fn small_wal(fs: &Arc<dyn Fs>) -> (WalFixture, Vec<OwnedWalCommit>) {
         let mini = open_wal(fs, 4096);
         let mut rng = SeededRng::new(9, 9);
@@ -817,7 +824,7 @@ mod tests {
             mini.append(1, &[7; 500]).unwrap();
             mini.wal.seal().unwrap();
         }
-        // The rest of the log says nothing: only the headers do.
+        // Erase the records of the later segments and keep their headers.
         for segment in 1..3 {
             let path = mini.segment_path_at(segment);
             let len = file_bytes(&fs, &path).len();
@@ -844,7 +851,7 @@ mod tests {
                     mini.sync();
                 }
             }
-            // The fifth commit is torn, and a sixth behind it is whole.
+            // The fifth commit is torn, and the sixth one after it is complete.
             let start = mini.wal.segments().last().unwrap().end_offset;
             mini.append(1, &[1; 50]).unwrap();
             mini.append(1, &[2; 50]).unwrap();
@@ -857,7 +864,7 @@ mod tests {
         assert_eq!(
             replay_with_mode(&fs, RecoveryMode::Salvage).unwrap().0[..kept.len()],
             kept,
-            "and salvage takes the cut too"
+            "salvage ends at the recorded end too"
         );
     }
 
@@ -896,8 +903,9 @@ mod tests {
         assert_eq!((error.kind(), error.file()), (ErrorKind::Corruption, Some(dir().join("MANIFEST").as_path())));
     }
 
-    /// An open that passed over damage noted an end behind a segment in which nothing counts, and which is gone. The
-    /// log behind it looked damaged. The next open would not know that end: the log has to be written anew.
+    /// An open that skipped damage recorded an end of the WAL after an empty segment, and the file of that segment was
+    /// removed. The WAL looked damaged. A later replay with another recorded end cannot link the two parts, so the WAL
+    /// must be rewritten.
     #[test]
     fn noted_end_leads_to_the_segment_behind() {
         let (_, fs) = mem_fs();
@@ -925,12 +933,13 @@ mod tests {
             });
             let report = report.unwrap_or_else(|e| panic!("{mode:?}: {e}"));
             assert_eq!((&read, report.last_seqno), (&wrote, SeqNo(6)), "{mode:?}");
-            assert!(report.has_gaps, "{mode:?}: no later replay could link the two");
+            assert!(report.has_gaps, "{mode:?}: a later replay could not link the two");
         }
     }
 
-    /// A clean close retires all segments but one that it has just begun. Power loss took the header of that one, and
-    /// nothing else said that what came before the noted end was retired: the log looked damaged.
+    /// A clean close retires all segments except one that it has just begun. Power loss removed the header of that
+    /// segment, and no other record said that the segments before the recorded end were retired. The WAL looked
+    /// damaged.
     #[test]
     fn retired_log_is_whole_without_a_header() {
         let (_, fs) = mem_fs();
@@ -942,7 +951,7 @@ mod tests {
         assert_eq!(mini.retire(SeqNo(3)).unwrap(), 1);
         let epoch = mini.wal.segments()[0].epoch;
         fs.remove_file(&mini.segment_path_at(0)).unwrap();
-        // The file of the new segment still has the header of its life before.
+        // The file of the new segment still has the header of its previous incarnation.
         let (live, log_end) = (vec![(epoch, old)], Some((epoch, SeqNo(3))));
         let options = WalReplayOptions { listed_segments: live, wal_end: log_end, ..WalReplayOptions::default() };
         let report = replay(Arc::clone(&fs), dir(), DATABASE, options, &mut |_| panic!("no commit counts")).unwrap();
@@ -1034,7 +1043,7 @@ mod tests {
         assert_eq!((none.len(), report.last_seqno, report.last_epoch), (0, SeqNo(40), WalEpoch(0)));
     }
 
-    /// Runs a random history, crashes it in many ways at its end, and checks each outcome.
+    /// Runs a random history, applies many kinds of power loss at its end, and checks each result.
     fn crash_and_replay(seed: u64, mapped: bool) {
         let mem = MemFs::new();
         let fs: Arc<dyn Fs> = Arc::new(mem.clone());
@@ -1091,7 +1100,7 @@ mod tests {
             let start = wrote.iter().position(|commit| commit.0 == *first).unwrap();
             assert!(wrote[start..].starts_with(&left), "{what}: not a prefix");
         }
-        // And it opens, takes writes, and opens again.
+        // The database opens, accepts writes, and opens again.
         let mini =
             WalFixture::open(Arc::clone(fs), wal_options(4096, false), 3).unwrap_or_else(|e| panic!("{what}: {e}"));
         let new = mini.append(1, b"after the crash").unwrap();

@@ -1,26 +1,26 @@
-//! The end of a segment's life: retired when nothing in it is needed, written over or removed when the manifest says
-//! so.
+//! Retires segments that no partition needs any more, and recycles or removes their files once the manifest has dropped
+//! them.
 
 use crate::base::version_edit::WalEpoch;
 use crate::base::{Result, SeqNo};
 use crate::wal::format::segment_path;
 use crate::wal::writer::{SealedWalSegment, Wal, WalWriterState};
 
-/// Spare files that are kept.
+/// Maximum number of spare files.
 const SPARE_FILES_MAX: usize = 2;
 
 impl Wal {
-    /// Takes the sealed segments that hold nothing above `flushed_through` off the live list, and tells all that are
-    /// off it and not recycled. The caller makes their retirement durable in the manifest and then calls
-    /// [`Wal::recycle`].
+    /// Takes the sealed segments without a record above `flushed_through` off the list of live segments. Returns the
+    /// epochs of all retired segments that are not recycled yet. The caller makes their retirement durable in the
+    /// manifest and then calls [`Wal::recycle`].
     ///
     /// # Errors
-    /// `Poisoned` if a sync was needed and failed; nothing was retired.
+    /// `Poisoned` if a sync was needed and failed; no segment was retired.
     pub(crate) fn retire(&self, flushed_through: SeqNo) -> Result<Vec<WalEpoch>> {
         let mut log = self.lock_writer();
         if log.retirable_segments(flushed_through) > 0 && !log.oldest_kept_start_is_durable(flushed_through) {
-            // Power loss could take the header of the new oldest segment; then nothing would say any more where the log
-            // ends.
+            // Power loss could remove the header of the new oldest segment. Then no durable record would state where
+            // the WAL ends.
             drop(log);
             self.sync_exclusively(true)?;
             log = self.lock_writer();
@@ -28,21 +28,22 @@ impl Wal {
         let count = log.retirable_segments(flushed_through);
         let leaving: Vec<_> = log.sealed.drain(..count).map(|sealed| sealed.info).collect();
         log.retired.extend(&leaving);
-        // Those whose retirement could not be written the last time are told again: one that the manifest goes on to
-        // list while its successors vanish would be a hole in the log.
+        // Includes the segments whose earlier retirement could not be written: if the manifest lists such a segment
+        // while its successors disappear, the WAL has a gap.
         Ok(log.retired.iter().map(|info| info.epoch).collect())
     }
 
-    /// Frees the files of retired segments: up to two are kept to be written over, the others removed.
+    /// Recycles the files of retired segments: up to two become spare files, the others are removed.
     ///
     /// # Errors
-    /// The first failure to remove a file; all others are still tried, and what is left over is found at the next open.
+    /// The first failure to remove a file. The other files are removed all the same, and the next open finds the
+    /// remaining ones.
     pub(crate) fn recycle(&self, epochs: &[WalEpoch]) -> Result<()> {
         let mut surplus = Vec::new();
         let mut log = self.lock_writer();
-        let (gone, kept) = log.retired.drain(..).partition(|info| epochs.contains(&info.epoch));
+        let (released, kept) = log.retired.drain(..).partition(|info| epochs.contains(&info.epoch));
         log.retired = kept;
-        for info in Vec::from_iter::<Vec<_>>(gone) {
+        for info in Vec::from_iter::<Vec<_>>(released) {
             if log.spare_files.len() < SPARE_FILES_MAX && info.end_offset <= self.segment_size {
                 log.spare_files.push(info.file);
             } else {
@@ -62,24 +63,24 @@ impl Wal {
 }
 
 impl Wal {
-    /// Removes the spare files, because their space is needed; false if there were none. What cannot be removed is
-    /// found by the next open.
+    /// Removes the spare files because their space is needed; false if there are none. The next open finds files that
+    /// could not be removed.
     pub(crate) fn remove_spare_files(&self) -> bool {
         let spares = std::mem::take(&mut self.lock_writer().spare_files);
         for file in &spares {
-            let _found_by_the_next_open = self.fs.remove_file(&segment_path(&self.dir, *file));
+            let _next_open_finds_it = self.fs.remove_file(&segment_path(&self.dir, *file));
         }
         !spares.is_empty()
     }
 
-    /// Writes nothing any more, not even the watermark of a sync that is under way: a database gives its directory free
-    /// after this.
+    /// Stops all writes, including the watermark of a running sync. A database calls this before it releases the lock
+    /// of its directory.
     pub(crate) fn stop_writes(&self) {
         self.lock_writer().writes_stopped = true;
     }
 
-    /// Gives back the space that is kept for what comes, for a database that is about to close: the spare files, and
-    /// the rest of the active segment. What cannot be given back is found by the next open.
+    /// Releases space that later appends would use: the spare files, and the unused part of the active segment. Called
+    /// before a database closes. The next open finds space that could not be released.
     pub(crate) fn release_space(&self) {
         let _kept = self.lock_writer().active.as_mut().map(|active| active.release_unused_space());
         self.remove_spare_files();
@@ -87,15 +88,16 @@ impl Wal {
 }
 
 impl WalWriterState {
-    /// How many segments can go: oldest first, and never around one that stays, so that the chain gets no hole.
+    /// How many of the oldest sealed segments can be retired. Segments are retired from the oldest on, so that the
+    /// chain has no gap.
     fn retirable_segments(&self, flushed_through: SeqNo) -> usize {
-        let goes =
+        let is_retirable =
             |sealed: &&SealedWalSegment| sealed.info.last_seqno <= flushed_through && sealed.unsynced_file.is_none();
-        self.sealed.iter().take_while(goes).count()
+        self.sealed.iter().take_while(is_retirable).count()
     }
 
-    /// Whether the start of the oldest segment that stays is known after power loss too: from its own header, or, for
-    /// the first that was begun, from the end of the log that the manifest notes when the database is opened.
+    /// Whether the start of the oldest kept segment is known after power loss: from the header of this segment, or, for
+    /// the first segment since open, from the end of the WAL that the manifest recorded at open.
     fn oldest_kept_start_is_durable(&self, flushed_through: SeqNo) -> bool {
         match self.sealed.get(self.retirable_segments(flushed_through)) {
             Some(sealed) => sealed.unsynced_file.is_none(),
@@ -127,7 +129,7 @@ mod tests {
         mini.sync();
         assert_eq!((mini.wal.segments().len(), segment_file_count(&mini)), (10, 10));
         assert_eq!(mini.retire(SeqNo(0)).unwrap(), 0);
-        assert_eq!(mini.retire(SeqNo(4)).unwrap(), 4, "only what is flushed as a whole");
+        assert_eq!(mini.retire(SeqNo(4)).unwrap(), 4, "only segments that are flushed completely");
         assert_eq!(
             (mini.wal.segments()[0].first_seqno, segment_file_count(&mini)),
             (SeqNo(5), 8),
@@ -144,7 +146,7 @@ mod tests {
         assert_eq!(
             replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(),
             3,
-            "nothing of their old lives is left"
+            "no record of an earlier incarnation is left"
         );
     }
 
@@ -163,7 +165,7 @@ mod tests {
         assert_eq!(again.append(1, b"y").unwrap().0, 4);
     }
 
-    /// A small database that is closed shall not take the space of a whole segment.
+    /// A small closed database must not use the space of a complete segment.
     #[test]
     fn append_continues_after_release_space() {
         for mapped in [false, true] {
@@ -186,7 +188,7 @@ mod tests {
             let before = length(&mini);
             mini.wal.release_space();
             assert!(segment_file_count(&mini) == 1 && length(&mini) < before / 2, "{before} {}", length(&mini));
-            // Appending goes on where it was, as does a log that is opened again.
+            // Appending continues, and so does a WAL that is opened again.
             for _ in 0..30 {
                 mini.append(1, &[2; 100_000]).unwrap();
             }
@@ -201,8 +203,8 @@ mod tests {
         }
     }
 
-    /// A close whose flush failed gave the directory free while a thread in `persist` was about to write a watermark:
-    /// into a segment that the next process may have begun to use for other frames.
+    /// A close whose flush failed released the lock of the directory while a thread in `persist` was about to write a
+    /// watermark. The next process could already use that segment for other frames.
     #[test]
     fn no_watermark_is_written_after_the_end() {
         let mini = WalFixture::open(Arc::new(MemFs::new()), wal_options(4096, false), 1).unwrap();

@@ -1,9 +1,9 @@
-//! Writes the log anew after a replay that passed over damage, so that every later replay, in every mode, finds what
-//! this one found.
+//! Rewrites the write-ahead log (WAL) after a replay that skipped damage, so that every later replay, in every mode,
+//! finds the same commits.
 //!
-//! The new segments hold the commits that were applied and are needed, and gaps for the numbers in between. They link
-//! to no other segment: until the manifest lists them, which it must do in the edit that drops the old ones, they are
-//! no part of the log.
+//! The new segments contain the applied and still needed commits, and gaps for the sequence numbers in between. They
+//! are linked to no other segment. They become part of the WAL only when the manifest lists them, which it must do in
+//! the edit that drops the old segments.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,11 +19,11 @@ use crate::wal::options::{WalCallbacks, WalCommit, WalOptions, WalReplayOptions,
 use crate::wal::reader::replay;
 use crate::wal::writer::Wal;
 
-/// Numbers for segments that the manifest does not list yet.
+/// Assigns epochs and file numbers to segments that the manifest does not list yet.
 struct RewriteSegmentAllocator {
     next_epoch: Arc<AtomicU32>,
     next_file: Arc<AtomicU64>,
-    /// The files that were begun.
+    /// The files for which a number was assigned.
     created_files: Mutex<Vec<FileNumber>>,
 }
 
@@ -50,21 +50,21 @@ fn epochs_exhausted_error() -> Error {
     Error::new(ErrorKind::Unsupported, "the database has used up its log epochs")
 }
 
-/// What a rewrite needs to know beside what the replay did.
+/// Inputs of a rewrite that the report of the replay does not have.
 pub(crate) struct WalRewriteOptions {
     pub(crate) options: WalReplayOptions,
     pub(crate) wal: WalOptions,
-    /// No segment ever had this epoch or a later one, nor has a file this number or a later one. Both are raised, also
-    /// by a rewrite that fails: a file of it that cannot be removed must not share its epoch with the next one.
+    /// The next epoch and the next file number: no segment has them or higher ones. A rewrite increases both, also if
+    /// it fails, because a file that it cannot remove must not have the same epoch as a segment of the next rewrite.
     pub(crate) next_epoch: Arc<AtomicU32>,
     pub(crate) next_file: Arc<AtomicU64>,
 }
 
-/// Writes what `report` tells of into new segments, durably, and gives the report that a replay of these would give.
-/// `was_applied` says of a commit, by its first number, whether it counted.
+/// Writes the commits of `report` into new segments, durably. Returns the report that a replay of the new segments
+/// would return. `was_applied` returns for the first sequence number of a commit whether the commit was applied.
 ///
 /// # Errors
-/// Those of reading the log again, `OutOfSpace` and `Io`: the log is as it was, and the new segments are removed.
+/// Those of reading the WAL again, `OutOfSpace` and `Io`. The old WAL is unchanged, and the new segments are removed.
 pub(crate) fn rewrite_wal(
     fs: &Arc<dyn Fs>,
     dir: &Path,
@@ -75,10 +75,10 @@ pub(crate) fn rewrite_wal(
     was_applied: &dyn Fn(SeqNo) -> bool,
 ) -> Result<WalReplayReport> {
     let WalRewriteOptions { options, wal: wal_options, next_epoch, next_file } = rewrite;
-    // The manifest notes the end of the new log, which says that all of it is durable. Watermarks would say so before
-    // the manifest does: after a salvage that was killed, a torn tail of the old log would look damaged.
+    // The manifest records the end of the new WAL, which states that all of it is durable. Watermarks would state this
+    // before the manifest does: after a salvage that was killed, a torn tail of the old WAL would look damaged.
     let wal_options = WalOptions { marks: false, ..wal_options };
-    // An epoch that no segment has: what follows on it follows on none.
+    // An epoch that no segment has, so that the first new segment has no predecessor.
     let unused_epoch =
         WalEpoch(next_epoch.load(Ordering::Relaxed)).max(WalEpoch(report.highest_epoch.0.saturating_add(1)));
     next_epoch.store(unused_epoch.0.checked_add(1).ok_or_else(epochs_exhausted_error)?, Ordering::Relaxed);
@@ -112,7 +112,7 @@ pub(crate) fn rewrite_wal(
         Ok(segments) => segments,
         Err(error) => {
             for file in &*lock(&host.created_files) {
-                let _left_to_the_next_open = fs.remove_file(&segment_path(dir, *file));
+                let _next_open_finds_it = fs.remove_file(&segment_path(dir, *file));
             }
             return Err(error);
         }
@@ -129,7 +129,7 @@ pub(crate) fn rewrite_wal(
     })
 }
 
-/// Makes the new segments durable, with a gap up to `last`.
+/// Adds a gap up to `last` and makes the new segments durable.
 fn finish_rewrite(wal: Option<Wal>, last: SeqNo) -> Result<Vec<WalSegmentInfo>> {
     let Some(wal) = wal else { return Ok(Vec::new()) };
     append_after_gap(&wal, SeqNo(last.0 + 1), &[])?;
@@ -138,7 +138,7 @@ fn finish_rewrite(wal: Option<Wal>, last: SeqNo) -> Result<Vec<WalSegmentInfo>> 
     Ok(wal.segments())
 }
 
-/// Appends commits, and before them a gap up to `first`.
+/// Appends a gap up to `first` and then the commits.
 fn append_after_gap(wal: &Wal, first: SeqNo, commits: &[WalCommit<'_>]) -> Result<()> {
     let frames: Vec<WalCommit<'_>> =
         seqno_gap_commits(SeqNo(wal.appended().0 + 1), first).chain(commits.iter().copied()).collect();
@@ -154,8 +154,8 @@ mod tests {
     use crate::wal::options::RecoveryMode;
     use crate::wal::testing::{DATABASE, WalFixture, dir, load_manifest_state, replay_with_mode, wal_options};
 
-    /// An attempt that ran out of space left segments, and the next attempt used their epochs again: each of the two
-    /// looked like a copy of the other. What was left also took the space that the next attempt needed.
+    /// A rewrite that ran out of space left segments, and the next rewrite used their epochs again: each looked like a
+    /// copy of the other. The remaining files also used the space that the next rewrite needed.
     #[test]
     fn failed_attempts_leave_no_files_or_epochs() {
         let faulty = FaultFs::new(Arc::new(MemFs::new()));

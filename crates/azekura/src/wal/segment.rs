@@ -1,4 +1,4 @@
-//! The segment that is being written: its space, its mapping, its header.
+//! The segment that is being written: its allocated space, its mapping, its header.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use crate::vfs::{Env, File, Fs, Mapping, OpenMode};
 use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, segment_path};
 use crate::wal::options::WalSegmentInfo;
 
-/// Files grow by steps that double from here…
+/// The first step by which a segment file is allocated, in bytes. Each later step is twice as large as the one before.
 const ALLOCATION_STEP_MIN: u64 = 64 << 10;
-/// …to here, in bytes.
+/// Maximum step, in bytes.
 const ALLOCATION_STEP_MAX: u64 = 4 << 20;
-/// A mapping is made resident in steps of this, in bytes.
+/// Step by which a mapping is made resident, in bytes.
 const POPULATE_STEP: u64 = 256 << 10;
 /// Sizes of segments are multiples of this, in bytes.
 pub(crate) const WAL_PAGE_SIZE: u64 = 4096;
 
-/// Makes a file that can become a segment: space for the first step, a header that belongs to no epoch, contents and
-/// name durable.
+/// Creates a file that can become a segment: allocates the first step, writes a header with epoch 0, and makes the
+/// content and the name durable.
 pub(crate) fn create_spare_segment(
     fs: &dyn Fs,
     dir: &Path,
@@ -44,8 +44,8 @@ pub(crate) fn create_spare_segment(
         handle.sync_data()?;
         fs.sync_dir(dir)
     };
-    // On a full disk a half-made file would take the space that the next attempt needs. If removing it fails too, the
-    // next open finds it and counts it as a spare.
+    // On a full disk, an incomplete file would use the space that the next attempt needs. If its removal fails too, the
+    // next open finds it and uses it as a spare file.
     fill().inspect_err(|_| drop(fs.remove_file(&path)))
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn random_file_id(env: &dyn Env) -> [u8; 16] {
     id
 }
 
-/// A segment that frames are written to. Not thread safe.
+/// The segment that frames are appended to. Not thread safe.
 #[derive(Debug)]
 pub(crate) struct ActiveWalSegment {
     pub(crate) epoch: WalEpoch,
@@ -63,9 +63,9 @@ pub(crate) struct ActiveWalSegment {
     pub(crate) handle: Arc<dyn File>,
     pub(crate) identity: LogFileIdentity,
     pub(crate) first_seqno: SeqNo,
-    /// Where the next frame goes.
+    /// File offset of the next frame.
     pub(crate) end_offset: u64,
-    /// Whether the header survives power loss.
+    /// Whether the header is durable.
     pub(crate) header_synced: bool,
     capacity: u64,
     allocated_len: u64,
@@ -75,11 +75,11 @@ pub(crate) struct ActiveWalSegment {
 }
 
 impl ActiveWalSegment {
-    /// Opens a spare to become a segment of at least `size` bytes that has room for `need` bytes of frames now. Nothing
-    /// is written yet: [`ActiveWalSegment::write_header`] begins its life.
+    /// Opens a spare file for a segment of at least `size` bytes, and allocates space for `need` bytes of frames. Does
+    /// not write: [`ActiveWalSegment::write_header`] begins the incarnation of the segment.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io`, with nothing changed that matters.
+    /// `OutOfSpace` and `Io`. The length of the spare file may have changed; its content is not needed.
     pub(crate) fn open(
         fs: &dyn Fs,
         dir: &Path,
@@ -106,44 +106,48 @@ impl ActiveWalSegment {
             mapping: None,
             populated_len: 0,
         };
-        // A length alone does not prove that there is space behind it.
+        // The length alone does not prove that space is allocated.
         if let Err(error) = segment.allocate(length) {
             if error.kind() != ErrorKind::OutOfSpace || length <= fits.max(ALLOCATION_STEP_MIN) {
                 return Err(error);
             }
-            // Behind the header nothing of it is needed, and less may do.
+            // The old content after the header is not needed, and a shorter file may fit on the disk.
             segment.handle.set_length(fits.max(ALLOCATION_STEP_MIN).next_multiple_of(WAL_PAGE_SIZE))?;
         }
         segment.reserve_space(need)?;
         Ok(segment)
     }
 
-    /// Whether the file still has the header of an older life.
+    /// Whether the file still has the header of an earlier incarnation.
     pub(crate) fn has_stale_header(&self) -> bool {
         let mut bytes = [0; SEGMENT_HEADER_LEN];
         let read = self.handle.read_exact_at(&mut bytes, 0).and_then(|()| WalSegmentHeader::decode(&bytes));
         read.is_ok_and(|header| header.epoch < self.epoch)
     }
 
-    /// Writes the header, which begins this life of the file; the file is mapped if `map`.
+    /// Writes the header, which begins this incarnation of the file. Maps the file if `map` is true.
     pub(crate) fn write_header(&mut self, header: &WalSegmentHeader, map: bool) -> Result<()> {
         self.handle.write_at(&header.encode(), 0)?;
         self.identity = header.identity();
         self.first_seqno = header.first_seqno;
         if map {
-            // A mapping is only quicker: without one, frames are written the other way.
+            // The mapping is an optimization. Without it, frames are written with `write_at`.
             self.mapping = self.handle.map(self.capacity).ok().flatten();
         }
         Ok(())
     }
 
-    /// What to do after frames could not be written: the disk was full if `error` says so, and then the segment takes
-    /// no more, unless a frame of the failed write is whole in it; what else of it lies behind the end no replay will
-    /// reach, since the next segment begins with the same sequence number. Fails where a replay could take the failed
-    /// write for a commit.
+    /// Closes the segment after a failed write of frames if the disk is full. The segment then accepts no more frames,
+    /// and no replay reaches the bytes after its end, because the next segment begins with the same sequence number.
+    ///
+    /// Returns `error` if the segment is closed. This requires that a replay cannot take the failed write for a commit:
+    /// there is no complete frame at the end, or the header of that frame was overwritten with zeros.
+    ///
+    /// # Errors
+    /// `error`, if a replay could take the failed write for a commit, or if `error` is not `OutOfSpace`.
     pub(crate) fn close_after_failed_write(&mut self, error: Error) -> Result<Error> {
-        let killed = || self.handle.write_at(&[0; frame::HEADER_LEN], self.end_offset).is_ok();
-        if error.kind() == ErrorKind::OutOfSpace && (self.has_no_frame_at_end() || killed()) {
+        let overwritten = || self.handle.write_at(&[0; frame::HEADER_LEN], self.end_offset).is_ok();
+        if error.kind() == ErrorKind::OutOfSpace && (self.has_no_frame_at_end() || overwritten()) {
             self.capacity = self.end_offset;
             return Ok(error);
         }
@@ -157,13 +161,13 @@ impl ActiveWalSegment {
             .is_ok_and(|item| item == LogReadResult::End)
     }
 
-    /// Bytes of frames that it can still take.
+    /// Bytes of frames that the segment can still accept.
     #[inline]
     pub(crate) fn remaining_bytes(&self) -> u64 {
         self.capacity - self.end_offset
     }
 
-    /// Makes sure that `len` bytes can be written at the end without needing space.
+    /// Allocates space, so that `len` bytes can be written at the end.
     ///
     /// # Errors
     /// `OutOfSpace` and `Io`; nothing was written.
@@ -187,7 +191,7 @@ impl ActiveWalSegment {
             self.allocation_step = (self.allocation_step * 2).min(ALLOCATION_STEP_MAX);
         }
         match self.allocate(target) {
-            // There may be space for what is needed now.
+            // There may be enough space for the bytes that are needed now.
             Err(error) if error.kind() == ErrorKind::OutOfSpace => self.allocate(end.next_multiple_of(WAL_PAGE_SIZE)),
             done => done,
         }
@@ -201,7 +205,7 @@ impl ActiveWalSegment {
         Ok(())
     }
 
-    /// Makes the mapping resident ahead of `end`; where that fails, this segment goes on without a mapping.
+    /// Makes the mapping resident up to `end` or beyond. If that fails, this segment continues without a mapping.
     #[cold]
     fn populate(&mut self, end: u64) {
         while let Some(mapping) = self.mapping.as_ref().filter(|_| self.populated_len < end) {
@@ -213,12 +217,12 @@ impl ActiveWalSegment {
         }
     }
 
-    /// Gives back the space behind what was written; it is allocated again when more is written.
+    /// Releases the allocated space after the last frame. Later appends allocate space again.
     ///
     /// # Errors
-    /// `Io`, with nothing changed that matters.
+    /// `Io`; the frames are unchanged.
     pub(crate) fn release_unused_space(&mut self) -> Result<()> {
-        // A mapping must not be stored into behind the end of its file.
+        // The mapping is dropped first, because a store after the end of the file would raise a signal.
         (self.mapping, self.populated_len) = (None, 0);
         let len = self.end_offset.next_multiple_of(WAL_PAGE_SIZE);
         if len < self.allocated_len {
@@ -228,7 +232,7 @@ impl ActiveWalSegment {
         Ok(())
     }
 
-    /// Writes bytes that were reserved.
+    /// Writes bytes for which space was reserved.
     #[inline]
     pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
         match &self.mapping {

@@ -11,12 +11,12 @@ use crate::base::{Error, ErrorKind, Result, SeqNo};
 use crate::vfs::File;
 use crate::wal::writer::{SealedWalSegment, SyncState, Wal};
 
-/// Maximum number of polls of a leader that waits for more commits, in case the clock is slow.
+/// Maximum number of times that a leader checks for more sync requests, in case the clock is slow.
 const BATCHING_POLLS_MAX: u32 = 4_000;
-/// Number of groups after a group of two or more commits for which a leader waits for more commits.
+/// After two sync requests overlapped, the leaders of this many groups wait for more requests.
 const BATCHING_GROUPS: u32 = 8;
 
-/// Files to sync, in order.
+/// Files to sync, oldest first, and the last sequence number that is durable then.
 struct UnsyncedSegments {
     sealed: Vec<(WalEpoch, Arc<dyn File>)>,
     active: Option<(WalEpoch, Arc<dyn File>)>,
@@ -24,12 +24,12 @@ struct UnsyncedSegments {
 }
 
 impl Wal {
-    /// Returns once everything up to `through` survives power loss; with `all`, the files' metadata too. Callers at the
-    /// same time share one sync.
+    /// Returns once everything up to `through` survives power loss; with `all`, the files' metadata is durable too.
+    /// Concurrent callers share one sync.
     ///
     /// # Errors
-    /// `Poisoned`, for ever, once a sync or a write failed. `Io` if the process has too many open files: nothing was
-    /// synced, and a later call may succeed.
+    /// `Poisoned` for every call after a sync or a write failed. `Io` if the process has too many open files: nothing
+    /// was synced, and a later call may succeed.
     pub(crate) fn sync(&self, through: SeqNo, all: bool) -> Result<()> {
         self.poison.check()?;
         let through = through.min(self.appended());
@@ -57,7 +57,7 @@ impl Wal {
         lock(&self.sync)
     }
 
-    /// Counts the caller among the threads that the next sync serves, unless the running sync does.
+    /// Adds the caller to the threads that the next sync serves, unless the running sync covers `through`.
     fn register_waiter(&self, state: &mut SyncState, through: SeqNo, all: bool) {
         if state.has_leader {
             state.batching_groups_left = BATCHING_GROUPS;
@@ -69,12 +69,12 @@ impl Wal {
         state.wants_metadata |= all;
     }
 
-    /// Syncs everything appended so far, for all joined threads.
+    /// Syncs everything appended so far for all waiting threads.
     fn lead_sync<'a>(&'a self, mut state: MutexGuard<'a, SyncState>) -> Result<()> {
         let role = SyncLeaderGuard { wal: self, finished: false };
-        if let Some((wanted, patience)) = state.batching_window() {
+        if let Some((wanted, window_ns)) = state.batching_window() {
             drop(state);
-            self.wait_for_followers(wanted, patience);
+            self.wait_for_followers(wanted, window_ns);
             state = self.sync_state();
         }
         let (group, all) = (std::mem::take(&mut state.waiters), std::mem::take(&mut state.wants_metadata));
@@ -105,19 +105,19 @@ impl Wal {
         Ok(())
     }
 
-    /// Lets others run until enough have joined, or the time is over.
-    fn wait_for_followers(&self, wanted: u32, patience: u64) {
+    /// Yields to other threads until `wanted` callers wait or `window_ns` nanoseconds have passed.
+    fn wait_for_followers(&self, wanted: u32, window_ns: u64) {
         let start = self.env.monotonic_ns();
         for _ in 0..BATCHING_POLLS_MAX {
             thread::yield_now();
-            if self.sync_state().waiters >= wanted || self.env.monotonic_ns().saturating_sub(start) >= patience {
+            if self.sync_state().waiters >= wanted || self.env.monotonic_ns().saturating_sub(start) >= window_ns {
                 return;
             }
         }
     }
 
-    /// Syncs sealed segments that are not synced yet, and the active one if told to; no other thread syncs meanwhile.
-    /// False if there were none.
+    /// Syncs the unsynced sealed segments, and the active one if `with_active`, while no other thread syncs. False if
+    /// there is no file to sync.
     pub(super) fn sync_exclusively(&self, with_active: bool) -> Result<bool> {
         let mut state = self.sync_state();
         while state.has_leader {
@@ -149,8 +149,9 @@ impl Wal {
         UnsyncedSegments { sealed, active, target }
     }
 
-    /// Syncs the files and moves the durable point. Only one thread at a time may be in here: the system reports a
-    /// failed write-back once per open file, so of two syncs at the same time one would wrongly succeed.
+    /// Syncs the files and advances the last durable sequence number. Only one thread at a time may run this: the
+    /// operating system reports a failed write-back once per open file, so of two concurrent syncs one would wrongly
+    /// succeed.
     fn sync_files(&self, batch: UnsyncedSegments, all: bool) -> Result<()> {
         self.host.sync_dependencies().map_err(|e| if e.is_too_many_open_files() { e } else { self.poison.set(e) })?;
         let sync_all_files = || {
@@ -173,8 +174,8 @@ impl Wal {
         Ok(())
     }
 
-    /// Background work: syncs sealed segments, and with `keep_spare`, once the log has needed a second segment, keeps a
-    /// spare file ready for the next. False if there was nothing to do.
+    /// Background work: syncs sealed segments. With `keep_spare`, creates a spare file for the next segment, if there
+    /// is none and the WAL has begun at least two segments. False if there was nothing to do.
     ///
     /// # Errors
     /// `Poisoned` if a sync failed; `OutOfSpace` and `Io` if no spare segment could be made, which has no effect on
@@ -193,7 +194,8 @@ impl Wal {
     }
 }
 
-/// Gives the leadership back and wakes everyone, however the leader ended; after a panic the log is poisoned.
+/// Releases the leader role and wakes all waiting threads, also if the leader panics. After a panic the WAL is
+/// poisoned.
 struct SyncLeaderGuard<'a> {
     wal: &'a Wal,
     finished: bool,
@@ -208,7 +210,7 @@ impl SyncLeaderGuard<'_> {
 impl Drop for SyncLeaderGuard<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            self.wal.poison.set(Error::new(ErrorKind::Poisoned, "a sync of the log did not come to its end"));
+            self.wal.poison.set(Error::new(ErrorKind::Poisoned, "a sync of the log did not complete"));
         }
         let mut state = self.wal.sync_state();
         state.has_leader = false;
@@ -244,18 +246,18 @@ mod tests {
         mini.append(1, b"b").unwrap();
         let syncs = fs.count(OpKind::Sync);
         mini.wal.sync(SeqNo(1), false).unwrap();
-        assert_eq!(mini.wal.durable(), SeqNo(2), "everything appended is covered");
+        assert_eq!(mini.wal.durable(), SeqNo(2), "the sync covers everything appended");
         mini.wal.sync(SeqNo(2), false).unwrap();
         mini.wal.sync(SeqNo(99), false).unwrap();
         assert_eq!((mini.wal.stats().syncs, mini.callbacks.sync_dependencies_calls.load(Ordering::Relaxed)), (1, 1));
         assert_eq!(fs.count(OpKind::Sync), syncs + 2, "manifest and segment");
         mini.wal.sync(SeqNo(2), true).unwrap();
         mini.wal.sync(SeqNo(2), true).unwrap();
-        assert_eq!(mini.wal.stats().syncs, 2, "metadata once more");
+        assert_eq!(mini.wal.stats().syncs, 2, "one more sync, for the metadata");
     }
 
     #[test]
-    fn a_failed_sync_poisons_for_ever() {
+    fn failed_sync_poisons_the_wal() {
         for path in [".wal", "MANIFEST"] {
             let (fs, mini) = open_on_fault_fs();
             mini.append(1, b"a").unwrap();
@@ -268,11 +270,11 @@ mod tests {
             }
             assert_eq!((mini.wal.durable(), fs.fault_count()), (SeqNo(0), 1));
             let tried = if path == "MANIFEST" { 1 } else { 2 };
-            assert_eq!(fs.count(OpKind::Sync), syncs + tried, "and is not tried again");
+            assert_eq!(fs.count(OpKind::Sync), syncs + tried, "the sync is not repeated");
         }
     }
 
-    /// Runs closed-loop writers; the order of commits is kept by a lock, as the database does.
+    /// Runs closed-loop writers. A lock keeps the order of the commits, as in the database.
     fn run_closed_loop_writers(mini: &WalFixture, threads: usize, each: u64) -> Vec<Result<()>> {
         let env = SystemEnv::new();
         let (order, results) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));

@@ -1,6 +1,6 @@
-//! A database of nothing but a log and a recorder, for the tests of this folder.
+//! A database that consists of a write-ahead log (WAL) and a small manifest, for the tests of this folder.
 //!
-//! Rooms: [`recorder`] (what the host is told), [`speed`] (figures).
+//! Modules: [`manifest`] (records the callbacks of the WAL), [`speed`] (measurements).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,20 +25,20 @@ mod speed;
 
 pub(crate) const DATABASE: [u8; 16] = [0xdb; 16];
 
-/// A commit that is owned.
+/// First sequence number, count and payload of a commit.
 pub(crate) type OwnedWalCommit = (u64, u32, Vec<u8>);
 
 pub(crate) fn dir() -> &'static Path {
     Path::new("/")
 }
 
-/// The log's host.
+/// The callbacks of the WAL.
 pub(crate) struct TestWalCallbacks {
     manifest: TestManifest,
     next_id: AtomicU64,
     listed_segments: Mutex<BTreeMap<WalEpoch, FileNumber>>,
     pub(crate) sync_dependencies_calls: AtomicU64,
-    /// How long a sync takes, in microseconds of real time.
+    /// Duration of a sync, in microseconds of real time.
     pub(crate) sync_delay_us: AtomicU64,
 }
 
@@ -64,7 +64,7 @@ impl WalCallbacks for TestWalCallbacks {
     }
 }
 
-/// What the recorder says of the log.
+/// The state of the WAL that the test manifest records.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TestManifestState {
     pub(crate) listed_segments: BTreeMap<WalEpoch, FileNumber>,
@@ -92,7 +92,7 @@ pub(crate) fn load_manifest_state(fs: &Arc<dyn Fs>) -> Result<TestManifestState>
     Ok(known)
 }
 
-/// Reads the log as `mode` does.
+/// Replays the WAL in `mode`.
 pub(crate) fn replay_with_mode(fs: &Arc<dyn Fs>, mode: RecoveryMode) -> Result<(Vec<OwnedWalCommit>, WalReplayReport)> {
     replay_from(fs, mode, SeqNo::ZERO, u64::MAX)
 }
@@ -142,7 +142,7 @@ impl WalFixture {
         WalFixture::open_with_mode(fs, options, seed, RecoveryMode::Strict, u64::MAX)
     }
 
-    /// Opens in another world than the one of tests.
+    /// Opens with another environment than the test environment.
     pub(crate) fn open_with_env(fs: Arc<dyn Fs>, options: WalOptions, env: Arc<dyn Env>) -> Result<WalFixture> {
         let (replayed, report) = replay_with_mode(&fs, RecoveryMode::Strict)?;
         WalFixture::start(fs, options, env, replayed, report)
@@ -201,7 +201,7 @@ impl WalFixture {
         Ok(WalFixture { fs, callbacks: host, wal: Arc::new(wal), replayed })
     }
 
-    /// Appends one commit with what comes next.
+    /// Appends one commit with the next sequence numbers.
     pub(crate) fn append(&self, count: u32, payload: &[u8]) -> Result<OwnedWalCommit> {
         let first = self.wal.appended().plus(1);
         self.wal.append(&[WalCommit { first_seqno: first, seqno_count: count, payload }])?;
@@ -212,7 +212,7 @@ impl WalFixture {
         self.wal.sync(self.wal.appended(), false).unwrap();
     }
 
-    /// What a flush of everything up to `through` does to the log.
+    /// Retires segments as a flush of all records up to `through` does. Returns how many.
     pub(crate) fn retire(&self, through: SeqNo) -> Result<usize> {
         let epochs = self.wal.retire(through)?;
         let notes: Vec<TestManifestEdit> =
@@ -240,7 +240,7 @@ pub(crate) fn random_payload(rng: &mut SeededRng, len: usize) -> Vec<u8> {
     out
 }
 
-/// A length that is often small, sometimes nothing, and sometimes longer than a small segment.
+/// A random length that is often small, sometimes 0, and sometimes larger than a small segment.
 pub(crate) fn random_length(rng: &mut SeededRng) -> usize {
     match rng.below(12) {
         0 => 0,

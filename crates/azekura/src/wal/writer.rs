@@ -1,4 +1,4 @@
-//! The state of the WAL that its callers share, group syncs, and appending.
+//! The writer of the write-ahead log (WAL): the state that its callers share, the state of group syncs, and appending.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +16,13 @@ use crate::wal::format::{SEGMENT_HEADER_LEN, WalSegmentHeader, segment_path};
 use crate::wal::options::{WalCallbacks, WalCommit, WalOptions, WalReplayReport, WalSegmentInfo, WalStats};
 use crate::wal::segment::{ActiveWalSegment, WAL_PAGE_SIZE, create_spare_segment, random_file_id};
 
-/// More epochs than this cannot have been used without the manifest knowing.
+/// Maximum difference between the highest epoch in a segment header and the highest one in the manifest. A larger one
+/// is corruption.
 pub(crate) const SKIPPED_EPOCHS_MAX: u32 = 1 << 16;
 
 /// A write-ahead log that is open for appending. Thread safe.
 ///
-/// Locks, in the order in which they may be taken together: `sync`, then `log`. Neither is held during a sync.
+/// Lock order: `sync`, then `writer_state`. Neither is held during a sync.
 pub(crate) struct Wal {
     pub(super) fs: Arc<dyn Fs>,
     pub(super) dir: PathBuf,
@@ -33,7 +34,7 @@ pub(crate) struct Wal {
     pub(super) marks: bool,
     pub(super) writer_state: Mutex<WalWriterState>,
     pub(super) sync: Mutex<SyncState>,
-    /// Told when a sync ended.
+    /// Notified when a sync has ended.
     pub(super) sync_done: Condvar,
     pub(super) appended: AtomicU64,
     pub(super) durable: AtomicU64,
@@ -41,29 +42,29 @@ pub(crate) struct Wal {
     pub(super) poison: LogPoison,
 }
 
-/// What appending changes.
+/// The state that appending changes.
 pub(super) struct WalWriterState {
     /// `None` only until the first segment is begun.
     pub(super) active: Option<ActiveWalSegment>,
     /// The sequence number of the next commit.
     pub(super) next_seqno: SeqNo,
-    /// The highest watermark that a frame of the active segment carries.
+    /// The highest watermark in the frames of the active segment.
     pub(super) watermark_written: SeqNo,
     pub(super) frame_writer: RecordLogWriter,
     /// Oldest first.
     pub(super) sealed: Vec<SealedWalSegment>,
-    /// Sealed ones that hold nothing needed, until the manifest says so.
+    /// Sealed segments without needed records, until the manifest has dropped them.
     pub(super) retired: Vec<WalSegmentInfo>,
     pub(super) spare_files: Vec<FileNumber>,
     /// A segment that the manifest lists already, but whose header could not be written yet.
     listed_without_header: Option<(WalEpoch, FileNumber)>,
-    /// The epoch that the next segment follows.
+    /// The epoch of the segment that the next one follows.
     previous_epoch: WalEpoch,
-    /// No segment's header has a higher epoch.
+    /// The highest epoch in the header of any segment.
     highest_epoch: WalEpoch,
-    /// Segments begun since the start.
+    /// Number of segments begun since the WAL was started.
     pub(super) segments_started: u64,
-    /// Nothing is written any more: the files may be another process's.
+    /// Nothing is written any more, because another process may own the files.
     pub(super) writes_stopped: bool,
     pub(super) bytes: u64,
     pub(super) commits: u64,
@@ -72,7 +73,7 @@ pub(super) struct WalWriterState {
 /// A segment that is no longer written to.
 pub(super) struct SealedWalSegment {
     pub(super) info: WalSegmentInfo,
-    /// Open while it is not synced.
+    /// The open file, until it is synced.
     pub(super) unsynced_file: Option<Arc<dyn File>>,
 }
 
@@ -89,11 +90,11 @@ impl WalWriterState {
 }
 
 impl Wal {
-    /// A log that goes on behind what was replayed, all of which must be synced, with `next`, which is above
-    /// `replayed.last`. [`Wal::start_first_segment`] must follow before anything is appended.
+    /// Continues the WAL after a replay. All replayed records must be synced. `next` is the next sequence number and is
+    /// above `replayed.last_seqno`. The caller calls [`Wal::start_first_segment`] before it appends.
     ///
     /// # Errors
-    /// `Io`; the log is not started.
+    /// `Io`; the WAL is not started.
     #[expect(clippy::too_many_arguments, reason = "called in one place, and each is another kind of thing")]
     pub(crate) fn start(
         fs: Arc<dyn Fs>,
@@ -106,8 +107,8 @@ impl Wal {
         next: SeqNo,
     ) -> Result<Wal> {
         if !replayed.spare_files.is_empty() {
-            // What only the memory of the system holds, header or name, must not be listed: a killed process left both
-            // so.
+            // A spare file must be durable, header and name, before the manifest lists it. A killed process may have
+            // left both only in the page cache.
             for spare in &replayed.spare_files {
                 fs.open(&segment_path(dir, *spare), OpenMode::Write)?.sync_data()?;
             }
@@ -156,7 +157,7 @@ impl Wal {
     /// Begins the first segment.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io`: it can be tried again.
+    /// `OutOfSpace` and `Io`; the call can be repeated.
     pub(crate) fn start_first_segment(&self) -> Result<()> {
         self.start_segment(&mut self.lock_writer(), 0)
     }
@@ -165,10 +166,10 @@ impl Wal {
         lock(&self.writer_state)
     }
 
-    /// Begins a segment with room for `need` bytes and seals the one before it.
+    /// Begins a segment with space for `need` bytes and seals the active one.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io`: nothing has changed. `Poisoned` if the header may be half written, because then the
+    /// `OutOfSpace` and `Io`: nothing has changed. `Poisoned` if the header may be partly written, because then the
     /// content of a listed segment is unknown.
     pub(super) fn start_segment(&self, log: &mut WalWriterState, need: u64) -> Result<()> {
         let mut segment = match log.listed_without_header {
@@ -185,7 +186,7 @@ impl Wal {
         };
         let usual = need + SEGMENT_HEADER_LEN as u64 <= self.segment_size;
         if let Err(error) = segment.write_header(&header, self.use_mmap && usual) {
-            // As long as the old header is there, the segment counts as absent, and can be begun later.
+            // As long as the file has the old header, replay treats the segment as absent, and it can be begun later.
             let is_as_before = error.kind() == ErrorKind::OutOfSpace && segment.has_stale_header();
             return Err(if is_as_before { error } else { self.poison.set(error) });
         }
@@ -201,7 +202,7 @@ impl Wal {
         ActiveWalSegment::open(&*self.fs, &self.dir, numbers, self.segment_size, need)
     }
 
-    /// Chooses a spare file, made now if there is none, and has the manifest note that a segment begins in it.
+    /// Takes or creates a spare file, and adds a segment in this file to the manifest.
     fn add_segment(&self, log: &mut WalWriterState, need: u64) -> Result<ActiveWalSegment> {
         let (epoch, fresh) = self.allocate_segment_above(log.highest_epoch)?;
         let file = match log.spare_files.pop() {
@@ -213,14 +214,14 @@ impl Wal {
         match &listed {
             Ok(_) => log.listed_without_header = Some((epoch, file)),
             Err(e) if e.kind() == ErrorKind::OutOfSpace || e.is_too_many_open_files() => log.spare_files.push(file),
-            // Not offered again; the next open of the database finds it.
+            // The file is not used again in this process. The next open of the database finds it.
             Err(_) => {}
         }
         listed
     }
 
-    /// Fresh numbers, with an epoch above `highest`: power loss may have taken the manifest's note of one that a file's
-    /// header still has.
+    /// Allocates an epoch above `highest` and a file number. Power loss may have removed the manifest entry of an epoch
+    /// that the header of a file still has.
     fn allocate_segment_above(&self, highest: WalEpoch) -> Result<(WalEpoch, FileNumber)> {
         for _ in 0..SKIPPED_EPOCHS_MAX {
             let numbers = self.host.allocate_segment()?;
@@ -235,7 +236,7 @@ impl Wal {
         let last = log.last_seqno();
         let Some(old) = log.active.take() else { return };
         let info = old.segment_info(last);
-        // Whatever follows the last synced commit can only be a watermark, which is never synced for its own sake.
+        // Frames after the last synced commit can only be watermarks, which are never synced for their own sake.
         let synced = info.first_seqno <= last && self.durable() >= last;
         log.sealed.push(SealedWalSegment { info, unsynced_file: (!synced).then_some(old.handle) });
     }
@@ -256,12 +257,12 @@ impl Wal {
         SeqNo(self.durable.load(Ordering::Acquire))
     }
 
-    /// Bytes in live segments that a replay would have to read.
+    /// Bytes in live segments, which a replay would read.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.segments().iter().map(|segment| segment.end_offset).sum()
     }
 
-    /// The live segments, oldest first, the one being written last.
+    /// The live segments, oldest first; the active one is the last.
     pub(crate) fn segments(&self) -> Vec<WalSegmentInfo> {
         let log = self.lock_writer();
         let active = log.active.as_ref().map(|active| active.segment_info(log.last_seqno()));
@@ -281,28 +282,28 @@ impl std::fmt::Debug for Wal {
     }
 }
 
-/// Maximum time that a leader waits for more commits, in nanoseconds.
+/// Maximum time that a leader waits for more sync requests, in nanoseconds.
 const BATCHING_WINDOW_MAX_NS: u64 = 2_000_000;
-/// Less than this is not worth it.
+/// A leader does not wait if the window is shorter than this, in nanoseconds.
 const BATCHING_WINDOW_MIN_NS: u64 = 20_000;
 /// The state of group syncs: the leader and the waiting threads.
 #[derive(Debug)]
 pub(crate) struct SyncState {
-    /// Whether some thread syncs or gathers.
+    /// Whether a thread syncs, or waits for more requests before it syncs.
     pub(super) has_leader: bool,
-    /// Up to where the running sync reaches, once that is settled.
+    /// The last sequence number that the running sync covers, once it is known.
     pub(super) sync_target: Option<SeqNo>,
-    /// Callers that the next sync will serve.
+    /// Number of callers that the next sync serves.
     pub(super) waiters: u32,
-    /// Whether one of them wants all metadata synced.
+    /// Whether one of the waiting callers requested a sync of all metadata.
     pub(super) wants_metadata: bool,
-    /// Up to here all metadata is synced too.
+    /// All file metadata is durable up to here too.
     pub(super) durable_with_metadata: SeqNo,
-    /// Callers that the last two syncs served.
+    /// Numbers of callers that the last two syncs served.
     pub(super) last_group_sizes: [u32; 2],
-    /// Number of groups for which the leader still waits for more commits.
+    /// Number of groups for which the leader still waits for more sync requests.
     pub(super) batching_groups_left: u32,
-    /// Running average of a sync, in nanoseconds.
+    /// Moving average of the duration of a sync, in nanoseconds.
     pub(super) average_sync_ns: u64,
 }
 
@@ -320,28 +321,29 @@ impl SyncState {
         }
     }
 
-    /// How many callers to wait for, and for how many nanoseconds at most; pure.
+    /// The number of callers that the leader waits for, and the maximum time in nanoseconds. `None` if it does not
+    /// wait. A pure function.
     ///
-    /// Writers that commit in a closed loop otherwise fall into two half groups that take turns, each waiting for the
-    /// other's sync.
+    /// Without this window, writers that commit in a closed loop form two half groups that alternate, each waiting for
+    /// the sync of the other.
     pub(super) fn batching_window(&self) -> Option<(u32, u64)> {
         let wanted = self.last_group_sizes[0] + self.last_group_sizes[1];
-        let patience = (self.average_sync_ns / 4).min(BATCHING_WINDOW_MAX_NS);
-        let worth_it = self.batching_groups_left > 0 && self.waiters < wanted && patience >= BATCHING_WINDOW_MIN_NS;
-        worth_it.then_some((wanted, patience))
+        let window_ns = (self.average_sync_ns / 4).min(BATCHING_WINDOW_MAX_NS);
+        let worth_it = self.batching_groups_left > 0 && self.waiters < wanted && window_ns >= BATCHING_WINDOW_MIN_NS;
+        worth_it.then_some((wanted, window_ns))
     }
 }
 
 impl Wal {
-    /// Appends commits as one group: afterwards they survive the death of the process, and power loss after
-    /// [`Wal::sync`]. Their sequence numbers must follow on [`Wal::appended`]; the caller sees to the order.
+    /// Appends commits as one group. Afterwards they survive the death of the process; after [`Wal::sync`] they survive
+    /// power loss. The first sequence number must be the one after [`Wal::appended`]; the caller ensures the order.
     ///
-    /// Begins a segment if the group does not fit the one being written, and waits for the sync of an earlier one only
-    /// if two are unsynced.
+    /// Begins a segment if the group does not fit into the active one. Waits for the sync of sealed segments only if
+    /// one of them is unsynced then.
     ///
     /// # Errors
-    /// `OutOfSpace` and `Io` if there is no room: nothing was appended, and a later call may succeed. `Poisoned` after
-    /// a failed write or sync, for ever. `Invalid` if the sequence numbers don't follow.
+    /// `OutOfSpace` and `Io` if there is no space: nothing was appended, and a later call may succeed. `Poisoned` for
+    /// every call after a failed write or sync. `Invalid` if the sequence numbers do not continue those of the WAL.
     pub(crate) fn append(&self, commits: &[WalCommit<'_>]) -> Result<()> {
         self.poison.check()?;
         let durable = if self.marks { self.durable() } else { SeqNo::ZERO };
@@ -349,16 +351,16 @@ impl Wal {
         let need = check_group(&log, commits, durable)?;
         if log.active().remaining_bytes() < need {
             log = self.ensure_segment_space(log, need)?;
-            // The log was let go of in between.
+            // The lock was released in between.
             check_group(&log, commits, durable)?;
         }
         // An earlier holder of the lock may have failed.
         self.poison.check()?;
         log.active().reserve_space(need)?;
         if let Err(error) = log.write_group(commits, durable) {
-            // Frames of this group may be whole in the file already, with sequence numbers that a later group would use
-            // again; a replay could not tell which were acknowledged. So nothing may follow in this segment, and unless
-            // the disk was merely full, nothing at all.
+            // The file may already contain complete frames of this group, with sequence numbers that a later group
+            // would use again. A replay could not tell which of them were acknowledged. So nothing may follow in this
+            // segment, and nothing at all unless the disk was full.
             return Err(log.active().close_after_failed_write(error).unwrap_or_else(|error| self.poison.set(error)));
         }
         self.appended.store(log.last_seqno().0, Ordering::Release);
@@ -371,7 +373,8 @@ impl Wal {
     /// the WAL.
     ///
     /// # Errors
-    /// As [`Wal::append`]. Where `take` was called the number is used up all the same: the next commit tells of it.
+    /// As [`Wal::append`]. If `take` was called, its sequence number is used up all the same: the next commit writes a
+    /// gap frame for it.
     pub(crate) fn append_with_assigned_seqno(
         &self,
         payload: &[u8],
@@ -381,7 +384,7 @@ impl Wal {
         self.poison.check()?;
         let durable = self.durable();
         let mut log = self.lock_writer();
-        // What they take is the longest for the highest numbers.
+        // Upper bound: gap frames with the highest numbers have the longest encoding.
         let longest = WalCommit { first_seqno: SeqNo::MAX, seqno_count: u32::MAX, payload: SEQNO_GAP_PAYLOAD };
         let gaps = 1 + (next.0.saturating_sub(log.next_seqno.0) + 1) / u64::from(u32::MAX);
         let one = WalCommit { first_seqno: SeqNo::MAX, seqno_count: 1, payload };
@@ -409,7 +412,7 @@ impl Wal {
         Ok(Some(first))
     }
 
-    /// Begins a segment if the active one has no room for `need` bytes.
+    /// Begins a segment if the active one has no space for `need` bytes.
     #[cold]
     fn ensure_segment_space<'a>(
         &'a self,
@@ -422,8 +425,8 @@ impl Wal {
         Ok(log)
     }
 
-    /// Begins a segment, unless another thread was quicker; only once all sealed ones are synced, so that damage in any
-    /// but the last two segments cannot be a torn tail.
+    /// Begins a segment unless another thread has just begun one. First syncs all sealed segments, so that damage in
+    /// any segment before the last two cannot be a torn tail.
     fn start_segment_after_sync<'a>(
         &'a self,
         mut log: MutexGuard<'a, WalWriterState>,
@@ -443,8 +446,8 @@ impl Wal {
         Ok(log)
     }
 
-    /// Ends the active segment and begins the next, so that everything appended so far is in sealed segments; does
-    /// nothing if the active one is empty.
+    /// Seals the active segment and begins the next one, so that everything appended so far is in sealed segments. Does
+    /// nothing if the active segment is empty.
     ///
     /// # Errors
     /// As [`Wal::append`].
@@ -458,8 +461,9 @@ impl Wal {
         self.start_segment_after_sync(log, 0).map(drop)
     }
 
-    /// Appends an unsynced note of how far the log is durable, if the active segment does not say so yet. It only helps
-    /// to tell damage from a torn tail, so where there is no room, and on an error, it is left out.
+    /// Appends a watermark frame, unsynced, if the active segment does not have the current watermark yet. A watermark
+    /// only helps a replay to distinguish damage from a torn tail, so it is omitted if there is no space, or on an
+    /// error.
     pub(super) fn append_watermark(&self) {
         let durable = self.durable();
         let mut log = self.lock_writer();
@@ -474,7 +478,7 @@ impl Wal {
     }
 }
 
-/// Bytes that the group takes, if it follows on what was appended.
+/// Checks that the group continues the appended sequence numbers, and returns the bytes that it needs.
 #[inline]
 fn check_group(log: &WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<u64> {
     let (mut need, mut next) = (0, log.next_seqno);
@@ -494,9 +498,7 @@ fn check_group(log: &WalWriterState, commits: &[WalCommit<'_>], durable: SeqNo) 
 #[cold]
 fn out_of_order_error(commit: &WalCommit<'_>, next: SeqNo) -> Error {
     let (first, count) = (commit.first_seqno, commit.seqno_count);
-    Error::invalid(format!(
-        "commit of {count} records from sequence number {first} on, but the log goes on with {next}"
-    ))
+    Error::invalid(format!("commit of {count} records begins at sequence number {first}, but the next one is {next}"))
 }
 
 #[inline]
@@ -510,7 +512,7 @@ fn frame_record<'a>(commit: &WalCommit<'a>, durable: SeqNo) -> LogRecord<'a> {
 }
 
 impl WalWriterState {
-    /// Writes a group for which there is room.
+    /// Writes a group for which space was reserved.
     #[inline]
     fn write_group(&mut self, commits: &[WalCommit<'_>], durable: SeqNo) -> Result<()> {
         let next = commits
@@ -567,9 +569,9 @@ mod tests {
         state.batching_groups_left = 1;
         assert_eq!(state.batching_window(), Some((8, 250_000)));
         state.waiters = 8;
-        assert_eq!(state.batching_window(), None, "everyone is here");
+        assert_eq!(state.batching_window(), None, "all callers have joined");
         (state.waiters, state.average_sync_ns) = (1, 60_000);
-        assert_eq!(state.batching_window(), None, "not worth it");
+        assert_eq!(state.batching_window(), None, "the window is too short");
         state.average_sync_ns = 1 << 40;
         assert_eq!(state.batching_window(), Some((8, BATCHING_WINDOW_MAX_NS)));
     }
@@ -616,7 +618,7 @@ mod tests {
             mini.append(1, &[3; 1000]).unwrap();
         }
         assert_eq!(fs.fault_count(), 1);
-        assert!(fs.count(OpKind::Write) > before + 400, "the rest goes the other way");
+        assert!(fs.count(OpKind::Write) > before + 400, "later frames are written without a mapping");
         assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 701);
     }
 
@@ -684,7 +686,7 @@ mod tests {
                 let (fs, mini) = open_on_fault_fs(1 << 20, false);
                 mini.append(1, b"kept").unwrap();
                 mini.sync();
-                let nth = if seal { 2 } else { 1 }; // a fresh spare's header comes first, and may fail
+                let nth = if seal { 2 } else { 1 }; // the first header is that of the new spare file
                 fs.inject(FaultPlan::new(OpKind::Write, nth, what).in_path(".wal"));
                 let error = if seal { mini.wal.seal().unwrap_err() } else { mini.append(1, &[1; 600]).unwrap_err() };
                 assert_eq!(error.kind(), ErrorKind::Poisoned);
@@ -705,7 +707,7 @@ mod tests {
             let (fs, mini) = open_on_fault_fs(1 << 20, false);
             mini.append(1, b"kept").unwrap();
             if half_written {
-                // What a write that ran out of space in the middle leaves: whole frames of the group.
+                // The content that a write leaves if it runs out of space in the middle: complete frames of the group.
                 let place = mini.wal.lock_writer().active().identity;
                 let end = mini.wal.lock_writer().active().end_offset;
                 let mut writer = RecordLogWriter::new();
@@ -734,7 +736,7 @@ mod tests {
                 .collect();
             assert_eq!(mini.wal.append(&group).unwrap_err().kind(), ErrorKind::OutOfSpace);
             assert_eq!(replay_with_mode(&mini.fs, RecoveryMode::Strict).unwrap().0.len(), 1);
-            // The header of the next segment is refused, too, then all is well.
+            // The header of the next segment is refused too; later writes succeed.
             full(&fs, 2);
             assert_eq!(mini.append(1, b"again").unwrap_err().kind(), ErrorKind::OutOfSpace);
             mini.append(1, b"refuse2").unwrap();

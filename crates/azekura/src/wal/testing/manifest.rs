@@ -1,6 +1,7 @@
-//! A file that remembers what a log tells its host: the part of a manifest, and no more of it than the log relies on.
+//! A small manifest that records the callbacks of the WAL: only the part of a manifest that the WAL relies on.
 //!
-//! Entries of 32 bytes behind one another, each with a checksum for its place; the first that does not verify ends it.
+//! The file contains entries of 32 bytes, each with a checksum that includes its position. The first entry that does
+//! not verify ends the file.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -14,7 +15,7 @@ use crate::vfs::{File, Fs, OpenMode};
 
 const ENTRY_LEN: usize = 32;
 
-/// What a host is told.
+/// An edit of the test manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TestManifestEdit {
     SegmentAdded(WalEpoch, FileNumber),
@@ -67,7 +68,7 @@ impl TestManifest {
         dir.join("MANIFEST")
     }
 
-    /// Puts a file with these notes, durable, in the place of the one that is there.
+    /// Atomically replaces the file with a durable one that contains `notes`.
     pub(crate) fn create(fs: &Arc<dyn Fs>, dir: &Path, notes: &[TestManifestEdit]) -> Result<TestManifest> {
         let temporary = dir.join("MANIFEST.tmp");
         if fs.exists(&temporary)? {
@@ -82,7 +83,7 @@ impl TestManifest {
         Ok(recorder)
     }
 
-    /// What survived; nothing if there is no file.
+    /// The valid entries; none if there is no file.
     pub(crate) fn load(fs: &Arc<dyn Fs>, dir: &Path) -> Result<Vec<TestManifestEdit>> {
         let path = TestManifest::path(dir);
         if !fs.exists(&path)? {
@@ -104,7 +105,7 @@ impl TestManifest {
             let at = state.entries;
             let written = state.file.write_at(&note.encode(at), at * ENTRY_LEN as u64);
             written.map_err(|error| match error.kind() {
-                ErrorKind::OutOfSpace => error, // the next one is written over it
+                ErrorKind::OutOfSpace => error, // the next entry overwrites it
                 _ => self.poison.set(error),
             })?;
             (state.entries, state.unsynced) = (at + 1, true);
@@ -112,7 +113,7 @@ impl TestManifest {
         Ok(())
     }
 
-    /// Makes what was appended durable; does nothing if it is.
+    /// Makes the appended entries durable, if they are not durable yet.
     pub(crate) fn sync(&self) -> Result<()> {
         self.poison.check()?;
         let mut state = lock(&self.state);

@@ -1,4 +1,4 @@
-//! Figures of the log on the machine it runs on.
+//! Measurements of the WAL on the machine that runs them.
 //!
 //! `cargo test --release -p azekura --lib wal::testing::speed -- --ignored --nocapture`; the files go to
 //! `target/wal-speed`.
@@ -32,7 +32,7 @@ impl WalCallbacks for BenchWalCallbacks {
     }
 }
 
-/// Nanoseconds per commit of 140 bytes: the best and the median of batches of a thousand.
+/// Nanoseconds per commit of 140 bytes: the minimum and the median of batches of 1,000.
 fn time_appends(wal: &Wal, env: &SystemEnv, batches: usize, group: usize) -> (f64, f64) {
     let commit = WalCommit { first_seqno: SeqNo(0), seqno_count: 1, payload: &[7; 140] };
     let mut commits = vec![commit; group];
