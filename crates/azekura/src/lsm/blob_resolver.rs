@@ -15,12 +15,12 @@ use crate::mem::slice::Slice;
 /// Maximum number of blob files in which an iterator reads ahead at a time.
 const READ_AHEAD_FILES_MAX: usize = 4;
 
-/// What it means that a pointer leads to a file that is nowhere.
+/// The error for a pointer to a file that neither the version nor the direct blob files have.
 pub(crate) fn missing_blob_file_error(pointer: &BlobPointer) -> Error {
     Error::corruption(format!("value is in blob file {}, which the partition does not have", pointer.logical_file.0))
 }
 
-/// Reads values one after the other, and ahead in the files where they follow each other.
+/// Resolves pointers of an iterator. Reads ahead in a blob file if successive values follow each other in it.
 pub(crate) struct ReadAheadBlobResolver {
     /// The files read last, most recent first.
     read_ahead: Vec<(FileNumber, BlobReadAhead)>,
@@ -29,7 +29,7 @@ pub(crate) struct ReadAheadBlobResolver {
 }
 
 impl ReadAheadBlobResolver {
-    /// Of that moment: what was visible then points to files that were there then.
+    /// Uses the blob files of `now`, which contain every value that is visible at `now`.
     pub(crate) fn new(now: &SuperVersion) -> ReadAheadBlobResolver {
         let (blobs, direct_blobs) = (Arc::clone(now.version.blobs()), Arc::clone(&now.direct_blobs));
         ReadAheadBlobResolver { read_ahead: Vec::new(), blobs, direct_blobs }

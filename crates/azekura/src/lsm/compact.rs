@@ -17,17 +17,18 @@ use crate::lsm::task_lock::lock;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, VersionChange};
 
-/// A merge looks up after this many bytes whether it should yield; tests have less to merge.
+/// Number of bytes after which a compaction checks whether it should yield. Tests compact less data.
 const STEP_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 1 << 20 };
 
 impl LsmTree {
-    /// Does one compaction, or a part of one if the host wants it to yield. `forced` also waits while another runs.
+    /// Runs one compaction, or a part of one if the host wants it to yield. With `forced`, it waits while another one
+    /// runs.
     pub(crate) fn compact(&self, forced: bool, host: &dyn EngineHost) -> Result<TaskReport> {
         Ok(self.compact_with(forced, host, |picker| pick_compaction(picker, forced))?.unwrap_or_default())
     }
 
-    /// Does what `choose` says, or goes on with a compaction that has yielded; `None` if there is nothing to do, or if
-    /// another runs and this is not to `wait`.
+    /// Runs the compaction that `choose` returns, or resumes a paused one. `None` if there is nothing to do, or if
+    /// another compaction runs and `wait` is false.
     pub(crate) fn compact_with(
         &self,
         wait: bool,
@@ -62,7 +63,7 @@ impl LsmTree {
         self.install_compaction(job, host).map(Some)
     }
 
-    /// Whether a task would find something to do.
+    /// Whether a compaction task has work.
     pub(crate) fn needs_compaction(&self, forced: bool) -> bool {
         let now = self.current.get();
         let options = self.options();
@@ -72,14 +73,15 @@ impl LsmTree {
         let wanted = remembered.paused_compaction.is_some()
             || pick_compaction(&self.compaction_picker(&now, &options, &remembered), forced).is_some();
         if forced && !wanted {
-            // Snapshots may be gone by the next time: let it look again at tables whose tombstones could not go now.
+            // Snapshots may be released until the next call. Check the tables again then whose tombstones could not be
+            // dropped now.
             remembered.oldest_snapshot = SeqNo::MAX;
         }
         wanted
     }
 
-    /// Tables of the bottom level from which a rewrite takes tombstones or superseded versions. Opens those that may
-    /// have any: what they say of themselves is needed.
+    /// Tables of the bottom level from which a rewrite can drop tombstones or superseded versions. Opens all tables
+    /// that may have any, because their properties are needed.
     ///
     /// # Errors
     /// Those of opening tables.
@@ -122,7 +124,7 @@ impl LsmTree {
         }
     }
 
-    /// Gives tables another level without touching them.
+    /// Moves tables to another level without rewriting them.
     fn run_trivial_move(
         &self,
         now: &SuperVersion,
@@ -144,8 +146,8 @@ impl LsmTree {
         Ok(TaskReport { level, tables: plan.start_level_inputs.len() as u64, ..TaskReport::default() })
     }
 
-    /// Puts a merge's output in the place of its input. If the edit cannot be committed, the merge stays as it is:
-    /// whether the manifest names its tables is not known then.
+    /// Replaces the inputs of a compaction by its outputs. If the edit cannot be committed, the compaction is kept,
+    /// because it is unknown whether the manifest names its tables.
     fn install_compaction(&self, mut job: CompactionJob, host: &dyn EngineHost) -> Result<TaskReport> {
         if let Err(error) = self.check_open() {
             lock(&self.compaction_state).paused_compaction = Some(job); // `discard` removes its files
@@ -156,12 +158,13 @@ impl LsmTree {
         let inputs: Vec<FileNumber> =
             plan.start_level_inputs.iter().chain(&plan.output_level_inputs).copied().collect();
         let tables = job.take_outputs().to_vec();
-        // Before the version: what memory points into then, tables do now.
+        // Taken before the version: a pointer that is not counted any more is in the tables of the version.
         let counted = self.direct_blobs.files_with_pointers();
         let now = self.current.get();
         let upper = tables_with_ids(&now, plan.start_level, &plan.start_level_inputs);
         let obsolete = [&upper[..], &tables_with_ids(&now, plan.output_level, &plan.output_level_inputs)].concat();
-        // No flush refers to a file that is there already and not counted: what is without references now stays so.
+        // A flush does not refer to an existing file without counted pointers, so a file without references now has
+        // none later.
         let lost = obsolete.iter().flat_map(|table| &table.meta().blob_usage);
         let dead = now.version.blobs().unreferenced(&counted, tables.iter().flat_map(|table| &table.blob_usage), lost);
         let removed = inputs.iter().map(|&table| VersionEdit::TableRemoved { partition, table });
@@ -184,14 +187,15 @@ impl LsmTree {
         for (_, table) in
             added.iter().filter(|(level, table)| *level == BOTTOM_LEVEL && table.meta().largest_seqno > SeqNo::ZERO)
         {
-            // Open, it says which superseded versions it kept. One that cannot be opened now is when it is read.
+            // Open the table, because its properties state which superseded versions it has. If that fails, a later
+            // read opens it.
             drop(table.table());
         }
         self.replace_tables(&inputs, added, blobs_removed);
         LsmCounters::add(&self.counters.compactions, 1);
         LsmCounters::add(&self.counters.compaction_bytes_read, bytes_read);
         LsmCounters::add(&self.counters.compaction_bytes_written, bytes_written);
-        Ok(report) // only now are the obsolete tables let go of, and without a lock
+        Ok(report) // the obsolete tables are dropped here, without a lock
     }
 
     fn replace_tables(

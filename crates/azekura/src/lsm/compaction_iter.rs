@@ -3,17 +3,17 @@
 //! The drop rules are a pure function of order, kinds and snapshots of the versions of one key. A `Put` includes a
 //! value in a blob file.
 //!
-//! The snapshots, ascending, divide history into strata: stratum `i` has the sequence numbers above snapshot `i - 1`
-//! and up to snapshot `i`. The stratum after the last snapshot is *open*, because a reader may still read at any
-//! sequence number in it. In a closed stratum only the newest version of a key is visible; in the open one every
-//! version may be.
+//! The snapshots, ascending, divide the sequence numbers into stripes: stripe `i` has the sequence numbers above
+//! snapshot `i - 1` and up to snapshot `i`. The stripe after the last snapshot is *open*, because a reader may still
+//! read at any sequence number in it. In a closed stripe only the newest version of a key is visible; in the open one
+//! every version may be.
 //!
-//! - A version below a newer one of its closed stratum is dropped. The exception is the newest tombstone directly
-//!   below a `Put`: it stays while an older version may exist, because a later `SingleDelete` would remove the `Put`
-//!   and expose the older version.
-//! - A `SingleDelete` and the next older `Put` of its closed stratum are dropped together. A `SingleDelete` whose
-//!   next older version is another tombstone of its stratum hides nothing more than that one, and is dropped alone.
-//! - Tombstones are held back until it is known whether an older version of the key is kept. If none is kept, and no
+//! - A version below a newer one of its closed stripe is dropped. The exception is the newest tombstone directly below
+//!   a `Put`: it stays while an older version may exist, because a later `SingleDelete` would remove the `Put` and
+//!   expose the older version.
+//! - A `SingleDelete` and the next older `Put` of its closed stripe are dropped together. A `SingleDelete` whose next
+//!   older version is another tombstone of its stripe hides nothing more than that one, and is dropped alone.
+//! - Tombstones are deferred until it is known whether an older version of the key is kept. If none is kept, and no
 //!   table outside of the compaction can have one, the tombstones are dropped.
 
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use crate::lsm::table_handle::TableHandle;
 use crate::lsm::table_output::{FinishedOutputs, TableOutputWriter};
 use crate::lsm::version::{HasTableMeta, SortedRun};
 
-/// A merge that can stop after any entry and go on later. Dropped unfinished, it leaves no file behind.
+/// Merges the inputs of a flush or a compaction and writes the versions that are kept. It can pause after any entry. If
+/// it is dropped unfinished, it leaves no file.
 ///
-/// Its read points stay those of its beginning: readers that come later read at or above the last one, where it keeps
-/// everything.
+/// It uses the snapshots of its creation. Later readers read at or above the last of them, where every version is kept.
 pub(crate) struct CompactionIter {
     input: MergingIter,
     order: KeyOrder,
     rules: VersionDropRules,
     older_runs: OlderRuns<TableHandle>,
-    /// Whether sequence numbers may become 0; not on level 0, whose runs are ordered by them.
+    /// Whether sequence numbers may be set to 0. Not on level 0, whose runs are ordered by sequence number.
     zero_seqnos: bool,
     output: TableOutputWriter,
     started: bool,
@@ -48,30 +48,29 @@ pub(crate) struct CompactionIter {
 
 impl CompactionIter {
     pub(crate) fn new(
-        cursor: MergingIter,
+        input: MergingIter,
         order: KeyOrder,
-        retain: VersionDropRules,
-        older: OlderRuns<TableHandle>,
-        settles: bool,
+        rules: VersionDropRules,
+        older_runs: OlderRuns<TableHandle>,
+        zero_seqnos: bool,
         output: TableOutputWriter,
     ) -> CompactionIter {
-        let (started, key, in_key, nothing_older, key_written) = (false, Vec::new(), false, false, false);
         CompactionIter {
-            input: cursor,
+            input,
             order,
-            rules: retain,
-            older_runs: older,
-            zero_seqnos: settles,
+            rules,
+            older_runs,
+            zero_seqnos,
             output,
-            started,
-            key,
-            in_key,
-            is_base_level_for_key: nothing_older,
-            key_written,
+            started: false,
+            key: Vec::new(),
+            in_key: false,
+            is_base_level_for_key: false,
+            key_written: false,
         }
     }
 
-    /// Goes on for about `budget` bytes of entries; true at the end.
+    /// Continues for about `budget` bytes of entries; true at the end.
     pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
         if !self.started {
             self.input.seek_to_first()?;
@@ -82,8 +81,8 @@ impl CompactionIter {
             if passed >= budget {
                 return Ok(false);
             }
-            let user = self.input.entry().user_key;
-            if !self.in_key || self.order.cmp(&self.key, user).is_ne() {
+            let user_key = self.input.entry().user_key;
+            if !self.in_key || self.order.cmp(&self.key, user_key).is_ne() {
                 self.finish_key()?;
                 self.begin_key();
             }
@@ -95,15 +94,15 @@ impl CompactionIter {
     }
 
     fn begin_key(&mut self) {
-        let user = self.input.entry().user_key;
+        let user_key = self.input.entry().user_key;
         self.key.clear();
-        self.key.extend_from_slice(user);
+        self.key.extend_from_slice(user_key);
         self.in_key = true;
-        self.is_base_level_for_key = !self.older_runs.may_contain_key(user);
+        self.is_base_level_for_key = !self.older_runs.may_contain_key(user_key);
         self.key_written = false;
     }
 
-    /// Decides about the entry the cursor stands on; gives its size.
+    /// Decides about the current entry of the input, and returns its size in bytes.
     fn process_entry(&mut self) -> Result<u64> {
         let entry = self.input.entry();
         if self.rules.decide(entry.seqno, entry.kind) == DropDecision::Keep {
@@ -128,45 +127,46 @@ impl CompactionIter {
         Ok(())
     }
 
-    /// The files, durable under their names; after [`step`](CompactionIter::step) has said true.
+    /// The output files, durable with their names, after [`step`](CompactionIter::step) has returned true.
     pub(crate) fn finish(self) -> Result<FinishedOutputs> {
         self.output.finish()
     }
 }
 
-fn tombstone(user: &[u8], seqno: SeqNo, kind: RecordKind) -> EntryRef<'_> {
-    EntryRef { user_key: user, seqno, kind, value: &[] }
+fn tombstone(user_key: &[u8], seqno: SeqNo, kind: RecordKind) -> EntryRef<'_> {
+    EntryRef { user_key, seqno, kind, value: &[] }
 }
 
-/// What becomes of a version.
+/// The decision about a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DropDecision {
     /// No reader can see it.
     Drop,
-    /// A tombstone that may go or stay: [`VersionDropRules::take_deferred`] and [`VersionDropRules::finish_key`] tell.
+    /// A tombstone. [`VersionDropRules::take_deferred`] returns it if it is kept, or [`VersionDropRules::finish_key`].
     Defer,
-    /// It stays, and so do the tombstones held back: write [`VersionDropRules::take_deferred`] first.
+    /// The version is kept, and so are the deferred tombstones: write [`VersionDropRules::take_deferred`] first.
     Keep,
 }
 
-/// A version that stands above the next one, kept or held.
+/// The version directly above the next one. It is kept or deferred.
 #[derive(Clone, Copy, Debug)]
 struct NewerVersion {
     stripe: usize,
     kind: RecordKind,
 }
 
-/// A tombstone held back.
+/// A deferred tombstone.
 #[derive(Clone, Copy, Debug)]
 struct DeferredTombstone {
     seqno: SeqNo,
     kind: RecordKind,
     stripe: usize,
-    /// What covered it: it covers again if this one goes.
+    /// The version above it. This is the version above the next one if the tombstone is dropped.
     newer: Option<NewerVersion>,
 }
 
-/// The state while the versions of one key pass by, newest first.
+/// The drop rules, with their state for the current key. The versions of a key are passed from the newest to the
+/// oldest.
 #[derive(Debug)]
 pub(crate) struct VersionDropRules {
     snapshots: Vec<SeqNo>,
@@ -175,59 +175,59 @@ pub(crate) struct VersionDropRules {
 }
 
 impl VersionDropRules {
-    /// `points` ascending; without any, everything may still be seen.
+    /// `snapshots` are ascending. Without any, every version may be visible.
     pub(crate) fn new(snapshots: Vec<SeqNo>) -> VersionDropRules {
-        debug_assert!(snapshots.is_sorted(), "read points come in ascending order");
+        debug_assert!(snapshots.is_sorted(), "snapshots are in ascending order");
         VersionDropRules { snapshots, newer: None, deferred: Vec::new() }
     }
 
-    /// The oldest read point; 0 if nothing is known.
+    /// The oldest snapshot; 0 if there is none.
     pub(crate) fn oldest_snapshot(&self) -> SeqNo {
         self.snapshots.first().copied().unwrap_or(SeqNo::ZERO)
     }
 
     /// Decides about the next older version of the current key.
     pub(crate) fn decide(&mut self, seqno: SeqNo, kind: RecordKind) -> DropDecision {
-        let stratum = self.snapshots.partition_point(|&point| point < seqno);
-        let closed = stratum < self.snapshots.len();
-        if closed && self.is_below_single_delete(stratum) {
+        let stripe = self.snapshots.partition_point(|&point| point < seqno);
+        let closed = stripe < self.snapshots.len();
+        if closed && self.is_below_single_delete(stripe) {
             let single = self.deferred.pop().expect("it was just seen");
             self.newer = single.newer;
             if kind.is_value() {
                 return DropDecision::Drop;
             }
         }
-        if let Some(cover) = self.newer
+        if let Some(newer) = self.newer
             && closed
-            && cover.stripe == stratum
-            && !(kind.is_tombstone() && cover.kind.is_value())
+            && newer.stripe == stripe
+            && !(kind.is_tombstone() && newer.kind.is_value())
         {
             return DropDecision::Drop;
         }
-        let above = self.newer.replace(NewerVersion { stripe: stratum, kind });
+        let above = self.newer.replace(NewerVersion { stripe, kind });
         if kind.is_value() {
             return DropDecision::Keep;
         }
-        self.deferred.push(DeferredTombstone { seqno, kind, stripe: stratum, newer: above });
+        self.deferred.push(DeferredTombstone { seqno, kind, stripe, newer: above });
         DropDecision::Defer
     }
 
-    /// Whether the version right above the next one is a `SingleDelete` of this stratum.
-    fn is_below_single_delete(&self, stratum: usize) -> bool {
-        let last_is_cover = self.newer.is_some_and(|cover| cover.kind == RecordKind::SingleDelete);
-        last_is_cover && self.deferred.last().is_some_and(|held| held.stripe == stratum)
+    /// Whether the version directly above the next one is a `SingleDelete` of this stripe.
+    fn is_below_single_delete(&self, stripe: usize) -> bool {
+        let is_single_delete = self.newer.is_some_and(|newer| newer.kind == RecordKind::SingleDelete);
+        is_single_delete && self.deferred.last().is_some_and(|deferred| deferred.stripe == stripe)
     }
 
-    /// The tombstones held back, newest first; they stay.
+    /// The deferred tombstones, newest first. They are kept.
     pub(crate) fn take_deferred(&mut self) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
-        self.deferred.drain(..).map(|held| (held.seqno, held.kind))
+        self.deferred.drain(..).map(|deferred| (deferred.seqno, deferred.kind))
     }
 
-    /// Ends the key: gives the tombstones that stay, newest first. `is_base_level_for_key` says that no table outside
-    /// of the merge can hold an older version of it.
-    pub(crate) fn finish_key(&mut self, nothing_older: bool) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
+    /// Ends the key, and returns the tombstones that are kept, newest first. `is_base_level_for_key`: no table outside
+    /// of the compaction can contain an older version of the key.
+    pub(crate) fn finish_key(&mut self, is_base_level_for_key: bool) -> impl Iterator<Item = (SeqNo, RecordKind)> + '_ {
         self.newer = None;
-        if nothing_older {
+        if is_base_level_for_key {
             self.deferred.clear();
         }
         self.take_deferred()
@@ -235,19 +235,19 @@ impl VersionDropRules {
 
     /// The sequence number of a kept version in its table: 0 if no reader needs to distinguish it from older ones.
     ///
-    /// Only a `Put` at or below the oldest read point may lose its number, and only if nothing older exists: then it is
-    /// the last version of its key.
-    pub(crate) fn output_seqno(&self, seqno: SeqNo, kind: RecordKind, nothing_older: bool) -> SeqNo {
+    /// Only a `Put` at or below the oldest snapshot may lose its sequence number, and only if no older version exists:
+    /// then it is the last version of its key.
+    pub(crate) fn output_seqno(&self, seqno: SeqNo, kind: RecordKind, is_base_level_for_key: bool) -> SeqNo {
         let seen_by_all = self.snapshots.first().is_some_and(|&oldest| seqno <= oldest);
-        if nothing_older && seen_by_all && kind.is_value() { SeqNo::ZERO } else { seqno }
+        if is_base_level_for_key && seen_by_all && kind.is_value() { SeqNo::ZERO } else { seqno }
     }
 }
 
-/// The runs that are older than every input of a merge, asked with ascending keys: each question moves on from the
-/// last.
+/// The runs that are older than every input of a compaction. Keys are asked for in ascending order, and each search
+/// continues from the previous one.
 pub(crate) struct OlderRuns<T> {
     order: KeyOrder,
-    /// A run, and its first table that does not end before the last key asked for.
+    /// A run, and the index of its first table that does not end before the last key.
     runs: Vec<(Arc<SortedRun<T>>, usize)>,
 }
 
@@ -256,7 +256,7 @@ impl<T: HasTableMeta> OlderRuns<T> {
         OlderRuns { order, runs: runs.into_iter().map(|run| (run, 0)).collect() }
     }
 
-    /// Whether one of the runs has a table whose range holds `key`; keys must not descend.
+    /// Whether a table of one of the runs has a key range that contains `key`. Keys must not descend.
     pub(crate) fn may_contain_key(&mut self, key: &[u8]) -> bool {
         let order = &self.order;
         let mut found = false;
@@ -483,9 +483,9 @@ mod tests {
         *state % below
     }
 
-    /// The history of one key as a program writes it that keeps the rule of `SingleDelete` and otherwise does what it
-    /// likes: newest first, with even numbers. A `SingleDelete` comes only after exactly one `Put` since the last
-    /// tombstone of either kind; what is removed by `Delete` may have been put any number of times, or never.
+    /// A valid history of one key, newest first, with even sequence numbers. A `SingleDelete` comes only after exactly
+    /// one `Put` since the last tombstone of either kind. Before a `Delete`, the key may have been put any number of
+    /// times, or never.
     fn valid_history(rng: &mut u64, len: u64) -> KeyVersions {
         let mut history = KeyVersions::new();
         let mut puts = 0;
@@ -502,17 +502,17 @@ mod tests {
         history
     }
 
-    /// The versions of one key on their way down, in runs, newest first.
+    /// The versions of one key in runs, newest first, that compactions merge.
     struct CompactionModel {
         history: KeyVersions,
         runs: Vec<KeyVersions>,
-        /// The number that the `Put` had which has number 0 now.
+        /// The sequence number of the `Put` before it was set to 0.
         zeroed_seqno: u64,
         snapshots: Vec<u64>,
     }
 
     impl CompactionModel {
-        /// Merges some neighbouring runs, as compaction does; whether there was more than one left.
+        /// Merges some adjacent runs, as a compaction does. False if there was only one.
         fn merge(&mut self, rng: &mut u64) -> bool {
             let from = random(rng, self.runs.len() as u64) as usize;
             let to = (from + 1 + random(rng, 3) as usize).min(self.runs.len());
@@ -560,7 +560,8 @@ mod tests {
         }
     }
 
-    /// Cut into runs that are merged in any order, while readers come and go: what every reader sees never changes.
+    /// The history is cut into runs that are merged in any order, while snapshots are taken and released. The visible
+    /// version of every reader never changes.
     #[test]
     fn merges_in_any_order_keep_visible_values() {
         let mut rng = 0x9e37_79b9_7f4a_7c15u64;

@@ -11,10 +11,11 @@
 //!   neither removed nor subject to blob GC.
 //! - The values of failed commits are stale.
 //!
-//! Lock order: `open`, then one of `counts` and the lock of the super version. Readers take none of them.
+//! Lock order: `open_file`, then one of `pointer_counts` and the lock under which the super version is replaced.
+//! Readers take none of them.
 //!
-//! This file also carries the durable values of an unfinished file over to a new one, and adopts the direct blob
-//! files of an earlier process at open.
+//! This file also copies the durable values of an unfinished file to a new one, and adopts the direct blob files of an
+//! earlier process at open.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -45,14 +46,14 @@ use crate::vfs::OpenMode;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 
 impl LsmTree {
-    /// Whether a value of that length is written ahead of its commit.
+    /// Whether a value of this length is a direct write.
     #[inline]
     pub(crate) fn uses_direct_write(&self, len: usize) -> bool {
         len as u64 >= self.direct_blobs.threshold()
     }
 
-    /// Writes a value to the open early file. The claim on it is to be given back with
-    /// [`release`](LsmTree::release_direct_write) unless a memtable gets the pointer.
+    /// Writes a value to the open direct blob file. The caller releases the write with
+    /// [`release_direct_write`](LsmTree::release_direct_write) unless a memtable gets the pointer.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace` of the file; `Closed` after [`discard`](LsmTree::discard).
@@ -70,10 +71,10 @@ impl LsmTree {
             }
         };
         let writing = append_state_of(&file)?;
-        // Counted first, so that the file counts as used from its first value on.
+        // Counted before the write, so that the file is in use from its first value on.
         self.direct_blobs.add_pointer(file.id);
         let pointer = file.append(writing, &packed).inspect_err(|_| {
-            self.direct_blobs.remove_pointers(file.id, 1); // the file stays: it takes values still
+            self.direct_blobs.remove_pointers(file.id, 1); // the file stays open for values
         })?;
         let end = file.written();
         writing.sync_state.record_write(end, file.id, &self.context.unsynced_blobs);
@@ -83,7 +84,7 @@ impl LsmTree {
         Ok(DirectBlobWrite { file, pointer })
     }
 
-    /// Makes an early file and shows it to readers; the caller holds `open`.
+    /// Creates a direct blob file and adds it to the super version. The caller holds `open_file`.
     fn create_direct_blob_file(&self) -> Result<Arc<DirectBlobFile>> {
         let context = &self.context;
         let (id, files) = (context.new_file_id(), context.files.blob_files());
@@ -105,26 +106,26 @@ impl LsmTree {
         Ok(direct_blobs)
     }
 
-    /// Lets readers follow pointers into these files.
+    /// Adds files to the super version, so that readers can follow pointers into them.
     pub(crate) fn add_direct_blob_files(&self, files: impl IntoIterator<Item = Arc<DirectBlobFile>>) {
         self.current.replace(|now| SuperVersion { direct_blobs: now.direct_blobs.with_added(files), ..now.clone() });
     }
 
-    /// Number, place and length of each early file.
+    /// Number, path and length of each direct blob file.
     pub(crate) fn direct_blob_extents(&self) -> Vec<(FileNumber, PathBuf, u64)> {
         let direct_blobs = self.current.with(|now| Arc::clone(&now.direct_blobs));
         direct_blobs.files().map(|file| (file.id, file.path(), file.written())).collect()
     }
 
-    /// Makes the values of some claims durable.
+    /// Makes the values of some direct writes durable.
     ///
     /// # Errors
     /// The error of the sync, if no other commit can have lost data; then the values must be abandoned. Else
     /// `Poisoned`.
-    pub(crate) fn sync_direct_writes<'a>(&self, claims: impl IntoIterator<Item = &'a DirectBlobWrite>) -> Result<()> {
+    pub(crate) fn sync_direct_writes<'a>(&self, writes: impl IntoIterator<Item = &'a DirectBlobWrite>) -> Result<()> {
         let mut files: BTreeMap<FileNumber, (&Arc<DirectBlobFile>, Vec<&BlobPointer>)> = BTreeMap::new();
-        for claim in claims {
-            files.entry(claim.file.id).or_insert((&claim.file, Vec::new())).1.push(&claim.pointer);
+        for write in writes {
+            files.entry(write.file.id).or_insert((&write.file, Vec::new())).1.push(&write.pointer);
         }
         for (id, (file, pointers)) in files {
             let own = |synced: u64| {
@@ -139,16 +140,16 @@ impl LsmTree {
         Ok(())
     }
 
-    /// No value goes to that file any more; others get one of their own.
+    /// Closes a file for further values. The next value gets a new file.
     fn close_direct_blob_file(&self, id: FileNumber) {
         lock(&self.direct_blobs.open_file).take_if(|open| open.id == id);
     }
 
-    /// Ends an early file, durably; gives what an edit is to say of it. Where a sync has failed, what was durable
-    /// before is carried over to a new file instead.
+    /// Finishes a direct blob file durably, and returns its metadata for the edit. If a sync of the file has failed,
+    /// copies its durable values to a new file instead.
     ///
     /// # Errors
-    /// `Io` and `OutOfSpace`: it can be tried again. `Poisoned` if a sync failed that stood for acknowledged values.
+    /// `Io` and `OutOfSpace`: the call can be repeated. `Poisoned` if a failed sync covered acknowledged values.
     pub(crate) fn finish_direct_blob_file(
         &self,
         file: &DirectBlobFile,
@@ -162,7 +163,8 @@ impl LsmTree {
             return Ok(meta.clone());
         }
         if writing.sync_state.has_failed() {
-            // The new file belongs to `unnamed`, which removes it if the flush fails: a later flush needs another one.
+            // The new file belongs to `pending`, which removes it if the flush fails. A later flush creates another
+            // one.
             return copy_durable_frames(file, &writing.sync_state, &state, pending, created_ms);
         }
         let meta = self.write_direct_blob_footer(file, &writing.sync_state, &mut state)?;
@@ -184,16 +186,16 @@ impl LsmTree {
         synced.map(|()| meta)
     }
 
-    /// Takes the pointers of these memtables off the count; their flush is published.
+    /// Subtracts the pointers of these memtables from the counts, after their flush is published.
     pub(crate) fn release_flushed_pointers(&self, memtables: &[Arc<Memtable>]) {
         for (logical, count) in memtables.iter().flat_map(|memtable| memtable.blob_pointer_counts()) {
             self.release_pointers(logical, count);
         }
     }
 
-    /// Gives up a value: its commit failed.
-    pub(crate) fn release_direct_write(&self, claim: &DirectBlobWrite) {
-        self.release_pointers(claim.file.id, 1);
+    /// Releases a direct write whose commit failed.
+    pub(crate) fn release_direct_write(&self, write: &DirectBlobWrite) {
+        self.release_pointers(write.file.id, 1);
     }
 
     fn release_pointers(&self, logical: FileNumber, count: u64) {
@@ -202,7 +204,7 @@ impl LsmTree {
         }
     }
 
-    /// Lets go of a file that nothing points to and no edit names, unless it takes values still.
+    /// Drops a file that has no pointers and that no edit names, unless it is open for values.
     fn drop_direct_blob_file_if_unused(&self, id: FileNumber) {
         let open = lock(&self.direct_blobs.open_file);
         if open.as_ref().is_some_and(|file| file.id == id) || self.direct_blobs.has_pointers(id) {
@@ -234,10 +236,10 @@ impl LsmTree {
 }
 
 fn append_state_of(file: &DirectBlobFile) -> Result<&DirectBlobAppendState> {
-    file.append_state.as_ref().ok_or_else(|| Error::invalid("a blob file of an earlier life is only read"))
+    file.append_state.as_ref().ok_or_else(|| Error::invalid("a blob file of an earlier process is read-only"))
 }
 
-/// A new file with what was durable of one that can take no end.
+/// Copies the durable values of a file that cannot be finished to a new file.
 fn copy_durable_frames(
     file: &DirectBlobFile,
     tail: &BlobFileSyncState,
@@ -257,15 +259,15 @@ fn copy_durable_frames(
     Ok(meta)
 }
 
-/// Values of a logical file that lies in `file`.
+/// Values to be copied of a logical file that is stored in `file`.
 pub(crate) struct BlobFramesToCopy<'a> {
     pub(crate) logical: FileNumber,
     pub(crate) file: &'a BlobFile,
-    /// By rising ordinals.
+    /// By ascending ordinals.
     pub(crate) frames: Vec<(u32, BlockHandle)>,
 }
 
-/// Copies values to a new file with a section for each logical file, durably but for its name.
+/// Copies values to a new file with a section for each logical file. The file is durable, except for its name.
 ///
 /// # Errors
 /// Those of reading and writing.
@@ -286,23 +288,23 @@ pub(crate) fn copy_blob_frames(
     new.finish(|id| writer.finish(id))
 }
 
-/// A file with values carried over is finished at this size, in bytes.
+/// Size in bytes at which a file of copied values is finished.
 const COPIED_FILE_TARGET_SIZE: u64 = 64 << 20;
 
-/// The early files of an earlier life, as the log that is being read points to them.
+/// The direct blob files of an earlier process that the records of the WAL point into.
 pub(crate) struct RecoveredDirectBlobs {
-    unsealed: UnfinishedBlobFiles,
+    unfinished: UnfinishedBlobFiles,
 }
 
 impl RecoveredDirectBlobs {
-    /// `files` are tables.
+    /// `files`: the tables of the database.
     pub(crate) fn new(
         manifest_state: &ManifestState,
         files: &DataFiles,
         cache: &Arc<BlockCache>,
     ) -> RecoveredDirectBlobs {
         RecoveredDirectBlobs {
-            unsealed: UnfinishedBlobFiles::new(manifest_state, files.blob_files(), Arc::clone(cache)),
+            unfinished: UnfinishedBlobFiles::new(manifest_state, files.blob_files(), Arc::clone(cache)),
         }
     }
 
@@ -311,25 +313,25 @@ impl RecoveredDirectBlobs {
     /// # Errors
     /// Those of reading.
     pub(crate) fn check(&mut self, pointers: &[(PartitionId, SeqNo, BlobPointer)]) -> Result<Option<Error>> {
-        self.unsealed.check_commit(pointers)
+        self.unfinished.check_commit(pointers)
     }
 
-    /// Whether the log points into that file.
+    /// Whether the WAL points into this file.
     pub(crate) fn contains(&self, id: FileNumber) -> bool {
-        self.unsealed.unfinished_files().any(|(found, _)| found == id)
+        self.unfinished.unfinished_files().any(|(found, _)| found == id)
     }
 
     /// See [`UnfinishedBlobFiles::next_file_number`].
     pub(crate) fn next_file(&self) -> u64 {
-        self.unsealed.next_file_number()
+        self.unfinished.next_file_number()
     }
 
-    /// Makes blob files like others of them, durably, for the manifest to name. What is whole is taken as it is;
-    /// values of others are carried over to new files, because nothing is appended to a file of an earlier life.
-    /// `context` is that of any tree.
+    /// Makes ordinary blob files of them, durably, so that the manifest can name them. Complete files are used as they
+    /// are. The values of incomplete files are copied to new files, because nothing is appended to a file of an earlier
+    /// process. `context` may be the context of any tree.
     ///
     /// # Errors
-    /// Those of reading and writing; nothing is named yet, so the next open begins again.
+    /// Those of reading and writing. The manifest names no new file then, so the next open starts again.
     pub(crate) fn adopt(
         &self,
         context: &Arc<TreeContext>,
@@ -337,7 +339,7 @@ impl RecoveredDirectBlobs {
     ) -> Result<Vec<(PartitionId, BlobFileMeta)>> {
         let (mut taken, mut unneeded) = (Vec::new(), Vec::new());
         let mut torn: BTreeMap<PartitionId, Vec<(FileNumber, &UnfinishedBlobFile)>> = BTreeMap::new();
-        for (id, found) in self.unsealed.unfinished_files() {
+        for (id, found) in self.unfinished.unfinished_files() {
             match complete_file_meta(context, id, found) {
                 Some(meta) => {
                     context.fs.open(&found.file.path(), OpenMode::Write)?.sync_data()?;
@@ -368,14 +370,15 @@ impl RecoveredDirectBlobs {
             pending.sync_dir()?;
         }
         pending.release();
-        // They are removed as soon as the manifest is written; one that is open would keep its space.
+        // The incomplete files are removed once the manifest is written. An open handle would keep their space
+        // allocated.
         unneeded.into_iter().for_each(|id| context.files.blob_files().close(id));
         Ok(taken)
     }
 
-    /// The files unchanged, for a read-only open.
+    /// The files as they are, for a read-only open.
     pub(crate) fn open_read_only(&self, context: &TreeContext) -> Vec<(PartitionId, Arc<DirectBlobFile>)> {
-        let direct_blobs = self.unsealed.unfinished_files().map(|(id, found)| {
+        let direct_blobs = self.unfinished.unfinished_files().map(|(id, found)| {
             let (values, bytes) = (found.frames.len() as u64, found.referenced_bytes());
             let handle = context.growing_blob_handle(id, None, found.file_id, found.file.size());
             (found.partition, DirectBlobFile::new_read_only(handle, values, bytes))
@@ -384,7 +387,7 @@ impl RecoveredDirectBlobs {
     }
 }
 
-/// What the manifest is to say of a file that has its end, and all that is pointed to.
+/// The metadata for the manifest, if the file is complete and contains every value that the WAL points to.
 fn complete_file_meta(context: &TreeContext, id: FileNumber, found: &UnfinishedBlobFile) -> Option<BlobFileMeta> {
     let files = context.files.blob_files();
     let meta = BlobFile::read_meta(&files, &context.cache, id).ok()?;
@@ -392,6 +395,6 @@ fn complete_file_meta(context: &TreeContext, id: FileNumber, found: &UnfinishedB
     let opened = file.file().head().ok()?;
     let section = opened.metaindex.section(id).filter(|section| !section.rewritten)?;
     let alone = meta.sections.len() == 1;
-    let vouched = found.frames.iter().all(|(at, frame)| section.check_pointer(*at, *frame).is_some());
-    (alone && vouched).then_some(meta)
+    let has_all_values = found.frames.iter().all(|(at, frame)| section.check_pointer(*at, *frame).is_some());
+    (alone && has_all_values).then_some(meta)
 }

@@ -1,4 +1,4 @@
-//! The tree behind the contract of an engine: what a partition calls, and which task is next.
+//! Implements the engine interface for the LSM tree: the calls of a partition, and the choice of the next task.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::lsm::tree::LsmTree;
 use crate::mem::slice::Slice;
 use crate::table::block_fetcher::BlockValue;
 
-/// The tree at one moment: it keeps the memtables and the tables that were there.
+/// A view of the tree. It holds the memtables and the tables of one super version.
 struct LsmView {
     super_version: SuperVersion,
     context: Arc<TreeContext>,
@@ -34,12 +34,12 @@ impl EngineView for LsmView {
     }
 }
 
-/// What a lookup found.
+/// The result of a lookup.
 enum LookupValue {
     Inline(Slice),
-    /// In that file, which is held.
+    /// In this blob file. The handle keeps the file open.
     InBlobFile(BlobPointer, Arc<BlobHandle>),
-    /// In a file that was not there yet when the super version was taken.
+    /// In a blob file that was created after the super version was taken.
     UnknownBlobFile(BlobPointer, Arc<DirectBlobFiles>),
 }
 
@@ -66,10 +66,11 @@ impl Engine for LsmTree {
             match found.transpose()? {
                 None => return Ok(None),
                 Some(LookupValue::Inline(value)) => return Ok(Some(value)),
-                // Without the pin: reading a file would hold up all that waits to be freed.
+                // Without the epoch pin, because a file read would delay the freeing of all memory that waits for the
+                // epoch.
                 Some(LookupValue::InBlobFile(pointer, handle)) => return handle.file().read(&pointer, true).map(Some),
-                // A file was begun, and the record published, after the super version was taken and before the moment
-                // was: the next one has it.
+                // The file was created and the record was published after the super version was taken and before `at`
+                // was resolved. The next super version has the file.
                 Some(LookupValue::UnknownBlobFile(pointer, direct_blobs)) => {
                     if self.current.with(|now| Arc::ptr_eq(&now.direct_blobs, &direct_blobs)) {
                         return Err(missing_blob_file_error(&pointer));
@@ -107,9 +108,9 @@ impl Engine for LsmTree {
         self.seal_memtable();
     }
 
-    /// Unforced, only what can be started now. Forced, also what another thread is doing: [`run`](Engine::run) waits
-    /// for it, so that there is nothing left to do when this says `None`. Call [`seal`](Engine::seal) first to have
-    /// what is in memory compacted too.
+    /// If not `forced`, only tasks that can start now. If `forced`, also tasks that another thread is running:
+    /// [`run`](Engine::run) waits for it, so that no work is left when this returns `None`. Call [`seal`](Engine::seal)
+    /// first to include the active memtable.
     fn next_task(&self, forced: bool, held: &[Task]) -> Option<Task> {
         if self.is_discarded() {
             return None;

@@ -1,8 +1,7 @@
-//! From sealed memtables to a run on level 0.
+//! Flush: writes sealed memtables to a run on level 0.
 //!
-//! If committing the edit fails, it is unknown whether the manifest has it. Then the files must stay, and the same
-//! edit is committed when the flush is retried. (A host whose manifest may have a failed edit refuses all later
-//! ones.)
+//! If the commit of the edit fails, it is unknown whether the manifest contains it. Then the files must stay, and a
+//! retry of the flush commits the same edit. (A host whose manifest may contain a failed edit refuses all later ones.)
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use crate::lsm::version::VersionChange;
 use crate::memtable::Memtable;
 
 impl LsmTree {
-    /// Writes all memtables that are sealed now as one run. `wait` says what to do while another flush runs.
+    /// Writes all sealed memtables as one run. `wait`: whether to wait while another flush runs.
     pub(crate) fn flush(&self, wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
         let Some(_occupied) = self.flush_lock.acquire(wait) else { return Ok(TaskReport::default()) };
         self.check_open()?;
@@ -38,7 +37,7 @@ impl LsmTree {
             return Ok(TaskReport::default());
         };
         if let Err(error) = self.commit_flush(&mut written, host) {
-            // Files that an edit may name stay, and so does the edit.
+            // Files that an edit may name are kept, and so is the flush.
             if written.pending.is_none() {
                 *lock(&self.uncommitted_flush) = Some(written);
             }
@@ -54,8 +53,8 @@ impl LsmTree {
     }
 
     fn commit_flush(&self, written: &mut UncommittedFlush, host: &dyn EngineHost) -> Result<()> {
-        // Through the end of the memtables, not of the output: a dropped tombstone is a record that becomes permanent
-        // too.
+        // Through the end of the memtables, not of the output, because a dropped tombstone is a record that becomes
+        // permanent too.
         host.sync_wal_through(written.through)?;
         let partition = self.context.partition;
         let tables = written.tables.iter();
@@ -72,10 +71,11 @@ impl LsmTree {
         host.commit_edits(&edits)
     }
 
-    /// Every record of the partition up to here is in tables once `written` is, and the log is durable up to here: this
-    /// may be beyond the last record of the partition. The further it is, the less of a damaged log is needed.
+    /// The sequence number up to which every record of the partition is in tables once `written` is installed, and up
+    /// to which the WAL is durable. It may be above the last record of the partition. The higher it is, the less of a
+    /// damaged WAL is needed.
     fn max_flushed_seqno(&self, written: &UncommittedFlush, host: &dyn EngineHost) -> SeqNo {
-        // Before the memtables: what is visible is in one.
+        // Taken before the memtables, so that every visible record that is not in tables is in one of them.
         let visible = host.snapshot_seqnos().last().copied().unwrap_or_default();
         let first = self.current.with(|now| {
             let is_written = |memtable: &Arc<Memtable>| written.sealed.iter().any(|other| Arc::ptr_eq(memtable, other));
@@ -95,8 +95,9 @@ impl LsmTree {
         while !rewrite.step(u64::MAX)? {}
         let FinishedOutputs { tables, mut blobs, mut pending } = rewrite.finish()?;
         let blob_bytes = blobs.iter().map(|file| file.size).sum();
-        // Early files that only memory points into, or nothing any more, are left as they are. The others end: what of
-        // them is acknowledged is made durable with the log first, where a failure says so to everybody.
+        // Direct blob files that no flushed table refers to are left as they are. The others are finished. Their
+        // acknowledged values are made durable with the WAL first, because a failure of that sync poisons the WAL for
+        // all commits.
         let uses: BTreeSet<FileNumber> =
             tables.iter().flat_map(|table| &table.blob_usage).map(|uses| uses.logical_file).collect();
         let ended = self.current.with(|now| now.direct_blobs.select(&uses));
@@ -140,7 +141,7 @@ impl LsmTree {
         let flushed = written.tables.into_iter().map(handle).collect();
         let added: Vec<Arc<BlobHandle>> =
             written.blobs.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
-        // One whose values were carried over to another file is of no use any more.
+        // A direct blob file whose values were copied to another file is not needed any more.
         let is_named = |direct_blobs: &DirectBlobFile| added.iter().any(|file| file.meta().number == direct_blobs.id);
         written
             .finished_direct_blobs
@@ -158,7 +159,7 @@ impl LsmTree {
                 flushed_through: now.flushed_through.max(written.through),
             }
         });
-        // Only now: if a file is not counted any more, the version has its references.
+        // Released after the version is installed: if a pointer is not counted any more, the version has its reference.
         self.release_flushed_pointers(&written.sealed);
     }
 }

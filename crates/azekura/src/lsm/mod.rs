@@ -4,7 +4,7 @@
 //! levels.
 //!
 //! Invariants:
-//! - For one key, the versions in a newer memtable, in a newer run or on a higher level are newer.
+//! - For one key, the versions in a newer memtable, in a newer run or on a shallower level are newer.
 //! - All versions of a user key in one run are in one table.
 //! - A reader takes one super version and never waits. Everything in it can be read until the reader drops it.
 //! - A file is durable before a version edit names it. The edit is durable before a version names the file. A file

@@ -1,22 +1,22 @@
-//! What a tree can be told.
+//! Options of a tree.
 
 use crate::base::compression::CompressionType;
 use crate::base::{Error, Result};
 use crate::lsm::blob::options::KvSeparationOptions;
 use crate::table::options::{TableOptions, TableReadOptions};
 
-/// The settings of one LSM tree; a change applies to what is written from then on, and to how tables are held that were
-/// not used yet.
+/// The options of one LSM tree. A change applies to files that are written from then on, and to tables that are opened
+/// from then on.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LsmOptions {
     /// A memtable that holds at least this many bytes is sealed.
     pub(crate) max_memtable_size: u64,
     pub(crate) compaction: LeveledOptions,
-    /// How tables are built; its `compression` stands for the levels that `compression_per_level` leaves out.
+    /// How tables are built. Its `compression` applies to levels that `compression_per_level` does not have.
     pub(crate) table: TableOptions,
-    /// By level, the last one also for deeper levels; empty means `table.compression` everywhere.
+    /// By level. The last one also applies to deeper levels. If empty, `table.compression` applies to all levels.
     pub(crate) compression_per_level: Vec<CompressionType>,
-    /// `None`: every value stands beside its key.
+    /// `None`: every value is stored in a table with its key.
     pub(crate) kv_separation: Option<KvSeparationOptions>,
 }
 
@@ -49,24 +49,24 @@ impl LsmOptions {
         separation.map_or(u64::MAX, |separation| u64::from(separation.threshold.max(separation.direct_write_threshold)))
     }
 
-    /// How tables are opened that are on `level` then.
+    /// The options with which tables on `level` are opened.
     pub(crate) fn read_options(&self, level: u8) -> TableReadOptions {
         TableReadOptions::for_level(&self.table, level)
     }
 }
 
-/// The settings of leveled compaction: level 0 takes flushes as they come, every deeper level is one sorted run, and
-/// each is allowed `level_size_multiplier` times as many bytes as the one above.
+/// The options of leveled compaction. Flushes add runs to level 0. Every deeper level is one sorted run, and its size
+/// target is `level_size_multiplier` times that of the level above.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeveledOptions {
-    /// Level 0 is merged down when it has this many runs, 1..=1,000. Default 4.
+    /// Level 0 is compacted when it has this many runs, 1 to 1,000. Default 4.
     pub l0_compaction_trigger: u32,
-    /// Tables are cut at this many bytes, at the next user key; 4 KiB to 16 GiB. Default 64 MiB.
+    /// A table is finished at the first new user key after this many bytes, 4 KiB to 16 GiB. Default 64 MiB.
     pub target_file_size: u64,
-    /// How many times larger each level may be than the one above, 2..=100. Default 10.
+    /// Ratio of the size targets of adjacent levels, 2 to 100. Default 10.
     pub level_size_multiplier: u32,
-    /// The level that level 0 is merged into may hold this many bytes; until there are more, it is the bottom; 4 KiB to
-    /// 1 TiB. Default 256 MiB.
+    /// Maximum size in bytes of the base level, into which level 0 is compacted, 4 KiB to 1 TiB. Until the tree has
+    /// more data, the bottom level is the base level. Default 256 MiB.
     pub base_level_size: u64,
 }
 
@@ -75,10 +75,10 @@ impl LeveledOptions {
     /// `Invalid` for options out of their range.
     pub(crate) fn check(&self) -> Result<()> {
         let ranges = [
-            ("l0_trigger", u64::from(self.l0_compaction_trigger), 1..=1_000),
-            ("table_size", self.target_file_size, 4 << 10..=16 << 30),
-            ("level_ratio", u64::from(self.level_size_multiplier), 2..=100),
-            ("base_size", self.base_level_size, 4 << 10..=1 << 40),
+            ("l0_compaction_trigger", u64::from(self.l0_compaction_trigger), 1..=1_000),
+            ("target_file_size", self.target_file_size, 4 << 10..=16 << 30),
+            ("level_size_multiplier", u64::from(self.level_size_multiplier), 2..=100),
+            ("base_level_size", self.base_level_size, 4 << 10..=1 << 40),
         ];
         for (name, value, range) in ranges {
             if !range.contains(&value) {

@@ -1,4 +1,4 @@
-//! What was written and not committed yet.
+//! Written files that no version edit names yet.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::memtable::Memtable;
 use crate::vfs::File;
 use crate::vfs::open_files::DataFileKind;
 
-/// Files that no edit names yet; they become obsolete when this is dropped, unless they are kept.
+/// Files that no edit names yet. They become obsolete when this is dropped, unless [`release`](PendingOutputs::release)
+/// was called.
 pub(crate) struct PendingOutputs {
     context: Arc<TreeContext>,
     files: Vec<(DataFileKind, FileNumber)>,
@@ -22,7 +23,7 @@ impl PendingOutputs {
         PendingOutputs { context, files: Vec::new() }
     }
 
-    /// Makes an empty file under a new number.
+    /// Creates an empty file with a new number.
     ///
     /// # Errors
     /// `Io` and `OutOfSpace`.
@@ -47,7 +48,7 @@ impl PendingOutputs {
         self.context.fs.sync_dir(&self.context.dir)
     }
 
-    /// An edit may name them from now on, so they must stay, whatever becomes of it.
+    /// Keeps the files, because an edit may name them from now on, whether or not it is committed.
     pub(crate) fn release(mut self) {
         self.files.clear();
     }
@@ -64,17 +65,17 @@ impl Drop for PendingOutputs {
 /// A file that no edit names yet.
 pub(crate) struct NewFile {
     pub(crate) id: FileNumber,
-    /// Random, for what is written into it.
+    /// Random id for the header of the file.
     pub(crate) file_id: [u8; 16],
     pub(crate) file: Arc<dyn File>,
     path: PathBuf,
 }
 
 impl NewFile {
-    /// Has it ended by `finish`, which is given its number, and makes its bytes durable, not its name.
+    /// Lets `finish` write the end of the file, and makes its bytes durable, but not its name.
     ///
     /// # Errors
-    /// Those of `finish`; `Io`, naming the file.
+    /// Those of `finish`; `Io` that names the file.
     pub(crate) fn finish<M>(self, finish: impl FnOnce(FileNumber) -> Result<M>) -> Result<M> {
         let meta = finish(self.id)?;
         self.file.sync_data().map_err(|error| error.in_file(&self.path))?;
@@ -82,17 +83,17 @@ impl NewFile {
     }
 }
 
-/// A flush whose files are written.
+/// A flush whose files are written and whose edit is not committed.
 pub(crate) struct UncommittedFlush {
     pub(crate) sealed: Arc<[Arc<Memtable>]>,
-    /// The last record of the memtables.
+    /// The last sequence number of the memtables.
     pub(crate) through: SeqNo,
     pub(crate) tables: Vec<TableMeta>,
-    /// Blob files, and of their bytes those that the flush has written.
+    /// All blob files of the flush. `blob_bytes` counts only the bytes that the flush itself has written.
     pub(crate) blobs: Vec<BlobFileMeta>,
     pub(crate) blob_bytes: u64,
-    /// Early files that are among them, or whose values are.
+    /// Direct blob files that are finished, or whose values were copied.
     pub(crate) finished_direct_blobs: Vec<Arc<DirectBlobFile>>,
-    /// Until an edit may name the files.
+    /// `None` once an edit may name the files.
     pub(crate) pending: Option<PendingOutputs>,
 }

@@ -1,4 +1,4 @@
-//! Reading a tree: one key, or all of them in order.
+//! Reads of a tree: lookups and iterators.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::table::iter::TableIter;
 use crate::table::reader::PointLookup;
 
 impl SuperVersion {
-    /// Shows `read` the value of `key` as of `at`, or the pointer to it, where it lies. Memtables are asked first, from
-    /// the newest, then runs, from the newest: the first version found is the newest there is.
+    /// Finds the version of `key` that is visible at `at`, and passes its value or blob pointer to `read`, in place.
+    /// Searches memtables and then runs, each from the newest. The first version found is the newest one.
     ///
-    /// `self` was taken before `Latest` is resolved here, as it must be.
+    /// The caller has taken `self` before this resolves `Latest`, so that `self` contains every visible record.
     pub(crate) fn find<R>(
         &self,
         context: &TreeContext,
@@ -41,8 +41,8 @@ impl SuperVersion {
         find_in_tables(&self.version, &context.order, &lookup, pin, read)
     }
 
-    /// A cursor over everything that is there now; it keeps the tables it walks. What a memtable gets later, no moment
-    /// that was chosen before can show.
+    /// An iterator over all entries of this super version. It holds the tables. Entries that a memtable gets later are
+    /// above every sequence number that was chosen before.
     pub(crate) fn iter(&self, context: &TreeContext) -> Box<dyn InternalIter> {
         let mut children: Vec<Box<dyn InternalIter>> = Vec::new();
         for memtable in std::iter::once(&self.active).chain(self.sealed.iter()) {
@@ -67,7 +67,7 @@ fn find_in_tables<R>(
     pin: &Pin,
     read: impl FnOnce(RecordKind, BlockValue<'_>) -> R,
 ) -> Result<Option<R>> {
-    let mut read = Some(read); // it is used once, in whichever table has the key
+    let mut read = Some(read); // used once, in the table that has the key
     for run in version.runs() {
         let Some(table) = run.find(lookup.key, order) else { continue };
         if table.meta().smallest_seqno > lookup.snapshot_seqno {
@@ -84,9 +84,9 @@ fn find_in_tables<R>(
     Ok(None)
 }
 
-/// Walks the tables of a run one after another, opening each when it is reached; keeps the run, and so the files.
+/// Iterates over the tables of a run and opens each of them when it is reached. Holds the run, and so its files.
 pub(crate) struct RunIter {
-    // Before `run`: the open table goes before the handles that remove files.
+    // Declared before `run`, so that the open table is dropped before the handles that make files obsolete.
     table_iter: Option<TableIter>,
     table_index: usize,
     run: Arc<SortedRun<TableHandle>>,
@@ -99,7 +99,7 @@ impl RunIter {
         RunIter { table_iter: None, table_index: 0, run, order: context.order.clone(), fill_cache }
     }
 
-    /// Opens the table at `at`, unless it is open; none if there is no such table.
+    /// Opens the table at index `at`, unless it is open; `None` if there is no such table.
     fn open(&mut self, at: usize) -> Result<Option<&mut TableIter>> {
         let Some(handle) = self.run.tables().get(at) else {
             self.table_iter = None;
@@ -113,7 +113,7 @@ impl RunIter {
         Ok(self.table_iter.as_mut())
     }
 
-    /// From the end of a table to the start of the next that has something.
+    /// Moves from the end of a table to the first entry after it.
     fn settle_forward(&mut self) -> Result<()> {
         while self.table_iter.as_ref().is_some_and(|inner| !inner.valid()) {
             if let Some(inner) = self.open(self.table_index + 1)? {
@@ -137,14 +137,14 @@ impl RunIter {
         Ok(())
     }
 
-    /// Does a step that must leave the cursor not valid if it fails.
+    /// Runs a step. If the step fails, the iterator is not valid afterwards.
     fn invalidate_on_error(&mut self, step: impl FnOnce(&mut RunIter) -> Result<()>) -> Result<()> {
         step(self).inspect_err(|_| self.table_iter = None)
     }
 }
 
-fn internal_key<'a>((user, seqno): &'a (Vec<u8>, SeqNo)) -> InternalKey<'a> {
-    InternalKey::new(user, *seqno)
+fn internal_key<'a>((user_key, seqno): &'a (Vec<u8>, SeqNo)) -> InternalKey<'a> {
+    InternalKey::new(user_key, *seqno)
 }
 
 impl InternalIter for RunIter {
@@ -218,7 +218,7 @@ impl InternalIter for RunIter {
     }
 
     fn entry(&self) -> EntryRef<'_> {
-        self.table_iter.as_ref().expect("only a valid cursor is asked for its entry").entry()
+        self.table_iter.as_ref().expect("the iterator is valid").entry()
     }
 
     fn current(&self) -> Option<EntryRef<'_>> {

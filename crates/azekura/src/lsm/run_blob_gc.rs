@@ -17,7 +17,7 @@ use crate::lsm::task_lock::lock;
 use crate::lsm::tree::LsmTree;
 use crate::lsm::version::VersionChange;
 
-/// A collection looks up after this many bytes whether it should yield; tests have less to copy.
+/// Number of bytes after which a blob GC checks whether it should yield. Tests copy less data.
 const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
 
 /// Background blob GC continues to this part of the target, so that the next stale bytes do not exceed the target
@@ -25,12 +25,12 @@ const STEP_BYTES: u64 = if cfg!(test) { 1 << 10 } else { 4 << 20 };
 const AUTOMATIC_TARGET_FACTOR: f64 = 0.93;
 
 impl LsmTree {
-    /// Whether values stand apart, or stood when they were flushed.
+    /// Whether the tree has values in blob files, or will write such values.
     pub(crate) fn has_kv_separation(&self) -> bool {
         self.options().kv_separation.is_some() || self.version().blobs().handles().next().is_some()
     }
 
-    /// How stale blob files are, if that is known of this moment.
+    /// The last scan of blob files, if it is valid for the current version.
     pub(crate) fn cached_blob_scan(&self, snapshots: &[SeqNo]) -> Option<Arc<BlobScanResult>> {
         let counted = self.direct_blobs.files_with_pointers();
         let version = self.version();
@@ -38,13 +38,13 @@ impl LsmTree {
         lock(&self.cached_scan).as_ref().and_then(|remembered| remembered.get_if_valid(&version, &snapshots, &counted))
     }
 
-    /// A scan of the tables as they are, or of all that is there.
+    /// Begins a scan of the tables, and of the memtables if `memory`.
     pub(crate) fn begin_blob_scan(&self, snapshots: Vec<SeqNo>, memory: bool) -> BlobScan {
         let counted = self.direct_blobs.files_with_pointers();
         BlobScan::new(&self.context, &self.current.get(), snapshots, memory, counted)
     }
 
-    /// What a scan of the tables has found; it is remembered.
+    /// Ends a scan of the tables, and caches its result.
     pub(crate) fn finish_blob_scan(&self, scan: BlobScan) -> Arc<BlobScanResult> {
         let (scanned, remembered) = scan.finish();
         let old = lock(&self.cached_scan).replace(remembered);
@@ -52,13 +52,12 @@ impl LsmTree {
         scanned
     }
 
-    /// Merges a part of what the tree has above the bottom, as far as it holds records up to `through`; `None` if there
-    /// is no such thing.
+    /// Compacts a part of the records up to `through` that are above the bottom; `None` if there are none.
     pub(crate) fn compact_to_bottom(&self, through: SeqNo, host: &dyn EngineHost) -> Result<Option<TaskReport>> {
         self.compact_with(true, host, |view| strategy::pick_to_bottom(view, through))
     }
 
-    /// Rewrites some of these tables of the bottom; `None` if none of them is there.
+    /// Rewrites some of these tables of the bottom level; `None` if it has none of them.
     pub(crate) fn rewrite_bottom_tables(
         &self,
         tables: &BTreeSet<FileNumber>,
@@ -67,8 +66,8 @@ impl LsmTree {
         self.compact_with(true, host, |view| strategy::pick_bottom_rewrite(view, tables))
     }
 
-    /// Collects some of these files, or goes on with a collection that has yielded. Of `chosen`, those that are still
-    /// there afterwards have to wait for the next call.
+    /// Runs a blob GC on some of the `chosen` files, or resumes a paused one. The caller calls it again for the files
+    /// that still exist afterwards.
     pub(crate) fn run_blob_gc(&self, chosen: &[FileNumber], wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
         let Some(_occupied) = self.compaction_lock.acquire(wait) else { return Ok(TaskReport::default()) };
         self.check_open()?;
@@ -78,7 +77,7 @@ impl LsmTree {
         let job = match paused {
             Some(job) if job.inputs_exist(now.version.blobs()) => Some(job),
             other => {
-                // A later edit has taken its files away: then its own is not in the manifest.
+                // A later edit has removed its files, so its own edit is not in the manifest.
                 other.into_iter().for_each(BlobGcJob::abandon);
                 let options = self.options().kv_separation.clone().unwrap_or_default();
                 let is_free = |file: &FileNumber| {
@@ -100,8 +99,8 @@ impl LsmTree {
         self.install_blob_gc(job, host)
     }
 
-    /// Collects what the options want collected, as far as it is known to be stale. A file that turns out to be damaged
-    /// is left alone from then on, so that the others can be collected.
+    /// Runs blob GC as the options require, as far as staleness is known. A file that is damaged is ignored from then
+    /// on, so that blob GC of the others continues.
     pub(crate) fn run_automatic_blob_gc(&self, wait: bool, host: &dyn EngineHost) -> Result<TaskReport> {
         let chosen = self.pick_automatic_blob_gc();
         self.run_blob_gc(&chosen, wait, host).inspect_err(|error| {
@@ -110,7 +109,7 @@ impl LsmTree {
         })
     }
 
-    /// The blob file that an error says is damaged, if it does.
+    /// The blob file that `error` reports as damaged, if it does.
     pub(crate) fn damaged_blob_file(&self, error: &Error) -> Option<FileNumber> {
         let path = error.file().filter(|_| error.kind() == ErrorKind::Corruption)?;
         let version = self.version();
@@ -130,7 +129,8 @@ impl LsmTree {
         self.options().kv_separation.as_ref().and_then(|separation| separation.automatic_gc)
     }
 
-    /// The last record of the memtable, if that may hide more values of blob files than automatic collection allows.
+    /// The last record of the active memtable, if the memtable may hide more bytes of blob files than the target of
+    /// background blob GC allows.
     pub(crate) fn memtable_hiding_seqno(&self) -> Option<SeqNo> {
         let target = self.automatic_target()?;
         self.current.with(|now| {
@@ -155,12 +155,12 @@ impl LsmTree {
         })
     }
 
-    /// The files that have to go so that what is known to be stale stays within the target, with room for what may be
-    /// hidden, in memory too, as far as that is not more than half of what the target allows. Files that memory points
-    /// into, and damaged ones, stay.
+    /// The files to rewrite so that the bytes that are known to be stale stay within the target. A part of the target,
+    /// at most one half, is left for bytes that tables and memtables may hide. Files that memtables point into, and
+    /// damaged files, are not picked.
     fn pick_automatic_blob_gc(&self) -> Vec<FileNumber> {
         let Some(target) = self.automatic_target() else { return Vec::new() };
-        // Before the version: a file that is not counted any more is in its tables.
+        // Taken before the version: a pointer that is not counted any more is in the tables of the version.
         let counted = self.direct_blobs.files_with_pointers();
         let now = self.current.get();
         let (blobs, totals) = (now.version.blobs(), now.version.blobs().totals());
@@ -186,8 +186,8 @@ impl LsmTree {
         }
     }
 
-    /// Puts new files in the place of old ones. If the edit cannot be committed, the collection stays as it is: whether
-    /// the manifest names its files is not known then.
+    /// Replaces the input files of a blob GC by its output files. If the edit cannot be committed, the job is kept,
+    /// because it is unknown whether the manifest names its files.
     fn install_blob_gc(&self, mut job: BlobGcJob, host: &dyn EngineHost) -> Result<TaskReport> {
         if let Err(error) = self.check_open() {
             lock(&self.compaction_state).paused_blob_gc = Some(job); // `discard` removes its files

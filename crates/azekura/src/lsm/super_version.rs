@@ -1,4 +1,4 @@
-//! All that a reader needs, at one moment, reached without a lock.
+//! A consistent state of a tree for readers, which they reach without a lock.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,8 +12,8 @@ use crate::lsm::version::Version;
 use crate::mem::epoch::{EpochCell, Pin};
 use crate::memtable::Memtable;
 
-/// The memtables and the tables of a tree. Every record is in it exactly once, or, between a flush's memtable and its
-/// tables, never in neither.
+/// The memtables and the tables of a tree. A flush replaces its memtables by its tables in one step, so that every
+/// record is found.
 #[derive(Clone)]
 pub(crate) struct SuperVersion {
     pub(crate) active: Arc<Memtable>,
@@ -44,24 +44,25 @@ impl SuperVersionCell {
         SuperVersionCell { cell: EpochCell::new(Arc::new(first)), replace_lock: Mutex::new(()) }
     }
 
-    /// Reads it in place; what must outlive the call is cloned.
+    /// Calls `read` with the current super version. The caller clones the parts that it needs later.
     pub(crate) fn with<R>(&self, read: impl FnOnce(&SuperVersion) -> R) -> R {
         read(&self.cell.load())
     }
 
-    /// The same, with the pin that keeps it, and with it all that links lead to.
+    /// The same with the epoch pin, which keeps the super version and all blocks that child links point to.
     #[inline]
     pub(crate) fn with_pin<R>(&self, read: impl FnOnce(&SuperVersion, &Pin) -> R) -> R {
         let guard = self.cell.load();
         read(&guard, guard.pin())
     }
 
-    /// A copy that the caller may keep.
+    /// Returns a copy that the caller may keep.
     pub(crate) fn get(&self) -> SuperVersion {
         self.with(SuperVersion::clone)
     }
 
-    /// Puts `next(current)` in its place. `next` must be quick: it runs under the lock that sealing a memtable takes.
+    /// Replaces the current super version by `next(current)`. `next` must be fast, because it runs under the lock that
+    /// sealing a memtable takes.
     pub(crate) fn replace(&self, next: impl FnOnce(&SuperVersion) -> SuperVersion) {
         let _turn = lock(&self.replace_lock);
         let next = self.with(next);

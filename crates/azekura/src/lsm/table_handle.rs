@@ -1,4 +1,4 @@
-//! A table as the versions of a tree hold it.
+//! A table as the versions of a tree refer to it.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use crate::table::reader::TableReader;
 use crate::vfs::open_files::{DataFileKind, DataFiles};
 use crate::vfs::{Env, File, Fs};
 
-/// What a tree shares with the rest of the database.
+/// The parts of the database that a tree uses, and the identity of its partition.
 #[derive(Clone)]
 pub(crate) struct TreeContext {
     pub(crate) fs: Arc<dyn Fs>,
@@ -31,12 +31,12 @@ pub(crate) struct TreeContext {
     pub(crate) env: Arc<dyn Env>,
     /// The next free file number of the database.
     pub(crate) next_file_id: Arc<AtomicU64>,
-    /// Early files of the database that the next sync of the log syncs first.
+    /// Direct blob files of the database. A sync of the WAL syncs them first.
     pub(crate) unsynced_blobs: Arc<UnsyncedBlobFiles>,
     pub(crate) last_visible: LastVisibleSeqno,
-    /// Of all readers of the database.
+    /// The snapshots of all readers of the database.
     pub(crate) snapshots: Arc<SnapshotList>,
-    /// What the memtables of the database take.
+    /// Counts the memory of all memtables of the database.
     pub(crate) memtable_memory: Arc<MemtableMemory>,
     pub(crate) hash_seed: u64,
     pub(crate) order: KeyOrder,
@@ -54,7 +54,8 @@ impl TreeContext {
         Arc::new(Memtable::with_memory_tracker(Arc::clone(&self.memtable_memory), self.order.clone(), self.hash_seed))
     }
 
-    /// A blob file that is read up to `end`, which increases, through `file` while it is written.
+    /// A handle of a blob file that is read through `file` while it is written. It is readable up to `end`, which
+    /// increases.
     pub(crate) fn growing_blob_handle(
         &self,
         id: FileNumber,
@@ -79,34 +80,28 @@ pub(crate) struct TableHandle {
     meta: TableMeta,
     oldest_snapshot_when_written: Option<SeqNo>,
     context: Arc<TreeContext>,
-    /// [`TableReadOptions`] for when it is opened.
+    /// Encoded [`TableReadOptions`] for when the table is opened.
     options: AtomicU8,
     table: OnceLock<Arc<TableReader>>,
     obsolete: AtomicBool,
 }
 
 impl TableHandle {
-    /// `oldest_snapshot_when_written`: see [`HasTableMeta::oldest_snapshot_when_written`].
+    /// See [`HasTableMeta::oldest_snapshot_when_written`] for that argument.
     pub(crate) fn new(
         meta: TableMeta,
-        settled_at: Option<SeqNo>,
+        oldest_snapshot_when_written: Option<SeqNo>,
         context: Arc<TreeContext>,
         options: TableReadOptions,
     ) -> Arc<TableHandle> {
-        let (table, doomed) = (OnceLock::new(), AtomicBool::new(false));
+        let (table, obsolete) = (OnceLock::new(), AtomicBool::new(false));
         let options = AtomicU8::new(options.to_bits());
         context.files.add_live_bytes(meta.size);
-        Arc::new(TableHandle {
-            meta,
-            oldest_snapshot_when_written: settled_at,
-            context,
-            options,
-            table,
-            obsolete: doomed,
-        })
+        Arc::new(TableHandle { meta, oldest_snapshot_when_written, context, options, table, obsolete })
     }
 
-    /// The open table. Two threads may both open it the first time; one of the two is kept.
+    /// Returns the open table, and opens it on first use. If two threads open it at the same time, one of the two
+    /// results is kept.
     ///
     /// # Errors
     /// Those of [`TableReader::open`]; the next call tries again.
@@ -121,12 +116,12 @@ impl TableHandle {
         Ok(self.table.get_or_init(|| Arc::new(table)))
     }
 
-    /// Takes effect when the table is opened; one that was used already stays as it is.
+    /// Takes effect when the table is opened. An open table does not change.
     pub(crate) fn set_options(&self, options: TableReadOptions) {
         self.options.store(options.to_bits(), Ordering::Relaxed);
     }
 
-    /// The open table, if it has been used.
+    /// The table, if it is open.
     pub(crate) fn opened(&self) -> Option<&Arc<TableReader>> {
         self.table.get()
     }
@@ -142,7 +137,7 @@ impl HasTableMeta for TableHandle {
         &self.meta
     }
 
-    /// Known once the table is open.
+    /// Known only while the table is open.
     fn superseded(&self) -> SupersededVersions {
         let properties = self.opened().map(|table| table.properties());
         properties.map_or_else(SupersededVersions::default, |properties| SupersededVersions {

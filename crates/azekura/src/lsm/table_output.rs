@@ -16,27 +16,27 @@ use crate::vfs::open_files::DataFileKind;
 /// How tables are cut and built.
 pub(crate) struct OutputOptions {
     pub(crate) table: TableOptions,
-    /// A table is cut at the first new user key behind this many bytes.
+    /// A table is finished at the first new user key after this many bytes.
     pub(crate) target_file_size: u64,
     pub(crate) created_ms: u64,
-    /// Smallest keys of the tables that stay in the level written to, ascending: no output reaches over one.
+    /// Smallest keys of the tables that stay on the output level, ascending. No output table extends over one of them.
     pub(crate) output_level_boundaries: Vec<Vec<u8>>,
-    /// How values are kept apart; `None` leaves each where it stands.
+    /// How values are separated; `None` leaves each value in its entry.
     pub(crate) separation: Option<KvSeparationOptions>,
 }
 
-/// What was written, durable under its names.
+/// The written files, durable with their names.
 pub(crate) struct FinishedOutputs {
     pub(crate) tables: Vec<TableMeta>,
     pub(crate) blobs: Vec<BlobFileMeta>,
     pub(crate) pending: PendingOutputs,
 }
 
-/// A row of tables being written, and blob files beside. No user key is in two of the tables.
+/// Writes a sequence of tables, and their blob files. No user key is in two of the tables.
 pub(crate) struct TableOutputWriter {
     context: Arc<TreeContext>,
     options: OutputOptions,
-    /// The first of `plan.neighbours` that is behind the last key.
+    /// Index of the first of `options.output_level_boundaries` that is above the last key.
     next_boundary: usize,
     writer: Option<(NewFile, TableWriter)>,
     finished: Vec<TableMeta>,
@@ -45,21 +45,13 @@ pub(crate) struct TableOutputWriter {
 }
 
 impl TableOutputWriter {
-    pub(crate) fn new(context: Arc<TreeContext>, plan: OutputOptions) -> TableOutputWriter {
+    pub(crate) fn new(context: Arc<TreeContext>, options: OutputOptions) -> TableOutputWriter {
         let pending = PendingOutputs::new(Arc::clone(&context));
-        let separator = plan.separation.clone().map(|options| BlobSeparator::new(options, plan.created_ms));
-        TableOutputWriter {
-            context,
-            options: plan,
-            next_boundary: 0,
-            writer: None,
-            finished: Vec::new(),
-            separator,
-            pending,
-        }
+        let separator = options.separation.clone().map(|separation| BlobSeparator::new(separation, options.created_ms));
+        TableOutputWriter { context, options, next_boundary: 0, writer: None, finished: Vec::new(), separator, pending }
     }
 
-    /// Adds an entry in internal order; `new_key` says that its user key is not that of the entry before.
+    /// Adds an entry in internal key order. `new_key`: its user key differs from that of the previous entry.
     pub(crate) fn add(&mut self, entry: EntryRef<'_>, new_key: bool) -> Result<()> {
         if new_key {
             let behind = advance_past(
@@ -76,7 +68,7 @@ impl TableOutputWriter {
         if self.writer.is_none() {
             self.writer = Some(self.begin_table()?);
         }
-        let (_, writer) = self.writer.as_mut().expect("it was just made");
+        let (_, writer) = self.writer.as_mut().expect("it was created above");
         match &mut self.separator {
             Some(separator) if separator.should_separate(&entry) => {
                 writer.add(separator.write_value(entry, &mut self.pending)?)
@@ -93,7 +85,7 @@ impl TableOutputWriter {
         Ok((new, writer))
     }
 
-    /// Ends the table being written, if there is one, and makes its bytes durable.
+    /// Finishes the table being written, if there is one, and makes its bytes durable.
     fn finish_table(&mut self) -> Result<()> {
         if let Some((new, writer)) = self.writer.take() {
             self.finished.push(new.finish(|id| writer.finish(id))?);
@@ -101,7 +93,7 @@ impl TableOutputWriter {
         Ok(())
     }
 
-    /// Ends the last files and makes all names durable.
+    /// Finishes the last files and makes all names durable.
     pub(crate) fn finish(mut self) -> Result<FinishedOutputs> {
         self.finish_table()?;
         let blobs = self.separator.take().map_or_else(|| Ok(Vec::new()), BlobSeparator::finish)?;
@@ -112,22 +104,22 @@ impl TableOutputWriter {
     }
 }
 
-/// Moves `at` behind every fence that is not behind `key`; whether it passed one.
-fn advance_past(fences: &[Vec<u8>], at: &mut usize, key: &[u8], order: &KeyOrder) -> bool {
+/// Moves `at` past every boundary that is not above `key`. Returns whether it moved.
+fn advance_past(boundaries: &[Vec<u8>], at: &mut usize, key: &[u8], order: &KeyOrder) -> bool {
     let from = *at;
-    while fences.get(*at).is_some_and(|fence| order.cmp(fence, key).is_le()) {
+    while boundaries.get(*at).is_some_and(|boundary| order.cmp(boundary, key).is_le()) {
         *at += 1;
     }
     *at > from
 }
 
-/// A row of blob files being written.
+/// Writes a sequence of blob files.
 pub(crate) struct BlobSeparator {
     options: KvSeparationOptions,
     created_ms: u64,
     writer: Option<(NewFile, BlobWriter)>,
     finished: Vec<BlobFileMeta>,
-    /// The pointer that stands for the last value.
+    /// The encoded pointer to the last value.
     pointer: Vec<u8>,
 }
 
@@ -136,12 +128,13 @@ impl BlobSeparator {
         BlobSeparator { options, created_ms, writer: None, finished: Vec::new(), pointer: Vec::new() }
     }
 
-    /// Whether the value of an entry shall stand apart.
+    /// Whether the value of an entry goes to a blob file.
     pub(crate) fn should_separate(&self, entry: &EntryRef<'_>) -> bool {
         entry.kind == RecordKind::Put && entry.value.len() as u64 >= u64::from(self.options.threshold)
     }
 
-    /// Writes the value of an entry, and gives the entry that stands for it; files are made among the `unnamed`.
+    /// Writes the value of an entry to a blob file, and returns the entry with the pointer. New files are added to
+    /// `pending`.
     pub(crate) fn write_value<'a>(
         &'a mut self,
         entry: EntryRef<'a>,
@@ -159,13 +152,13 @@ impl BlobSeparator {
             let writer = BlobWriter::create(file, new.file_id, new.id, codec, self.created_ms);
             self.writer = Some((new, writer));
         }
-        let (_, writer) = self.writer.as_mut().expect("it was just made");
+        let (_, writer) = self.writer.as_mut().expect("it was created above");
         self.pointer.clear();
         writer.append(entry.value)?.encode(&mut self.pointer);
         Ok(EntryRef { kind: RecordKind::BlobPointer, value: &self.pointer, ..entry })
     }
 
-    /// Ends the file being written, if there is one, and makes its bytes durable.
+    /// Finishes the file being written, if there is one, and makes its bytes durable.
     fn finish_file(&mut self) -> Result<()> {
         if let Some((new, writer)) = self.writer.take() {
             self.finished.push(new.finish(|_| writer.finish())?);
@@ -173,7 +166,7 @@ impl BlobSeparator {
         Ok(())
     }
 
-    /// Ends the last file; the caller makes the names durable.
+    /// Finishes the last file. The caller makes the names durable.
     pub(crate) fn finish(mut self) -> Result<Vec<BlobFileMeta>> {
         self.finish_file()?;
         Ok(self.finished)
@@ -186,12 +179,12 @@ mod tests {
 
     #[test]
     fn crossing_a_boundary_is_reported_once() {
-        let fences = [b"c".to_vec(), b"e".to_vec(), b"f".to_vec()];
+        let boundaries = [b"c".to_vec(), b"e".to_vec(), b"f".to_vec()];
         let mut at = 0;
         let order = KeyOrder::bytewise();
         let passed: Vec<bool> = ["a", "b", "d", "dd", "g", "h"]
             .iter()
-            .map(|k| advance_past(&fences, &mut at, k.as_bytes(), &order))
+            .map(|k| advance_past(&boundaries, &mut at, k.as_bytes(), &order))
             .collect();
         assert_eq!(passed, [false, false, true, false, true, false]);
     }

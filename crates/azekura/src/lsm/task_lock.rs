@@ -2,19 +2,19 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Takes a lock also after a panic under it: what the tree's locks guard is replaced whole, never half changed.
+/// Takes a lock, also after a panic under it: the locks of a tree protect values that are replaced completely.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Room for one task at a time. Thread safe.
+/// A lock that one task at a time holds. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct TaskLock {
     held: Mutex<bool>,
     released: Condvar,
 }
 
-/// Holds a [`TaskLock`] until dropped, by a panic too.
+/// Holds a [`TaskLock`] until it is dropped, also by a panic.
 #[derive(Debug)]
 pub(crate) struct TaskLockGuard<'a>(&'a TaskLock);
 
@@ -23,7 +23,7 @@ impl TaskLock {
         *lock(&self.held)
     }
 
-    /// Takes the slot; if it is busy, waits for it or gives up.
+    /// Takes the lock. If another task holds it, waits for it, or returns `None` if `wait` is false.
     pub(crate) fn acquire(&self, wait: bool) -> Option<TaskLockGuard<'_>> {
         let mut busy = lock(&self.held);
         while *busy {
@@ -50,12 +50,12 @@ mod tests {
 
     #[test]
     fn one_at_a_time() {
-        let slot = TaskLock::default();
-        let occupied = slot.acquire(false).unwrap();
-        assert!(slot.is_held());
-        assert!(slot.acquire(false).is_none());
-        drop(occupied);
-        assert!(slot.acquire(true).is_some());
-        assert!(!slot.is_held());
+        let task_lock = TaskLock::default();
+        let guard = task_lock.acquire(false).unwrap();
+        assert!(task_lock.is_held());
+        assert!(task_lock.acquire(false).is_none());
+        drop(guard);
+        assert!(task_lock.acquire(true).is_some());
+        assert!(!task_lock.is_held());
     }
 }

@@ -24,22 +24,22 @@ use crate::vfs::open_files::{DataFileKind, DataFiles};
 /// Number of entries between two checks whether a memtable hides too many stale bytes.
 const HIDDEN_CHECK_INTERVAL: u64 = 256;
 
-/// A tree of one memtable being filled, sealed memtables, and tables on levels.
+/// A tree of one active memtable, sealed memtables, and tables on levels.
 ///
-/// Thread safe. Readers never wait. The locks, in the order in which they are taken: `writing`, then the turn of
-/// `current`; none of them, and neither `remembered` nor `options`, is held while anything is read, written or synced.
+/// Thread safe. Readers never wait. Lock order: `active_memtable`, then the lock under which `current` is replaced. A
+/// thread holds none of these, nor `compaction_state` or `options`, while it reads, writes or syncs a file.
 pub(crate) struct LsmTree {
     pub(crate) context: Arc<TreeContext>,
     options: Mutex<Arc<LsmOptions>>,
     max_memtable_size: AtomicU64,
-    /// The memtable of `current`. A thread that inserts or seals holds the lock, so that no entry is inserted into a
-    /// sealed memtable.
+    /// The active memtable of `current`. A thread that inserts or seals holds the lock, so that no entry is inserted
+    /// into a sealed memtable.
     active_memtable: Mutex<Arc<Memtable>>,
     pub(crate) current: SuperVersionCell,
     pub(crate) flush_lock: TaskLock,
     pub(crate) compaction_lock: TaskLock,
     pub(crate) compaction_state: Mutex<CompactionState>,
-    /// A flush that has written its tables and could not commit them.
+    /// A flush whose files are written and whose edit could not be committed.
     pub(crate) uncommitted_flush: Mutex<Option<UncommittedFlush>>,
     pub(crate) direct_blobs: DirectBlobTracker,
     pub(crate) counters: LsmCounters,
@@ -47,7 +47,8 @@ pub(crate) struct LsmTree {
     discarded: AtomicBool,
 }
 
-/// Checks that `listing`, the files of the directory with their lengths, has every table and blob file, whole.
+/// Checks that every table and blob file exists and is complete. `listing`: the files of the directory with their
+/// lengths.
 ///
 /// # Errors
 /// `Corruption` naming a file that is missing or has another length.
@@ -74,12 +75,12 @@ pub(crate) fn check_files<'a>(
 }
 
 impl LsmTree {
-    /// The tree that the manifest lists, an empty one at first: its tables, on their levels, its blob files, and the
-    /// last sequence number they cover. The files were checked with [`check_files`]; they are opened when they are
-    /// first used.
+    /// Restores the tree that the manifest lists, or creates an empty one: the tables on their levels, the blob files,
+    /// and the last sequence number in the tables. The caller has checked the files with [`check_files`]. They are
+    /// opened on first use.
     ///
     /// # Errors
-    /// `Corruption` if a table cannot lie where the manifest says, or points to values that are not there.
+    /// `Corruption` if the tables of the manifest contradict each other, or point to values that no blob file has.
     pub(crate) fn restore(
         context: TreeContext,
         options: LsmOptions,
@@ -121,8 +122,8 @@ impl LsmTree {
         Arc::clone(&lock(&self.options))
     }
 
-    /// Takes effect for what is written from now on, and for tables that were not used yet. A flush or compaction that
-    /// is under way may add tables that are held as before.
+    /// Changes the options. They apply to files that are written from now on, and to tables that are not open yet. A
+    /// running flush or compaction may still add tables with the old options.
     pub(crate) fn set_options(&self, options: LsmOptions) {
         self.max_memtable_size.store(options.max_memtable_size, Ordering::Relaxed);
         self.direct_blobs.set_threshold(options.direct_write_threshold());
@@ -135,7 +136,8 @@ impl LsmTree {
         &self.context.order
     }
 
-    /// Entries of tables and memtables, each tombstone taking one away: overwritten keys count as often as they stand.
+    /// Number of entries in tables and memtables. In tables, each tombstone cancels one other entry. Every version of
+    /// an overwritten key counts.
     pub(crate) fn approximate_len(&self) -> u64 {
         let now = self.current.get();
         let tables: u64 =
@@ -143,12 +145,12 @@ impl LsmTree {
         tables + now.active.len() + now.sealed.iter().map(|memtable| memtable.len()).sum::<u64>()
     }
 
-    /// The tables of now; while the version is held, none of their files is removed.
+    /// The current version. While the caller holds it, none of its files is removed.
     pub(crate) fn version(&self) -> Arc<Version<TableHandle>> {
         self.current.with(|now| Arc::clone(&now.version))
     }
 
-    /// Lets go of what yielded and will not go on, when the database has closed and no task runs any more.
+    /// Drops paused tasks. Called when the database has closed and no task runs any more.
     pub(crate) fn abandon_paused(&self) {
         let paused = self.take_paused();
         drop(paused); // without the lock
@@ -159,14 +161,14 @@ impl LsmTree {
         (remembered.paused_compaction.take(), remembered.paused_blob_gc.take())
     }
 
-    /// Ends the tree of a deleted partition, after the edit that drops it: waits until running tasks stop, and makes
-    /// its files obsolete as soon as no reader needs them. Tasks fail with `Closed` from then on.
+    /// Ends the tree of a deleted partition, after the edit that drops the partition. Waits until running tasks stop.
+    /// The files of the tree become obsolete when no reader needs them. Later tasks fail with `Closed`.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::SeqCst);
         let _flushing = self.flush_lock.acquire(true);
         let _compacting = self.compaction_lock.acquire(true);
-        let (paused, collecting) = self.take_paused();
-        collecting.into_iter().for_each(BlobGcJob::abandon);
+        let (paused, paused_blob_gc) = self.take_paused();
+        paused_blob_gc.into_iter().for_each(BlobGcJob::abandon);
         let mut unwanted = paused.map_or_else(Vec::new, |mut job| job.take_outputs().to_vec());
         let obsolete_files = &self.context.obsolete_files;
         if let Some(written) = lock(&self.uncommitted_flush).take() {
@@ -179,8 +181,8 @@ impl LsmTree {
         version.blobs().handles().for_each(|file| file.mark_obsolete());
         self.abandon_direct_blob_files();
         *lock(&self.cached_scan) = None;
-        // Its memory is given back too, but for what iterators hold. A reader that finds nothing asks whether the
-        // partition was deleted.
+        // Frees the memory too, except for the parts that iterators hold. A reader that finds no entry checks whether
+        // the partition was deleted.
         let mut active = lock(&self.active_memtable);
         let empty = self.context.new_memtable();
         std::mem::replace(&mut *active, Arc::clone(&empty)).seal();
@@ -192,7 +194,7 @@ impl LsmTree {
         });
     }
 
-    /// Bytes of the memtable that takes records.
+    /// Bytes of the active memtable.
     pub(crate) fn active_bytes(&self) -> u64 {
         self.current.with(|now| now.active.bytes())
     }
@@ -237,7 +239,7 @@ impl LsmTree {
         metrics
     }
 
-    /// Adds a record of the log again.
+    /// Inserts a record of the WAL at open.
     ///
     /// # Errors
     /// As [`insert`](LsmTree::insert).
@@ -248,7 +250,7 @@ impl LsmTree {
         self.insert(entry).map(drop)
     }
 
-    /// Takes in blob files that the manifest names now, and that only memory points into.
+    /// Adds blob files that the manifest names now, and that only memtables point into.
     pub(crate) fn add_blob_files(&self, files: Vec<BlobFileMeta>) {
         let blobs_added: Vec<_> = files.into_iter().map(|meta| self.context.blob_handle(meta)).collect();
         self.current.replace(|now| {
@@ -257,7 +259,7 @@ impl LsmTree {
         });
     }
 
-    /// Adds a record to the memtable; true if that sealed one.
+    /// Adds a record to the active memtable. True if this sealed a memtable.
     ///
     /// # Errors
     /// As [`Memtable::insert`].
@@ -266,7 +268,7 @@ impl LsmTree {
         let mut active = lock(&self.active_memtable);
         let mut sealed = false;
         if let Err(error) = active.insert(entry) {
-            // Perhaps it is full, and an empty one has room.
+            // The memtable may be full, and an empty one has space.
             if error.kind() != ErrorKind::Invalid || active.is_empty() {
                 return Err(error);
             }
@@ -274,12 +276,12 @@ impl LsmTree {
             active.insert(entry)?;
             sealed = true;
         }
-        // What it points to in blob files counts too: else one key, written over and over with large values, would fill
-        // the disk behind a tiny memtable.
+        // Bytes in blob files that the memtable points to count too. Otherwise one key that is overwritten again and
+        // again with large values would fill the disk while its memtable stays small.
         let bytes = active.bytes().saturating_add(active.referenced_blob_bytes());
-        let asked = active.len().is_multiple_of(HIDDEN_CHECK_INTERVAL);
+        let check_hidden = active.len().is_multiple_of(HIDDEN_CHECK_INTERVAL);
         if bytes >= self.max_memtable_size.load(Ordering::Relaxed)
-            || (asked && self.memtable_hides_too_much(active.len()))
+            || (check_hidden && self.memtable_hides_too_much(active.len()))
         {
             self.seal_active(&mut active);
             sealed = true;
@@ -292,7 +294,7 @@ impl LsmTree {
         self.seal_active(&mut lock(&self.active_memtable));
     }
 
-    /// Puts an empty memtable in the place of the active one, unless that is empty. The caller holds `writing`.
+    /// Replaces the active memtable by an empty one, unless it is empty already. The caller holds `active_memtable`.
     fn seal_active(&self, active: &mut Arc<Memtable>) {
         if active.is_empty() {
             return;

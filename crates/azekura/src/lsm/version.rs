@@ -1,4 +1,4 @@
-//! Which tables a tree consists of at one moment.
+//! The tables and blob files of a tree, as immutable versions.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -9,36 +9,37 @@ use crate::base::{Error, KeyOrder, Result, SeqNo};
 use crate::lsm::blob::handle::BlobHandle;
 use crate::lsm::blob::map::BlobMap;
 
-/// Levels of a tree; the last is the bottom.
+/// Number of levels of a tree. The last one is the bottom level.
 pub(crate) const NUM_LEVELS: usize = 7;
-/// The deepest level.
+/// The number of the bottom level.
 pub(crate) const BOTTOM_LEVEL: u8 = NUM_LEVELS as u8 - 1;
 
-/// Versions in a table that stand behind newer ones of their keys.
+/// The versions in a table that are below newer versions of their keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SupersededVersions {
     pub(crate) count: u64,
-    /// The lowest sequence number of a version that stands before one of them; 0 if there is none.
+    /// The lowest sequence number of a version directly above one of them; 0 if there is none.
     pub(crate) lowest_newer_seqno: SeqNo,
 }
 
 impl SupersededVersions {
-    /// Whether a merge at the bottom that knows no read point before `oldest` drops one of them for sure.
+    /// Whether a compaction to the bottom level certainly drops one of them, if no snapshot is before `oldest`.
     pub(crate) fn can_drop(&self, oldest: SeqNo) -> bool {
         self.count > 0 && self.lowest_newer_seqno <= oldest
     }
 }
 
-/// Something that stands for a table.
+/// A table, as versions and compaction picking see it.
 pub(crate) trait HasTableMeta {
     fn meta(&self) -> &TableMeta;
 
-    /// What it holds of versions behind newer ones, as far as is known.
+    /// The superseded versions in the table, as far as they are known.
     fn superseded(&self) -> SupersededVersions {
         SupersededVersions::default()
     }
 
-    /// The oldest read point when a merge wrote this table, if one did: what tombstones it kept could not go then.
+    /// The oldest snapshot when a compaction wrote this table, if one did. The tombstones that it kept could not be
+    /// dropped at that snapshot.
     fn oldest_snapshot_when_written(&self) -> Option<SeqNo> {
         None
     }
@@ -50,15 +51,16 @@ impl HasTableMeta for TableMeta {
     }
 }
 
-/// Tables in key order whose ranges do not meet: no user key is in two of them.
+/// Tables in key order with disjoint key ranges: no user key is in two of them.
 #[derive(Debug)]
 pub(crate) struct SortedRun<T> {
     tables: Vec<Arc<T>>,
-    /// Under the bytewise order: the first eight bytes of each table's largest key, so that a search touches one array.
+    /// Only with the bytewise order: the first eight bytes of each table's largest key, so that a search reads one
+    /// array.
     largest_key_prefixes: Vec<u64>,
 }
 
-/// The first eight bytes as a number that orders as they do; missing bytes are 0.
+/// The first eight bytes as a number with the same order. Missing bytes are 0.
 fn key_prefix_u64(key: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let len = key.len().min(8);
@@ -67,13 +69,13 @@ fn key_prefix_u64(key: &[u8]) -> u64 {
 }
 
 impl<T: HasTableMeta> SortedRun<T> {
-    /// `tables` in key order.
+    /// `tables` are in key order.
     pub(crate) fn new(tables: Vec<Arc<T>>, order: &KeyOrder) -> SortedRun<T> {
-        let fences = match order.is_bytewise() {
+        let largest_key_prefixes = match order.is_bytewise() {
             true => tables.iter().map(|table| key_prefix_u64(&table.meta().largest_key.0)).collect(),
             false => Vec::new(),
         };
-        SortedRun { tables, largest_key_prefixes: fences }
+        SortedRun { tables, largest_key_prefixes }
     }
 
     pub(crate) fn tables(&self) -> &[Arc<T>] {
@@ -85,19 +87,19 @@ impl<T: HasTableMeta> SortedRun<T> {
         let (mut from, mut to) = (0, self.tables.len());
         if !self.largest_key_prefixes.is_empty() {
             let wanted = key_prefix_u64(key);
-            from = self.largest_key_prefixes.partition_point(|&fence| fence < wanted);
-            to = from + self.largest_key_prefixes[from..].partition_point(|&fence| fence == wanted);
+            from = self.largest_key_prefixes.partition_point(|&prefix| prefix < wanted);
+            to = from + self.largest_key_prefixes[from..].partition_point(|&prefix| prefix == wanted);
         }
         from + self.tables[from..to].partition_point(|table| order.cmp(&table.meta().largest_key.0, key).is_lt())
     }
 
-    /// The one table that may hold `key`.
+    /// The only table that may contain `key`.
     pub(crate) fn find(&self, key: &[u8], order: &KeyOrder) -> Option<&Arc<T>> {
         let table = self.tables.get(self.lower_bound(key, order))?;
         order.cmp(&table.meta().smallest_key.0, key).is_le().then_some(table)
     }
 
-    /// The tables whose ranges meet `smallest..=largest`.
+    /// The tables whose key ranges overlap `smallest..=largest`.
     pub(crate) fn overlapping(&self, smallest: &[u8], largest: &[u8], order: &KeyOrder) -> Range<usize> {
         let from = self.lower_bound(smallest, order);
         let len = self.tables[from..].partition_point(|table| order.cmp(&table.meta().smallest_key.0, largest).is_le());
@@ -108,13 +110,13 @@ impl<T: HasTableMeta> SortedRun<T> {
 /// The runs of one level.
 #[derive(Debug)]
 pub(crate) struct Level<T> {
-    /// Newest first. Below level 0 at most one.
+    /// Newest first. At most one below level 0.
     pub(crate) runs: Vec<Arc<SortedRun<T>>>,
     pub(crate) tables: u64,
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
     pub(crate) tombstones: u64,
-    /// Bytes of blob files that its tables point to.
+    /// Bytes in blob files that the tables point to.
     pub(crate) blob_bytes: u64,
 }
 
@@ -149,15 +151,15 @@ pub(crate) struct Version<T> {
     blobs: Arc<BlobMap>,
 }
 
-/// From one version to the next.
+/// The difference between two versions.
 #[derive(Debug)]
 pub(crate) struct VersionChange<T> {
     pub(crate) removed: HashSet<FileNumber>,
-    /// Becomes the newest run of level 0.
+    /// The newest run of level 0.
     pub(crate) flushed: Vec<Arc<T>>,
-    /// Go to levels 1 and deeper.
+    /// Tables for levels 1 and deeper.
     pub(crate) added: Vec<(u8, Arc<T>)>,
-    /// Blob files that come, and those that go.
+    /// Blob files to add and to remove.
     pub(crate) blobs_added: Vec<Arc<BlobHandle>>,
     pub(crate) blobs_removed: Vec<FileNumber>,
 }
@@ -181,21 +183,25 @@ impl<T: HasTableMeta> Version<T> {
 
     /// Builds the version that a manifest lists.
     ///
-    /// Flushes cover rising, disjoint ranges of sequence numbers, so the runs of level 0 follow from those: newest
-    /// first, neighbours joined while their keys do not meet.
+    /// Flushes have increasing, disjoint ranges of sequence numbers. So the runs of level 0 follow from these: newest
+    /// first, and adjacent tables are joined to one run while their keys do not overlap.
     ///
     /// # Errors
-    /// `Corruption` for a level that does not exist, a table named twice, or tables that meet where they must not.
+    /// `Corruption` for a level that does not exist, a table that is listed twice, or overlapping tables on a level
+    /// below 0.
     pub(crate) fn restore(tables: Vec<(u8, Arc<T>)>, order: &KeyOrder) -> Result<Version<T>> {
         let mut levels: Vec<Vec<Arc<T>>> = (0..NUM_LEVELS).map(|_| Vec::new()).collect();
         let mut seen = HashSet::new();
         for (level, table) in tables {
             let meta = table.meta();
             if !seen.insert(meta.number) {
-                return Err(Error::corruption(format!("manifest names table {} twice", meta.number.0)));
+                return Err(Error::corruption(format!("manifest lists table {} twice", meta.number.0)));
             }
             if order.cmp(&meta.smallest_key.0, &meta.largest_key.0).is_gt() {
-                return Err(Error::corruption(format!("table {} ends before it begins", meta.number.0)));
+                return Err(Error::corruption(format!(
+                    "smallest key of table {} is above its largest key",
+                    meta.number.0
+                )));
             }
             let Some(list) = levels.get_mut(usize::from(level)) else {
                 return Err(Error::corruption(format!(
@@ -214,8 +220,8 @@ impl<T: HasTableMeta> Version<T> {
                 _ => groups.push(vec![table]),
             }
         }
-        let youngest = Level::new(groups.into_iter().map(|g| sorted_run(g, order)).collect());
-        let mut version = Version { levels: vec![youngest], blobs: Arc::default() };
+        let l0 = Level::new(groups.into_iter().map(|g| sorted_run(g, order)).collect());
+        let mut version = Version { levels: vec![l0], blobs: Arc::default() };
         for (level, tables) in levels.into_iter().enumerate().skip(1) {
             let run = sorted_run(tables, order);
             if let Some(pair) = run.tables().windows(2).find(|pair| !disjoint(&*pair[0], &*pair[1], order)) {
@@ -227,10 +233,10 @@ impl<T: HasTableMeta> Version<T> {
         Ok(version)
     }
 
-    /// The same with the blob files that the manifest lists.
+    /// Adds the blob files that the manifest lists.
     ///
     /// # Errors
-    /// `Corruption` if they are not those that the tables point to.
+    /// `Corruption` if the tables point to values that these blob files do not have.
     pub(crate) fn restore_blobs(self, handles: Vec<Arc<BlobHandle>>) -> Result<Version<T>> {
         let blobs = BlobMap::restore(handles, self.tables().flat_map(|(_, table)| &table.meta().blob_usage))?;
         Ok(Version { blobs: Arc::new(blobs), ..self })
@@ -247,14 +253,14 @@ impl<T: HasTableMeta> Version<T> {
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// The most that entries may hide in blob files: each pointer one to about as much, and each tombstone what an
-    /// entry has on average.
+    /// Upper estimate of the blob bytes that entries may hide, that is, supersede although tables still refer to them:
+    /// each pointer hides about as many bytes as it points to, and each tombstone the average of an entry.
     pub(crate) fn max_hidden_bytes(&self, pointed: u64, tombstones: u64) -> u64 {
         pointed.saturating_add(self.estimated_blob_bytes(tombstones))
     }
 
-    /// The most that each level may hide of what it and deeper ones point to in blob files. A level below level 0 hides
-    /// nothing of its own.
+    /// For each level, the upper estimate of the blob bytes on this and deeper levels that its entries hide. A level
+    /// below level 0 hides no bytes of its own.
     pub(crate) fn max_hidden_bytes_per_level(&self) -> [u64; NUM_LEVELS] {
         let mut hides = [0; NUM_LEVELS];
         let mut below = 0u64;
@@ -274,7 +280,7 @@ impl<T: HasTableMeta> Version<T> {
         (0..=BOTTOM_LEVEL).zip(&self.levels)
     }
 
-    /// The one run of a level below 0, if it has tables.
+    /// The only run of a level below 0, if the level has tables.
     pub(crate) fn run(&self, level: u8) -> Option<&Arc<SortedRun<T>>> {
         self.level(level).runs.first()
     }
@@ -284,7 +290,7 @@ impl<T: HasTableMeta> Version<T> {
         self.levels.iter().flat_map(|level| &level.runs)
     }
 
-    /// The runs of the levels deeper than `level`.
+    /// The runs of the levels below `level`.
     pub(crate) fn runs_below(&self, level: u8) -> Vec<Arc<SortedRun<T>>> {
         self.levels.iter().skip(usize::from(level) + 1).flat_map(|level| &level.runs).map(Arc::clone).collect()
     }
@@ -294,7 +300,7 @@ impl<T: HasTableMeta> Version<T> {
         self.levels().flat_map(|(number, level)| level.iter().map(move |table| (number, table)))
     }
 
-    /// The version after `change`; untouched runs are shared.
+    /// The version after `change`. Unchanged runs are shared.
     pub(crate) fn with_changes(&self, change: VersionChange<T>, order: &KeyOrder) -> Version<T> {
         let blobs = self.blobs_with(&change);
         let mut levels: Vec<Vec<Arc<SortedRun<T>>>> = Vec::with_capacity(NUM_LEVELS);
@@ -347,7 +353,7 @@ impl<T: HasTableMeta> Version<T> {
     }
 }
 
-/// Whether no key can be in both tables.
+/// Whether the key ranges of two tables are disjoint.
 pub(crate) fn disjoint(a: &impl HasTableMeta, b: &impl HasTableMeta, order: &KeyOrder) -> bool {
     let (a, b) = (a.meta(), b.meta());
     order.cmp(&a.largest_key.0, &b.smallest_key.0).is_lt() || order.cmp(&b.largest_key.0, &a.smallest_key.0).is_lt()
@@ -426,7 +432,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The order of the bytes, without saying so.
+    /// The bytewise order, but not declared as such.
     struct UndeclaredBytewise;
     impl crate::base::comparator::Comparator for UndeclaredBytewise {
         fn name(&self) -> &str {
@@ -449,7 +455,7 @@ pub(crate) mod tests {
             (6, table_at(1, "a", "b", (0, 0))),
         ];
         let version = Version::restore(tables, &order).unwrap();
-        assert_eq!(ids(&version, 0), [vec![9], vec![8, 3], vec![7]], "8 and 3 do not meet, 7 is older than 8");
+        assert_eq!(ids(&version, 0), [vec![9], vec![8, 3], vec![7]], "8 and 3 do not overlap, 7 is older than 8");
         assert_eq!(ids(&version, 6), [vec![1, 2]]);
         assert_eq!((version.level(0).tables, version.level(0).bytes, version.level(6).entries), (4, 400, 20));
     }
@@ -483,7 +489,7 @@ pub(crate) mod tests {
         let after = version.with_changes(VersionChange { removed, added, ..VersionChange::default() }, &order);
         assert_eq!(ids(&after, 0), [vec![3]]);
         assert_eq!(ids(&after, 6), [vec![4, 5]]);
-        assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]], "the old one is as it was");
+        assert_eq!(ids(&version, 0), [vec![2, 3], vec![1]], "the old version is unchanged");
         let moved = after.with_changes(
             VersionChange {
                 removed: HashSet::from([FileNumber(3)]),

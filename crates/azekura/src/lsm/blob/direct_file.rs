@@ -16,7 +16,7 @@ use crate::lsm::blob::map::BlobFileStats;
 use crate::lsm::task_lock::lock;
 use crate::vfs::{File, Fs};
 
-/// The early files of a super version, by their numbers.
+/// The direct blob files of a super version, by file number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DirectBlobFiles {
     files: BTreeMap<FileNumber, Arc<DirectBlobFile>>,
@@ -36,19 +36,19 @@ impl DirectBlobFiles {
         self.files.values()
     }
 
-    /// Those whose numbers are wanted.
+    /// The files with the wanted numbers.
     pub(crate) fn select(&self, wanted: &BTreeSet<FileNumber>) -> Vec<Arc<DirectBlobFile>> {
         wanted.iter().filter_map(|id| self.files.get(id)).map(Arc::clone).collect()
     }
 
-    /// The same with these files.
+    /// Returns a copy with `added`.
     pub(crate) fn with_added(&self, added: impl IntoIterator<Item = Arc<DirectBlobFile>>) -> Arc<DirectBlobFiles> {
         let mut files = self.files.clone();
         files.extend(added.into_iter().map(|file| (file.id, file)));
         Arc::new(DirectBlobFiles { files })
     }
 
-    /// The same without those.
+    /// Returns a copy without `removed`.
     pub(crate) fn with_removed(self: &Arc<Self>, removed: &[Arc<DirectBlobFile>]) -> Arc<DirectBlobFiles> {
         if removed.is_empty() {
             return Arc::clone(self);
@@ -59,14 +59,14 @@ impl DirectBlobFiles {
     }
 }
 
-/// A blob file that readers follow pointers into while it is written. Thread safe.
+/// A blob file that is written while readers follow pointers into it. Thread safe.
 pub(crate) struct DirectBlobFile {
     pub(crate) id: FileNumber,
     pub(crate) handle: Arc<BlobHandle>,
-    /// Values, and bytes of their frames.
+    /// Number of values, and bytes of their frames.
     values: AtomicU64,
     bytes: AtomicU64,
-    /// `None` in a file of an earlier life, from which this one only reads.
+    /// `None` for a file of an earlier process, which is only read.
     pub(crate) append_state: Option<DirectBlobAppendState>,
 }
 
@@ -77,12 +77,12 @@ pub(crate) struct DirectBlobAppendState {
 
 pub(crate) struct DirectBlobWriterState {
     pub(crate) writer: DirectBlobWriter,
-    /// What an edit is to say, once this file itself is finished and durable.
+    /// The metadata for the edit, once the file is finished and durable.
     pub(crate) finished_meta: Option<BlobFileMeta>,
 }
 
 impl DirectBlobFile {
-    /// One without values.
+    /// A file without values.
     pub(crate) fn new_writable(
         handle: Arc<BlobHandle>,
         tail: Arc<BlobFileSyncState>,
@@ -125,7 +125,7 @@ impl DirectBlobFile {
         self.handle.file().path()
     }
 
-    /// Where the last value ends.
+    /// File offset of the end of the last value.
     pub(crate) fn written(&self) -> u64 {
         self.handle.file().size()
     }
@@ -151,24 +151,25 @@ impl DirectBlobFile {
 
 impl std::fmt::Debug for DirectBlobFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "early {:?}", self.handle)
+        write!(f, "direct {:?}", self.handle)
     }
 }
 
-/// A value in an early file that no memtable points to yet.
+/// A value in a direct blob file that no memtable points to yet.
 #[derive(Debug)]
 pub(crate) struct DirectBlobWrite {
     pub(crate) file: Arc<DirectBlobFile>,
     pub(crate) pointer: BlobPointer,
 }
 
-/// What a tree knows of its early files beside the super version. Thread safe.
+/// State of the direct blob files of a tree that is not in the super version. Thread safe.
 pub(crate) struct DirectBlobTracker {
-    /// Values from here on are written ahead of their commit; `u64::MAX` for none.
+    /// Values of at least this many bytes are direct writes; `u64::MAX` if none are.
     threshold: AtomicU64,
-    /// The file that takes values. Held while one is written, so that each stands behind the one before.
+    /// The file that is open for values. A thread holds this lock while it writes a value, so that values follow each
+    /// other in the file.
     pub(crate) open_file: Mutex<Option<Arc<DirectBlobFile>>>,
-    /// How many pointers into each logical file are neither in tables nor given up.
+    /// The number of pointers into each logical file that are neither in tables nor released.
     pointer_counts: Mutex<BTreeMap<FileNumber, u64>>,
 }
 
@@ -189,12 +190,12 @@ impl DirectBlobTracker {
         self.threshold.store(from, Ordering::Relaxed);
     }
 
-    /// Counts a pointer that is in memory, or will be.
+    /// Counts a pointer that is in a memtable, or will be.
     pub(crate) fn add_pointer(&self, logical: FileNumber) {
         *lock(&self.pointer_counts).entry(logical).or_default() += 1;
     }
 
-    /// Takes pointers off the count; true if that was the last.
+    /// Subtracts `by` pointers from the count. True if none is left.
     pub(crate) fn remove_pointers(&self, logical: FileNumber, by: u64) -> bool {
         let mut counts = lock(&self.pointer_counts);
         let Some(count) = counts.get_mut(&logical) else { return false };
@@ -218,8 +219,8 @@ impl DirectBlobTracker {
     }
 }
 
-/// Early files of all trees with bytes that may not be durable yet. Thread safe; no lock that an appender takes is held
-/// during a sync.
+/// Direct blob files of all trees with bytes that may not be durable yet. Thread safe. A thread that syncs a file holds
+/// no lock that an appending thread takes.
 #[derive(Default)]
 pub(crate) struct UnsyncedBlobFiles {
     files: Mutex<BTreeMap<FileNumber, Arc<BlobFileSyncState>>>,
@@ -230,7 +231,7 @@ impl UnsyncedBlobFiles {
         lock(&self.files).entry(id).or_insert_with(|| Arc::clone(tail));
     }
 
-    /// The file needs no sync any more: nothing will ever point to what it has beyond what is synced.
+    /// Removes a file that needs no sync any more, because no record will point to its unsynced bytes.
     pub(crate) fn remove(&self, id: FileNumber) {
         lock(&self.files).remove(&id);
     }
@@ -238,8 +239,8 @@ impl UnsyncedBlobFiles {
     /// Makes all files durable that were added before, by any thread.
     ///
     /// # Errors
-    /// `Io` if a sync fails, or failed before: whether the bytes are on the device will never be known; or if the
-    /// process has too many open files: then a later call may succeed.
+    /// `Io` if a sync fails or has failed before, because then it is unknown whether the bytes are on the device. `Io`
+    /// also if the process has too many open files; then a later call may succeed.
     pub(crate) fn sync_all(&self) -> Result<()> {
         let files: Vec<(FileNumber, Arc<BlobFileSyncState>)> = {
             let files = lock(&self.files);
@@ -256,14 +257,14 @@ impl UnsyncedBlobFiles {
     }
 }
 
-/// The end of an early file, as far as it is written and as far as it is durable. Thread safe.
+/// The written and the durable length of a direct blob file. Thread safe.
 pub(crate) struct BlobFileSyncState {
     fs: Arc<dyn Fs>,
     file: Arc<dyn File>,
     path: PathBuf,
     written: AtomicU64,
     synced: AtomicU64,
-    /// Held while the file is synced: of two syncs at the same time one would wrongly succeed.
+    /// Held while the file is synced, because of two concurrent syncs one would wrongly succeed.
     progress: Mutex<BlobFileSyncProgress>,
 }
 
@@ -271,7 +272,7 @@ pub(crate) struct BlobFileSyncState {
 struct BlobFileSyncProgress {
     /// Whether the file's name is durable.
     dir_synced: bool,
-    /// The first failure; no sync proves anything after it.
+    /// The first failure. A later sync that succeeds proves nothing.
     failed: Option<Error>,
 }
 
@@ -281,8 +282,8 @@ impl BlobFileSyncState {
         Arc::new(BlobFileSyncState { fs, file, path, written, synced, progress: turn })
     }
 
-    /// The file is written up to `end` now. Among the `unsynced` it is from then on, so before any frame of the log
-    /// says where it leads.
+    /// Records that the file is written up to `end`, and adds the file to `unsynced`. The caller does this before a
+    /// frame of the WAL contains a pointer to the new bytes.
     pub(crate) fn record_write(self: &Arc<Self>, end: u64, id: FileNumber, unsynced: &UnsyncedBlobFiles) {
         self.written.store(end, Ordering::SeqCst);
         unsynced.add(id, self);
@@ -292,7 +293,7 @@ impl BlobFileSyncState {
         self.written.load(Ordering::SeqCst)
     }
 
-    /// Up to here the file is durable.
+    /// The file is durable up to this offset.
     pub(crate) fn synced(&self) -> u64 {
         self.synced.load(Ordering::SeqCst)
     }
@@ -306,7 +307,7 @@ impl BlobFileSyncState {
         lock(&self.progress).failed.is_some()
     }
 
-    /// Makes what is written durable, and the name.
+    /// Makes the written bytes and the file name durable.
     fn sync(&self) -> Result<()> {
         let mut turn = lock(&self.progress);
         let written = self.written();
@@ -333,12 +334,12 @@ impl BlobFileSyncState {
         Ok(())
     }
 
-    /// The same for a writing thread whose bytes are not acknowledged yet; `own` counts its bytes behind an offset.
-    /// `close` excludes further writers.
+    /// The same for a writing thread whose bytes are not acknowledged yet. `own` returns how many of its bytes are at
+    /// or after an offset. `close` excludes further writers.
     ///
     /// # Errors
-    /// `Poisoned` if others' bytes may be lost with them, because those may be acknowledged; else as it failed, and
-    /// the file is of no use beyond what was durable before, unless the process had too many open files.
+    /// `Poisoned` if bytes of other threads may be lost too, because these may be acknowledged. Else the error of the
+    /// sync. The file is then usable only up to its durable length, unless the process had too many open files.
     pub(crate) fn sync_for_commit(&self, own: impl Fn(u64) -> u64, close: impl FnOnce()) -> Result<()> {
         self.sync().map_err(|error| {
             if error.is_too_many_open_files() {

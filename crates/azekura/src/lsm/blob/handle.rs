@@ -1,4 +1,4 @@
-//! A blob file as the versions of a tree hold it.
+//! A blob file as the versions of a tree refer to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ pub(crate) struct BlobHandle {
 }
 
 impl BlobHandle {
-    /// `files` are blob files.
+    /// `files`: the blob files of the database.
     pub(crate) fn new(
         meta: BlobFileMeta,
         files: DataFiles,
@@ -31,7 +31,7 @@ impl BlobHandle {
         BlobHandle::from_open_file(meta, file, files, obsolete_files)
     }
 
-    /// A file that is there already in another way.
+    /// A handle of a blob file that is open already.
     pub(crate) fn from_open_file(
         meta: BlobFileMeta,
         file: BlobFile,

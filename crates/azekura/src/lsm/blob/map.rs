@@ -1,4 +1,4 @@
-//! Which blob files a version has, where logical files lie, and how much of them is referenced.
+//! The blob files of a version: in which blob file each logical file is stored, and how much of it is referenced.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,22 +11,23 @@ use crate::lsm::blob::handle::BlobHandle;
 /// The blob files of a version. Immutable once the version is published.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlobMap {
-    /// By their numbers.
+    /// By file number.
     files: BTreeMap<FileNumber, Arc<BlobHandle>>,
     locations: BTreeMap<FileNumber, BlobLocation>,
     totals: BlobTotals,
 }
 
-/// Bytes of frames.
+/// Sums of frame bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlobTotals {
     /// In all files.
     pub(crate) bytes: u64,
-    /// Of those, what tables refer to.
+    /// Bytes that tables refer to.
     pub(crate) referenced: u64,
 }
 
-/// Less than this part of what is referenced is not worth a flush or a merge just to know whether it still is.
+/// A flush or a compaction that only finds out whether values are still referenced is worth its cost if it may concern
+/// at least this part of the referenced bytes.
 const HIDDEN_SHARE_DIVISOR: u64 = 16;
 
 impl BlobTotals {
@@ -41,13 +42,14 @@ impl BlobTotals {
         (self.referenced as f64 * (1.0 - (1.0 + target) / (2.0 * target))) as u64
     }
 
-    /// Whether there are more than `target` bytes for each referenced one if tables refer to `hidden` bytes less.
+    /// Whether the blob files have more than `target` bytes for each referenced byte, if `hidden` referenced bytes are
+    /// not counted.
     pub(crate) fn exceed_space_amp(&self, target: f32, hidden: u64) -> bool {
         self.bytes as f64 > f64::from(target) * self.referenced.saturating_sub(hidden) as f64
     }
 }
 
-/// Where a logical file lies, and what tables refer to of it.
+/// The blob file of a logical file, and the references of tables to it.
 #[derive(Clone, Debug)]
 struct BlobLocation {
     handle: Arc<BlobHandle>,
@@ -55,25 +57,25 @@ struct BlobLocation {
     bytes: u64,
 }
 
-/// How full a blob file is.
+/// Size and use of a blob file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlobFileStats {
     pub(crate) id: FileNumber,
-    /// Of the file.
+    /// Length of the file in bytes.
     pub(crate) size: u64,
-    /// Values, and bytes of their frames.
+    /// Number of values, and bytes of their frames.
     pub(crate) values: u64,
     pub(crate) bytes: u64,
-    /// Of those, what tables refer to.
+    /// Values that tables refer to, and bytes of their frames.
     pub(crate) referenced_values: u64,
     pub(crate) referenced_bytes: u64,
 }
 
 impl BlobMap {
-    /// The map of a manifest's blob files and tables.
+    /// Builds the map from the blob files and tables of a manifest.
     ///
     /// # Errors
-    /// `Corruption` for a logical file in two blob files, and for tables that refer to what is in none.
+    /// `Corruption` for a logical file in two blob files, and for tables that refer to values that no blob file has.
     pub(crate) fn restore<'a>(
         handles: impl IntoIterator<Item = Arc<BlobHandle>>,
         uses: impl IntoIterator<Item = &'a TableBlobUsage>,
@@ -81,13 +83,13 @@ impl BlobMap {
         let mut map = BlobMap::default();
         for handle in handles {
             if let Some(logical) = map.add(&handle, &[]) {
-                return Err(Error::corruption(format!("manifest has blob file {} in two places", logical.0)));
+                return Err(Error::corruption(format!("manifest has logical blob file {} in two files", logical.0)));
             }
         }
         for uses in uses {
             let Some(place) = map.locations.get_mut(&uses.logical_file) else {
                 let logical = uses.logical_file.0;
-                return Err(Error::corruption(format!("tables point to blob file {logical}, which is not there")));
+                return Err(Error::corruption(format!("tables point to blob file {logical}, which is missing")));
             };
             place.count = place.count.saturating_add(uses.count);
             place.bytes = place.bytes.saturating_add(uses.bytes);
@@ -96,7 +98,7 @@ impl BlobMap {
             let section = place.handle.meta().sections.iter().find(|section| section.logical_file == *logical);
             if section.is_none_or(|section| place.count > section.values || place.bytes > section.bytes) {
                 let logical = logical.0;
-                return Err(Error::corruption(format!("tables point to more of blob file {logical} than there is")));
+                return Err(Error::corruption(format!("tables point to more of blob file {logical} than it has")));
             }
         }
         map.recompute_totals();
@@ -113,8 +115,8 @@ impl BlobMap {
         self.totals
     }
 
-    /// Takes in a file; what tables refer to of its logical files stays as it was. Gives a logical file that was here
-    /// already, in a file that is not `removed`, if there is one.
+    /// Adds a file and keeps the reference counts of its logical files. Returns a logical file that is also in another
+    /// file that is not `removed`, if there is one.
     fn add(&mut self, handle: &Arc<BlobHandle>, removed: &[FileNumber]) -> Option<FileNumber> {
         let meta = handle.meta();
         let mut twice = self.files.insert(meta.number, Arc::clone(handle)).map(|_| meta.number);
@@ -134,8 +136,8 @@ impl BlobMap {
         twice
     }
 
-    /// The map after blob files and references came and went. A logical file of a removed file may lie in an added one,
-    /// and must if it is referenced.
+    /// Returns the map after blob files and references were added and removed. A logical file of a removed file may be
+    /// in an added file, and must be if it is referenced.
     pub(crate) fn with_changes<'a>(
         &self,
         added: &[Arc<BlobHandle>],
@@ -146,7 +148,7 @@ impl BlobMap {
         let mut map = self.clone();
         for handle in added {
             let twice = map.add(handle, removed);
-            debug_assert!(twice.is_none(), "a logical file lies in one place");
+            debug_assert!(twice.is_none(), "a logical file is in one blob file");
         }
         for uses in gained {
             map.adjust_references(uses, u64::saturating_add);
@@ -159,9 +161,9 @@ impl BlobMap {
         }
         if !removed.is_empty() {
             map.locations.retain(|_, place| {
-                let gone = removed.contains(&place.handle.meta().number);
-                debug_assert!(!gone || place.count == 0, "what tables point to stays");
-                !gone
+                let is_removed = removed.contains(&place.handle.meta().number);
+                debug_assert!(!is_removed || place.count == 0, "a file that tables point to is not removed");
+                !is_removed
             });
         }
         map.recompute_totals();
@@ -194,13 +196,13 @@ impl BlobMap {
         self.files.values()
     }
 
-    /// Whether memory may point into a file, by the logical files that it is known to point into.
+    /// Whether memtables may point into a file. `counted`: the logical files with counted pointers.
     pub(crate) fn has_memory_pointers(handle: &BlobHandle, counted: &BTreeSet<FileNumber>) -> bool {
         !counted.is_empty() && handle.meta().sections.iter().any(|section| counted.contains(&section.logical_file))
     }
 
-    /// Files of which nothing is referenced once `gained` and `lost` are counted too, none of which adds or removes a
-    /// file; `counted` are logical files that memory points into.
+    /// Files without references once `gained` and `lost` are applied, neither of which adds or removes a file.
+    /// `counted`: the logical files that memtables may point into.
     pub(crate) fn unreferenced<'a>(
         &self,
         counted: &BTreeSet<FileNumber>,
@@ -222,7 +224,7 @@ impl BlobMap {
         self.files.values().filter(is_free).map(Arc::clone).collect()
     }
 
-    /// How full each file is, by their numbers.
+    /// Size and use of each file, by file number.
     pub(crate) fn stats(&self) -> Vec<BlobFileStats> {
         let uses = self.files.values().map(|handle| {
             let meta = handle.meta();

@@ -1,7 +1,8 @@
 //! Key-value separation: large values are stored in blob files, and tables contain pointers to them.
 //!
-//! A flush writes large values to blob files; very large values are written before their commit. Compactions copy the
-//! pointers. The version edit that removes the last reference to a blob file removes the file.
+//! A flush writes large values to blob files. Values of the direct-write threshold (1 MiB) and more are written before
+//! their commit. Compactions copy the pointers. The version edit that removes the last reference to a blob file removes
+//! the file.
 //!
 //! Invariants:
 //! - A blob file is durable before an edit names it, and an edit names it no later than the first table that points

@@ -1,4 +1,4 @@
-//! How values are kept apart from their keys.
+//! Options of key-value separation.
 
 use std::ops::RangeInclusive;
 
@@ -7,9 +7,9 @@ use crate::base::{Error, Result};
 
 const TARGET_SIZES: RangeInclusive<u64> = 1 << 10..=64 << 30;
 
-/// Key-value separation: large values go to blob files when a memtable is flushed, so that compaction does not carry
-/// them along; values of a MiB and more go there at once, ahead of their commit, so that they are written once and take
-/// no memory. Changed options apply to data flushed, or so written, from then on.
+/// Key-value separation: a flush writes large values to blob files, so that compactions do not copy them. Values of 1
+/// MiB and more are written to a blob file before their commit, so that they are written once and use no memory.
+/// Changed options apply to values that are written to blob files from then on.
 ///
 /// ```
 /// use azekura::{CompressionType, KvSeparationOptions, PartitionCreateOptions};
@@ -26,7 +26,8 @@ pub struct KvSeparationOptions {
     pub(crate) direct_write_threshold: u32,
 }
 
-/// Values from here on go to blob files ahead of their commit: the log and the memtable then have the pointer only.
+/// Values of at least this many bytes are written to a blob file before their commit. The WAL and the memtable then
+/// contain only the pointer.
 pub(crate) const DIRECT_WRITE_THRESHOLD: u32 = 1 << 20;
 
 impl Default for KvSeparationOptions {
@@ -56,7 +57,7 @@ impl KvSeparationOptions {
         self
     }
 
-    /// Another name of [`separation_threshold`](KvSeparationOptions::separation_threshold).
+    /// Same as [`separation_threshold`](KvSeparationOptions::separation_threshold).
     ///
     /// ```
     /// # use azekura::KvSeparationOptions;
@@ -82,8 +83,8 @@ impl KvSeparationOptions {
         self
     }
 
-    /// The codec of values in blob files, whatever that of tables is. Default LZ4. Each value is compressed by itself;
-    /// what is there already stays as it is.
+    /// The codec of values in blob files, independent of the codec of tables. Default LZ4. Each value is compressed
+    /// separately. Existing values keep their codec.
     ///
     /// ```
     /// # use azekura::{CompressionType, KvSeparationOptions};
@@ -97,8 +98,8 @@ impl KvSeparationOptions {
         self
     }
 
-    /// The space amplification that automatic collection works towards, at least 1: bytes of blob files for each byte
-    /// that is still referenced. Default 1.5; `None` leaves collection to the caller.
+    /// The space amplification that background blob GC keeps, at least 1: bytes of blob files for each byte that is
+    /// still referenced. Default 1.5; `None` turns background blob GC off.
     ///
     /// Values that no compaction has processed count as referenced. Therefore the target leaves a margin, tables that
     /// may hide many stale bytes are compacted earlier, and a memtable that may is flushed before it is full, or
@@ -110,7 +111,7 @@ impl KvSeparationOptions {
     /// # use azekura::KvSeparationOptions;
     /// let default = KvSeparationOptions::default();
     /// assert_eq!(default.clone().automatic_gc(Some(1.5)), default);
-    /// let left_to_me = default.automatic_gc(None); // see GarbageCollection
+    /// let left_to_me = default.automatic_gc(None); // call GarbageCollection instead
     /// ```
     #[must_use]
     pub fn automatic_gc(mut self, space_amp: Option<f32>) -> Self {
@@ -132,7 +133,7 @@ impl KvSeparationOptions {
     pub(crate) fn check(&self) -> Result<()> {
         self.compression.check()?;
         if self.threshold == 0 {
-            return Err(Error::invalid("separation_threshold is 0, an empty value cannot stand apart"));
+            return Err(Error::invalid("separation_threshold is 0, it must be at least 1"));
         }
         if !TARGET_SIZES.contains(&self.target_size) {
             let (low, high) = (TARGET_SIZES.start(), TARGET_SIZES.end());
@@ -141,7 +142,7 @@ impl KvSeparationOptions {
         }
         match self.automatic_gc {
             Some(target) if !(target >= 1.0 && target.is_finite()) => {
-                Err(Error::invalid(format!("automatic_gc towards {target}: space amplification is at least 1")))
+                Err(Error::invalid(format!("automatic_gc is {target}, a space amplification is at least 1")))
             }
             _ => Ok(()),
         }

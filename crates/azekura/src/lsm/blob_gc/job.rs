@@ -1,4 +1,4 @@
-//! A collection under way.
+//! A blob GC in progress.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::lsm::table_handle::{TableHandle, TreeContext};
 use crate::lsm::version::{HasTableMeta, Version};
 use crate::vfs::open_files::DataFileKind;
 
-/// Copies what tables refer to out of some blob files, a step at a time. It may lie paused between two steps while
-/// flushes and compactions go on: references only go, and if one of its files goes, it is of no use any more. Dropped
-/// unfinished, it leaves no file behind.
+/// Copies the referenced values of some blob files, one step at a time. It may pause between two steps while flushes
+/// and compactions run. These only remove references to its input files. If they remove an input file, the job is of no
+/// use any more. An unfinished job that is dropped leaves no file.
 pub(crate) struct BlobGcJob {
     context: Arc<TreeContext>,
-    /// The files that shall go; their values are read here.
+    /// The files to be removed. Their values are read here.
     inputs: Vec<Arc<BlobHandle>>,
     live: LiveBlobs,
-    /// Sections that are copied, the current one first.
+    /// The sections still to be copied, the current one first.
     sections: std::iter::Peekable<std::vec::IntoIter<BlobGcSection>>,
-    /// Values of the current piece that were copied, and the ordinal that comes next; none before it was begun.
+    /// Number of copied values of the current section, and the next ordinal; `None` before the section is begun.
     position: Option<(u64, u32)>,
     read_ahead: BlobReadAhead,
     target_size: u64,
     created_ms: u64,
     writer: Option<(NewFile, BlobRewriteWriter)>,
     outputs: Vec<BlobFileMeta>,
-    /// Until an edit may name the files.
+    /// `None` once an edit may name the files.
     pending: Option<PendingOutputs>,
     outputs_durable: bool,
     pub(crate) bytes_read: u64,
@@ -41,13 +41,13 @@ pub(crate) struct BlobGcJob {
 struct BlobGcSection {
     logical: FileNumber,
     handle: Arc<BlobHandle>,
-    /// Of the frames that are copied.
+    /// Bytes of the frames to be copied.
     bytes: u64,
 }
 
 impl BlobGcJob {
-    /// Of those of `chosen` that are there, as many as fill one file of `target_size`, at least one; `None` if none is
-    /// there. Reads what tables refer to.
+    /// Takes as many of the `chosen` files as fill one file of `target_size`, at least one; `None` if none of them
+    /// exists. Reads the blob references of the tables.
     ///
     /// # Errors
     /// Those of reading tables.
@@ -58,11 +58,11 @@ impl BlobGcJob {
         target_size: u64,
         created_ms: u64,
     ) -> Result<Option<BlobGcJob>> {
-        let (files, pieces) = select_inputs(version.blobs(), chosen, target_size);
+        let (files, sections) = select_inputs(version.blobs(), chosen, target_size);
         if files.is_empty() {
             return Ok(None);
         }
-        let logical: BTreeSet<FileNumber> = pieces.iter().map(|piece| piece.logical).collect();
+        let logical: BTreeSet<FileNumber> = sections.iter().map(|section| section.logical).collect();
         let mut live = LiveBlobs::default();
         for (_, table) in version.tables() {
             if table.meta().blob_usage.iter().any(|uses| logical.contains(&uses.logical_file)) {
@@ -74,7 +74,7 @@ impl BlobGcJob {
             context: Arc::clone(context),
             inputs: files,
             live,
-            sections: pieces.into_iter().peekable(),
+            sections: sections.into_iter().peekable(),
             position: None,
             read_ahead: BlobReadAhead::adaptive(),
             target_size,
@@ -86,28 +86,28 @@ impl BlobGcJob {
         }))
     }
 
-    /// The files that shall go.
+    /// The files to be removed.
     pub(crate) fn inputs(&self) -> &[Arc<BlobHandle>] {
         &self.inputs
     }
 
-    /// Whether all files that shall go are there still.
+    /// Whether the version still has all input files.
     pub(crate) fn inputs_exist(&self, blobs: &BlobMap) -> bool {
         self.inputs.iter().all(|file| blobs.contains(file.meta().number))
     }
 
-    /// Goes on for about `budget` bytes; true when all files are written and durable. After a failure it must be
+    /// Continues for about `budget` bytes; true when all files are written and durable. A job that has failed must be
     /// dropped.
     ///
     /// # Errors
-    /// Those of reading and writing; `Corruption` if a value is missing that tables refer to.
+    /// Those of reading and writing; `Corruption` if the blob file lacks a referenced value.
     pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
         let mut left = budget;
-        while let Some(piece) = self.sections.peek() {
+        while let Some(section) = self.sections.peek() {
             if left == 0 {
                 return Ok(false);
             }
-            let (logical, handle, bytes) = (piece.logical, Arc::clone(&piece.handle), piece.bytes);
+            let (logical, handle, bytes) = (section.logical, Arc::clone(&section.handle), section.bytes);
             if self.position.is_none() {
                 self.begin_section(logical, bytes)?;
             }
@@ -125,35 +125,36 @@ impl BlobGcJob {
         Ok(true)
     }
 
-    /// Makes room for a logical file: one stands in one file as a whole.
+    /// Begins the section of a logical file, in a new file if the current one would become too large: a logical file is
+    /// always in a single blob file.
     fn begin_section(&mut self, logical: FileNumber, bytes: u64) -> Result<()> {
         let full = |writer: &BlobRewriteWriter| writer.written_bytes().saturating_add(bytes) > self.target_size;
         if self.writer.as_ref().is_some_and(|(_, writer)| full(writer)) {
             self.finish_output()?;
         }
         if self.writer.is_none() {
-            let pending = self.pending.as_mut().expect("an edit may name the files once all are written");
+            let pending = self.pending.as_mut().expect("outputs are pending until all sections are copied");
             let new = pending.create(DataFileKind::Blob)?;
             let writer = BlobRewriteWriter::create(Arc::clone(&new.file), new.file_id, self.created_ms);
             self.writer = Some((new, writer));
         }
-        let (_, writer) = self.writer.as_mut().expect("it was just made");
+        let (_, writer) = self.writer.as_mut().expect("it was created above");
         writer.begin_section(logical);
         self.position = Some((0, 0));
         Ok(())
     }
 
-    /// Copies values of the current piece; gives the bytes of frames passed. At the end of the piece it goes on to the
-    /// next.
+    /// Copies values of the current section, and returns the bytes of the frames. At its end, the next section becomes
+    /// the current one.
     fn copy_section(&mut self, logical: FileNumber, handle: &BlobHandle, budget: u64) -> Result<u64> {
-        let (mut copied, mut next) = self.position.expect("the piece was begun");
-        let (_, writer) = self.writer.as_mut().expect("a piece that was begun has a file");
+        let (mut copied, mut next) = self.position.expect("the section was begun");
+        let (_, writer) = self.writer.as_mut().expect("a section that was begun has a file");
         let live = self.live.ordinals_of(logical);
         let file = handle.file();
-        let mut walk = file.section_iter(logical)?;
-        walk.seek(next);
+        let mut iter = file.section_iter(logical)?;
+        iter.seek(next);
         let mut passed = 0;
-        while let Some((ordinal, frame)) = walk.next()? {
+        while let Some((ordinal, frame)) = iter.next()? {
             if ordinal < next || live.is_none_or(|live| !live.contains(ordinal)) {
                 continue;
             }
@@ -175,7 +176,7 @@ impl BlobGcJob {
         Ok(passed)
     }
 
-    /// Ends the file being written, if there is one, and makes its bytes durable.
+    /// Finishes the file being written, if there is one, and makes its bytes durable.
     fn finish_output(&mut self) -> Result<()> {
         if let Some((new, writer)) = self.writer.take() {
             self.outputs.push(new.finish(|id| writer.finish(id))?);
@@ -183,8 +184,8 @@ impl BlobGcJob {
         Ok(())
     }
 
-    /// What it has written, once [`step`](BlobGcJob::step) has said true. An edit may name it from now on, so it
-    /// stays.
+    /// The written files, after [`step`](BlobGcJob::step) has returned true. They are kept from now on, because an edit
+    /// may name them.
     pub(crate) fn take_outputs(&mut self) -> &[BlobFileMeta] {
         if let Some(pending) = self.pending.take_if(|_| self.outputs_durable) {
             pending.release();
@@ -200,13 +201,13 @@ impl BlobGcJob {
     }
 }
 
-/// The files of one collection, and what of them is copied.
+/// Selects the input files of one blob GC, and the sections to copy.
 fn select_inputs(
     blobs: &BlobMap,
     chosen: &[FileNumber],
     target_size: u64,
 ) -> (Vec<Arc<BlobHandle>>, Vec<BlobGcSection>) {
-    let (mut files, mut pieces, mut bytes) = (Vec::new(), Vec::new(), 0u64);
+    let (mut files, mut copied, mut bytes) = (Vec::new(), Vec::new(), 0u64);
     for handle in blobs.handles().filter(|handle| chosen.contains(&handle.meta().number)) {
         let sections =
             handle.meta().sections.iter().map(|section| (section.logical_file, blobs.referenced(section.logical_file)));
@@ -217,11 +218,11 @@ fn select_inputs(
         }
         bytes = bytes.saturating_add(more);
         files.push(Arc::clone(handle));
-        pieces.extend(wanted.iter().map(|&(logical, bytes)| BlobGcSection {
+        copied.extend(wanted.iter().map(|&(logical, bytes)| BlobGcSection {
             logical,
             handle: Arc::clone(handle),
             bytes,
         }));
     }
-    (files, pieces)
+    (files, copied)
 }

@@ -1,26 +1,26 @@
-//! Which blob files to collect: a pure function of plain values.
+//! Picks the blob files of a blob GC: a pure function of plain values.
 
 use crate::base::version_edit::FileNumber;
 use crate::lsm::blob::map::BlobFileStats;
 
-/// How stale a blob file is. Bytes are those of frames; each figure counts what the one before does, or less.
+/// How stale a blob file is. Bytes are those of frames. Each count is a part of the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlobGarbageStats {
     pub(crate) id: FileNumber,
-    /// Values in it.
+    /// Number of values.
     pub(crate) values: u64,
     pub(crate) bytes: u64,
-    /// Of those, what tables refer to: what a collection would copy.
+    /// Bytes that tables refer to, which blob GC would copy.
     pub(crate) referenced_bytes: u64,
     /// The visible ones of these: the references that tables would have after compacting all of them.
     pub(crate) retained_values: u64,
     pub(crate) retained_bytes: u64,
-    /// Of those, what a new reader can see; the rest is pinned by older ones.
+    /// The bytes of these that a new reader can see. Older readers pin the others.
     pub(crate) live_bytes: u64,
 }
 
 impl BlobGarbageStats {
-    /// Bytes that a collection would win.
+    /// Bytes that blob GC of this file would free.
     fn reclaimable(&self) -> u64 {
         self.bytes.saturating_sub(self.referenced_bytes)
     }
@@ -39,7 +39,7 @@ impl BlobGarbageStats {
         self.retained_bytes.saturating_sub(self.live_bytes)
     }
 
-    /// As if all that tables refer to could be seen by everybody.
+    /// As if every value that tables refer to were visible to all readers.
     pub(crate) fn from_file_stats(uses: &BlobFileStats) -> BlobGarbageStats {
         let referenced = uses.referenced_bytes;
         BlobGarbageStats {
@@ -71,25 +71,25 @@ impl BlobGarbageStats {
     }
 }
 
-/// What shall be reached.
+/// The goal of a blob GC.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum BlobGcGoal {
     /// Maximum ratio of bytes, without pinned ones, to live bytes; at least 1.
     SpaceAmp(f64),
-    /// No file of whose bytes this share or more is stale; 0 to 1.
+    /// No file has this share of stale bytes or more; 0 to 1.
     Staleness(f64),
-    /// No file that is stale as a whole.
+    /// No file consists of stale values only.
     NoFullyStaleFile,
 }
 
-/// What to do next.
+/// The next step of a blob GC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BlobGcStep {
     /// The goal is reached.
     Done,
     /// Tables refer to invisible values, and have to be compacted first.
     CompactTables,
-    /// These files have to go; what tables refer to in them is copied.
+    /// Copies the referenced values of these files and removes the files.
     RewriteFiles(Vec<FileNumber>),
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn next_blob_gc_step(files: &[BlobGarbageStats], goal: BlobGcGoal) ->
     }
 }
 
-/// Every file that is `wanted`.
+/// Picks every file that is `wanted`.
 fn files_matching(files: &[BlobGarbageStats], wanted: impl Fn(&BlobGarbageStats) -> bool) -> BlobGcStep {
     let chosen: Vec<&BlobGarbageStats> = files.iter().filter(|file| wanted(file)).collect();
     if chosen.is_empty() {
@@ -119,7 +119,7 @@ fn files_matching(files: &[BlobGarbageStats], wanted: impl Fn(&BlobGarbageStats)
 fn files_for_space_amp(files: &[BlobGarbageStats], target: f64) -> BlobGcStep {
     let sum = |of: fn(&BlobGarbageStats) -> u64| files.iter().map(of).sum::<u64>();
     let (total, pinned, live) = (sum(|file| file.bytes), sum(BlobGarbageStats::pinned), sum(|file| file.live_bytes));
-    // Without anything live, nothing is allowed; a target without bound times nothing would be no number.
+    // Without live bytes no byte is allowed. An infinite target times 0 would not be a number.
     let allowed = if live == 0 { 0 } else { (target * live as f64) as u64 };
     let wanted = (total - pinned).saturating_sub(allowed);
     if wanted == 0 {
@@ -135,22 +135,22 @@ fn files_for_space_amp(files: &[BlobGarbageStats], target: f64) -> BlobGcStep {
     }
 }
 
-/// Files that win `wanted` bytes, or all that win any: those that win most for each byte copied, without those that
-/// turn out to be dispensable.
+/// Files that free `wanted` bytes, or all that free any: the files that free the most per copied byte, without those
+/// that are not needed for the goal.
 fn cheapest_files(files: &[BlobGarbageStats], wanted: u64) -> Vec<FileNumber> {
     let mut stale: Vec<&BlobGarbageStats> = files.iter().filter(|file| file.reclaimable() > 0).collect();
     let share = |file: &BlobGarbageStats| (u128::from(file.reclaimable()) << 64) / u128::from(file.bytes);
     stale.sort_by_key(|file| (std::cmp::Reverse(share(file)), file.id));
-    let mut won = 0;
+    let mut freed = 0;
     let enough = stale.iter().position(|file| {
-        won += file.reclaimable();
-        won >= wanted
+        freed += file.reclaimable();
+        freed >= wanted
     });
     stale.truncate(enough.map_or(stale.len(), |last| last + 1));
     stale.sort_by_key(|file| (std::cmp::Reverse(file.referenced_bytes), file.id));
     stale.retain(|file| {
-        let dispensable = won - file.reclaimable() >= wanted;
-        won -= if dispensable { file.reclaimable() } else { 0 };
+        let dispensable = freed - file.reclaimable() >= wanted;
+        freed -= if dispensable { file.reclaimable() } else { 0 };
         !dispensable
     });
     let mut chosen: Vec<FileNumber> = stale.iter().map(|file| file.id).collect();
@@ -162,7 +162,7 @@ fn cheapest_files(files: &[BlobGarbageStats], wanted: u64) -> Vec<FileNumber> {
 mod tests {
     use super::*;
 
-    /// Bytes, referenced, kept, live.
+    /// Bytes, referenced bytes, retained bytes, live bytes.
     fn file(id: u64, bytes: u64, referenced: u64, kept: u64, live: u64) -> BlobGarbageStats {
         let (values, kept_values) = (bytes / 10, kept / 10);
         let id = FileNumber(id);
@@ -199,7 +199,7 @@ mod tests {
         ] {
             assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(target)), step, "{target}");
         }
-        // The second wins enough alone, the first is only a little staler.
+        // The second file frees enough alone, and the first one is only slightly staler.
         let files = [known(1, 10, 1), known(2, 1000, 200), known(3, 1000, 1000)];
         assert_eq!(
             next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(1.0 + 9.0 / 1201.0)),
@@ -226,7 +226,11 @@ mod tests {
     #[test]
     fn compacts_only_when_hidden_bytes_block_goal() {
         let files = [known(1, 100, 10), file(2, 100, 100, 50, 50)];
-        assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(2.0)), rewrite(&[1]), "one will do without");
+        assert_eq!(
+            next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(2.0)),
+            rewrite(&[1]),
+            "the first file alone is enough"
+        );
         assert_eq!(next_blob_gc_step(&files, BlobGcGoal::SpaceAmp(1.5)), BlobGcStep::CompactTables);
         assert_eq!(next_blob_gc_step(&files, BlobGcGoal::Staleness(0.8)), rewrite(&[1]));
         assert_eq!(next_blob_gc_step(&files, BlobGcGoal::Staleness(0.5)), BlobGcStep::CompactTables);
@@ -236,8 +240,8 @@ mod tests {
             BlobGcStep::CompactTables
         );
         assert_eq!(next_blob_gc_step(&[file(1, 100, 0, 0, 0)], BlobGcGoal::NoFullyStaleFile), rewrite(&[1]));
-        let helpless = files.map(BlobGarbageStats::without_hidden);
-        assert_eq!(next_blob_gc_step(&helpless, BlobGcGoal::Staleness(0.5)), rewrite(&[1]));
+        let without_hidden = files.map(BlobGarbageStats::without_hidden);
+        assert_eq!(next_blob_gc_step(&without_hidden, BlobGcGoal::Staleness(0.5)), rewrite(&[1]));
     }
 
     #[test]
@@ -248,7 +252,7 @@ mod tests {
         assert_eq!(
             next_blob_gc_step(&files, BlobGcGoal::Staleness(0.0)),
             rewrite(&[1, 2]),
-            "nothing is won by the third"
+            "the third file frees nothing"
         );
         assert_eq!(next_blob_gc_step(&[], BlobGcGoal::Staleness(0.0)), BlobGcStep::Done);
         assert_eq!(next_blob_gc_step(&[], BlobGcGoal::SpaceAmp(1.0)), BlobGcStep::Done);

@@ -1,7 +1,7 @@
-//! How stale blob files are, exactly: a merge of all tables that writes nothing.
+//! Measures exactly how stale blob files are: a merge of all tables that writes nothing.
 //!
-//! Keys and pointers are read, no value is. What a merge would drop is stale although tables still refer to it; what it
-//! would keep only for older readers is pinned by them.
+//! The scan reads keys and pointers, but no values. A value that a compaction would drop is stale although tables still
+//! refer to it. A value that a compaction would keep only for older readers is pinned by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -20,16 +20,16 @@ use crate::lsm::super_version::SuperVersion;
 use crate::lsm::table_handle::{TableHandle, TreeContext};
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Version};
 
-/// What a scan has found.
+/// Result of a scan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlobScanResult {
-    /// By the numbers of the files.
+    /// By file number.
     pub(crate) files: Vec<BlobGarbageStats>,
     /// Tables of the bottom level that may have invisible pointers.
     pub(crate) tables_hiding_garbage: BTreeSet<FileNumber>,
 }
 
-/// The last scan, for as long as it holds.
+/// The last scan, while it is valid.
 #[derive(Clone, Debug)]
 pub(crate) struct CachedBlobScan {
     version: Weak<Version<TableHandle>>,
@@ -39,20 +39,21 @@ pub(crate) struct CachedBlobScan {
 }
 
 impl CachedBlobScan {
-    /// What was found, if it was found in this version, for these readers.
+    /// The result, if the scan was of this version and these snapshots.
     pub(crate) fn get_if_valid(
         &self,
         version: &Arc<Version<TableHandle>>,
         snapshots: &[SeqNo],
         counted: &BTreeSet<FileNumber>,
     ) -> Option<Arc<BlobScanResult>> {
-        // The weak count keeps the place in memory, so no other version can be there.
+        // The `Weak` keeps the allocation, so no other version can have this address.
         let same = std::ptr::eq(self.version.as_ptr(), Arc::as_ptr(version)) && self.snapshots == snapshots;
         (same && self.files_with_pointers == *counted).then(|| Arc::clone(&self.result))
     }
 }
 
-/// Points behind the last record are the same moment: so what was found holds on while others write.
+/// Replaces snapshots above the last record by its sequence number, because they see the same records of the tables. So
+/// a result stays valid while records are written to memtables.
 pub(crate) fn clamp_to_last_record(mut snapshots: Vec<SeqNo>, version: &Version<TableHandle>) -> Vec<SeqNo> {
     let last = version.tables().map(|(_, table)| table.meta().largest_seqno).max().unwrap_or(SeqNo::ZERO);
     snapshots.iter_mut().for_each(|point| *point = (*point).min(last));
@@ -60,7 +61,7 @@ pub(crate) fn clamp_to_last_record(mut snapshots: Vec<SeqNo>, version: &Version<
     snapshots
 }
 
-/// What may be seen of a logical file.
+/// The visible values of a logical file.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReachableBlobs {
     retained_values: u64,
@@ -68,28 +69,28 @@ struct ReachableBlobs {
     live_bytes: u64,
 }
 
-/// A scan under way; it can stop after any entry, and keeps the tables that it walks.
+/// A scan in progress. It can pause after any entry, and holds the tables that it reads.
 pub(crate) struct BlobScan {
     input: MergingIter,
     version: Arc<Version<TableHandle>>,
     snapshots: Vec<SeqNo>,
     order: KeyOrder,
-    /// For all readers, and for new ones alone.
+    /// The drop rules with all snapshots, and with the newest one alone.
     all_readers_rules: VersionDropRules,
     new_readers_rules: VersionDropRules,
     started: bool,
     key: Option<Vec<u8>>,
     reachable: BTreeMap<FileNumber, ReachableBlobs>,
     tables_hiding_garbage: BTreeSet<FileNumber>,
-    /// Early files that memory points into, if that is scanned.
+    /// The direct blob files, if memtables are scanned.
     direct_blobs: Vec<Arc<DirectBlobFile>>,
-    /// Logical files that memory points into, if that is not.
+    /// The logical files that memtables may point into, if memtables are not scanned.
     files_with_pointers: BTreeSet<FileNumber>,
 }
 
 impl BlobScan {
-    /// Of the tables of `now`, and of its memtables if `memory` says so. `points` are those that readers have, at least
-    /// one; `counted` was taken before `now`.
+    /// Scans the tables of `now`, and its memtables if `memory`. `snapshots`: those of all readers, at least one.
+    /// `counted` was taken before `now`.
     pub(crate) fn new(
         context: &TreeContext,
         now: &SuperVersion,
@@ -121,10 +122,10 @@ impl BlobScan {
         }
     }
 
-    /// Goes on for about `budget` entries; true at the end.
+    /// Continues for about `budget` entries; true at the end.
     ///
     /// # Errors
-    /// Those of reading tables; `Corruption` for an entry that is no pointer and should be.
+    /// Those of reading tables; `Corruption` for a malformed blob pointer.
     pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
         if !self.started {
             self.input.seek_to_first()?;
@@ -175,7 +176,7 @@ impl BlobScan {
         Ok(())
     }
 
-    /// What it has found, once [`step`](BlobScan::step) has said true; also to be remembered.
+    /// The result, after [`step`](BlobScan::step) has returned true, also in the form that is cached.
     pub(crate) fn finish(self) -> (Arc<BlobScanResult>, CachedBlobScan) {
         let blobs = self.version.blobs();
         let figures = |uses: &BlobFileStats, logical: &mut dyn Iterator<Item = FileNumber>| {

@@ -17,11 +17,11 @@ use crate::lsm::table_handle::{TableHandle, TreeContext};
 use crate::lsm::table_output::{FinishedOutputs, OutputOptions, TableOutputWriter};
 use crate::lsm::version::{HasTableMeta, SortedRun, Version};
 
-/// Does what a [`PickedCompaction`] that is no move says, a step at a time; it may lie paused between two steps while
-/// flushes add to level 0. Dropped unfinished, it leaves no file behind.
+/// Runs a [`PickedCompaction`] that is not a trivial move, one step at a time. It may pause between two steps while
+/// flushes add runs to level 0. An unfinished job that is dropped leaves no file.
 pub(crate) struct CompactionJob {
     pub(crate) picked: PickedCompaction,
-    /// The oldest read point it knows.
+    /// The oldest snapshot when the job was created; 0 if there was none.
     pub(crate) oldest_snapshot: SeqNo,
     pub(crate) bytes_read: u64,
     state: CompactionJobState,
@@ -29,12 +29,12 @@ pub(crate) struct CompactionJob {
 
 enum CompactionJobState {
     Merging(Box<CompactionIter>),
-    /// `PendingOutputs` until an edit may name the tables.
+    /// The `PendingOutputs` are taken once an edit may name the tables.
     Finished(Vec<TableMeta>, Option<PendingOutputs>),
 }
 
 impl CompactionJob {
-    /// `points`: what readers saw when the plan was made, ascending.
+    /// `snapshots`: those of all readers when the compaction was picked, ascending.
     pub(crate) fn new(
         context: &Arc<TreeContext>,
         options: &LsmOptions,
@@ -66,7 +66,7 @@ impl CompactionJob {
             table: options.table_options(plan.output_level),
             target_file_size: options.compaction.target_file_size,
             created_ms,
-            separation: None, // what stood in a table when it was flushed stays there
+            separation: None, // values that are stored in tables stay there
             output_level_boundaries: stay.map(|table| table.meta().smallest_key.0.clone()).collect(),
         };
         let cursor = MergingIter::new(order.clone(), children);
@@ -83,7 +83,7 @@ impl CompactionJob {
         }
     }
 
-    /// Goes on for about `budget` bytes; true when all tables are written and durable. After a failure it must be
+    /// Continues for about `budget` bytes; true when all tables are written and durable. A job that has failed must be
     /// dropped.
     pub(crate) fn step(&mut self, budget: u64) -> Result<bool> {
         let CompactionJobState::Merging(rewrite) = &mut self.state else { return Ok(true) };
@@ -93,15 +93,15 @@ impl CompactionJob {
         let CompactionJobState::Merging(rewrite) =
             std::mem::replace(&mut self.state, CompactionJobState::Finished(Vec::new(), None))
         else {
-            unreachable!("it was merging a moment ago");
+            unreachable!("the state was checked above");
         };
         let FinishedOutputs { tables, pending, .. } = rewrite.finish()?;
         self.state = CompactionJobState::Finished(tables, Some(pending));
         Ok(true)
     }
 
-    /// What it has written, once [`step`](CompactionJob::step) has said true. An edit may name it from now on, so it
-    /// stays.
+    /// The written tables, after [`step`](CompactionJob::step) has returned true. They are kept from now on, because an
+    /// edit may name them.
     pub(crate) fn take_outputs(&mut self) -> &[TableMeta] {
         let CompactionJobState::Finished(tables, pending) = &mut self.state else { return &[] };
         if let Some(pending) = pending.take() {
@@ -111,16 +111,16 @@ impl CompactionJob {
     }
 }
 
-/// What compaction remembers from task to task.
+/// The state that compaction and blob GC keep between tasks.
 pub(crate) struct CompactionState {
     pub(crate) compact_pointers: CompactPointers,
     /// The oldest snapshot when a task last read it; the maximum number if none has.
     pub(crate) oldest_snapshot: SeqNo,
-    /// A merge that yielded.
+    /// A compaction that has yielded.
     pub(crate) paused_compaction: Option<CompactionJob>,
-    /// A collection of blob files that yielded.
+    /// A blob GC that has yielded.
     pub(crate) paused_blob_gc: Option<BlobGcJob>,
-    /// Blob files that collection by itself leaves alone until the database is opened again: they could not be read.
+    /// Blob files that could not be read. Background blob GC ignores them until the database is reopened.
     pub(crate) damaged_blob_files: BTreeSet<FileNumber>,
 }
 

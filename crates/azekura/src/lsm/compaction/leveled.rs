@@ -1,23 +1,23 @@
-//! Leveled compaction: how large each level may be, and which one is most over it.
+//! Leveled compaction: the size targets of the levels, and the level that exceeds its target the most.
 //!
-//! The bottom is what it is; every level above it is allowed `level_ratio` times less, up to the *base*, the level that
-//! level 0 is merged into. A small tree has its base at the bottom, so that it is never rewritten more often than
-//! needed and holds few versions twice; as it grows, the base moves up. Data above the base, left from before, is
-//! drained.
+//! The bottom level has no limit. The target of each level above it is `level_size_multiplier` times smaller, up to the
+//! *base level*, into which level 0 is compacted. In a small tree the bottom is the base level, so that data is
+//! rewritten as seldom as possible and few superseded versions are kept. As the tree grows, the base level moves up.
+//! Data that remains on levels between level 0 and the base level is moved down.
 
 use crate::lsm::compaction::picker::{CompactionPicker, CompactionReason, PickedCompaction};
 use crate::lsm::options::LeveledOptions;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, NUM_LEVELS, Version};
 
-/// At rest, level 0 is merged if that rewrites at most this many times its bytes: less than it would cost later, when
-/// it is full and goes down level by level.
+/// In an idle tree, level 0 is compacted if that rewrites at most this many times its bytes. This is less than its
+/// compaction from level to level would cost later.
 const IDLE_L0_COST_MAX: u64 = 4;
 
-/// How many bytes each level may hold.
+/// Maximum number of bytes of each level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LevelTargets {
     pub(crate) base_level: u8,
-    /// 0 above the base.
+    /// 0 for levels above the base level.
     pub(crate) bytes: [u64; NUM_LEVELS],
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn level_targets<T: HasTableMeta>(version: &Version<T>, options: &Lev
     targets
 }
 
-/// At 1 and above a level wants to be compacted.
+/// A level with a score of 1 or more needs a compaction.
 fn score<T: HasTableMeta>(picker: &CompactionPicker<'_, T>, targets: &LevelTargets, level: u8) -> f64 {
     let bytes = picker.level(level).bytes as f64;
     match level {
@@ -43,12 +43,12 @@ fn score<T: HasTableMeta>(picker: &CompactionPicker<'_, T>, targets: &LevelTarge
         BOTTOM_LEVEL => 0.0,
         _ if bytes == 0.0 => 0.0,
         _ if level < targets.base_level => 1.0 + bytes / picker.options.compaction.base_level_size.max(1) as f64,
-        // Strictly more than the target, which is a full level's right.
+        // A level that is exactly at its target needs no compaction.
         _ => (bytes - 1.0) / targets.bytes[usize::from(level)] as f64,
     }
 }
 
-/// The compaction of the level that is most over its target, the shallower one if two are equally so.
+/// The compaction of the level with the highest score; of two equal ones, of the shallower level.
 pub(crate) fn pick_leveled<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     let targets = level_targets(picker.version, &picker.options.compaction);
     let mut best: Option<(u8, f64)> = None;
@@ -67,8 +67,8 @@ pub(crate) fn pick_leveled<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) ->
     Some(picker.pick_from_level(CompactionReason::LevelSize, level, level + 1, first, excess, true))
 }
 
-/// Level 0, as deep as it can go for at most [`IDLE_L0_COST_MAX`] times its own bytes, when the tree is at rest: a
-/// lookup searches every run of level 0, and no writer needs the disk.
+/// In an idle tree, compacts level 0 as deep as possible for at most [`IDLE_L0_COST_MAX`] times its own bytes, because
+/// a lookup searches every run of level 0, and no writer needs the disk.
 pub(crate) fn pick_idle_l0<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     if !picker.idle || picker.level(0).is_empty() {
         return None;
@@ -87,7 +87,7 @@ pub(crate) fn pick_idle_l0<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) ->
     })
 }
 
-/// The table behind the one where the last compaction of the level ended.
+/// The index of the first table after the compact pointer of the level; 0 if there is none.
 fn next_after_compact_pointer<T: HasTableMeta>(picker: &CompactionPicker<'_, T>, level: u8) -> usize {
     let (Some(run), Some(position)) = (picker.version.run(level), &picker.compact_pointers[usize::from(level)]) else {
         return 0;
@@ -96,7 +96,7 @@ fn next_after_compact_pointer<T: HasTableMeta>(picker: &CompactionPicker<'_, T>,
     run.tables().iter().position(|table| behind(table)).unwrap_or(0)
 }
 
-/// Bytes that have to move before every level is within its target.
+/// Bytes that compactions have to move until every level is within its target.
 pub(crate) fn compaction_debt<T: HasTableMeta>(version: &Version<T>, options: &LeveledOptions) -> u64 {
     let targets = level_targets(version, options);
     let l0 = version.level(0);
@@ -120,10 +120,10 @@ mod tests {
     use crate::lsm::version::VersionChange;
     use crate::lsm::version::tests::table;
 
-    /// Why, from, to, upper, lower, whether it is a move.
+    /// Reason, start level, output level, inputs of both levels, trivial move.
     type LeveledPick = (CompactionReason, u8, u8, Vec<u64>, Vec<u64>, bool);
 
-    /// Level 0 runs oldest first, then (level, table).
+    /// The runs of level 0, oldest first, and the tables of deeper levels.
     struct LeveledFixture {
         version: Version<TableMeta>,
         options: LsmOptions,

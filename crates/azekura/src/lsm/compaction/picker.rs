@@ -8,22 +8,22 @@ use crate::base::{KeyOrder, SeqNo};
 use crate::lsm::options::LsmOptions;
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta, Level, NUM_LEVELS, SortedRun, Version};
 
-/// A merge below level 0 takes at most this many tables' worth of bytes, unless one table alone overlaps more.
+/// A compaction below level 0 has at most the bytes of this many tables, unless one table alone overlaps more.
 const COMPACTION_TABLES_MAX: u64 = 25;
 
-/// Where the last compaction of each level ended; the next one goes on behind it.
+/// By level, the largest key of the last compaction. The next compaction starts after it.
 pub(crate) type CompactPointers = [Option<Vec<u8>>; NUM_LEVELS];
 
-/// What is known when choosing.
+/// The inputs of a pick.
 pub(crate) struct CompactionPicker<'a, T> {
     pub(crate) version: &'a Version<T>,
     pub(crate) order: &'a KeyOrder,
     pub(crate) options: &'a LsmOptions,
     pub(crate) compact_pointers: &'a CompactPointers,
-    /// The oldest read point as far as is known; a bottom table whose tombstones could not go when it was written is
-    /// tried again when this has risen since.
+    /// The oldest snapshot that is known. A bottom table with tombstones that could not be dropped when it was written
+    /// is compacted again when this has increased since.
     pub(crate) oldest_snapshot: SeqNo,
-    /// All memtables are empty: writers have stopped and flushed.
+    /// All memtables are empty.
     pub(crate) idle: bool,
 }
 
@@ -32,7 +32,7 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         self.version.level(level)
     }
 
-    /// Whether any deeper level has a table that meets the range of `table`.
+    /// Whether a deeper level has a table that overlaps the key range of `table`.
     pub(crate) fn overlaps_below(&self, level: u8, table: &T) -> bool {
         let meta = table.meta();
         self.version
@@ -42,24 +42,24 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
             .any(|run| !run.overlapping(&meta.smallest_key.0, &meta.largest_key.0, self.order).is_empty())
     }
 
-    /// Whether rewriting `table` where it lies may rid it of tombstones, or rids it of superseded versions.
+    /// Whether a rewrite of `table` on its level drops superseded versions or may drop tombstones.
     pub(crate) fn can_drop_entries(&self, level: u8, table: &T) -> bool {
         let tried = table.oldest_snapshot_when_written().is_some_and(|at| self.oldest_snapshot <= at);
         let holds = (table.meta().tombstones > 0 && !tried) || table.superseded().can_drop(self.oldest_snapshot);
         holds && !self.overlaps_below(level, table)
     }
 
-    /// Whether a table may change levels as it is.
+    /// Whether a table can be moved without a rewrite.
     pub(crate) fn allows_trivial_move(&self, from: u8, to: u8) -> bool {
         self.options.compression_at(from) == self.options.compression_at(to)
     }
 
-    /// The level that level 0 goes to: `base`, or a shallower one that still holds data.
+    /// The output level of level 0: `base`, or a shallower one that still has data.
     pub(crate) fn l0_output_level(&self, base: u8) -> u8 {
         (1..base).find(|&level| !self.level(level).is_empty()).unwrap_or(base)
     }
 
-    /// The first level below that holds data, or else the bottom.
+    /// The first deeper level that has data, or else the bottom.
     pub(crate) fn next_nonempty_level(&self, above: u8) -> u8 {
         (above + 1..=BOTTOM_LEVEL).find(|&level| !self.level(level).is_empty()).unwrap_or(BOTTOM_LEVEL)
     }
@@ -68,8 +68,8 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         self.options.compaction.target_file_size.saturating_mul(COMPACTION_TABLES_MAX)
     }
 
-    /// All of level 0 into `to`, or, for nothing, those tables of it that meet neither an older table of level 0 nor
-    /// one of `to`.
+    /// Compacts level 0 into `to`. If there are tables that overlap neither an older table of level 0 nor a table of
+    /// `to`, moves only these. Tables with tombstones are moved only if `move_tombstones`.
     pub(crate) fn pick_l0(&self, reason: CompactionReason, to: u8, move_tombstones: bool) -> PickedCompaction {
         let movable =
             if self.allows_trivial_move(0, to) { self.movable_l0_tables(to, move_tombstones) } else { Vec::new() };
@@ -101,11 +101,11 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         for table in self.level(0).runs.iter().rev().flat_map(|run| run.tables()) {
             let meta = table.meta();
             let below = self.version.run(to);
-            let meets = below
+            let overlaps = below
                 .is_some_and(|run| !run.overlapping(&meta.smallest_key.0, &meta.largest_key.0, self.order).is_empty())
                 || staying.iter().chain(&movable).any(|older| !self.disjoint(older, table));
             let clean = move_tombstones || meta.tombstones == 0;
-            if meets || !clean { staying.push(table) } else { movable.push(table) }
+            if overlaps || !clean { staying.push(table) } else { movable.push(table) }
         }
         file_ids(movable)
     }
@@ -114,7 +114,7 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         crate::lsm::version::disjoint(&**a, &**b, self.order)
     }
 
-    /// The tables of `level` that meet the range from the smallest to the largest key of `upper`'s tables one by one.
+    /// The tables of `level` that overlap the key range of a table of `upper`.
     fn overlapping_tables<'v>(&'v self, level: u8, upper: &[&Arc<T>]) -> Vec<&'v Arc<T>> {
         let Some(run) = self.version.run(level) else { return Vec::new() };
         let mut wanted = vec![false; run.tables().len()];
@@ -125,8 +125,9 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         run.tables().iter().zip(wanted).filter_map(|(table, wanted)| wanted.then_some(table)).collect()
     }
 
-    /// Tables of `from`, beginning at `first`, into `to`: as many in a row as can be moved for nothing, at most
-    /// `excess` bytes, or else as many as a merge of bounded size takes.
+    /// Compacts tables of `from` into `to`, starting at index `first`. Moves as many adjacent tables as can be moved,
+    /// until these have `excess` bytes. If the first one cannot be moved, compacts as many as a compaction of limited
+    /// size has.
     pub(crate) fn pick_from_level(
         &self,
         reason: CompactionReason,
@@ -136,7 +137,7 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         excess: u64,
         move_tombstones: bool,
     ) -> PickedCompaction {
-        let run = self.version.run(from).expect("a table to begin at is on the level");
+        let run = self.version.run(from).expect("the start level has a table at `first`");
         let tables = run.tables();
         let movable = |table: &Arc<T>| {
             self.allows_trivial_move(from, to)
@@ -145,9 +146,9 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         };
         let mut bytes = 0;
         let in_row = tables[first..].iter().take_while(|table| {
-            let reservation = bytes < excess;
+            let below_excess = bytes < excess;
             bytes += table.meta().size;
-            reservation && movable(table)
+            below_excess && movable(table)
         });
         let upper: Vec<&Arc<T>> = in_row.collect();
         if !upper.is_empty() {
@@ -173,8 +174,8 @@ impl<T: HasTableMeta> CompactionPicker<'_, T> {
         }
     }
 
-    /// The table at `first` and those behind it that make the merge no larger than allowed and bring little new of
-    /// the lower level.
+    /// The table at `first` and the following ones, as long as the compaction is within its size limit and no more
+    /// bytes of the output level overlap.
     fn expand_inputs(&self, run: &SortedRun<T>, first: usize, to: u8) -> Range<usize> {
         let cost = |end: usize| {
             let upper: Vec<&Arc<T>> = run.tables()[first..end].iter().collect();
@@ -199,18 +200,19 @@ pub(crate) fn file_ids<T: HasTableMeta>(tables: Vec<&Arc<T>>) -> Vec<FileNumber>
     tables.into_iter().map(|table| table.meta().number).collect()
 }
 
-/// Why.
+/// The reason for a compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CompactionReason {
     /// Too many runs on level 0.
     L0Runs,
-    /// A level has outgrown its target.
+    /// A level exceeds its size target.
     LevelSize,
     /// There are no writes, and reducing the number of runs is cheap.
     IdleL0,
     /// More than half of a table are tombstones.
     Tombstones,
-    /// A quarter of a table are superseded versions that a reader needed when it was written, and none needs now.
+    /// A quarter of the versions of a table are superseded ones that a reader needed when it was written. At least one
+    /// of them can be dropped now.
     Superseded,
     /// `major_compact`.
     Forced,
@@ -218,16 +220,16 @@ pub(crate) enum CompactionReason {
     HiddenBlobs,
 }
 
-/// What to do.
+/// A compaction to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PickedCompaction {
     pub(crate) reason: CompactionReason,
     pub(crate) start_level: u8,
     pub(crate) output_level: u8,
-    /// Tables of `from`.
+    /// Tables of `start_level`.
     pub(crate) start_level_inputs: Vec<FileNumber>,
-    /// Tables of `to` that overlap them; none if `from` is `to`.
+    /// Tables of `output_level` that overlap them; none if both levels are the same.
     pub(crate) output_level_inputs: Vec<FileNumber>,
-    /// Only the level changes, no table is rewritten.
+    /// Only the level of the tables changes. No table is rewritten.
     pub(crate) trivial_move: bool,
 }

@@ -1,8 +1,8 @@
-//! Which tables to merge or to move next: a pure function of plain values.
+//! Picks the tables to compact or to move next: a pure function of plain values.
 //!
-//! In this order: what the shape of the levels asks for ([`leveled`]), then tables full of tombstones or of superseded
-//! versions, then, at rest, what reads gain by, then what may keep too much in blob files; then, if forced, whatever
-//! still keeps the tree from being one clean run at the bottom.
+//! In this order: levels that exceed their targets ([`leveled`]); tables with many tombstones or superseded versions;
+//! in an idle tree, level 0, for faster reads; tables that may keep too many stale blob bytes; and if forced,
+//! everything until the tree is one run at the bottom without droppable entries.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -14,10 +14,10 @@ use crate::lsm::compaction::leveled;
 use crate::lsm::compaction::picker::{CompactionPicker, CompactionReason, PickedCompaction, file_ids};
 use crate::lsm::version::{BOTTOM_LEVEL, HasTableMeta};
 
-/// Tables of a tree are few beside blob files if they have no more than this part of the bytes.
+/// Tables are small compared to blob files if they have at most one part in this many of the bytes of the blob files.
 const TREE_SHARE: u64 = 4;
 
-/// The most useful compaction, if any is worth it.
+/// The most useful compaction; `None` if none is useful.
 pub(crate) fn pick_compaction<T: HasTableMeta>(
     picker: &CompactionPicker<'_, T>,
     forced: bool,
@@ -27,8 +27,8 @@ pub(crate) fn pick_compaction<T: HasTableMeta>(
     shape.or_else(|| if forced { pick_forced(picker) } else { None })
 }
 
-/// A table whose tombstones are more than half of it goes where they meet what they hide; at the bottom, or with
-/// nothing below, it is rewritten without them.
+/// Compacts a table with more than one half tombstones into the next level. If no deeper level overlaps it, rewrites it
+/// without the tombstones, if these can be dropped.
 fn pick_tombstones<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     let dense = |table: &T| table.meta().tombstones > table.meta().entries / 2;
     for (number, level) in picker.version.levels().filter(|(_, level)| level.tombstones > 0) {
@@ -51,8 +51,8 @@ fn pick_tombstones<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<
     None
 }
 
-/// A bottom table of which at least a quarter are versions behind newer ones, if some of them can go now: a snapshot
-/// needed them when the table was written. Each rewrite drops at least one.
+/// Rewrites a bottom table of which at least a quarter are superseded versions, if some of them can be dropped now: a
+/// snapshot needed them when the table was written. Each rewrite drops at least one.
 fn pick_superseded<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     let mut tables = picker.version.run(BOTTOM_LEVEL)?.tables().iter();
     let table = tables.find(|table| {
@@ -62,8 +62,8 @@ fn pick_superseded<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<
     Some(in_place(CompactionReason::Superseded, BOTTOM_LEVEL, vec![table]))
 }
 
-/// What may hide most of what blob files hold, one level down, if that may be more than automatic collection allows.
-/// Unless the tree is at rest that has to be worth a merge.
+/// Compacts the tables that may hide the most blob bytes into the next level, if the hidden bytes may exceed the target
+/// of background blob GC. Unless the tree is idle, the hidden bytes must also justify a compaction.
 fn pick_hidden_blobs<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     let target = picker.options.kv_separation.as_ref()?.automatic_gc?;
     let (hides, totals) = (picker.version.max_hidden_bytes_per_level(), picker.version.blobs().totals());
@@ -73,7 +73,7 @@ fn pick_hidden_blobs<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Optio
         return None;
     }
     let tables: u64 = picker.version.levels().map(|(_, level)| level.bytes).sum();
-    // Merges below level 0 carry all that tables hold: little, where most of the bytes are in blob files.
+    // Compactions below level 0 rewrite complete tables. This is cheap if most of the bytes are in blob files.
     let deepest = if tables <= totals.bytes / TREE_SHARE { BOTTOM_LEVEL } else { 0 };
     let from = (0..=deepest).max_by_key(|&level| (hides[usize::from(level)], Reverse(level)))?;
     match (from, hides[usize::from(from)]) {
@@ -105,8 +105,8 @@ fn in_place<T: HasTableMeta>(reason: CompactionReason, level: u8, tables: Vec<&A
     }
 }
 
-/// Pushes the shallowest records up to `through` down, a bounded merge at a time, until all of them are at the bottom.
-/// What others write meanwhile may come along and does not keep it from ending.
+/// Compacts the shallowest records up to `through` into the next level, one limited compaction at a time, until all of
+/// them are at the bottom. Records that are written meanwhile do not delay the end.
 pub(crate) fn pick_to_bottom<T: HasTableMeta>(
     picker: &CompactionPicker<'_, T>,
     through: SeqNo,
@@ -121,8 +121,8 @@ pub(crate) fn pick_to_bottom<T: HasTableMeta>(
     Some(picker.pick_from_level(CompactionReason::HiddenBlobs, from, to, level.iter().position(old)?, u64::MAX, true))
 }
 
-/// Rewrites tables of the bottom level, as many of these as one bounded compaction takes, because of their invisible
-/// entries.
+/// Rewrites as many of the `wanted` tables of the bottom level as one limited compaction has, because of their
+/// invisible entries.
 pub(crate) fn pick_bottom_rewrite<T: HasTableMeta>(
     picker: &CompactionPicker<'_, T>,
     wanted: &BTreeSet<FileNumber>,
@@ -138,7 +138,7 @@ pub(crate) fn pick_bottom_rewrite<T: HasTableMeta>(
     Some(in_place(CompactionReason::HiddenBlobs, BOTTOM_LEVEL, std::iter::once(first).chain(more).collect()))
 }
 
-/// Tables of the bottom that [`pick_forced`] would rewrite.
+/// Tables of the bottom level that [`pick_forced`] would rewrite.
 pub(crate) fn bottom_tables_to_clean<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> BTreeSet<FileNumber> {
     let tables = picker.version.run(BOTTOM_LEVEL).map(|run| run.tables()).unwrap_or_default();
     tables
@@ -148,8 +148,8 @@ pub(crate) fn bottom_tables_to_clean<T: HasTableMeta>(picker: &CompactionPicker<
         .collect()
 }
 
-/// Pushes the shallowest data down, a bounded merge at a time, until all of it is at the bottom; then rewrites the
-/// bottom tables that hold tombstones or superseded versions.
+/// Compacts the shallowest data into the next level, one limited compaction at a time, until all of it is at the
+/// bottom. Then rewrites the bottom tables with tombstones or superseded versions that can be dropped.
 fn pick_forced<T: HasTableMeta>(picker: &CompactionPicker<'_, T>) -> Option<PickedCompaction> {
     let (shallowest, _) = picker.version.levels().find(|(_, level)| !level.is_empty())?;
     let to = picker.next_nonempty_level(shallowest);
@@ -182,7 +182,7 @@ mod tests {
     use crate::lsm::version::tests::table;
     use crate::lsm::version::{Version, VersionChange};
 
-    /// From, to, upper, lower, whether it is a move.
+    /// Start level, output level, inputs of both levels, trivial move.
     type HiddenBlobPick = (u8, u8, Vec<u64>, Vec<u64>, bool);
     type TestTable = Arc<TableMeta>;
 
@@ -245,14 +245,14 @@ mod tests {
             "to the next level that has data"
         );
         assert_eq!(run_pick_to_bottom(&three, 40), run_pick_to_bottom(&three, 49), "one record is enough");
-        assert_eq!(run_pick_to_bottom(&three, 39), Some((5, 6, vec![3], vec![1], false)), "4 came later");
-        assert_eq!(run_pick_to_bottom(&three, 29), None, "what is at the bottom already does not count");
+        assert_eq!(run_pick_to_bottom(&three, 39), Some((5, 6, vec![3], vec![1], false)), "table 4 is newer");
+        assert_eq!(run_pick_to_bottom(&three, 29), None, "records at the bottom do not count");
         let separation =
             version(vec![], vec![(2, table(3, "p", "q")), (2, table(4, "r", "s")), (6, table(1, "a", "c"))]);
         assert_eq!(
             run_pick_to_bottom(&separation, 39),
             Some((2, 6, vec![3, 4], vec![], true)),
-            "what meets nothing is moved"
+            "tables without overlap are moved"
         );
         assert_eq!(
             run_pick_to_bottom(&version(vec![table(1, "a", "c")], vec![]), 99),
@@ -320,8 +320,8 @@ mod tests {
         };
         assert_eq!(rewritten(&[1, 3], 100), Some((6, 6, vec![1, 3], vec![], false)));
         assert_eq!(rewritten(&[1, 2, 3], 8), Some((6, 6, vec![1, 2], vec![], false)), "25 times 8 bytes");
-        assert_eq!(rewritten(&[2, 3], 1), Some((6, 6, vec![2], vec![], false)), "one at least");
-        assert_eq!(rewritten(&[4, 9], 100), None, "one is not at the bottom, one is gone");
+        assert_eq!(rewritten(&[2, 3], 1), Some((6, 6, vec![2], vec![], false)), "at least one table");
+        assert_eq!(rewritten(&[4, 9], 100), None, "table 4 is not at the bottom, table 9 does not exist");
         assert_eq!(rewritten(&[], 100), None);
         let empty = run_pick(&version(vec![], vec![]), &small_tables(100), |picker| {
             pick_bottom_rewrite(picker, &[FileNumber(1)].into())
@@ -361,23 +361,24 @@ mod tests {
             let version = Version::empty().with_changes(change, &KeyOrder::bytewise());
             run_pick(&version, options, pick_hidden_blobs)
         };
-        // Its 300 bytes may overwrite 300 of the 1,000: 1,300 for each 1,000.
+        // Its 300 bytes may supersede 300 of the 1,000 bytes: 1,300 bytes for 1,000 referenced ones.
         let overwriting = [referring(4, ("b", "f"), &[(8, 300)], 0)];
         let merged = Some((0, 6, vec![4], vec![1], false));
         assert_eq!(asked(&overwriting, &separation(Some(1.29))), merged);
         assert_eq!(asked(&overwriting, &separation(Some(1.31))), None);
         assert_eq!(asked(&overwriting, &separation(None)), None, "left to the caller");
         assert_eq!(asked(&overwriting, &LsmOptions::default()), None);
-        // 300 are stale already. Six tombstones among 14 values may hide 6/14 of the 1,000: 1,300 for each 571.
-        let burying = [referring(4, ("b", "f"), &[], 6)];
-        assert_eq!(asked(&burying, &separation(Some(2.2))), merged);
-        assert_eq!(asked(&burying, &separation(Some(2.3))), None);
+        // 300 bytes are stale already. Six tombstones among 14 values may hide 6/14 of the 1,000 bytes: 1,300 bytes for
+        // 571 referenced ones.
+        let tombstones = [referring(4, ("b", "f"), &[], 6)];
+        assert_eq!(asked(&tombstones, &separation(Some(2.2))), merged);
+        assert_eq!(asked(&tombstones, &separation(Some(2.3))), None);
         assert_eq!(asked(&[], &separation(Some(1.0))), None, "level 0 is empty");
-        let no_blobs = version(burying.to_vec(), vec![(6, table(1, "a", "m"))]);
+        let no_blobs = version(tombstones.to_vec(), vec![(6, table(1, "a", "m"))]);
         assert_eq!(run_pick(&no_blobs, &separation(Some(1.0)), pick_hidden_blobs), None);
     }
 
-    /// Deletes that leave the memtable and level 0 soon, and then lie for long on a level between.
+    /// Tombstones that are compacted out of level 0 soon, and then stay on a level above the bottom.
     #[test]
     fn level_hiding_most_compacts_when_worth_it() {
         let fixture = LsmFixture::new(KeyOrder::bytewise(), LsmOptions::default(), 1);
@@ -405,7 +406,7 @@ mod tests {
         };
         let bottom =
             || [(6, referring(1, ("a", "g"), &[(7, 60_000)], 0)), (6, referring(2, ("h", "z"), &[(7, 40_000)], 0))];
-        // Two tables of level 4: a tombstone of each ten entries hides a 28th of 109,000.
+        // Two tables of level 4. One tombstone in each ten entries hides a 28th of 109,000 bytes.
         let between = |first, second| {
             [(4, referring(3, ("b", "c"), &[(8, 9_000)], first)), (4, referring(4, ("x", "y"), &[], second))]
         };
@@ -416,12 +417,12 @@ mod tests {
         let l0 = [referring(5, ("b", "f"), &[], 9)];
         assert_eq!(asked(&l0, &deep(0, 5), 1.2, false), Some((0, 4, vec![5], vec![3], false)));
         assert_eq!(asked(&l0, &bottom(), 1.2, false), Some((0, 6, vec![5], vec![1], false)));
-        // 9,000 bytes are more than a sixteenth of 109,000, half of that is not.
+        // 9,000 bytes are more than a sixteenth of 109,000 bytes, and half of them is less.
         let few = |bytes| [&bottom()[..], &[(4, referring(3, ("b", "c"), &[(8, bytes)], 0))]].concat();
         assert_eq!(asked(&[], &few(9_000), 1.0, false), Some((4, 6, vec![3], vec![1], false)));
         assert_eq!(asked(&[], &few(4_500), 1.0, false), None);
         assert_eq!(asked(&[], &few(4_500), 1.0, true), Some((4, 6, vec![3], vec![1], false)), "at rest, anything is");
-        // Where tables are a good part of it all, a merge below level 0 costs more than it shows.
+        // If tables have a large part of the bytes, a compaction below level 0 costs more than it gains.
         let large = |table: &TestTable| Arc::new(TableMeta { size: 30_000, ..(**table).clone() });
         let heavy: Vec<(u8, TestTable)> = deep(0, 5).iter().map(|(level, table)| (*level, large(table))).collect();
         assert_eq!(asked(&[], &heavy, 1.2, false), None);

@@ -1,4 +1,4 @@
-//! Trees whose blob files are collected: they show what they did, in fewer bytes.
+//! Blob GC does not change the visible values of a tree, and reduces its bytes.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ fn separated(threshold: u32, target_size: u64) -> LsmOptions {
     LsmOptions { kv_separation: Some(separation), ..small_options() }
 }
 
-/// Values of 100 bytes under every `nth` key of 60.
+/// Puts values of 100 bytes under every `nth` key of 60.
 fn fill(fixture: &mut LsmFixture, nth: u32, round: u32) {
     for i in (0..60).filter(|i| i % nth == 0) {
         fixture.put(&format!("key{i:03}"), &format!("{round:05}{i:05}").repeat(10));
@@ -29,7 +29,7 @@ fn fill(fixture: &mut LsmFixture, nth: u32, round: u32) {
     fixture.flush();
 }
 
-/// Half of each file is stale, and known to be.
+/// A tree in which half of each blob file is known to be stale.
 fn half_stale() -> LsmFixture {
     let mut fixture = LsmFixture::new(KeyOrder::bytewise(), separated(50, 2 << 10), 3);
     fill(&mut fixture, 1, 1);
@@ -57,7 +57,7 @@ fn collect_all(fixture: &LsmFixture, mut chosen: Vec<FileNumber>) {
         collect(fixture, &chosen).unwrap();
         chosen.retain(|file| fixture.tree.version().blobs().contains(*file));
     }
-    panic!("{chosen:?} do not go");
+    panic!("{chosen:?} are not removed");
 }
 
 fn scan(fixture: &LsmFixture) -> std::sync::Arc<BlobScanResult> {
@@ -76,7 +76,7 @@ fn reads_agree_with_model_after_blob_gc() {
                 run_random_operations(&mut fixture, 30);
                 let known = stale_files(&fixture);
                 collect_all(&fixture, known);
-                assert_eq!(stale_files(&fixture), [], "what is left is referenced");
+                assert_eq!(stale_files(&fixture), [], "the other values are referenced");
                 fixture.check_reads();
                 fixture.check_files();
                 if round % 2 == 1 {
@@ -103,7 +103,7 @@ fn scan_predicts_compaction_and_blob_gc() {
         run_random_operations(&mut fixture, 60);
         fixture.flush();
         let before = scan(&fixture);
-        assert!(fixture.tree.cached_blob_scan(&fixture.host.snapshot_seqnos()).is_some(), "it is remembered");
+        assert!(fixture.tree.cached_blob_scan(&fixture.host.snapshot_seqnos()).is_some(), "the scan is cached");
         let kept: u64 = before.files.iter().map(|file| file.retained_bytes).sum();
         while fixture.tree.compact_to_bottom(fixture.host.visible.get(), &fixture.host).unwrap().is_some() {}
         while fixture
@@ -115,7 +115,7 @@ fn scan_predicts_compaction_and_blob_gc() {
         let after = scan(&fixture);
         assert!(
             after.files.iter().all(|file| file.retained_bytes == file.referenced_bytes),
-            "nothing hides, seed {seed}"
+            "no value is hidden, seed {seed}"
         );
         assert_eq!(after.files.iter().map(|file| file.retained_bytes).sum::<u64>(), kept, "seed {seed}");
         let BlobGcStep::RewriteFiles(chosen) = next_blob_gc_step(&after.files, BlobGcGoal::SpaceAmp(1.0)) else {
@@ -146,7 +146,7 @@ fn small_live_sections_share_one_blob_file() {
     drop(version);
     fixture.check_reads();
     fixture.check_files();
-    // What was copied once can be copied again.
+    // Values that were copied once can be copied again.
     (0..30).for_each(|i| fixture.delete(&format!("key{i:03}")));
     fixture.major_compact();
     let stale = stale_files(&fixture);
@@ -174,7 +174,7 @@ fn paused_gc_resumes_beside_other_tasks() {
         assert!(calls < 1000);
     }
     assert!(calls > 2, "{calls}");
-    // Before it is closed: then what pins of other tests keep a little longer would stay.
+    // Check the files before the close: later, files that epoch pins of other tests keep a little longer would stay.
     fixture.tree.abandon_paused();
     fixture.check_files();
     fixture.reopen();
@@ -226,7 +226,7 @@ fn failed_gc_leaves_no_files_and_is_retried() {
     for nth in 1..12 {
         for op in [OpKind::Read, OpKind::Write, OpKind::Sync, OpKind::Create] {
             let mut fixture = half_stale();
-            fixture.reopen(); // nothing is open
+            fixture.reopen(); // no file is open
             let chosen = stale_files(&fixture);
             fixture.faults.inject(FaultPlan::new(op, nth, Fault::Error(std::io::ErrorKind::Other)));
             let failed = collect(&fixture, &chosen);
@@ -273,12 +273,12 @@ fn scan_names_bottom_tables_hiding_garbage() {
     assert!(scan(&fixture).tables_hiding_garbage.is_empty());
     let at = fixture.host.visible.get();
     fixture.host.snapshots.lock().unwrap().push(at.0);
-    // The last ten keys only; the snapshot keeps what they had, down to the bottom.
+    // Only the last ten keys. The snapshot keeps their old values, also at the bottom.
     (50..60).for_each(|i| fixture.put(&format!("key{i:03}"), &"later".repeat(20)));
     fixture.flush();
     fixture.major_compact();
     let pinned = scan(&fixture);
-    assert!(pinned.tables_hiding_garbage.is_empty(), "the snapshot sees it");
+    assert!(pinned.tables_hiding_garbage.is_empty(), "the snapshot sees the values");
     fixture.host.snapshots.lock().unwrap().clear();
     let hidden = scan(&fixture);
     let version = fixture.tree.version();
@@ -287,7 +287,7 @@ fn scan_names_bottom_tables_hiding_garbage() {
     let holders = holders.filter(|meta| &*meta.largest_key.0 >= b"key050").map(|meta| meta.number);
     assert_eq!(hidden.tables_hiding_garbage, holders.collect());
     assert!(hidden.tables_hiding_garbage.len() < run.tables().len() || run.tables().len() == 1);
-    assert_eq!(fixture.tree.memtable_hiding_seqno(), None, "nothing is collected by itself");
+    assert_eq!(fixture.tree.memtable_hiding_seqno(), None, "there is no background blob GC");
     drop(version);
     while fixture.tree.rewrite_bottom_tables(&hidden.tables_hiding_garbage, &fixture.host).unwrap().is_some() {}
     assert!(scan(&fixture).tables_hiding_garbage.is_empty());
@@ -303,8 +303,8 @@ fn memtable_hiding_too_much_is_reported() {
     (0..10).for_each(|i| fixture.put(&format!("key{i:03}"), "small"));
     assert_eq!(fixture.tree.memtable_hiding_seqno(), None, "there are no blob files");
     fill(&mut fixture, 1, 1);
-    assert_eq!(fixture.tree.memtable_hiding_seqno(), None, "nothing is in memory");
-    // 60 values, each as long as the next: 20 entries may hide a third of what tables refer to, which is just allowed.
+    assert_eq!(fixture.tree.memtable_hiding_seqno(), None, "the memtable is empty");
+    // 60 values of equal length: 20 entries may hide a third of the referenced bytes, which the target just allows.
     (0..20).for_each(|i| fixture.delete(&format!("key{i:03}")));
     assert_eq!(fixture.tree.memtable_hiding_seqno(), None);
     fixture.delete("key020");
@@ -319,7 +319,7 @@ fn automatic(target: f32) -> LsmOptions {
     options
 }
 
-/// A truncation removes much with few bytes: the memtable would be full long after.
+/// A range of deletes removes many blob bytes with few entries, long before the memtable is full.
 #[test]
 fn memtable_hiding_too_much_is_sealed() {
     let sealed_at = |target| {
@@ -337,7 +337,7 @@ fn memtable_hiding_too_much_is_sealed() {
         fixture.check_reads();
         found.map(|last| last + 1)
     };
-    // More than a third hidden is too much for 1.5; it is looked at every 256 records.
+    // More than a third of hidden bytes exceeds 1.5. The check runs every 256 records.
     assert_eq!(sealed_at(1.5), Some(768));
     assert_eq!(sealed_at(1.1), Some(256));
     assert_eq!(sealed_at(100.0), None);
@@ -363,7 +363,7 @@ fn hidden_bytes_make_blob_gc_start_earlier() {
         fixture.tree.run_automatic_blob_gc(true, &fixture.host).unwrap();
         fixture.tree.context.obsolete_files.remove_all();
     }
-    // Half of what the target allows, however much may be hidden: not all that is stale goes.
+    // Half of the excess that the target allows, even if more bytes may be hidden: some stale bytes stay.
     assert!((1.05..=1.25).contains(&amp(&fixture)), "{}", amp(&fixture));
     assert!(chosen.iter().any(|file| fixture.tree.version().blobs().contains(*file)), "{chosen:?}");
     fixture.run_all_tasks(false);

@@ -1,4 +1,4 @@
-//! Trees that keep large values apart: they show what others do, and blob files come and go as they should.
+//! Trees with key-value separation show the same values as trees without, and remove blob files without references.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +34,7 @@ fn latest(fixture: &LsmFixture, key: &str) -> crate::base::Result<Option<Slice>>
     fixture.tree.get(key.as_bytes(), ReadSeqno::Latest)
 }
 
-/// Values of 100 bytes under `count` keys, which differ by round.
+/// Puts values of 100 bytes under `count` keys. The values differ by round.
 fn fill(fixture: &mut LsmFixture, count: u32, round: u32) {
     for i in 0..count {
         fixture.put(&format!("key{i:03}"), &format!("{round:05}{i:05}").repeat(10));
@@ -52,13 +52,13 @@ fn reads_agree_with_model_when_separated() {
             let mut fixture = LsmFixture::new(order.clone(), options, seed);
             for round in 0..4 {
                 run_random_operations(&mut fixture, 30);
-                // Options that change apply to what is flushed from then on.
+                // Changed options apply to values that are flushed from then on.
                 let threshold = 1 + fixture.random(90) as u32;
                 fixture.options = if round == 2 { small_options() } else { separated(threshold) };
                 fixture.reopen();
             }
             fixture.check_reads();
-            assert!(!blobs(&fixture).is_empty(), "values stand apart");
+            assert!(!blobs(&fixture).is_empty(), "values are in blob files");
             fixture.host.snapshots.lock().unwrap().clear();
             fixture.major_compact();
             fixture.check_reads();
@@ -98,9 +98,9 @@ fn blob_file_lives_until_last_reader_ends() {
     cursor.seek_to_first().unwrap();
     fill(&mut fixture, 60, 2);
     let is_named = |fixture: &LsmFixture| blobs(fixture).iter().any(|file| old.contains(&file.number));
-    assert!(is_named(&fixture), "nobody knows yet that they are stale");
+    assert!(is_named(&fixture), "no compaction has dropped the references yet");
     fixture.major_compact();
-    assert!(!is_named(&fixture), "the edit that took the last reference away named them for the last time");
+    assert!(!is_named(&fixture), "the edit that removed the last reference removed them");
     assert!(old.iter().all(|id| files_in(&fixture.fs).contains_key(&(DataFileKind::Blob, *id))), "the view reads them");
     let entry = cursor.entry();
     assert_eq!(entry.kind, RecordKind::BlobPointer);
@@ -221,14 +221,14 @@ fn manifest_with_bad_blob_references_is_refused() {
     };
     restore(blobs.clone()).unwrap();
     let corrupt = Err(ErrorKind::Corruption);
-    assert_eq!(restore(blobs[1..].to_vec()), corrupt, "a file that tables point to is missing");
+    assert_eq!(restore(blobs[1..].to_vec()), corrupt, "a referenced file is missing");
     let with = |change: fn(&mut Vec<BlobFileMeta>)| {
         let mut changed = blobs.clone();
         change(&mut changed);
         changed
     };
     assert_eq!(restore(with(|b| b[1].sections[0].logical_file = b[0].number)), corrupt, "a logical file in two places");
-    assert_eq!(restore(with(|b| b[0].sections[0].values -= 1)), corrupt, "fewer values than are pointed to");
+    assert_eq!(restore(with(|b| b[0].sections[0].values -= 1)), corrupt, "fewer values than references");
     assert_eq!(restore(with(|b| b[0].sections[0].bytes -= 1)), corrupt, "fewer bytes");
 }
 
@@ -245,7 +245,7 @@ fn a_deleted_tree_leaves_no_blob_files() {
         if files_in(&fixture.fs).is_empty() {
             return;
         }
-        fixture.tree.flushed_through(); // unpinning frees
+        fixture.tree.flushed_through(); // releasing an epoch pin frees files
         fixture.tree.context.obsolete_files.remove_all();
         std::thread::yield_now();
     }

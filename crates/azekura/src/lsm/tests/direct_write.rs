@@ -1,4 +1,4 @@
-//! Values that are written ahead of their commit: how their files begin, end and go.
+//! Direct blob writes: how their files are created, finished and removed.
 
 use std::sync::atomic::Ordering;
 
@@ -39,7 +39,7 @@ fn blob_files(fixture: &LsmFixture) -> usize {
     files_in(&fixture.fs).keys().filter(|(kind, _)| *kind == DataFileKind::Blob).count()
 }
 
-/// Waits for files that other threads' pins keep a little longer.
+/// Waits for files that epoch pins of other threads keep a little longer.
 fn wait_for_blob_file_count(fixture: &LsmFixture, count: usize) {
     wait_until(|| {
         fixture.tree.context.obsolete_files.remove_all();
@@ -98,11 +98,7 @@ fn file_stays_while_memtable_points_into_it() {
     assert!(fixture.tree.direct_blobs.files_with_pointers().is_empty());
     fixture.check_reads();
     fixture.tree.run_blob_gc(&[file.number], true, &fixture.host).unwrap();
-    assert_eq!(
-        named_blob_files(&fixture)[0].sections[0].values,
-        1,
-        "what nothing points to any more is collected as usual"
-    );
+    assert_eq!(named_blob_files(&fixture)[0].sections[0].values, 1, "the value without a pointer is dropped");
     fixture.check_reads();
     fixture.check_files();
 }
@@ -114,12 +110,12 @@ fn unreferenced_direct_file_is_never_named() {
     let begun = blob_files(&fixture);
     assert!(begun > 2);
     claims.into_iter().for_each(|claim| fixture.tree.release_direct_write(&claim));
-    wait_for_blob_file_count(&fixture, 1); // the one that takes values
+    wait_for_blob_file_count(&fixture, 1); // the file that is open for values
     for n in 0..20 {
         fixture.put_direct("the same key", &value(n));
     }
     fixture.flush();
-    assert_eq!(named_blob_files(&fixture).len(), 1, "flushes drop what is hidden");
+    assert_eq!(named_blob_files(&fixture).len(), 1, "a flush drops superseded values");
     fixture.check_reads();
     fixture.check_files();
 }
@@ -145,7 +141,7 @@ fn unfinished_file_is_finished_by_next_flush() {
         let mut fixture = world(1 << 20);
         fixture.put_direct("a", &value(1));
         fixture.put_direct("b", &value(2));
-        // As the sync of the log would have it.
+        // As a sync of the WAL does.
         fixture.tree.context.unsynced_blobs.sync_all().unwrap();
         fixture.tree.seal();
         fixture.faults.inject(FaultPlan::new(op, 1, EIO).in_path(".blob"));
@@ -158,7 +154,7 @@ fn unfinished_file_is_finished_by_next_flush() {
         assert_eq!(
             named_blob_files(&fixture)[0].sections[0].rewritten,
             op == OpKind::Sync,
-            "after a failed sync it is another file"
+            "after a failed sync the values are in another file"
         );
         fixture.check_reads();
         fixture.flush();
@@ -172,7 +168,7 @@ fn failed_sync_poisons_only_if_shared() {
     let mut fixture = world(1 << 20);
     fixture.put_direct("a", &value(1));
     fixture.tree.context.unsynced_blobs.sync_all().unwrap();
-    // Alone behind what is durable.
+    // Only this value follows the durable part of the file.
     let claim = fixture.tree.write_blob_directly(value(2).as_bytes()).unwrap();
     fixture.faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
     let error = fixture.tree.sync_direct_writes([&claim]).unwrap_err();
@@ -181,16 +177,16 @@ fn failed_sync_poisons_only_if_shared() {
     drop(claim);
     fixture.tree.context.unsynced_blobs.sync_all().unwrap();
     fixture.put_direct("c", &value(3));
-    assert_eq!(blob_files(&fixture), 2, "the file takes nothing any more");
+    assert_eq!(blob_files(&fixture), 2, "the file is closed for values");
     fixture.flush();
     assert_eq!(
         named_blob_files(&fixture).iter().map(|file| file.sections[0].values).sum::<u64>(),
         2,
-        "the failed one is gone"
+        "the failed value was not copied"
     );
     fixture.check_reads();
     fixture.check_files();
-    // Behind the write of another commit, which may be acknowledged.
+    // The value of another commit, which may be acknowledged, is before this one.
     fixture.put_direct("d", &value(4));
     let claim = fixture.tree.write_blob_directly(value(5).as_bytes()).unwrap();
     fixture.faults.inject(FaultPlan::new(OpKind::Sync, 1, EIO).in_path(".blob"));
@@ -224,7 +220,7 @@ fn discarded_tree_removes_direct_files() {
     let view = fixture.tree.view();
     fixture.tree.discard();
     assert_eq!(fixture.tree.write_blob_directly(value(1).as_bytes()).unwrap_err().kind(), ErrorKind::Closed);
-    assert!(blob_files(&fixture) > 0, "an iterator may go on");
+    assert!(blob_files(&fixture) > 0, "an iterator may still read them");
     drop(view);
     wait_for_blob_file_count(&fixture, 0);
 }

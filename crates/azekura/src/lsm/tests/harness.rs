@@ -1,4 +1,4 @@
-//! A tree, a host that watches the rules, and a model of what every moment of history must show.
+//! A tree, a host that checks the rules of an engine, and a model of the visible values at every sequence number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -23,10 +23,10 @@ use crate::vfs::{Env, Fs};
 
 pub(crate) const PARTITION: PartitionId = PartitionId(3);
 const SEED: u64 = 77;
-/// A walk over all keys.
+/// The bounds of all keys.
 pub(crate) const ALL: KeyBounds<'static> = (Bound::Unbounded, Bound::Unbounded);
 
-/// The tables with their levels, the blob files, and the flushed point that a list of edits leaves.
+/// The tables with their levels, the blob files, and the flushed sequence number after a list of edits.
 pub(crate) fn replay(edits: &[VersionEdit]) -> (Vec<(u8, TableMeta)>, Vec<BlobFileMeta>, SeqNo) {
     let (mut tables, mut flushed): (BTreeMap<FileNumber, (u8, TableMeta)>, _) = (BTreeMap::new(), SeqNo::ZERO);
     let mut blobs: BTreeMap<FileNumber, BlobFileMeta> = BTreeMap::new();
@@ -37,10 +37,10 @@ pub(crate) fn replay(edits: &[VersionEdit]) -> (Vec<(u8, TableMeta)>, Vec<BlobFi
                 assert!(tables.insert(table.number, (level, table)).is_none(), "a table is added once");
             }
             VersionEdit::TableRemoved { table, .. } => {
-                assert!(tables.remove(&table).is_some(), "only what is there is removed")
+                assert!(tables.remove(&table).is_some(), "only existing files are removed")
             }
             VersionEdit::TableMoved { table, level, .. } => {
-                tables.get_mut(&table).expect("only what is there is moved").0 = level
+                tables.get_mut(&table).expect("only existing tables are moved").0 = level
             }
             VersionEdit::Flushed { through, .. } => {
                 assert!(through >= flushed);
@@ -51,7 +51,7 @@ pub(crate) fn replay(edits: &[VersionEdit]) -> (Vec<(u8, TableMeta)>, Vec<BlobFi
                 assert!(blobs.insert(file.number, file).is_none(), "a blob file is added once");
             }
             VersionEdit::BlobFileRemoved { file, .. } => {
-                assert!(blobs.remove(&file).is_some(), "only what is there is removed");
+                assert!(blobs.remove(&file).is_some(), "only existing files are removed");
             }
             other => panic!("a tree does not write {other:?}"),
         }
@@ -59,14 +59,14 @@ pub(crate) fn replay(edits: &[VersionEdit]) -> (Vec<(u8, TableMeta)>, Vec<BlobFi
     (tables.into_values().collect(), blobs.into_values().collect(), flushed)
 }
 
-/// All that a list of edits names.
+/// All files that a list of edits names.
 fn named_files(edits: &[VersionEdit]) -> HashMap<(DataFileKind, FileNumber), u64> {
     let (tables, blobs, _) = replay(edits);
     let tables = tables.iter().map(|(_, table)| ((DataFileKind::Table, table.number), table.size));
     tables.chain(blobs.iter().map(|file| ((DataFileKind::Blob, file.number), file.size))).collect()
 }
 
-/// Checks that tables point to values of blob files that are there, and that no blob file is without any.
+/// Checks that tables point to values of existing blob files, and that every blob file is referenced unless `counts`.
 fn check_references(edits: &[VersionEdit], counts: bool) {
     let (tables, blobs, _) = replay(edits);
     let mut uses: BTreeMap<FileNumber, (u64, u64)> = BTreeMap::new();
@@ -80,12 +80,12 @@ fn check_references(edits: &[VersionEdit], counts: bool) {
             assert!(count <= section.values && bytes <= section.bytes);
             count > 0
         });
-        assert!(used.count() > 0 || counts, "a blob file without references has gone");
+        assert!(used.count() > 0 || counts, "a blob file without references is removed");
     }
-    assert!(uses.is_empty(), "tables point to {uses:?}, which is not there");
+    assert!(uses.is_empty(), "tables point to {uses:?}, which are missing");
 }
 
-/// Records edits, and checks at each that the rules were kept.
+/// Records edits, and checks with each of them that the tree followed the rules.
 pub(crate) struct CheckingHost {
     fs: MemFs,
     pub(crate) edits: Mutex<Vec<VersionEdit>>,
@@ -94,7 +94,7 @@ pub(crate) struct CheckingHost {
     durable: AtomicU64,
     pub(crate) yields: AtomicBool,
     pub(crate) refuse_edits: AtomicBool,
-    /// Blob files may be without references while memory points into them.
+    /// Blob files may be without references while memtables may point into them.
     pub(crate) allow_unreferenced_blobs: AtomicBool,
 }
 
@@ -142,7 +142,7 @@ impl EngineHost for CheckingHost {
                     assert_eq!(durable.get(&file), Some(&meta.size), "an edit names a blob file that is not durable");
                 }
                 VersionEdit::Flushed { through, .. } => {
-                    assert!(through.0 <= self.durable.load(Ordering::SeqCst), "log first")
+                    assert!(through.0 <= self.durable.load(Ordering::SeqCst), "the WAL is synced first")
                 }
                 _ => {}
             }
@@ -169,7 +169,7 @@ impl EngineHost for CheckingHost {
 }
 
 type WrittenRecords = Vec<(u64, RecordKind, Vec<u8>, Vec<u8>)>;
-/// By sequence number what the key shows, oldest first.
+/// The values of a key by sequence number, oldest first.
 type ValueHistory = Vec<(u64, Option<Vec<u8>>)>;
 
 pub(crate) struct LsmFixture {
@@ -273,7 +273,7 @@ impl LsmFixture {
         self.apply_record(kind, key, value, (kind == RecordKind::Put).then(|| value.to_vec()));
     }
 
-    /// Writes a value to an early file, and a record that points to it.
+    /// Writes a value to a direct blob file, and a record that points to it.
     pub(crate) fn put_direct(&mut self, key: &str, value: &str) {
         let claim = self.tree.write_blob_directly(value.as_bytes()).unwrap();
         let mut pointer = Vec::new();
@@ -305,7 +305,7 @@ impl LsmFixture {
         versions.iter().rev().find(|(seqno, _)| *seqno <= at).and_then(|(_, value)| value.clone())
     }
 
-    /// How often a key was put since it was last removed.
+    /// How often a key was put since its last removal.
     pub(crate) fn puts_since_removal(&self, key: &[u8]) -> usize {
         let found = self.versions.iter().find(|(other, _)| self.order.cmp(other, key).is_eq());
         found.map_or(0, |(_, versions)| versions.iter().rev().take_while(|(_, value)| value.is_some()).count())
@@ -387,7 +387,7 @@ impl LsmFixture {
             let Some(task) = self.tree.next_task(forced, &[]) else { return };
             self.run(task, forced).unwrap();
         }
-        panic!("there is always something left to do");
+        panic!("the tasks do not end");
     }
 
     pub(crate) fn major_compact(&self) {
@@ -395,7 +395,7 @@ impl LsmFixture {
         self.run_all_tasks(true);
     }
 
-    /// The tables by level, from the tree, after checking that the edits say the same.
+    /// The tables of the tree by level. Checks that the edits contain the same ones.
     pub(crate) fn tables(&self) -> Vec<(u8, TableMeta)> {
         let version = self.tree.version();
         let mut tables: Vec<_> = version.tables().map(|(level, table)| (level, table.meta().clone())).collect();
@@ -411,13 +411,13 @@ impl LsmFixture {
             let uses: Vec<&TableBlobUsage> =
                 tables.iter().flat_map(|(_, table)| &table.blob_usage).filter(here).collect();
             let sums = (uses.iter().map(|uses| uses.count).sum(), uses.iter().map(|uses| uses.bytes).sum());
-            assert_eq!((file.referenced_values, file.referenced_bytes), sums, "the sums are kept up");
+            assert_eq!((file.referenced_values, file.referenced_bytes), sums, "the sums are up to date");
         }
         assert_eq!(self.tree.flushed_through(), flushed);
         tables
     }
 
-    /// Waits for files that other threads' pins keep a little longer, then checks that only named ones are left.
+    /// Waits for files that epoch pins of other threads keep a little longer, then checks that only named files exist.
     pub(crate) fn check_files(&self) {
         self.tables();
         let named = named_files(&self.host.edits.lock().unwrap());
@@ -425,21 +425,21 @@ impl LsmFixture {
             if files_in(&self.fs) == named {
                 return;
             }
-            self.tree.flushed_through(); // unpinning frees
+            self.tree.flushed_through(); // releasing an epoch pin frees files
             self.tree.context.obsolete_files.remove_all();
             std::thread::yield_now();
         }
         panic!("{:?} are there and should be {named:?}", files_in(&self.fs));
     }
 
-    /// Lets go of what is under way, as closing does.
+    /// Drops paused tasks, as closing does.
     pub(crate) fn close(&self) {
         self.tree.abandon_paused();
         self.tree.abandon_direct_blob_files();
         self.tree.context.obsolete_files.close();
     }
 
-    /// Closes the tree and restores it from its edits and the log.
+    /// Closes the tree and restores it from its edits and its records.
     pub(crate) fn reopen(&mut self) {
         self.close();
         let (tables, blobs, flushed) = replay(&self.host.edits.lock().unwrap());
@@ -447,7 +447,7 @@ impl LsmFixture {
         for (kind, id) in files_in(&self.fs).into_keys().filter(|file| !named.contains_key(file)) {
             let files = &self.tree.context.files;
             let path = if kind == DataFileKind::Table { files.path(id) } else { files.blob_files().path(id) };
-            self.fs.remove_file(&path).unwrap(); // a pin of another test kept it until now
+            self.fs.remove_file(&path).unwrap(); // an epoch pin of another test kept it until now
         }
         let context = context(&self.faults, &self.order, &self.next_file_id, &self.env, &self.host.visible);
         self.tree = LsmTree::restore(context, self.options.clone(), tables, blobs, flushed).unwrap();

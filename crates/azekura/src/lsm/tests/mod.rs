@@ -1,8 +1,7 @@
 //! Tests of the tree as a whole.
 //!
-//! Rooms in reading order: [`harness`] (a tree, a host that watches the rules, and a model), [`model`] (the tests),
-//! [`blobs`] (those of key-value separation), [`collect`] (those of its garbage collection),
-//! [`early`] (those of values that are written ahead of their commit).
+//! Modules, in reading order: [`harness`] (a tree, a host that checks its rules, and a model), [`model`] (the tree
+//! without blob files), [`blobs`] (key-value separation), [`blob_gc`] (blob GC), [`direct_write`] (direct blob writes).
 
 mod blob_gc;
 mod blobs;

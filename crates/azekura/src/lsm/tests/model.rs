@@ -1,4 +1,4 @@
-//! The whole tree against a model.
+//! Compares a complete tree with a model.
 
 use std::cmp::Ordering as KeyOrdering;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::lsm::version::BOTTOM_LEVEL;
 use crate::vfs::fault::{Fault, FaultPlan, OpKind};
 use crate::vfs::open_files::DataFileKind;
 
-/// Keys of different case are equal, and the order is backwards.
+/// Keys that differ only in case are equal, and the order is descending.
 struct ReverseCaseInsensitive;
 impl Comparator for ReverseCaseInsensitive {
     fn name(&self) -> &str {
@@ -32,8 +32,8 @@ pub(crate) fn key_orders() -> [KeyOrder; 2] {
     [KeyOrder::bytewise(), KeyOrder::custom(Arc::new(ReverseCaseInsensitive))]
 }
 
-/// One random write that keeps the rule of weak removal: only what was put exactly once since it was last removed, in
-/// either way.
+/// Writes one random record. A `SingleDelete` is written only for a key that was put exactly once since its last
+/// removal.
 fn write_random_record(fixture: &mut LsmFixture) {
     let number = fixture.random(120);
     let value: Vec<u8> = (0..fixture.random(100)).map(|_| fixture.random(256) as u8).collect();
@@ -129,7 +129,7 @@ fn tombstones_stay_until_snapshot_ends() {
     fixture.check_reads();
     assert_eq!(fixture.tables().iter().map(|(_, table)| table.tombstones).sum::<u64>(), 50);
     fixture.major_compact();
-    assert_eq!(fixture.tree.metrics().compactions, 1, "nothing has changed, nothing is done");
+    assert_eq!(fixture.tree.metrics().compactions, 1, "without a change there is no compaction");
     fixture.host.snapshots.lock().unwrap().clear();
     fixture.major_compact();
     fixture.check_reads();
@@ -152,7 +152,7 @@ fn unpublished_record_survives_flush() {
     fixture.check_reads();
 }
 
-/// Writes and seals while a flush waits for the log.
+/// Writes and seals while a flush waits for the WAL.
 struct WriteDuringFlushHost<'a>(&'a LsmFixture);
 
 impl EngineHost for WriteDuringFlushHost<'_> {
@@ -232,7 +232,7 @@ fn a_merge_leaves_out_the_tables_between() {
     fixture.run_all_tasks(false);
     fixture.check_reads();
     assert_eq!(fixture.tree.metrics().compactions, 1);
-    assert!(fixture.tables().contains(&between), "no need to touch it");
+    assert!(fixture.tables().contains(&between), "it does not overlap the others");
     assert!(fixture.tables().iter().all(|(level, _)| *level == BOTTOM_LEVEL));
     fixture.reopen();
     fixture.check_reads();
@@ -270,7 +270,7 @@ fn iterators_keep_the_files_they_walk() {
     fixture.major_compact();
     assert!(
         before.iter().all(|(_, table)| tables_in(&fixture.fs).contains_key(&table.number)),
-        "the cursor needs them"
+        "the iterator needs them"
     );
     let mut walked = 0;
     cursor.seek_to_first().unwrap();
@@ -287,8 +287,8 @@ fn iterators_keep_the_files_they_walk() {
     fixture.check_files();
 }
 
-/// Lets the first operation of a kind fail, then the second, and so on until the task gets through; gives how often it
-/// failed. Each time the tree must be as it was, and no file left behind.
+/// Injects a fault into the first operation of a kind, then into the second one, and so on until the task succeeds.
+/// Returns the number of failures. After each failure the tree must be unchanged and no new file may exist.
 fn fail_until_through(fixture: &LsmFixture, op: OpKind, task: Task) -> u64 {
     for nth in 0..1000 {
         let before = fixture.tables();
@@ -309,7 +309,7 @@ fn fail_until_through(fixture: &LsmFixture, op: OpKind, task: Task) -> u64 {
             fixture.check_reads();
         }
     }
-    panic!("it never gets through");
+    panic!("the task never succeeds");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn a_merge_that_fails_leaves_the_tree_as_it_was() {
             }
             fixture.flush();
         }
-        fixture.reopen(); // no table is open, nothing is in the cache
+        fixture.reopen(); // no table is open, and the cache is empty
         let mut failures = 0;
         while fixture.tree.metrics().compactions == 0 {
             assert_eq!(fixture.tree.next_task(true, &[]), Some(Task::Compact));
@@ -475,7 +475,7 @@ fn a_full_memtable_is_sealed_and_pressure_tells() {
     let flushed = fixture.tree.flushed_through();
     assert_eq!(fixture.tree.first_unflushed(), Some(SeqNo(flushed.0 + 1)));
     assert_eq!(fixture.tree.metrics().flushes, 1);
-    assert_eq!(fixture.tree.pressure().l0_runs, 1, "what was sealed becomes one run");
+    assert_eq!(fixture.tree.pressure().l0_runs, 1, "all sealed memtables become one run");
     fixture.check_reads();
 }
 
@@ -490,7 +490,7 @@ fn a_discarded_tree_removes_its_files_and_stops() {
     fixture.tree.discard();
     assert_eq!(fixture.tree.next_task(true, &[]), None);
     assert_eq!(fixture.run(Task::Flush, true).unwrap_err().kind(), ErrorKind::Closed);
-    assert!(!tables_in(&fixture.fs).is_empty(), "the cursor still walks them");
+    assert!(!tables_in(&fixture.fs).is_empty(), "the iterator still reads them");
     drop(cursor);
     assert!(!tables_in(&fixture.fs).is_empty(), "a reader removes nothing");
     for _ in 0..2_000_000 {
@@ -501,11 +501,11 @@ fn a_discarded_tree_removes_its_files_and_stops() {
         fixture.tree.flushed_through();
         std::thread::yield_now();
     }
-    panic!("files are left");
+    panic!("files remain");
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "what threads do to each other is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "the test is about concurrent threads")]
 fn readers_never_miss_a_key_while_tasks_run() {
     let mut fixture = LsmFixture::new(KeyOrder::bytewise(), small_options(), 3);
     for i in 0..200 {
@@ -521,7 +521,10 @@ fn readers_never_miss_a_key_while_tasks_run() {
                 let mut i = start;
                 while !done.load(Ordering::SeqCst) {
                     i = (i + 7) % 200;
-                    let value = tree.get(format!("{i:03}").as_bytes(), ReadSeqno::Latest).unwrap().expect("never gone");
+                    let value = tree
+                        .get(format!("{i:03}").as_bytes(), ReadSeqno::Latest)
+                        .unwrap()
+                        .expect("the key is never deleted");
                     let number: u64 = std::str::from_utf8(&value).unwrap().parse().unwrap();
                     assert!(number >= seen[i], "an older value came back");
                     seen[i] = number;
